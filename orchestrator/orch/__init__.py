@@ -1,0 +1,1 @@
+"""Orch: subagents as real processes."""

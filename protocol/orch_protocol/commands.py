@@ -1,0 +1,131 @@
+"""Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
+
+Root to worker: `init ping query cancel stop root_reply`.
+Worker to root: `hello ready pong finished progress root_call`.
+`ack` goes both ways and has no body.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from .errors import ErrorInfo
+from .messages import Reply
+from .spec import AgentSpec
+
+__all__ = [
+    "BODIES",
+    "Cancel",
+    "Finished",
+    "Hello",
+    "Init",
+    "Nothing",
+    "Ping",
+    "Progress",
+    "Query",
+    "Ready",
+    "RootCall",
+    "RootReply",
+    "Stop",
+]
+
+
+class Nothing(Struct, frozen=True):
+    """An empty body."""
+
+
+class Hello(Struct, frozen=True):
+    """A worker's first word. The root answers Init only when token, version, incarnation, pid and uid all match."""
+
+    token: bytes
+    version: int
+    pid: int
+
+
+class Init(Struct, frozen=True):
+    """Who the worker is."""
+
+    spec: AgentSpec
+
+
+class Ready(Struct, frozen=True):
+    """The worker has opened its transcript. `interrupted` names the query that a death cut short, if one was."""
+
+    entries: int = 0
+    interrupted: str | None = None
+    context_tokens: int = 0
+    context_limit: int = 0
+    model: str = ""
+    repaired: str = ""
+
+
+class Ping(Struct, frozen=True):
+    """Are you there? `payload` comes back in the pong only as its length."""
+
+    payload: bytes = b""
+
+
+class Query(Struct, frozen=True):
+    """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline."""
+
+    prompt: str
+    seconds: float | None = None
+
+
+class Finished(Struct, frozen=True, omit_defaults=True):
+    """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set."""
+
+    reply: Reply | None = None
+    error: ErrorInfo | None = None
+    context_tokens: int = 0
+
+
+class Cancel(Struct, frozen=True):
+    """End the running turn at the next safe point; it finishes with stop reason `cancelled`."""
+
+
+class Stop(Struct, frozen=True):
+    """Leave: finish nothing new, close the transcript, exit 0."""
+
+
+class Progress(Struct, frozen=True):
+    """What the agent does just now, for people (`phase` is `model`, `tool` or `idle`; `detail` one line)."""
+
+    phase: str
+    detail: str = ""
+    step: int = 0
+
+
+class RootCall(Struct, frozen=True):
+    """Something a worker asks of the root. `payload` is the service's own parameter struct, as msgpack."""
+
+    service: str
+    payload: msgspec.Raw
+    seconds: float | None = None
+
+
+class RootReply(Struct, frozen=True, omit_defaults=True):
+    """The answer to the RootCall with the same frame id. Exactly one of `payload` and `error` is set."""
+
+    payload: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: ErrorInfo | None = None
+
+
+BODIES: Final[dict[str, type[Struct]]] = {
+    "ack": Nothing,
+    "hello": Hello,
+    "init": Init,
+    "ready": Ready,
+    "ping": Ping,
+    "pong": Nothing,
+    "query": Query,
+    "finished": Finished,
+    "cancel": Cancel,
+    "stop": Stop,
+    "progress": Progress,
+    "root_call": RootCall,
+    "root_reply": RootReply,
+}

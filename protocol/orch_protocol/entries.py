@@ -1,0 +1,72 @@
+"""Entries of a session file: one JSON object a line, in pi v3's shape (`type`, `id`, `parentId`, `timestamp`).
+
+The store adds `s` (sequence) and, last, `c` (checksum) to each line; neither is part of an entry. The first line of a
+file is the `SessionHeader`. An entry's parent is the entry it follows, so a file is a tree and a conversation a path
+through it. Field names are camelCase on disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from .messages import Message, Reply
+
+__all__ = ["SESSION_VERSION", "Custom", "Entry", "MessageEntry", "SessionHeader", "SessionInfo", "TurnEnd", "TurnStart"]
+
+SESSION_VERSION = 3
+
+
+class SessionHeader(Struct, frozen=True, tag="session", tag_field="type", rename="camel", omit_defaults=True):
+    """The first line of a session file. `agent` is the id of the agent whose transcript this is."""
+
+    id: str
+    timestamp: str
+    cwd: str
+    version: int = SESSION_VERSION
+    agent: str = ""
+    parent_session: str | None = None
+
+
+class _Entry(Struct, frozen=True, kw_only=True, tag_field="type", rename="camel", omit_defaults=True):
+    id: str
+    parent_id: str | None
+    timestamp: str
+
+
+class MessageEntry(_Entry, frozen=True, kw_only=True, tag="message"):
+    """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history)."""
+
+    message: Message
+    turn: str = ""
+
+
+class TurnStart(_Entry, frozen=True, kw_only=True, tag="turn_start"):
+    """A query was accepted. Written only when the turn before it was cut short, to say so."""
+
+    turn: str
+    interrupted: str
+
+
+class TurnEnd(_Entry, frozen=True, kw_only=True, tag="turn_end"):
+    """A turn is over. This line is what makes a reply true: without it the turn was interrupted."""
+
+    turn: str
+    reply: Reply
+
+
+class Custom(_Entry, frozen=True, kw_only=True, tag="custom"):
+    """State of an extension; never in the model's context."""
+
+    custom_type: str
+    data: Any = None
+
+
+class SessionInfo(_Entry, frozen=True, kw_only=True, tag="session_info"):
+    """A name for the session."""
+
+    name: str | None = None
+
+
+Entry: TypeAlias = SessionHeader | MessageEntry | TurnStart | TurnEnd | Custom | SessionInfo

@@ -1,0 +1,247 @@
+"""Everything that can go wrong, as one tree.
+
+    OrchError
+    ├── ConfigError
+    ├── SpawnError
+    │   ├── DepthCapError
+    │   ├── ConcurrencyLimitError
+    │   ├── ToolNotGrantedError
+    │   ├── LaunchError
+    │   └── UnsupportedPlatformError
+    ├── AgentError
+    │   ├── AgentNotFoundError
+    │   ├── AmbiguousRefError
+    │   ├── AgentBusyError
+    │   ├── AgentDiedError
+    │   ├── AgentGoneError
+    │   ├── NoResultError
+    │   ├── QueryTimeoutError
+    │   └── QueryCycleError
+    ├── BackendError
+    │   ├── RateLimitError
+    │   ├── ContextOverflowError
+    │   ├── BackendTimeoutError
+    │   └── TruncatedReplyError
+    ├── BudgetExceededError
+    ├── StoreError
+    │   ├── ForeignFileError
+    │   ├── LockedError
+    │   └── DamagedError
+    └── ProtocolError
+        ├── VersionMismatchError
+        └── MessageTooLargeError
+
+Every message says what happened, to which thing, and what to do. `exit_code` is what the CLI exits with.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+__all__ = [
+    "AgentBusyError",
+    "AgentDiedError",
+    "AgentError",
+    "AgentGoneError",
+    "AgentNotFoundError",
+    "AmbiguousRefError",
+    "BackendError",
+    "BackendTimeoutError",
+    "BudgetExceededError",
+    "ConcurrencyLimitError",
+    "ConfigError",
+    "ContextOverflowError",
+    "DamagedError",
+    "DepthCapError",
+    "ErrorInfo",
+    "ForeignFileError",
+    "LaunchError",
+    "LockedError",
+    "MessageTooLargeError",
+    "NoResultError",
+    "OrchError",
+    "ProtocolError",
+    "QueryCycleError",
+    "QueryTimeoutError",
+    "RateLimitError",
+    "SpawnError",
+    "StoreError",
+    "ToolNotGrantedError",
+    "TruncatedReplyError",
+    "UnsupportedPlatformError",
+    "VersionMismatchError",
+    "error_from",
+    "error_info",
+]
+
+
+class OrchError(Exception):
+    """The root of every error orch raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(OrchError):
+    """A configuration file, variable or argument does not fit; the message names file, line and field."""
+
+    exit_code = 2
+
+
+class SpawnError(OrchError):
+    """An agent could not be started."""
+
+
+class DepthCapError(SpawnError):
+    """The agent that asked is already as deep as agents may be, or may not nest at all."""
+
+    exit_code = 5
+
+
+class ConcurrencyLimitError(SpawnError):
+    """As many agents are alive as may be at once."""
+
+    exit_code = 5
+
+
+class ToolNotGrantedError(SpawnError):
+    """A tool was asked for that does not exist or that the parent does not hold itself."""
+
+    exit_code = 2
+
+
+class LaunchError(SpawnError):
+    """The process did not come up; the message carries the end of its log."""
+
+
+class UnsupportedPlatformError(SpawnError):
+    """This platform cannot start workers."""
+
+
+class AgentError(OrchError):
+    """Something about one agent."""
+
+
+class AgentNotFoundError(AgentError):
+    """No agent goes by that reference."""
+
+    exit_code = 3
+
+
+class AmbiguousRefError(AgentError):
+    """Several agents' ids begin like that; the message lists them."""
+
+    exit_code = 3
+
+
+class AgentBusyError(AgentError):
+    """The agent is in the middle of a turn; one query at a time."""
+
+    exit_code = 4
+
+
+class AgentDiedError(AgentError):
+    """The agent's process ended before the turn did. The next query revives it."""
+
+
+class AgentGoneError(AgentError):
+    """The agent was killed on purpose; `orch resume` brings it back."""
+
+    exit_code = 3
+
+
+class NoResultError(AgentError):
+    """There is nothing to collect: nothing was asked, or it was collected already."""
+
+    exit_code = 3
+
+
+class QueryTimeoutError(AgentError):
+    """The waiter's time ran out. The agent works on; collect its answer later."""
+
+    exit_code = 4
+
+
+class QueryCycleError(AgentError):
+    """The query would wait for an agent that waits, directly or not, for the one that asks."""
+
+
+class BackendError(OrchError):
+    """The model's side failed."""
+
+
+class RateLimitError(BackendError):
+    """The provider said: too many requests."""
+
+
+class ContextOverflowError(BackendError):
+    """The request does not fit the model's context window."""
+
+
+class BackendTimeoutError(BackendError):
+    """The provider went silent past a deadline."""
+
+
+class TruncatedReplyError(BackendError):
+    """The stream ended without a stop reason."""
+
+
+class BudgetExceededError(OrchError):
+    """The budget does not cover the next step."""
+
+    exit_code = 5
+
+
+class StoreError(OrchError):
+    """A file could not be read or written as it must be."""
+
+
+class ForeignFileError(StoreError):
+    """The file is not one of ours; it was not touched."""
+
+
+class LockedError(StoreError):
+    """Another process owns this folder."""
+
+
+class DamagedError(StoreError):
+    """The file is damaged beyond what loading may repair."""
+
+
+class ProtocolError(OrchError):
+    """A frame or request does not fit the protocol."""
+
+    exit_code = 2
+
+
+class VersionMismatchError(ProtocolError):
+    """The two sides speak different versions."""
+
+
+class MessageTooLargeError(ProtocolError):
+    """A message is larger than any road it could take."""
+
+
+class ErrorInfo(Struct, frozen=True):
+    """An error as data: the name of its class and its message. Crosses every boundary."""
+
+    type: str
+    message: str
+
+
+def _classes(base: type[OrchError]) -> dict[str, type[OrchError]]:
+    found = {base.__name__: base}
+    for child in base.__subclasses__():
+        found |= _classes(child)
+    return found
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """Return `error` as data. An error that is not ours keeps its class name inside the message."""
+    if isinstance(error, OrchError):
+        return ErrorInfo(type(error).__name__, str(error))
+    return ErrorInfo("OrchError", f"{type(error).__name__}: {error}")
+
+
+def error_from(info: ErrorInfo) -> OrchError:
+    """Return the exception that `info` describes, for the caller to raise; unknown names become OrchError."""
+    return _classes(OrchError).get(info.type, OrchError)(info.message)

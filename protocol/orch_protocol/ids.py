@@ -1,0 +1,31 @@
+"""Names for things: agents, queries, entries. Random, short, safe to type."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Container
+
+__all__ = ["new_entry_id", "new_id", "new_token"]
+
+TOKEN_BYTES = 32
+
+
+def new_id() -> str:
+    """Return 12 hex characters whose first is a letter, so that an id is never mistaken for a sequence number.
+
+    Random rather than sortable: the first four characters already tell two agents apart; order is the sequence
+    number's work.
+    """
+    return "abcdef"[secrets.randbelow(6)] + secrets.token_hex(6)[1:]
+
+
+def new_entry_id(taken: Container[str]) -> str:
+    """Return 8 hex characters (pi's entry id) not in `taken`."""
+    while (candidate := secrets.token_hex(4)) in taken:
+        pass
+    return candidate
+
+
+def new_token() -> bytes:
+    """Return the 256-bit secret that a worker shows in its Hello."""
+    return secrets.token_bytes(TOKEN_BYTES)

@@ -1,0 +1,153 @@
+"""The one internal shape of a conversation. Providers' own shapes stay in `orch_worker.backends`.
+
+A message is a role and a tuple of blocks. What no block describes travels as `Opaque` and goes back to the provider
+it came from unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+__all__ = [
+    "Block",
+    "Image",
+    "Message",
+    "Opaque",
+    "Reply",
+    "StopReason",
+    "Text",
+    "Thinking",
+    "ToolResult",
+    "ToolUse",
+    "Usage",
+    "assistant",
+    "text_of",
+    "tool_uses",
+    "user",
+]
+
+StopReason: TypeAlias = Literal[
+    "end_turn",
+    "tool_use",
+    "max_tokens",
+    "max_turns",
+    "stop_sequence",
+    "refusal",
+    "cancelled",
+    "timeout",
+    "budget",
+    "error",
+]
+
+
+class Text(Struct, frozen=True, tag="text"):
+    """Plain text."""
+
+    text: str
+
+
+class Thinking(Struct, frozen=True, tag="thinking", omit_defaults=True):
+    """A model's reasoning; `signature` must return to the provider byte for byte."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class Image(Struct, frozen=True, tag="image"):
+    """An image: base64 `data` of type `media_type` (image/png, image/jpeg, image/gif, image/webp)."""
+
+    media_type: str
+    data: str
+
+
+class ToolUse(Struct, frozen=True, tag="tool_use"):
+    """A call the model asks for. `input` is the parsed argument object."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResult(Struct, frozen=True, tag="tool_result", omit_defaults=True):
+    """The one answer to the `ToolUse` with id `tool_use_id`."""
+
+    tool_use_id: str
+    content: tuple[Text | Image, ...]
+    is_error: bool = False
+
+
+class Opaque(Struct, frozen=True, tag="opaque"):
+    """A provider's own block, kept as it came (`raw` is JSON data) and shown to that provider alone."""
+
+    provider: str
+    raw: Any
+
+
+Block: TypeAlias = Text | Thinking | Image | ToolUse | ToolResult | Opaque
+
+
+class Message(Struct, frozen=True):
+    """One message of a conversation. Tool results live in user messages."""
+
+    role: Literal["user", "assistant", "system"]
+    content: tuple[Block, ...]
+
+
+class Usage(Struct, frozen=True):
+    """Tokens and money. `cost_usd` is a floor while `cost_known` is false (a price was missing)."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost_usd: float = 0.0
+    cost_known: bool = True
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.cost_usd + other.cost_usd,
+            self.cost_known and other.cost_known,
+        )
+
+
+class Reply(Struct, frozen=True):
+    """What a turn came to: prompt to final reply.
+
+    `id` is the agent's, `query_id` the turn's. `steps` counts model responses, `tool_calls` the calls that ran: a
+    "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd.
+    """
+
+    id: str
+    query_id: str
+    text: str
+    stop_reason: StopReason = "end_turn"
+    usage: Usage = Usage()
+    tool_calls: int = 0
+    files_changed: tuple[str, ...] = ()
+    steps: int = 0
+
+
+def user(text: str) -> Message:
+    """Return a user message holding `text`."""
+    return Message("user", (Text(text),))
+
+
+def assistant(text: str) -> Message:
+    """Return an assistant message holding `text`."""
+    return Message("assistant", (Text(text),))
+
+
+def text_of(message: Message) -> str:
+    """Return the text blocks of `message`, joined by blank lines."""
+    return "\n\n".join(block.text for block in message.content if isinstance(block, Text))
+
+
+def tool_uses(message: Message) -> list[ToolUse]:
+    """Return the calls in `message`, in order."""
+    return [block for block in message.content if isinstance(block, ToolUse)]

@@ -1,0 +1,238 @@
+"""What can be asked of a root: the parameters and results of each service.
+
+One table serves workers (RootCall), the CLI and every other door. `caller` is never a parameter: the root knows who
+asks. A `ref` is a sequence number, an id, a unique prefix of an id, or a name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from .messages import Message, Reply, Usage
+from .spec import ToolSpec
+
+__all__ = [
+    "SERVICES",
+    "AgentRow",
+    "Collect",
+    "Empty",
+    "Kill",
+    "Killed",
+    "List",
+    "QueryAgent",
+    "Ref",
+    "Resume",
+    "RunTool",
+    "Show",
+    "Spawn",
+    "Spawned",
+    "Status",
+    "Submitted",
+    "ToolRan",
+    "Wait",
+    "Waited",
+]
+
+Status = Literal["starting", "idle", "busy", "cold", "died", "failed", "killed"]
+
+
+class Empty(Struct, frozen=True, forbid_unknown_fields=True):
+    """No parameters, or nothing to say."""
+
+
+class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
+    """Start an agent. `tools` beats `preset`; neither means the configured default.
+
+    `script` makes the backend the scripted one; else `model` ("provider:model") or the configured one. `request_id`
+    makes a repeated spawn return the first one's agent.
+    """
+
+    task: str
+    preset: str | None = None
+    tools: tuple[str, ...] | None = None
+    root_tools: tuple[ToolSpec, ...] = ()
+    model: str | None = None
+    script: tuple[Any, ...] | None = None
+    name: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    history: tuple[Message, ...] = ()
+    max_turns: int | None = None
+    request_id: str | None = None
+
+
+class Spawned(Struct, frozen=True):
+    """The agent is up."""
+
+    id: str
+    seq: int
+    name: str
+    preset: str
+    depth: int
+    pid: int | None
+
+
+class Ref(Struct, frozen=True, forbid_unknown_fields=True):
+    """One agent."""
+
+    ref: str
+
+
+class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask `ref`. `wake` (for `submit` by an agent): tell the asker when its submitted queries are done; `any`, `all`
+    or how many."""
+
+    ref: str
+    prompt: str
+    timeout: float | None = None
+    wake: Literal["any", "all"] | int | None = None
+    request_id: str | None = None
+
+
+class Submitted(Struct, frozen=True):
+    """The query is under way."""
+
+    id: str
+    query_id: str
+
+
+class Collect(Struct, frozen=True, forbid_unknown_fields=True):
+    """Take the last answer of `ref`, once. `timeout` 0 asks without waiting; `again` reads a collected one anew."""
+
+    ref: str
+    timeout: float | None = None
+    again: bool = False
+
+
+class Wait(Struct, frozen=True, forbid_unknown_fields=True):
+    """Wait until `any`, `all` or `mode` of the agents `refs` are not busy."""
+
+    refs: tuple[str, ...]
+    mode: Literal["any", "all"] | int = "all"
+    timeout: float | None = None
+
+
+class Waited(Struct, frozen=True):
+    """Ids of the agents whose turn is over, and of those still busy."""
+
+    done: tuple[str, ...]
+    pending: tuple[str, ...]
+
+
+class Kill(Struct, frozen=True, forbid_unknown_fields=True):
+    """End agents and everything below them. `refs` empty with `all` means every one."""
+
+    refs: tuple[str, ...] = ()
+    all: bool = False
+    dry_run: bool = False
+
+
+class Killed(Struct, frozen=True):
+    """Ids of the agents that are (or with `dry_run` would be) killed, children before parents."""
+
+    ids: tuple[str, ...]
+
+
+class Resume(Struct, frozen=True, forbid_unknown_fields=True):
+    """Let a killed or failed agent answer again."""
+
+    ref: str
+
+
+class List(Struct, frozen=True, forbid_unknown_fields=True):
+    """List agents by sequence number; `all` includes killed ones."""
+
+    all: bool = False
+
+
+class Show(Struct, frozen=True, forbid_unknown_fields=True):
+    """One agent with the last `messages` messages of its transcript."""
+
+    ref: str
+    messages: int = 20
+
+
+class AgentRow(Struct, frozen=True):
+    """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way."""
+
+    id: str
+    seq: int
+    name: str
+    parent_id: str | None
+    depth: int
+    kind: str
+    status: Status
+    task: str
+    model: str
+    preset: str
+    pid: int | None
+    created_at: str
+    last_activity: str
+    pending: str | None
+    context_tokens: int
+    context_limit: int
+    queries: int
+    usage: Usage
+    tree_usage: Usage = Usage()
+    cwd: str = ""
+    folder: str = ""
+    tools: tuple[str, ...] = ()
+    activity: str = ""
+    error: str | None = None
+
+
+class Shown(Struct, frozen=True):
+    """An agent, the tail of its conversation, and its last reply."""
+
+    agent: AgentRow
+    messages: tuple[Message, ...]
+    reply: Reply | None = None
+
+
+class RunTool(Struct, frozen=True):
+    """Run the root tool `name` of the calling agent with `input`."""
+
+    name: str
+    input: dict[str, Any]
+
+
+class ToolRan(Struct, frozen=True):
+    """What a root tool returned, as text."""
+
+    text: str
+    is_error: bool = False
+
+
+SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
+    "spawn": (Spawn, Spawned),
+    "query": (QueryAgent, Reply),
+    "submit": (QueryAgent, Submitted),
+    "collect": (Collect, Reply),
+    "wait": (Wait, Waited),
+    "kill": (Kill, Killed),
+    "resume": (Resume, AgentRow),
+    "list": (List, list[AgentRow]),
+    "show": (Show, Shown),
+    "state": (Ref, AgentRow),
+    "run_tool": (RunTool, ToolRan),
+}
+
+
+class Request(Struct, frozen=True, omit_defaults=True):
+    """One line from a client of the control socket."""
+
+    id: int
+    method: str
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+    version: int = 1
+
+
+class Response(Struct, frozen=True, omit_defaults=True):
+    """One line to a client. Exactly one of `result` and `error` is set."""
+
+    id: int
+    result: Any = None
+    error: dict[str, str] | None = None

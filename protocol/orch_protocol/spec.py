@@ -1,0 +1,78 @@
+"""What an agent is to be: everything a worker needs to know, as data."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, field
+
+from .messages import Message
+
+__all__ = ["AgentSpec", "BackendSpec", "Birth", "Durability", "Kind", "Limits", "Template", "ToolSpec"]
+
+Durability: TypeAlias = Literal["process", "power"]
+Kind: TypeAlias = Literal["agent", "session", "holder"]
+Template: TypeAlias = Literal["lean", "sdk"]
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds of one turn. Seconds are monotonic; tokens are estimated."""
+
+    max_turns: int = 25
+    turn_seconds: float = 3600.0
+    tool_seconds: float = 120.0
+    reply_tokens: int = 4000
+
+
+class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model answers. `options` is data the backend understands (a script, a base URL)."""
+
+    provider: str
+    model: str = ""
+    options: dict[str, Any] = {}
+
+
+class ToolSpec(Struct, frozen=True):
+    """A tool as the model sees it. `input_schema` is JSON Schema of type object."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+
+
+class AgentSpec(Struct, frozen=True):
+    """One agent, as the root describes it to the worker that will be it.
+
+    `tools` names the granted tools, already narrowed to what the parent may grant; `root_tools` are functions of the
+    user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
+    `env` the allow-listed environment of its tools.
+    """
+
+    id: str
+    seq: int
+    name: str
+    task: str
+    backend: BackendSpec
+    folder: str
+    cwd: str
+    depth: int = 1
+    parent_id: str | None = None
+    kind: Kind = "agent"
+    preset: str = ""
+    tools: tuple[str, ...] = ()
+    root_tools: tuple[ToolSpec, ...] = ()
+    env: dict[str, str] = {}
+    limits: Limits = field(default_factory=Limits)
+    history: tuple[Message, ...] = ()
+    system: str | None = None
+    durability: Durability = "process"
+
+
+class Birth(Struct, frozen=True):
+    """What a worker reads from its birth pipe: the token for its Hello, and the keys of its providers.
+
+    Never in argv, environment, transcript or log.
+    """
+
+    token: bytes
+    keys: dict[str, str] = {}

@@ -1,0 +1,1 @@
+"""Everything one agent is: its process, loop, transcript and tools."""
