@@ -1,0 +1,63 @@
+# `make demo` and `make test` need Python >= 3.11 with venv, git and make; the rest is made here, in .venv.
+# Another interpreter: `make PYTHON=python3.13 test`. Another place for the venv: `make VENV=/some/folder test`.
+
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+ifeq ($(origin PYTHON), undefined)
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+            $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
+endif
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install
+# The interpreter's version is part of the name, so another PYTHON= makes the venv anew.
+MADE := $(VENV)/made-by-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ARGS =
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench stress lint types layers check clean
+
+help:  ## Say what can be made.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/ready  ## Two agents over this folder: asked, killed, revived, ended.
+	$(BIN)/orch demo
+
+test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+stress: $(VENV)/ready-to-test  ## Thousands of spawns, pings and kills in a row.
+	$(BIN)/python benchmarks/stress.py $(ARGS)
+
+lint: $(VENV)/ready-to-test  ## Check style and formatting.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready-to-test  ## Check types, strictly.
+	$(BIN)/mypy
+
+layers: $(VENV)/ready-to-test  ## Check that imports point one way.
+	$(BIN)/lint-imports
+
+check: lint types layers test  ## Everything above that can fail.
+
+clean:  ## Remove what was made here.
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .bench
+	find orchestrator worker protocol tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(MADE):
+	@$(or $(PYTHON),false) -c '$(NEW_ENOUGH)' 2>/dev/null || \
+	  { echo 'orch needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...' >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/ready: $(MADE) pyproject.toml
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/ready-to-test: $(MADE) pyproject.toml
+	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/ready

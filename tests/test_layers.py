@@ -1,0 +1,180 @@
+"""Imports point one way, heavy packages come in at one door each, and providers are named where they belong."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+
+import pytest
+from sources import PACKAGES, ROOT, Module, imports_of, modules
+
+OURS = tuple(PACKAGES)
+DOORS = {
+    "anthropic": {"orch_worker.backends.anthropic"},
+    "multiprocess": {"orch_worker.zygote"},
+    "openai": {"orch_worker.backends.openai"},
+    "structlog": {"orch.logs"},
+    "tenacity": {"orch_worker.backends.retry"},
+    # Both ends of the one wire: the worker's DEALER with the adapter both drive, and the root's ROUTER.
+    "zmq": {"orch_worker.drain", "orch_worker.runtime", "orch.router"},
+}
+"""The modules that may import a package whose import costs time or memory."""
+
+PROVIDERS = re.compile(
+    r"anthropic|openai|claude|\bgpt-|ollama|moonshot|\bkimi|cache_control|reasoning_content|max_completion_tokens",
+    re.IGNORECASE,
+)
+HOMES_OF_PROVIDERS = ("orch_worker.backends.", "orch.archival.adapters")
+
+
+def outside_layer(module: Module) -> list[str]:
+    """Return the imports of `module` that point up, or out of what its layer may use."""
+    layer = OURS.index(module.name.partition(".")[0])
+    above = OURS[:layer]
+    found = [name for name in module.imports if name.partition(".")[0] in above]
+    if OURS[layer] == "orch_protocol":
+        allowed = {"msgspec", "orch_protocol", *sys.stdlib_module_names}
+        found += [name for name in module.imports if name.partition(".")[0] not in {*allowed, *above}]
+    return found
+
+
+def behind_doors(module: Module) -> list[str]:
+    """Return the packages that `module` imports although they come in elsewhere."""
+    tops = {name.partition(".")[0] for name in module.imports}
+    return sorted(top for top in tops if top in DOORS and module.name not in DOORS[top])
+
+
+def undeclared(module: Module) -> list[str]:
+    """Return the packages that `module` imports and pyproject.toml does not name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {"zmq" if name == "pyzmq" else name for name in map(distribution, project["dependencies"])}
+    known = {*names, *OURS, *sys.stdlib_module_names}
+    return sorted({name.partition(".")[0] for name in module.imports} - known)
+
+
+def distribution(requirement: str) -> str:
+    """Return the name in front of a requirement's version."""
+    match = re.match(r"[\w.-]+", requirement)
+    assert match, requirement
+    return match[0]
+
+
+def provider_lines(text: str) -> list[str]:
+    """Return the lines of `text` that name a provider or a field of one."""
+    return [line.strip() for line in text.splitlines() if PROVIDERS.search(line)]
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Return the names along one cycle of `graph`, or nothing when it has none."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name not in done:
+            for target in sorted(graph.get(name, ())):
+                if found := visit(target, [*path, name]):
+                    return found
+            done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := visit(name, []))), [])
+
+
+def import_graph(found: Iterable[Module]) -> dict[str, set[str]]:
+    """Return which of our modules imports which, without the packages' own `__init__` re-exports."""
+    by_name = {module.name: module for module in found}
+    graph: dict[str, set[str]] = {name: set() for name in by_name}
+    for name, module in by_name.items():
+        for target in module.imports:
+            owner = target if target in by_name else target.rpartition(".")[0]
+            if owner in by_name and owner != name and by_name[owner].path.name != "__init__.py":
+                graph[name].add(owner)
+    return graph
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+class TestEveryModule:
+    """Rules that each module keeps by itself."""
+
+    def test_imports_point_down(self, module: Module) -> None:
+        """No module imports from a layer above its own, and the protocol imports msgspec and the standard library."""
+        assert outside_layer(module) == []
+
+    def test_heavy_packages_come_in_at_their_door(self, module: Module) -> None:
+        """A package that is slow to import is imported by the modules named for it alone."""
+        assert behind_doors(module) == []
+
+    def test_imports_are_declared(self, module: Module) -> None:
+        """Whatever is imported is ours, the standard library's or a dependency of the project."""
+        assert undeclared(module) == []
+
+    def test_providers_are_named_in_backends_only(self, module: Module) -> None:
+        """A provider's name or field stands in the backends and the format adapters, nowhere else."""
+        if not module.name.startswith(HOMES_OF_PROVIDERS):
+            assert provider_lines(module.path.read_text()) == []
+
+
+def test_no_import_cycles() -> None:
+    """No module imports, directly or not, one that imports it, not even inside a function."""
+    assert cycle(import_graph(modules())) == []
+
+
+def test_import_linter_contract_is_kept() -> None:
+    """The layer contract in pyproject.toml names our three packages in order, and holds."""
+    from importlinter import cli
+
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert tool["root_packages"] == list(OURS)
+    assert [contract["layers"] for contract in tool["contracts"]] == [list(OURS)]
+    assert cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == cli.EXIT_STATUS_SUCCESS
+
+
+def made_up(source: str, name: str) -> Module:
+    """Return a module called `name` that consists of `source`."""
+    return Module(name, ROOT / "made_up.py", imports_of(source, name))
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "bad"),
+    [
+        ("from orch.tree import Tree", "orch_worker.loop", ["orch.tree.Tree"]),
+        ("def f():\n    import orch_worker.store", "orch_protocol.wire", ["orch_worker.store"]),
+        ("import zmq", "orch_protocol.wire", ["zmq"]),
+        ("from ..orch import tree", "orch_worker.loop", ["orch.tree"]),
+        ("import importlib\nimportlib.import_module('orch.tree')", "orch_worker.loop", ["orch.tree"]),
+        ("import json, msgspec\nfrom .ids import new_id", "orch_protocol.wire", []),
+        ("from orch_worker.store import Store", "orch.supervisor", []),
+    ],
+)
+def test_layer_rule_catches(source: str, name: str, bad: list[str]) -> None:
+    """The layer rule sees absolute, relative, late and dynamic imports, and lets the others pass."""
+    assert outside_layer(made_up(source, name)) == bad
+
+
+def test_door_rule_catches() -> None:
+    """A heavy package imported beside its door is reported, at its door it is not."""
+    assert behind_doors(made_up("import zmq.asyncio\nimport json", "orch.tree")) == ["zmq"]
+    assert behind_doors(made_up("def f():\n    from structlog import get_logger", "orch.tree")) == ["structlog"]
+    assert behind_doors(made_up("import zmq", "orch.router")) == []
+
+
+def test_dependency_rule_catches() -> None:
+    """A package that the project does not depend on is reported."""
+    assert undeclared(made_up("import requests\nimport zmq\nimport json", "orch.tree")) == ["requests"]
+
+
+def test_provider_rule_catches() -> None:
+    """Names of providers and of their fields are seen in any case; other words are not."""
+    assert provider_lines("key = ANTHROPIC\nx = 1\nblock['cache_control'] = y") == [
+        "key = ANTHROPIC",
+        "block['cache_control'] = y",
+    ]
+
+
+def test_cycle_rule_catches() -> None:
+    """A cycle is returned as the path that closes; a graph without one gives nothing."""
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
