@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable
 
 import pytest
+
 from sources import PACKAGES, ROOT, Module, imports_of, modules
 
 OURS = tuple(PACKAGES)

@@ -1,0 +1,273 @@
+"""Every fenced block of README.md and docs/ is run, or checked against what CI runs.
+
+The language of a fence says what becomes of it:
+
+    python    a program. A line that ends in `#> text` prints `text`; `...` in it stands for anything.
+    console   `$ command` lines, each followed by what it prints; a line `...` stands for any lines, `...` inside a
+              line for anything, and `? 3` for exit code 3. Standard error is shown to people and not compared.
+    sh        commands for the reader's machine: each is a line that the Makefile or CI runs.
+    toml      a configuration file that `orch config show` accepts.
+    json      JSON, one value a block or a line.
+    text      a picture; not run.
+
+The blocks of a page run in order, in one scratch folder and one scratch ORCH_HOME, and leave no process behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec import Struct
+
+from sources import PACKAGES, ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"python", "console", "sh", "toml", "json", "text"}
+SECONDS = 50
+
+
+class Block(Struct, frozen=True):
+    """A fenced block: the page's line it starts at, its language, its text."""
+
+    line: int
+    language: str
+    text: str
+
+
+class Command(Struct, frozen=True):
+    """One command of a console block: what to type, what it should print, the code it should exit with."""
+
+    line: str
+    output: str
+    code: int
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the fenced blocks of the markdown `page`."""
+    found: list[Block] = []
+    start, language, lines = 0, "", list[str]()
+    for number, line in enumerate(page.splitlines(), 1):
+        if not start and line.startswith("```"):
+            start, language, lines = number, line[3:].strip(), []
+        elif start and line == "```":
+            found.append(Block(start, language, "\n".join(lines) + "\n"))
+            start = 0
+        elif start:
+            lines.append(line)
+    assert not start, f"the fence at line {start} is never closed"
+    return found
+
+
+def commands(text: str) -> list[Command]:
+    """Return the commands of a console block."""
+    found: list[Command] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append(Command(line[2:], "", 0))
+        else:
+            last = found.pop()
+            if line.startswith("? "):
+                found.append(Command(last.line, last.output, int(line[2:])))
+            elif last.line.endswith("\\"):
+                found.append(Command(f"{last.line}\n{line.removeprefix('> ')}", "", 0))
+            else:
+                found.append(Command(last.line, f"{last.output}{line}\n", last.code))
+    return found
+
+
+def expected(program: str) -> str:
+    """Return what the `#>` comments of a python block say it prints."""
+    return "".join(f"{match[1]}\n" for match in re.finditer(r"#> (.*)$", program, re.MULTILINE))
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether `text` is `pattern`, in which `...` stands for anything and a line of it for any lines."""
+    regex = ""
+    for line in pattern.splitlines():
+        regex += r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line).replace(r"\.\.\.", ".*?") + r"\s*?\n"
+    return re.fullmatch(regex, text) is not None
+
+
+class Reader:
+    """Somebody who types what a page says, in a folder and a home of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "project"
+        self.home = folder / "home"
+        self.folder.mkdir()
+        kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR") if name in os.environ}
+        roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
+        tools = folder / "bin"
+        tools.mkdir()
+        orch = tools / "orch"
+        orch.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m orch.cli "$@"\n')
+        orch.chmod(0o700)
+        path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.env = kept | {"PATH": path, "HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots}
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run `argv` as the reader would and return what came of it."""
+        return subprocess.run(
+            argv,
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def left(self) -> list[psutil.Process]:
+        """Return the processes that still carry this reader's home in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("ORCH_HOME") == self.env["ORCH_HOME"]:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """A reader whose daemon is stopped afterwards, and who must leave no process behind."""
+    someone = Reader(tmp_path)
+    yield someone
+    if someone.home.exists():
+        someone.run("orch", "daemon", "stop")
+    left = someone.left()
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def run_python(block: Block, reader: Reader, where: str) -> None:
+    """Run a python block and compare what it prints with what it says it prints."""
+    program = reader.folder.parent / f"block_{block.line}.py"
+    program.write_text(block.text)
+    done = reader.run(sys.executable, "-P", "-W", "error", str(program))
+    assert done.returncode == 0, f"{where}: {done.stderr}"
+    assert matches(expected(block.text), done.stdout), f"{where} printed:\n{done.stdout}"
+
+
+def run_console(block: Block, reader: Reader, where: str) -> None:
+    """Run a console block, command by command."""
+    for command in commands(block.text):
+        done = reader.run("sh", "-c", command.line)
+        assert done.returncode == command.code, f"{where}: {command.line} exited {done.returncode}: {done.stderr}"
+        assert matches(command.output, done.stdout), f"{where}: {command.line} printed:\n{done.stdout}"
+
+
+def check_sh(block: Block, where: str) -> None:
+    """Check that each line is something that CI runs: a make target, or a command of one."""
+    called = set(re.findall(r"\bmake ([a-z ]+?)(?= [A-Z2&|]|$)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+    targets = {word for call in called for word in call.split()}
+    plan = subprocess.run(
+        ["make", "-n", "-B", "VENV=.venv", "PYTHON=python3", *sorted(targets)],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "VENV", "PIP_"))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run = {
+        re.sub(r" --(quiet|clear|disable-pip-version-check)\b", "", line).strip() for line in plan.stdout.splitlines()
+    }
+    for line in filter(None, map(str.strip, block.text.splitlines())):
+        word, _, target = line.partition(" ")
+        assert (word == "make" and target in targets) or line in run, f"{where}: CI does not run {line!r}"
+
+
+def check_toml(block: Block, reader: Reader, where: str) -> None:
+    """Check that orch accepts the block as its configuration."""
+    reader.home.mkdir(exist_ok=True)
+    file = reader.home / "config.toml"
+    file.write_text(block.text)
+    done = reader.run("orch", "config", "show")
+    file.unlink()
+    assert done.returncode == 0, f"{where}: {done.stderr}"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_does_what_it_says(page: Path, reader: Reader) -> None:
+    """What a page shows is what happens: programs print it, commands answer it, CI runs it."""
+    for block in blocks(page.read_text()):
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        assert block.language in LANGUAGES, f"{where}: a fence must say its language, one of {sorted(LANGUAGES)}"
+        match block.language:
+            case "python":
+                run_python(block, reader, where)
+            case "console":
+                run_console(block, reader, where)
+            case "sh":
+                check_sh(block, where)
+            case "toml":
+                check_toml(block, reader, where)
+            case "json":
+                for value in [block.text] if block.text.startswith(("{\n", "[\n")) else block.text.splitlines():
+                    json.loads(value)
+
+
+def test_blocks_are_found_with_line_and_language() -> None:
+    """A block starts at its fence and ends at the next one; an open fence is an error."""
+    page = "text\n```python\nprint(1)\n```\n\n```\nx\n```\n"
+    assert blocks(page) == [Block(2, "python", "print(1)\n"), Block(6, "", "x\n")]
+    with pytest.raises(AssertionError, match="line 1 is never closed"):
+        blocks("```sh\nmake\n")
+
+
+def test_console_blocks_are_split_into_commands() -> None:
+    """Each `$` line is a command, `>` continues it, `?` gives its exit code, the rest is its output."""
+    assert commands("$ echo a\na\n$ false\n? 1\n$ echo \\\n> b\nb\n") == [
+        Command("echo a", "a\n", 0),
+        Command("false", "", 1),
+        Command("echo \\\nb", "b\n", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "same"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "b\n", False),
+        ("a\n", "a\nb\n", False),
+        ("a\n...\n", "a\nb\nc\n", True),
+        ("...\nc\n", "a\nb\nc\n", True),
+        ("id ... ok\n", "id 12 ok\n", True),
+        ("id ... ok\n", "id 12 bad\n", False),
+        ("", "", True),
+        ("", "a\n", False),
+        ("a.b\n", "axb\n", False),
+    ],
+)
+def test_output_is_compared(pattern: str, text: str, same: bool) -> None:
+    """Dots stand for what varies; everything else is compared to the letter."""
+    assert matches(pattern, text) is same
+
+
+def test_wrong_examples_are_caught(reader: Reader) -> None:
+    """A program that prints something else, fails or warns is reported; so are commands and unknown make targets."""
+    run_python(Block(1, "python", "print(1)  #> 1\n"), reader, "here")
+    run_console(Block(1, "console", "$ echo a > f\n$ cat f\na\n$ exit 3\n? 3\n"), reader, "here")
+    check_sh(Block(1, "sh", "make test\npython3 -m venv .venv\n"), "here")
+    for program in ("print(2)  #> 1\n", "raise SystemExit(1)\n", "import warnings; warnings.warn('x')\n", "print(1)\n"):
+        with pytest.raises(AssertionError, match="here"):
+            run_python(Block(1, "python", program), reader, "here")
+    for session in ("$ echo b\na\n", "$ exit 3\n", "$ echo more\n"):
+        with pytest.raises(AssertionError, match="here"):
+            run_console(Block(1, "console", session), reader, "here")
+    for line in ("make nothing\n", "rm -rf .\n"):
+        with pytest.raises(AssertionError, match="here"):
+            check_sh(Block(1, "sh", line), "here")

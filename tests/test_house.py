@@ -1,0 +1,143 @@
+"""House rules of the code and of the tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from sources import ROOT, Module, modules
+
+MOST_LINES = 500
+UNIT_FOLDERS = ("tests/protocol", "tests/worker", "tests/orchestrator")
+TESTS = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
+UNIT_TESTS = [path for path in TESTS if str(path.relative_to(ROOT)).startswith(UNIT_FOLDERS)]
+PROCESSES = {"subprocess", "multiprocess", "multiprocessing"}
+STARTS = {
+    "os.fork",
+    "os.forkpty",
+    "os.system",
+    "os.popen",
+    "os.posix_spawn",
+    "asyncio.create_subprocess_exec",
+    "asyncio.create_subprocess_shell",
+}
+UNFINISHED = re.compile(r"raise NotImplementedError|^\s+\.\.\.$", re.MULTILINE)
+NAMES = re.compile(r"(manager|helpers?|utils?|misc|common)$", re.IGNORECASE)
+
+
+def name(path: Path) -> str:
+    """Return `path` relative to the repository."""
+    return str(path.relative_to(ROOT))
+
+
+def without_docstring(source: str) -> list[str]:
+    """Return the names of the tests in `source` that do not say in a sentence what holds."""
+    return [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not (ast.get_docstring(node) or "").splitlines()[:1:]
+    ]
+
+
+def sleeps(source: str) -> list[str]:
+    """Return the calls in `source` that wait for time to pass. `asyncio.sleep(0)` gives way and is none."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep", "asyncio.sleep"):
+            zero = len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            if not zero or ast.unparse(node.func) == "time.sleep":
+                found.append(ast.unparse(node))
+    return found
+
+
+def starts(source: str) -> list[str]:
+    """Return what in `source` starts a process, or could."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.partition(".")[0] in PROCESSES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PROCESSES:
+            found.append(str(node.module))
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in STARTS:
+            found.append(ast.unparse(node))
+    return found
+
+
+def vague(module: str, source: str) -> list[str]:
+    """Return the names, of `module` and of the classes in its `source`, that say nothing."""
+    classes = [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return [name for name in (module, *classes) if NAMES.search(name)]
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+class TestEveryModule:
+    """Rules of the code."""
+
+    def test_is_small(self, module: Module) -> None:
+        """A module is one noun, and fits in 500 lines."""
+        assert len(module.path.read_text().splitlines()) <= MOST_LINES
+
+    def test_says_what_it_is(self, module: Module) -> None:
+        """A module begins with a docstring."""
+        assert ast.get_docstring(ast.parse(module.path.read_text()))
+
+    def test_is_finished(self, module: Module) -> None:
+        """No module leaves a body to be written later."""
+        assert UNFINISHED.findall(module.path.read_text()) == []
+
+    def test_names_come_from_the_field(self, module: Module) -> None:
+        """No module or class is called after nothing in particular."""
+        assert vague(module.name, module.path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name)
+def test_every_test_has_a_docstring(path: Path) -> None:
+    """Each test says in one sentence what holds."""
+    assert without_docstring(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", UNIT_TESTS, ids=name)
+def test_unit_tests_do_not_sleep(path: Path) -> None:
+    """Unit tests wait for events or move a clock of their own."""
+    assert sleeps(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", UNIT_TESTS, ids=name)
+def test_unit_tests_start_no_process(path: Path) -> None:
+    """Unit tests run in the one process of pytest."""
+    assert starts(path.read_text()) == []
+
+
+def test_docstring_rule_catches() -> None:
+    """A test without a docstring is named; helpers and documented tests are not."""
+    source = 'def test_a(): pass\nasync def test_b(): """ """\ndef test_c(): """It holds."""\ndef helper(): pass'
+    assert without_docstring(source) == ["test_a", "test_b"]
+
+
+def test_sleep_rule_catches() -> None:
+    """Every way of sleeping is seen; giving way is not sleeping."""
+    calls = ["time.sleep(0)", "asyncio.sleep(0.1)", "asyncio.sleep(0)", "sleep(1)"]
+    assert sleeps("\n".join(calls)) == ["time.sleep(0)", "asyncio.sleep(0.1)", "sleep(1)"]
+
+
+def test_process_rule_catches() -> None:
+    """Every way of starting a process is seen."""
+    source = "import subprocess\nfrom multiprocess.context import Process\nos.fork()\nos.getpid()"
+    assert starts(source) == ["subprocess", "multiprocess.context", "os.fork"]
+
+
+@pytest.mark.parametrize("line", ["    raise NotImplementedError", "def f():\n    ..."])
+def test_unfinished_rule_catches(line: str) -> None:
+    """A body that is not written yet is seen."""
+    assert UNFINISHED.search(line)
+
+
+def test_name_rule_catches() -> None:
+    """Vague names of modules and classes are seen, nouns pass."""
+    assert vague("orch.utils", "class AgentManager: pass\nclass Tree: pass") == ["orch.utils", "AgentManager"]
+    assert vague("orch.tree", "class Common: pass") == ["Common"]
