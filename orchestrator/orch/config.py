@@ -1,0 +1,255 @@
+"""Configuration in layers: the user's file, the project's file, ORCH_* variables, explicit overrides.
+
+Each layer is read into `{dotted key: Setting}`, checked value by value against `orch_protocol.config.Config`, and
+laid over the one before it. A project's file that nobody trusted may only narrow; the rest of it is reported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.config import Config
+from orch_protocol.errors import ConfigError
+
+from . import paths
+from .trust import is_trusted, project_file
+
+__all__ = ["DEFAULT", "Loaded", "load"]
+
+DEFAULT: Final = "default"
+NOT_SETTINGS: Final = ("ORCH_HOME", "ORCH_RUN")
+
+
+class Loaded(Struct, frozen=True):
+    """A configuration, where each dotted key's value comes from, and what was ignored and why."""
+
+    config: Config
+    sources: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+class Setting(Struct, frozen=True):
+    """One value of one layer; `source` names file and line, variable, or flag."""
+
+    value: Any
+    source: str
+
+
+Layer = dict[str, Setting]
+
+
+def load(
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    home: Path | None = None,
+) -> Loaded:
+    """Return the configuration that holds for a caller in `cwd` (None: no project's).
+
+    `overrides` maps dotted keys to values and beats everything. ConfigError names file and line, variable or override,
+    the field, and what it should be.
+    """
+    env = os.environ if env is None else env
+    home = paths.home(env) if home is None else home
+    user = home / "config.toml"
+    layers = [_defaults(), _file_layer(user)]
+    notes: list[str] = []
+    if cwd is not None and (project := project_file(cwd)).exists() and not _same(project, user):
+        content = _bytes_of(project)
+        layer = _parse(project, content)
+        if not is_trusted(cwd, content, home):
+            layer, ignored = narrowed(layer, _merged(layers))
+            if ignored:
+                notes.append(
+                    f"{project} is not trusted, so it may only narrow; ignored {', '.join(ignored)}. "
+                    f"Read it, then: orch config trust {cwd}"
+                )
+        layers.append(layer)
+    layers.append(_env_layer(env))
+    layers.append({key: _setting(key, value, f"override {key}") for key, value in (overrides or {}).items()})
+    merged = _merged(layers)
+    config = msgspec.convert(_nested({key: setting.value for key, setting in merged.items()}), Config)
+    return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
+
+
+def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
+    """Split `layer` into what makes `below` narrower and the keys, in order, of what would not."""
+    kept = {key: setting for key, setting in layer.items() if NARROWS[key](setting.value, below[key].value)}
+    return kept, [key for key in layer if key not in kept]
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Return the values of `config` by dotted key."""
+    return dict(_leaves(msgspec.to_builtins(config)))
+
+
+def _never(new: Any, old: Any) -> bool:  # noqa: ARG001
+    return False
+
+
+def _at_most(new: Any, old: Any) -> bool:
+    return bool(new <= old)
+
+
+# What an untrusted file may do to each key. A test holds this table complete.
+NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "model": _never,
+    "durability": lambda new, _: bool(new == "power"),
+    "subagents.enabled": _at_most,
+    "subagents.max_concurrent": _at_most,
+    "subagents.depth_cap": _at_most,
+    "subagents.allow_nested": _at_most,
+    "subagents.timeout_minutes": _at_most,
+    "subagents.default_preset": lambda new, old: new in ("minimal", old),
+    "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
+    "limits.max_turns": _at_most,
+    "limits.turn_seconds": _at_most,
+    "limits.tool_seconds": _at_most,
+    "limits.reply_tokens": _at_most,
+    "daemon.idle_minutes": _at_most,
+}
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _leaves(item, f"{prefix}{name}.")
+        else:
+            yield prefix + name, item
+
+
+def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, Struct):
+            yield from _fields(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field.type
+
+
+TYPES: Final[dict[str, Any]] = dict(_fields(Config))
+SECTIONS: Final = frozenset(key.rpartition(".")[0] for key in TYPES) - {""}
+
+
+def _defaults() -> Layer:
+    return {key: Setting(value, DEFAULT) for key, value in flat(Config()).items()}
+
+
+def _merged(layers: list[Layer]) -> Layer:
+    merged: Layer = {}
+    for layer in layers:
+        merged |= layer
+    return merged
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    return nested
+
+
+def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setting:
+    """Return `value` checked against the type of `key`; not `strict` reads it from text."""
+    if key in SECTIONS:
+        raise ConfigError(f"{source}: {key} is a section, not a value: write [{key}] and its settings below")
+    if key not in TYPES:
+        raise ConfigError(f"{source}: {_unknown(key)}")
+    try:
+        return Setting(msgspec.convert(value, TYPES[key], strict=strict), source)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {key} = {value!r} does not fit: {_lower(str(error))}") from error
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _unknown(key: str) -> str:
+    close = difflib.get_close_matches(key, [*TYPES, *SECTIONS], n=1)
+    close = close or [known for known in TYPES if known.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+    hint = f"did you mean {close[0]!r}?" if close else "known are " + ", ".join(TYPES)
+    return f"there is no setting {key!r}; {hint}"
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _file_layer(path: Path) -> Layer:
+    return _parse(path, _bytes_of(path)) if path.exists() else {}
+
+
+def _parse(path: Path, content: bytes) -> Layer:
+    try:
+        text = content.decode()
+        data = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8 (byte 0x{content[error.start]:02x})") from error
+    except tomllib.TOMLDecodeError as error:
+        found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
+        where, what = (f", line {found[2]}, column {found[3]}", found[1]) if found else ("", str(error))
+        raise ConfigError(f"{path}{where}: not TOML: {_lower(what)}") from error
+    return {
+        key: _setting(key, value, f"{path}, line {line_of(text, key)}")
+        for key, value in _leaves(data)
+        if not (key in SECTIONS and value == {})
+    }
+
+
+_TABLE = re.compile(r"\s*\[+([^\]]+)\]+\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+
+
+def line_of(text: str, key: str) -> int:
+    """Return the number of the line of the TOML `text` that sets the dotted `key`, or the nearest one that holds it."""
+    table, holder = "", 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _TABLE.match(line):
+            table = at = _bare(found[1])
+        elif found := _KEY.match(line):
+            at = f"{table}.{_bare(found[1])}" if table else _bare(found[1])
+        else:
+            continue
+        if at == key:
+            return number
+        if key.startswith(at + "."):
+            holder = number
+    return holder
+
+
+def _bare(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))
+
+
+def _env_layer(env: Mapping[str, str]) -> Layer:
+    layer = {}
+    for name in sorted(env):
+        if not name.startswith("ORCH_") or name in NOT_SETTINGS or not env[name]:
+            continue
+        key = name.removeprefix("ORCH_").lower().replace("__", ".")
+        text = env[name]
+        value = text.replace(",", " ").split() if key == "subagents.default_tools" else text
+        layer[key] = _setting(key, value, f"variable {name}", strict=False)
+    return layer

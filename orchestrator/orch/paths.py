@@ -1,0 +1,147 @@
+"""Where orch keeps its files: one private folder a user, `$ORCH_HOME`. Nothing is created until asked for.
+
+Importing this costs next to nothing, because the thin CLI does: pathlib, hashlib and our errors come when needed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "control_socket",
+    "daemon_dir",
+    "home",
+    "home_text",
+    "private_dir",
+    "run_dir",
+    "runs_dir",
+    "sessions_dir",
+    "socket_path",
+]
+
+MAX_SOCKET_PATH: Final = 100
+"""Bytes. The kernel takes 107; the rest is left to whoever appends a suffix."""
+
+
+def home_text(env: Mapping[str, str] | None = None) -> str:
+    """Return the absolute path of orch's folder: `$ORCH_HOME`, `$XDG_DATA_HOME/orch` or `~/.local/share/orch`."""
+    env = os.environ if env is None else env
+    if chosen := env.get("ORCH_HOME"):
+        return os.path.abspath(os.path.expanduser(chosen))
+    data = env.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(data):  # a relative one is to be ignored, says its specification
+        data = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "share")
+    return os.path.join(data, "orch")
+
+
+def home(env: Mapping[str, str] | None = None) -> Path:
+    """Return orch's folder, which may not exist yet (see `private_dir`)."""
+    from pathlib import Path
+
+    return Path(home_text(env))
+
+
+def sessions_dir(home: Path) -> Path:
+    """Return the folder of session folders."""
+    return home / "sessions"
+
+
+def runs_dir(home: Path) -> Path:
+    """Return the folder of run folders, one a root."""
+    return home / "runs"
+
+
+def run_dir(home: Path, run: str) -> Path:
+    """Return the folder of the root called `run`."""
+    return runs_dir(home) / run
+
+
+def daemon_dir(home: Path) -> Path:
+    """Return the folder of the per-user daemon's lock, pid file, socket and log."""
+    return home / "daemon"
+
+
+def private_dir(folder: Path) -> Path:
+    """Create `folder` and what is missing above it, each with mode 0700 whatever the umask is, and return it.
+
+    A folder that exists is left as it is. StoreError when it cannot be made.
+    """
+    missing = []
+    at = folder
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    try:
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)
+            each.chmod(0o700)
+        if not folder.is_dir():
+            raise NotADirectoryError(20, "not a directory")
+    except OSError as error:
+        from orch_protocol.errors import StoreError
+
+        raise StoreError(
+            f"cannot create the folder {folder}: {error.strerror}. Make it writable or set ORCH_HOME to one that is"
+        ) from error
+    return folder
+
+
+def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = None) -> str:
+    """Return where the socket `name` of `folder` is bound: inside it, unless that path is too long for a socket.
+
+    Then it is a private folder of ours under `$XDG_RUNTIME_DIR` or /tmp, created here; StoreError if somebody else
+    made that folder.
+    """
+    path = os.path.join(folder, name)
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    from hashlib import sha256
+
+    short = f"{sha256(os.fsencode(folder)).hexdigest()[:16]}-{name}"
+    runtime = (os.environ if env is None else env).get("XDG_RUNTIME_DIR", "")
+    bases = [f"/tmp/orch-{os.getuid()}"]
+    if os.path.isabs(runtime):
+        bases.insert(0, os.path.join(runtime, "orch"))
+    for base in bases:
+        if len(os.fsencode(path := os.path.join(base, short))) <= MAX_SOCKET_PATH:
+            _own(base)
+            return path
+    from orch_protocol.errors import StoreError
+
+    raise StoreError(f"the socket name {name!r} is too long for any folder: shorten it")
+
+
+def control_socket(env: Mapping[str, str] | None = None) -> str:
+    """Return the path of the daemon's control socket."""
+    return socket_path(os.path.join(home_text(env), "daemon"), "control.sock", env)
+
+
+def _own(base: str) -> None:
+    """Make sure that `base` is a real folder, ours, and closed to others."""
+    from orch_protocol.errors import StoreError
+
+    try:
+        os.mkdir(base, 0o700)
+        os.chmod(base, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StoreError(f"cannot create {base} for sockets: {error.strerror}. Set a shorter ORCH_HOME") from error
+    found = os.lstat(base)
+    wrong = (
+        "a link or no folder"
+        if not stat.S_ISDIR(found.st_mode)
+        else f"owned by uid {found.st_uid}"
+        if found.st_uid != os.getuid()
+        else f"open to others (mode {stat.S_IMODE(found.st_mode):04o})"
+        if stat.S_IMODE(found.st_mode) != 0o700
+        else None
+    )
+    if wrong:
+        raise StoreError(f"refusing {base} for sockets: it is {wrong}. Remove it, or set a shorter ORCH_HOME")

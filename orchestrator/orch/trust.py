@@ -1,0 +1,78 @@
+"""Which folders' configuration a person has read and accepted: by content, so that an edit asks anew."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from orch_protocol.errors import ConfigError, StoreError
+
+from . import paths
+
+__all__ = ["is_trusted", "project_file", "trust", "untrust"]
+
+
+def project_file(folder: Path) -> Path:
+    """Return where the configuration of the project in `folder` lies."""
+    return folder / ".orch" / "config.toml"
+
+
+def is_trusted(folder: Path, content: bytes, home: Path) -> bool:
+    """Say whether exactly `content`, as the configuration of `folder`, was trusted."""
+    return _read(home).get(_key(folder)) == hashlib.sha256(content).hexdigest()
+
+
+def trust(folder: Path, home: Path) -> Path:
+    """Trust the configuration of `folder` as it is now and return its path. ConfigError when there is none."""
+    file = project_file(folder)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"nothing to trust: {file} cannot be read ({error.strerror})") from error
+    _write(home, _read(home) | {_key(folder): hashlib.sha256(content).hexdigest()})
+    return file
+
+
+def untrust(folder: Path, home: Path) -> bool:
+    """Forget that `folder` was trusted. False when it was not."""
+    known = _read(home)
+    if known.pop(_key(folder), None) is None:
+        return False
+    _write(home, known)
+    return True
+
+
+def _key(folder: Path) -> str:
+    return os.fsencode(folder.resolve()).decode("utf-8", "backslashreplace")
+
+
+def _file(home: Path) -> Path:
+    return home / "trust.json"
+
+
+def _read(home: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(_file(home).read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{_file(home)} cannot be read ({error}): remove it, and trust the folders you need again"
+        ) from error
+
+
+def _write(home: Path, known: dict[str, str]) -> None:
+    """Replace the record whole, so that a reader never sees half of one."""
+    target = _file(paths.private_dir(home))
+    beside = target.with_name(f"trust.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(msgspec.json.encode(known, order="sorted"))
+        os.replace(beside, target)
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror}") from error

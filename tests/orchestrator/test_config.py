@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orch import config
+from orch.config import load
+from orch.trust import is_trusted, project_file, trust, untrust
+from orch_protocol.config import Config
+from orch_protocol.errors import ConfigError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / ".orch").mkdir(parents=True)
+    return folder
+
+
+def write(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
+def value(loaded: config.Loaded, key: str) -> Any:
+    return config.flat(loaded.config)[key]
+
+
+def test_without_files_and_variables_everything_is_default(home: Path, project: Path) -> None:
+    """The defaults are those of the Config structs, and each says so."""
+    loaded = load(project, {}, home=home)
+    assert loaded.config == Config()
+    assert set(loaded.sources.values()) == {"default"}
+    assert loaded.sources.keys() == config.flat(Config()).keys()
+
+
+def test_each_layer_beats_the_one_before(home: Path, project: Path) -> None:
+    """User file, project file, variable, override: the later wins, what it leaves out stays, the source is named."""
+    user = write(home / "config.toml", 'model = "a:1"\n[limits]\nmax_turns = 9\n[subagents]\nmax_concurrent = 8\n')
+    own = write(project_file(project), "[limits]\nmax_turns = 8\ntool_seconds = 5\n")
+    trust(project, home)
+    env = {"ORCH_LIMITS__TOOL_SECONDS": "6", "ORCH_MODEL": "b:2"}
+    loaded = load(project, env, {"model": "c:3"}, home=home)
+    expected = {
+        "model": ("c:3", "override model"),
+        "limits.tool_seconds": (6.0, "variable ORCH_LIMITS__TOOL_SECONDS"),
+        "limits.max_turns": (8, f"{own}, line 2"),
+        "subagents.max_concurrent": (8, f"{user}, line 5"),
+        "subagents.depth_cap": (3, "default"),
+    }
+    assert {key: (value(loaded, key), loaded.sources[key]) for key in expected} == expected
+    assert loaded.notes == ()
+
+
+def test_without_a_folder_no_project_is_read(home: Path) -> None:
+    """The daemon, which has no project, reads the user's layer and the variables alone."""
+    assert load(None, {}, home=home).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "expected"),
+    [
+        ("ORCH_DURABILITY", "power", "durability", "power"),
+        ("ORCH_SUBAGENTS__MAX_CONCURRENT", "4", "subagents.max_concurrent", 4),
+        ("ORCH_SUBAGENTS__ENABLED", "false", "subagents.enabled", False),
+        ("ORCH_SUBAGENTS__TIMEOUT_MINUTES", "0.5", "subagents.timeout_minutes", 0.5),
+        (
+            "ORCH_SUBAGENTS__DEFAULT_TOOLS",
+            "read_file, list_files",
+            "subagents.default_tools",
+            ("read_file", "list_files"),
+        ),
+        ("ORCH_MODEL", "", "model", None),
+        ("ORCH_HOME", "/elsewhere", "model", None),
+        ("ORCH_RUN", "x", "model", None),
+    ],
+)
+def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, expected: Any) -> None:
+    """Text becomes the field's type; an empty variable counts as unset; two names are not settings."""
+    assert value(load(None, {name: text}, home=home), key) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('model = "a:1"\nmodle = 3\n', r"config\.toml, line 2: there is no setting 'modle'; did you mean 'model'\?"),
+        ("[subagents]\n\nmax_concurent = 3\n", r"line 3: .*'subagents.max_concurent'; did you mean 'subagents.max_c"),
+        ("max_turns = 3\n", r"line 1: there is no setting 'max_turns'; did you mean 'limits.max_turns'\?"),
+        ("[zebra]\n", r"line 1: there is no setting 'zebra'; known are model, "),
+        ("[limits]\nmax_turns = 0\n", r"line 2: limits.max_turns = 0 does not fit: expected `int` >= 1"),
+        ('[limits]\nmax_turns = "3"\n', r"line 2: limits.max_turns = '3' does not fit: expected `int`, got `str`"),
+        ("limits.max_turns = true", r"line 1: limits.max_turns = True does not fit"),
+        ("subagents = {enabled = 1}", r"line 1: subagents.enabled = 1 does not fit: expected `bool`"),
+        ("[limits]\ntool_seconds = nan", r"line 2: limits.tool_seconds = nan does not fit"),
+        ('durability = "never"', r"line 1: durability = 'never' does not fit: invalid enum value 'never'"),
+        ("# one\nlimits = 3\n", r"line 2: limits is a section, not a value: write \[limits\]"),
+        ("a = 1\nb = = 2\n", r"config\.toml, line 2, column 5: not TOML: invalid value"),
+        ("[limits]\n[limits]\n", r"line 2, column 8: not TOML: cannot declare"),
+    ],
+)
+def test_a_bad_file_is_named_with_line_and_field(home: Path, text: str, complaint: str) -> None:
+    """File, line, field, what is wrong and what was probably meant."""
+    write(home / "config.toml", text)
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        load(None, {}, home=home)
+    assert str(home / "config.toml") in str(raised.value)
+
+
+def test_a_file_that_is_not_text_is_named_with_its_line(home: Path) -> None:
+    """Bytes that are not UTF-8 are an error like any other."""
+    (home / "config.toml").write_bytes(b"# caf\xc3\xa9\n# caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"config\.toml, line 2: not UTF-8 \(byte 0xe9\)"):
+        load(None, {}, home=home)
+
+
+def test_a_file_that_cannot_be_read_is_named(home: Path) -> None:
+    """A folder in the file's place does not pass for an empty configuration."""
+    (home / "config.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"config\.toml cannot be read: Is a directory"):
+        load(None, {}, home=home)
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"ORCH_MODLE": "x"}, "variable ORCH_MODLE: there is no setting 'modle'; did you mean 'model'"),
+        ({"ORCH_SUBAGENTS_ENABLED": "0"}, "ORCH_SUBAGENTS_ENABLED: .*did you mean 'subagents.enabled'"),
+        ({"ORCH_LIMITS__MAX_TURNS": "many"}, "ORCH_LIMITS__MAX_TURNS: limits.max_turns = 'many' does not fit"),
+    ],
+)
+def test_a_bad_variable_is_named(home: Path, env: dict[str, str], complaint: str) -> None:
+    """A variable nobody reads, or of the wrong type, does not pass in silence."""
+    with pytest.raises(ConfigError, match=complaint):
+        load(None, env, home=home)
+
+
+def test_a_bad_override_is_named(home: Path) -> None:
+    """Overrides are checked like everything else."""
+    with pytest.raises(ConfigError, match=r"override limits\.max_turns: .*does not fit"):
+        load(None, {}, {"limits.max_turns": -1}, home=home)
+
+
+def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
+    """A setting added to Config cannot be forgotten here."""
+    assert config.NARROWS.keys() == config.flat(Config()).keys()
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ('model = "scripted:"', False),
+        ('durability = "power"', True),
+        ('durability = "process"', False),
+        ("subagents.enabled = false", True),
+        ("subagents.max_concurrent = 16", True),
+        ("subagents.max_concurrent = 17", False),
+        ("subagents.depth_cap = 0", True),
+        ("subagents.depth_cap = 4", False),
+        ("subagents.allow_nested = false", True),
+        ("subagents.allow_nested = true", False),
+        ("subagents.timeout_minutes = 1", True),
+        ("subagents.timeout_minutes = 60", False),
+        ('subagents.default_preset = "minimal"', True),
+        ('subagents.default_preset = "investigate"', True),
+        ('subagents.default_preset = "work"', False),
+        ("subagents.default_tools = []", True),
+        ('subagents.default_tools = ["bash"]', False),
+        ("limits.max_turns = 1", True),
+        ("limits.turn_seconds = 1e9", False),
+        ("limits.tool_seconds = 1", True),
+        ("limits.reply_tokens = 4001", False),
+        ("daemon.idle_minutes = 1", True),
+        ("daemon.idle_minutes = inf", False),
+    ],
+)
+def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:
+    """What would widen is left at the user's value and reported with what to do; what narrows holds."""
+    own = write(project_file(project), line + "\n")
+    loaded = load(project, {}, home=home)
+    key = line.partition(" =")[0]
+    if kept:
+        assert (loaded.sources[key], loaded.notes) == (f"{own}, line 1", ())
+    else:
+        assert (loaded.config, loaded.sources[key]) == (Config(), "default")
+        assert [f"ignored {key}. " in note and f"orch config trust {project}" in note for note in loaded.notes] == [
+            True
+        ]
+
+
+def test_an_untrusted_project_narrows_the_users_own_values(home: Path, project: Path) -> None:
+    """Narrower means narrower than what the user set, not than the defaults."""
+    write(home / "config.toml", '[subagents]\nmax_concurrent = 4\ndefault_tools = ["read_file", "bash"]\n')
+    write(project_file(project), '[subagents]\nmax_concurrent = 5\ndefault_tools = ["read_file"]\n')
+    loaded = load(project, {}, home=home)
+    assert loaded.config.subagents.max_concurrent == 4
+    assert loaded.config.subagents.default_tools == ("read_file",)
+    assert "ignored subagents.max_concurrent." in loaded.notes[0]
+
+
+def test_trust_is_by_content_and_folder(home: Path, project: Path, tmp_path: Path) -> None:
+    """A trusted file holds in full; an edit, or the same file in another folder, asks anew; untrust forgets."""
+    own = write(project_file(project), 'model = "a:1"\n')
+    assert trust(project, home) == own
+    assert load(project, {}, home=home).config.model == "a:1"
+    linked = tmp_path / "link"
+    linked.symlink_to(project)
+    assert is_trusted(linked, own.read_bytes(), home)
+    assert not is_trusted(tmp_path, own.read_bytes(), home)
+    write(own, 'model = "evil:1"\n')
+    assert load(project, {}, home=home).config.model is None
+    trust(project, home)
+    assert untrust(project, home)
+    assert not untrust(project, home)
+    assert load(project, {}, home=home).config.model is None
+
+
+def test_the_record_of_trust_is_private(home: Path, project: Path) -> None:
+    """Nobody else may add a folder to it."""
+    write(project_file(project), "")
+    before = os.umask(0)
+    try:
+        trust(project, home)
+    finally:
+        os.umask(before)
+    assert (home / "trust.json").stat().st_mode & 0o777 == 0o600
+    assert [f.name for f in home.iterdir()] == ["trust.json"]
+
+
+def test_trusting_nothing_is_an_error(home: Path, tmp_path: Path) -> None:
+    """A folder without configuration cannot be trusted ahead of time."""
+    with pytest.raises(ConfigError, match=r"nothing to trust: .*config\.toml"):
+        trust(tmp_path, home)
+
+
+def test_a_damaged_record_of_trust_is_an_error(home: Path, project: Path) -> None:
+    """It is never taken for an empty or a full one."""
+    write(home / "trust.json", "[")
+    write(project_file(project), "")
+    with pytest.raises(ConfigError, match=r"trust\.json cannot be read"):
+        load(project, {}, home=home)
+
+
+def test_a_project_that_is_the_home_is_read_once(tmp_path: Path) -> None:
+    """With ORCH_HOME=./.orch the user's file is not a project's."""
+    (tmp_path / ".orch").mkdir()
+    write(tmp_path / ".orch" / "config.toml", 'model = "a:1"\n')
+    loaded = load(tmp_path, {}, home=tmp_path / ".orch")
+    assert (loaded.config.model, loaded.notes) == ("a:1", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        ("a = 1\nb = 2", "b", 2),
+        ("[t]\na = 1\n[u]\na = 2", "u.a", 4),
+        ('[ t ] # x\n"a" = 1', "t.a", 2),
+        ("t . a = 1", "t.a", 1),
+        ("\nt = { a = 1 }", "t.a", 2),
+        ("\n[t]", "t", 2),
+        ("x = 1", "not.there", 1),
+    ],
+)
+def test_line_of_finds_the_line_that_sets_a_key(text: str, key: str, line: int) -> None:
+    """Tables, dotted keys, quoted keys and inline tables are followed."""
+    assert config.line_of(text, key) == line
+
+
+def test_loaded_is_data() -> None:
+    """It can be printed as JSON."""
+    assert msgspec.json.decode(msgspec.json.encode(load(None, {}, home=Path("/nowhere"))))["notes"] == []

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from orch import paths
+from orch_protocol.errors import StoreError
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"ORCH_HOME": "/srv/o", "HOME": "/h"}, "/srv/o"),
+        ({"ORCH_HOME": "", "XDG_DATA_HOME": "/x", "HOME": "/h"}, "/x/orch"),
+        ({"XDG_DATA_HOME": "relative", "HOME": "/h"}, "/h/.local/share/orch"),
+        ({"HOME": "/h"}, "/h/.local/share/orch"),
+    ],
+)
+def test_home_follows_the_variables_in_order(env: dict[str, str], expected: str) -> None:
+    """ORCH_HOME beats XDG_DATA_HOME beats HOME; an empty or relative one does not count."""
+    assert paths.home(env) == Path(expected)
+
+
+def test_a_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that changes its folder later still finds the same home."""
+    monkeypatch.chdir(tmp_path)
+    assert paths.home_text({"ORCH_HOME": "here"}) == str(tmp_path / "here")
+
+
+def test_folders_of_a_home_lie_inside_it() -> None:
+    """Sessions, runs and the daemon live under the home."""
+    home = Path("/o")
+    assert [f(home) for f in (paths.sessions_dir, paths.runs_dir, paths.daemon_dir)] == [
+        Path("/o/sessions"),
+        Path("/o/runs"),
+        Path("/o/daemon"),
+    ]
+    assert paths.run_dir(home, "daemon") == Path("/o/runs/daemon")
+
+
+@pytest.mark.parametrize("mask", [0, 0o777])
+def test_private_dir_is_0700_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    """Neither an open nor a closed umask changes the mode of the folders made."""
+    before = os.umask(mask)
+    try:
+        made = paths.private_dir(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(f.stat().st_mode) for f in (made, made.parent)] == [0o700, 0o700]
+
+
+def test_private_dir_leaves_an_existing_folder_alone(tmp_path: Path) -> None:
+    """The mode of a folder that was there is its owner's business."""
+    (tmp_path / "a").mkdir(mode=0o755)
+    before = (tmp_path / "a").stat().st_mode
+    assert paths.private_dir(tmp_path / "a").stat().st_mode == before
+
+
+def test_private_dir_says_what_stands_in_the_way(tmp_path: Path) -> None:
+    """A file where the folder should be is named, with what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file.*ORCH_HOME"):
+        paths.private_dir(tmp_path / "file")
+    with pytest.raises(StoreError, match=r"below.*ORCH_HOME"):
+        paths.private_dir(tmp_path / "file" / "below")
+
+
+def test_a_socket_lies_in_its_folder_when_the_path_is_short() -> None:
+    """The usual case creates nothing."""
+    assert paths.socket_path("/o/daemon", "control.sock", {}) == "/o/daemon/control.sock"
+    assert paths.control_socket({"ORCH_HOME": "/o"}) == "/o/daemon/control.sock"
+
+
+def test_a_long_path_falls_back_to_the_runtime_folder(tmp_path: Path) -> None:
+    """The fallback is private, short, and differs from folder to folder."""
+    runtime = tmp_path / "r"
+    runtime.mkdir()
+    first, second = (paths.socket_path("/" + c * 120, "s", {"XDG_RUNTIME_DIR": str(runtime)}) for c in "ab")
+    assert first != second
+    assert Path(first).parent == runtime / "orch"
+    assert stat.S_IMODE((runtime / "orch").stat().st_mode) == 0o700
+    assert len(os.fsencode(first)) <= paths.MAX_SOCKET_PATH
+
+
+def test_a_fallback_somebody_else_prepared_is_refused(tmp_path: Path) -> None:
+    """A link, a file, or a folder open to others in its place is an error that names it."""
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    trap = tmp_path / "orch"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    trap.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=r"orch.*link"):
+        paths.socket_path("/" + "a" * 120, "s", env)
+    trap.unlink()
+    trap.write_text("")
+    with pytest.raises(StoreError, match="no folder"):
+        paths.socket_path("/" + "a" * 120, "s", env)
+    trap.unlink()
+    trap.mkdir()
+    trap.chmod(0o755)
+    with pytest.raises(StoreError, match="0755"):
+        paths.socket_path("/" + "a" * 120, "s", env)
+
+
+def test_a_fallback_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who owns the folder owns the socket, so it must be us."""
+    (tmp_path / "orch").mkdir(mode=0o700)
+    owner = (tmp_path / "orch").stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(StoreError, match=f"uid {owner}"):
+        paths.socket_path("/" + "a" * 120, "s", {"XDG_RUNTIME_DIR": str(tmp_path)})
