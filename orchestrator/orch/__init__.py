@@ -1,1 +1,75 @@
-"""Orch: subagents as real processes."""
+"""Subagents as real operating-system processes.
+
+    from orch import Orchestrator
+
+    with Orchestrator() as o:
+        agent = o.spawn("Explain this repo")
+        print(agent.query("What does README promise?").text)
+
+Names are imported when first used: importing orch costs nothing and does nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orch_protocol.config import Config, SubagentsConfig
+    from orch_protocol.errors import OrchError
+    from orch_protocol.messages import Message, Reply, Usage
+    from orch_protocol.spec import Limits
+    from orch_worker.backends.scripted import ScriptedBackend
+    from orch_worker.tools.base import ToolContext, ToolOutput, tool
+
+    from .aio import AsyncOrchestrator
+    from .handles import AsyncSubagent
+    from .sync import Orchestrator, Subagent
+
+__all__ = [
+    "AsyncOrchestrator",
+    "AsyncSubagent",
+    "Config",
+    "Limits",
+    "Message",
+    "OrchError",
+    "Orchestrator",
+    "Reply",
+    "ScriptedBackend",
+    "Subagent",
+    "SubagentsConfig",
+    "ToolContext",
+    "ToolOutput",
+    "Usage",
+    "tool",
+]
+
+_HOMES = {
+    "AsyncOrchestrator": "orch.aio",
+    "AsyncSubagent": "orch.handles",
+    "Config": "orch_protocol.config",
+    "Limits": "orch_protocol.spec",
+    "Message": "orch_protocol.messages",
+    "OrchError": "orch_protocol.errors",
+    "Orchestrator": "orch.sync",
+    "Reply": "orch_protocol.messages",
+    "ScriptedBackend": "orch_worker.backends.scripted",
+    "Subagent": "orch.sync",
+    "SubagentsConfig": "orch_protocol.config",
+    "ToolContext": "orch_worker.tools.base",
+    "ToolOutput": "orch_worker.tools.base",
+    "Usage": "orch_protocol.messages",
+    "tool": "orch_worker.tools.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'orch' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

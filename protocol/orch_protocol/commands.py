@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from .errors import ErrorInfo
-from .messages import Reply
+from .messages import Reply, Usage
 from .spec import AgentSpec
 
 __all__ = [
@@ -76,10 +76,14 @@ class Query(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True, omit_defaults=True):
-    """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set."""
+    """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set.
+
+    `usage` is what a failed turn used before it failed; a reply carries its own.
+    """
 
     reply: Reply | None = None
     error: ErrorInfo | None = None
+    usage: Usage = Usage()
     context_tokens: int = 0
 
 

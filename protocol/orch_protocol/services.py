@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from .messages import Message, Reply, Usage
-from .spec import ToolSpec
+from .spec import Limits, Template, ToolSpec
 
 __all__ = [
     "SERVICES",
@@ -47,7 +47,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     """Start an agent. `tools` beats `preset`; neither means the configured default.
 
     `script` makes the backend the scripted one; else `model` ("provider:model") or the configured one. `request_id`
-    makes a repeated spawn return the first one's agent.
+    makes a repeated spawn return the first one's agent. `template` is the process image to fork; None is the one that
+    the backend needs.
     """
 
     task: str
@@ -60,7 +61,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     cwd: str | None = None
     env: dict[str, str] | None = None
     history: tuple[Message, ...] = ()
-    max_turns: int | None = None
+    limits: Limits | None = None
+    template: Template | None = None
     request_id: str | None = None
 
 

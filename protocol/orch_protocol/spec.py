@@ -66,6 +66,7 @@ class AgentSpec(Struct, frozen=True):
     history: tuple[Message, ...] = ()
     system: str | None = None
     durability: Durability = "process"
+    template: Template = "lean"
 
 
 class Birth(Struct, frozen=True):

@@ -1,0 +1,280 @@
+"""The asynchronous API. Everything else (the sync API, the daemon, the CLI) stands on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from weakref import WeakSet
+
+import msgspec
+
+from orch_protocol.config import Config
+from orch_protocol.errors import ConfigError, UnsupportedPlatformError
+from orch_protocol.ids import new_id
+from orch_protocol.messages import Message
+from orch_protocol.services import AgentRow, Kill, Killed, List, Resume, Spawn, Wait, Waited
+from orch_protocol.spec import BackendSpec, Limits, Template
+from orch_worker.lock import FolderLock
+from orch_worker.tools.base import Tool, tool
+
+from . import config as configuration
+from . import paths
+from .handles import AsyncSubagent
+from .journal import Journal
+from .launchers import default_launcher
+from .launchers.base import Launcher
+from .refs import resolve
+from .router import Deliver, Router, Switchboard
+from .services import call, serve_worker
+from .supervisor import Supervisor
+
+__all__ = ["AsyncOrchestrator", "ToolLike"]
+
+ToolLike = str | Tool | Callable[..., Any]
+"""A built-in tool's name, or a function of the user's program, which runs there."""
+
+NO_MODEL = (
+    "orch: no model is configured, so the extractive backend answers: offline, by quotation. "
+    "Set ORCH_MODEL=provider:model, or model in config.toml, to use one."
+)
+
+
+class Scripted(Protocol):
+    """A backend that can be told as data, such as ScriptedBackend."""
+
+    def spec(self) -> BackendSpec:
+        """Return it as data."""
+
+
+class AsyncOrchestrator:
+    """A root: supervises the agents of one run, each in a process of its own.
+
+        async with AsyncOrchestrator() as o:
+            agent = await o.spawn("Explain this repo")
+            print((await agent.query("What does README promise?")).text)
+
+    `model` is `provider:model`; None is the configured one. `run` names a run folder that outlives the program: opened
+    again, its agents answer again. Without it the run is this program's alone; transcripts stay in `home` either way.
+    `config` replaces what configuration files and variables say. Raises ConfigError, LockedError, StoreError.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: Config | None = None,
+        run: str | None = None,
+        home: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        keys: Mapping[str, str] | None = None,
+        launcher: Callable[[str, Path], Launcher] | None = None,
+        connect: Callable[[Path, Path, Deliver], Switchboard] | None = None,
+    ) -> None:
+        if sys.platform == "win32":
+            raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
+        environ = os.environ if env is None else env
+        self.home = paths.home(environ) if home is None else Path(home).absolute()
+        loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
+        found = config or (loaded.config if loaded else Config())
+        self.config = msgspec.structs.replace(found, model=model) if model is not None else found
+        self.notes = loaded.notes if loaded else ()
+        """What of the configuration was ignored, and why."""
+        self._named = run is not None
+        self.run = run or f"run-{new_id()}"
+        self._keys = dict(keys) if keys is not None else keys_in(environ)
+        self._make_launcher = launcher or default_launcher
+        self._connect = connect or Router
+        self._pid = os.getpid()
+        self._lock: FolderLock | None = None
+        self._supervisor: Supervisor | None = None
+        self._told_no_model = self.config.model is not None
+
+    # Life.
+
+    async def start(self) -> AsyncOrchestrator:
+        """Open the run and start the launcher. `async with` does this and `close`."""
+        if self._supervisor is not None:
+            return self
+        folder = paths.private_dir(paths.run_dir(self.home, self.run))
+        sessions = paths.private_dir(paths.sessions_dir(self.home))
+        self._lock = FolderLock.acquire(folder)
+        _let_go_in_children(self)
+        try:
+            logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
+            journal = Journal.open(folder / "journal.jsonl", durability=self.config.durability)
+            launcher = self._make_launcher(self.run, folder)
+            await launcher.start()
+            socket = Path(paths.socket_path(folder, "root.sock"))
+            self._supervisor = Supervisor(
+                config=self.config,
+                journal=journal,
+                launcher=launcher,
+                connect=lambda deliver: self._connect(socket, spool, deliver),
+                serve=serve_worker,
+                sessions=sessions,
+                logs=logs,
+                spool=spool,
+                keys=self._keys,
+            )
+            self._supervisor.start()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """End every process. Transcripts stay; a named run's agents answer again when it is opened anew."""
+        if self._supervisor is None or self._lock is None:
+            return
+        await self._supervisor.close()
+        folder = paths.run_dir(self.home, self.run)
+        shutil.rmtree(folder / "spool", ignore_errors=True)
+        self._lock.release()
+        if not self._named:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._supervisor = None
+
+    async def __aenter__(self) -> AsyncOrchestrator:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """The running supervisor. Raises ConfigError before `start`, after `close` and in a forked child."""
+        if self._supervisor is None:
+            raise ConfigError("this orchestrator is not running: use it in a `with` block, or call start()")
+        if os.getpid() != self._pid:
+            raise ConfigError(f"this orchestrator belongs to process {self._pid}; a forked child must make its own")
+        return self._supervisor
+
+    # Agents.
+
+    async def spawn(
+        self,
+        task: str,
+        *,
+        preset: str | None = None,
+        tools: Iterable[ToolLike] | None = None,
+        model: str | None = None,
+        backend: Scripted | None = None,
+        name: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        history: Sequence[Message] = (),
+        limits: Limits | None = None,
+        template: Template | None = None,
+    ) -> AsyncSubagent:
+        """Start an agent with a task and a fixed set of tools, and return it once its process is up.
+
+        `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
+        Raises SpawnError, ConfigError.
+        """
+        names, functions = split_tools(tools)
+        script = None
+        if backend is not None:
+            spec = backend.spec()
+            if spec.provider != "scripted":
+                raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
+            script = tuple(spec.options["items"])
+        elif model is None:
+            self._tell_no_model()
+        spawned = await self._call(
+            "spawn",
+            Spawn(
+                task,
+                preset=preset,
+                tools=names,
+                root_tools=tuple(function.spec() for function in functions),
+                model=model,
+                script=script,
+                name=name,
+                cwd=os.fspath(cwd) if cwd is not None else os.getcwd(),
+                env=dict(env) if env is not None else None,
+                history=tuple(history),
+                limits=limits,
+                template=template,
+            ),
+        )
+        if functions:
+            self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
+        return AsyncSubagent(self, spawned.id)
+
+    async def get(self, ref: str | int) -> AsyncSubagent:
+        """Return the agent that `ref` (number, id, unique prefix, name) means. Raises AgentNotFoundError and kin."""
+        return AsyncSubagent(self, resolve(self.supervisor.tree.nodes, str(ref)).spec.id)
+
+    async def agents(self, *, all: bool = False) -> list[AgentRow]:
+        """Return every agent as it is now; killed ones only with `all`."""
+        rows: list[AgentRow] = await self._call("list", List(all))
+        return rows
+
+    async def wait(
+        self,
+        *agents: AsyncSubagent | str | int,
+        mode: Literal["any", "all"] | int = "all",
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Waited:
+        """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
+        refs = tuple(agent.id if isinstance(agent, AsyncSubagent) else str(agent) for agent in agents)
+        waited: Waited = await self._call("wait", Wait(refs, mode, timeout))
+        return waited
+
+    async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
+        """End agents and everything below them; return the ids, children first. Transcripts stay."""
+        killed: Killed = await self._call("kill", Kill(tuple(map(str, refs)), all))
+        return killed.ids
+
+    async def resume(self, ref: str | int) -> AsyncSubagent:
+        """Let a killed or failed agent answer again."""
+        row: AgentRow = await self._call("resume", Resume(str(ref)))
+        return AsyncSubagent(self, row.id)
+
+    async def _call(self, method: str, params: msgspec.Struct) -> Any:
+        return await call(self.supervisor, None, method, params)
+
+    def _tell_no_model(self) -> None:
+        if not self._told_no_model:
+            self._told_no_model = True
+            print(NO_MODEL, file=sys.stderr, flush=True)
+
+
+_RUNNING: WeakSet[AsyncOrchestrator] = WeakSet()
+
+
+def _let_go_in_children(orchestrator: AsyncOrchestrator) -> None:
+    """See to it that a fork of the user's program does not keep the run folder locked."""
+    if not _RUNNING:
+        os.register_at_fork(after_in_child=_let_go)
+    _RUNNING.add(orchestrator)
+
+
+def _let_go() -> None:
+    for orchestrator in list(_RUNNING):
+        if orchestrator._lock is not None:
+            orchestrator._lock.release()
+
+
+def keys_in(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the providers' keys in `env`, for workers to read from their birth pipe and nowhere else."""
+    return {name: value for name, value in env.items() if name.endswith("_API_KEY") and value}
+
+
+def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:
+    """Return the built-in tools' names (None: none were given) and the functions, as tools."""
+    if tools is None:
+        return None, ()
+    if isinstance(tools, str):
+        raise ConfigError(f"tools is a list of names and functions, not the text {tools!r}: write [{tools!r}]")
+    given = list(tools)
+    functions = tuple(tool(each) for each in given if not isinstance(each, str))
+    names = tuple(each for each in given if isinstance(each, str))
+    taken = [*names, *(function.name for function in functions)]
+    if len(set(taken)) < len(taken):
+        raise ConfigError(f"two tools have the same name: {', '.join(sorted(taken))}")
+    return names, functions

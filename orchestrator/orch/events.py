@@ -1,0 +1,217 @@
+"""What can happen to a tree of agents, and what a supervisor can be told to do about it. Data alone."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from orch_protocol.errors import ErrorInfo
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.spec import AgentSpec
+
+from .journal import Entry
+
+__all__ = [
+    "Ask",
+    "BootOverdue",
+    "Collect",
+    "Decision",
+    "Event",
+    "Finish",
+    "Gone",
+    "Instruction",
+    "Kill",
+    "Launch",
+    "LaunchFailed",
+    "Notify",
+    "Recover",
+    "Resume",
+    "Send",
+    "Signal",
+    "Spawn",
+    "StopOverdue",
+    "Sweep",
+    "Timer",
+    "WorkerUp",
+]
+
+
+# Events: what happened, or what somebody wants.
+
+
+class Spawn(Struct, frozen=True):
+    """`caller` (an agent's id, None for the user's program) wants an agent; the tree sets seq, name and depth."""
+
+    spec: AgentSpec
+    caller: str | None = None
+    request_id: str | None = None
+
+
+class Ask(Struct, frozen=True):
+    """`asker` puts a query to agent `id`. `waits` says that it will block until the answer."""
+
+    id: str
+    query_id: str
+    head: str
+    asker: str | None = None
+    waits: bool = False
+    wake: str | int | None = None
+    from_inbox: bool = False
+    request_id: str | None = None
+
+
+class WorkerUp(Struct, frozen=True):
+    """The process of incarnation `incarnation` is ready."""
+
+    id: str
+    incarnation: int
+    pid: int
+    model: str = ""
+    context_tokens: int = 0
+    context_limit: int = 0
+
+
+class Finish(Struct, frozen=True):
+    """The worker reports the end of a query; `taken_by` names a waiter that gets it now."""
+
+    id: str
+    query_id: str
+    reply: Reply | None = None
+    error: ErrorInfo | None = None
+    usage: Usage = Usage()
+    context_tokens: int = 0
+    taken_by: str | None = None
+
+
+class LaunchFailed(Struct, frozen=True):
+    """No process came to be."""
+
+    id: str
+    incarnation: int
+    error: str
+
+
+class Gone(Struct, frozen=True):
+    """The process ended. `recovered` is the pending query's reply if the transcript holds it."""
+
+    id: str
+    incarnation: int
+    code: int | None
+    recovered: Reply | None = None
+    taken_by: str | None = None
+    detail: str = ""
+
+
+class BootOverdue(Struct, frozen=True):
+    """The process had its time to become ready."""
+
+    id: str
+    incarnation: int
+
+
+class StopOverdue(Struct, frozen=True):
+    """The process was asked to leave and had its time."""
+
+    id: str
+    incarnation: int
+
+
+class Sweep(Struct, frozen=True):
+    """Time to look for agents that have idled long enough."""
+
+
+class Collect(Struct, frozen=True):
+    """`by` wants the answer to the last query of agent `id`."""
+
+    id: str
+    by: str
+    again: bool = False
+
+
+class Kill(Struct, frozen=True):
+    """`by` ends the agents `ids` and everything below them."""
+
+    ids: tuple[str, ...]
+    by: str
+
+
+class Resume(Struct, frozen=True):
+    """Let a killed or failed agent answer again."""
+
+    id: str
+
+
+class Recover(Struct, frozen=True):
+    """A root takes over: no process of the last one is left. `replies` are found in transcripts, by query id."""
+
+    pid: int
+    replies: dict[str, Reply] = {}
+
+
+Event: TypeAlias = (
+    Spawn
+    | Ask
+    | WorkerUp
+    | Finish
+    | LaunchFailed
+    | Gone
+    | BootOverdue
+    | StopOverdue
+    | Sweep
+    | Collect
+    | Kill
+    | Resume
+    | Recover
+)
+
+
+# Instructions: the five things a supervisor can do.
+
+
+class Launch(Struct, frozen=True):
+    """Start a process for agent `id`."""
+
+    id: str
+    incarnation: int
+
+
+class Signal(Struct, frozen=True):
+    """End a process: `stop` asks it to leave, `kill` does not ask."""
+
+    id: str
+    incarnation: int
+    how: str
+
+
+class Send(Struct, frozen=True):
+    """Put query `query_id` to the worker of agent `id`."""
+
+    id: str
+    query_id: str
+
+
+class Timer(Struct, frozen=True):
+    """Hand `event` in after `seconds`."""
+
+    seconds: float
+    event: Event
+
+
+class Notify(Struct, frozen=True):
+    """Tell whoever waits for `topic` (`query:ID`, `up:ID:N`, `gone:ID:N`, `wake:ID`)."""
+
+    topic: str
+    value: Any = None
+    error: ErrorInfo | None = None
+
+
+Instruction: TypeAlias = Launch | Signal | Send | Timer | Notify
+
+
+class Decision(Struct, frozen=True):
+    """What follows from an event: entries to write, instructions to perform then, and a value for the one who asked."""
+
+    entries: list[Entry] = []
+    instructions: list[Instruction] = []
+    value: Any = None

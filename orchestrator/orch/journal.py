@@ -1,0 +1,171 @@
+"""The root's journal: what happened to its agents, one entry a line. The tree is the fold of these entries.
+
+Times are seconds since the epoch. Prompts stay in the agents' transcripts; here is their head alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import ErrorInfo
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.spec import AgentSpec, Durability
+from orch_worker.store import AppendLog
+
+__all__ = [
+    "Answered",
+    "Asked",
+    "Collected",
+    "Ended",
+    "Entry",
+    "Journal",
+    "Killed",
+    "Launched",
+    "Opened",
+    "Resumed",
+    "Spawned",
+    "Stopping",
+    "Up",
+    "Woken",
+]
+
+HEADER = b'{"type":"orch_journal","version":1}'
+
+
+class _Entry(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    at: float
+
+
+class Opened(_Entry, frozen=True, kw_only=True, tag="opened"):
+    """A root took the run over."""
+
+    pid: int
+
+
+class _Agent(_Entry, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+
+
+class Spawned(_Agent, frozen=True, kw_only=True, tag="spawned"):
+    """An agent exists. `request_id` is the caller's, for a repeated request."""
+
+    spec: AgentSpec
+    request_id: str | None = None
+
+
+class Launched(_Agent, frozen=True, kw_only=True, tag="launched"):
+    """A process was asked for."""
+
+    incarnation: int
+
+
+class Up(_Agent, frozen=True, kw_only=True, tag="up"):
+    """The process has opened its transcript and waits."""
+
+    pid: int
+    model: str = ""
+    context_tokens: int = 0
+    context_limit: int = 0
+
+
+class Asked(_Agent, frozen=True, kw_only=True, tag="asked"):
+    """A query was accepted. `asker` is the agent that asks, None for the user's program."""
+
+    query_id: str
+    head: str
+    asker: str | None = None
+    waits: bool = False
+    wake: str | int | None = None
+    from_inbox: bool = False
+    request_id: str | None = None
+
+
+class Answered(_Agent, frozen=True, kw_only=True, tag="answered"):
+    """A query is over, one way or the other. `taken_by` says who waited and so got the answer."""
+
+    query_id: str
+    reply: Reply | None = None
+    error: ErrorInfo | None = None
+    usage: Usage = Usage()
+    context_tokens: int = 0
+    taken_by: str | None = None
+
+
+class Collected(_Agent, frozen=True, kw_only=True, tag="collected"):
+    """Somebody took the answer."""
+
+    query_id: str
+    by: str
+
+
+class Stopping(_Agent, frozen=True, kw_only=True, tag="stopping"):
+    """The process was asked to leave; its agent goes cold."""
+
+
+class Ended(_Agent, frozen=True, kw_only=True, tag="ended"):
+    """The process is gone. `status` is what the agent is now: cold, died, failed or killed."""
+
+    incarnation: int
+    status: str
+    code: int | None = None
+    error: str | None = None
+
+
+class Killed(_Agent, frozen=True, kw_only=True, tag="killed"):
+    """The agent was killed on purpose."""
+
+    by: str
+
+
+class Resumed(_Agent, frozen=True, kw_only=True, tag="resumed"):
+    """A killed or failed agent may answer again."""
+
+
+class Woken(_Agent, frozen=True, kw_only=True, tag="woken"):
+    """News for the agent, to be its next prompt."""
+
+    text: str
+
+
+Entry: TypeAlias = (
+    Opened | Spawned | Launched | Up | Asked | Answered | Collected | Stopping | Ended | Killed | Resumed | Woken
+)
+
+_SYNCED = (Collected, Killed)
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+
+
+class Journal:
+    """The open journal of a run. Its owner holds the run folder's lock."""
+
+    def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str]) -> None:
+        self.log = log
+        self.entries = entries
+        self.notes = notes
+
+    @classmethod
+    def open(cls, path: Path, *, durability: Durability = "process") -> Journal:
+        """Open or create the journal at `path`. Lines that are damaged or unknown are kept, skipped and noted."""
+        log, loaded = AppendLog.open(path, durability=durability, header=HEADER)
+        entries, notes = [], [str(damage) for damage in loaded.damage]
+        for number, line in enumerate(loaded.objects):
+            try:
+                entries.append(_decoder.decode(line))
+            except msgspec.MsgspecError as error:
+                notes.append(f"{path}: entry {number + 1} skipped: {error}")
+        return cls(log, entries, notes)
+
+    def append(self, entries: list[Entry]) -> None:
+        """Write `entries` in one write; a collect or a kill reaches the disk before this returns. Raises StoreError."""
+        if entries:
+            sync = any(isinstance(entry, _SYNCED) for entry in entries)
+            self.log.append(*map(_encoder.encode, entries), sync=sync)
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.log.close()

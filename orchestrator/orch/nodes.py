@@ -1,0 +1,246 @@
+"""The agents of a run, as the fold of its journal. Nothing here is assigned except by applying an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
+
+from orch_protocol.errors import ErrorInfo
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.services import Status
+from orch_protocol.spec import AgentSpec
+
+from .journal import (
+    Answered,
+    Asked,
+    Collected,
+    Ended,
+    Entry,
+    Killed,
+    Launched,
+    Opened,
+    Resumed,
+    Spawned,
+    Stopping,
+    Up,
+    Woken,
+)
+
+__all__ = ["Node", "Nodes", "Result", "head_of", "iso", "news_line"]
+
+HEAD = 80
+
+
+@dataclass(slots=True)
+class Result:
+    """The answer to one query, kept until the run is deleted."""
+
+    query_id: str
+    reply: Reply | None
+    error: ErrorInfo | None
+    taken_by: str | None
+    taken_at: float | None
+
+
+@dataclass(slots=True)
+class Node:
+    """One agent. Only `Nodes.apply` assigns to it."""
+
+    spec: AgentSpec
+    created_at: float
+    last_activity: float
+    status: Status = "starting"
+    incarnation: int = 0
+    pid: int | None = None
+    pending: Asked | None = None
+    stopping: bool = False
+    last: Result | None = None
+    usage: Usage = field(default_factory=Usage)
+    queries: int = 0
+    model: str = ""
+    context_tokens: int = 0
+    context_limit: int = 0
+    error: str | None = None
+    children: list[str] = field(default_factory=list)
+    inbox: list[str] = field(default_factory=list)
+    watching: dict[str, str | int] = field(default_factory=dict)
+    news: list[str] = field(default_factory=list)
+    requests: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process exists or is being made that has not been asked to leave."""
+        return self.status in ("starting", "idle", "busy") and not self.stopping
+
+
+class Nodes:
+    """All agents, by id, in the order they were spawned, with the indexes that questions about all of them need."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.by_id: dict[str, Node] = {}
+        self.by_seq: dict[int, Node] = {}
+        self.names: dict[str, Node] = {}
+        """Agents by name; a killed agent's name is free again."""
+        self.alive: dict[str, Node] = {}
+        self.pending: dict[str, Node] = {}
+        self.requests: dict[str, str] = {}
+        for entry in entries:
+            self.apply(entry)
+
+    def __getitem__(self, id: str) -> Node:
+        return self.by_id[id]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.by_id.values())
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def get(self, id: str | None) -> Node | None:
+        """Return the agent with exactly that id, if there is one."""
+        return self.by_id.get(id) if id is not None else None
+
+    def subtree(self, id: str) -> list[Node]:
+        """Return the agent and everything below it, children before parents, youngest first."""
+        node = self.by_id[id]
+        below = [grandchild for child in reversed(node.children) for grandchild in self.subtree(child)]
+        return [*below, node]
+
+    def tree_usage(self, id: str) -> Usage:
+        """Return what the agent and everything below it has used; the killed count too."""
+        return sum((node.usage for node in self.subtree(id)), Usage())
+
+    def waited_for_by(self, id: str) -> set[str]:
+        """Return the agents that `id` waits for, directly or not: those with a turn under way that it blocks on."""
+        found: set[str] = set()
+        frontier = [id]
+        while frontier:
+            asker = frontier.pop()
+            for node in self.pending.values():
+                asked = node.pending
+                if asked and asked.waits and asked.asker == asker and node.spec.id not in found:
+                    found.add(node.spec.id)
+                    frontier.append(node.spec.id)
+        return found
+
+    def apply(self, entry: Entry) -> None:
+        """Make `entry` true. Entries about agents that no entry introduced are skipped."""
+        if isinstance(entry, Opened):
+            return
+        if isinstance(entry, Spawned):
+            node = self._apply_spawned(entry)
+        else:
+            known = self.by_id.get(entry.id)
+            if known is None:
+                return
+            node = known
+            getattr(self, f"_apply_{type(entry).__name__.lower()}")(node, entry)
+        self._index(node)
+
+    def _index(self, node: Node) -> None:
+        id = node.spec.id
+        for index, belongs in ((self.alive, node.alive), (self.pending, node.pending is not None)):
+            if belongs:
+                index[id] = node
+            else:
+                index.pop(id, None)
+        if node.status != "killed":
+            self.names[node.spec.name] = node
+        elif self.names.get(node.spec.name) is node:
+            del self.names[node.spec.name]
+
+    def _apply_spawned(self, entry: Spawned) -> Node:
+        node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec))
+        self.by_id[entry.id] = self.by_seq[entry.spec.seq] = node
+        if entry.request_id is not None:
+            self.requests[entry.request_id] = entry.id
+        parent = self.get(entry.spec.parent_id)
+        if parent is not None:
+            parent.children.append(entry.id)
+        return node
+
+    def _apply_launched(self, node: Node, entry: Launched) -> None:
+        node.status, node.incarnation, node.pid = "starting", entry.incarnation, None
+        node.stopping, node.error, node.last_activity = False, None, entry.at
+
+    def _apply_up(self, node: Node, entry: Up) -> None:
+        node.status = "busy" if node.pending else "idle"
+        node.pid, node.model = entry.pid, entry.model or node.model
+        node.context_tokens, node.context_limit = entry.context_tokens, entry.context_limit
+        node.last_activity = entry.at
+        # The transcript holds the seeded history from here on.
+        node.spec = msgspec.structs.replace(node.spec, history=())
+
+    def _apply_asked(self, node: Node, entry: Asked) -> None:
+        node.pending, node.last_activity = entry, entry.at
+        node.queries += 1
+        if node.status == "idle" and not node.stopping:
+            node.status = "busy"
+        if entry.from_inbox:
+            node.inbox.clear()
+        if entry.request_id is not None:
+            node.requests = {entry.request_id: entry.query_id}
+        asker = self.get(entry.asker)
+        if asker is not None and entry.wake is not None:
+            asker.watching[entry.id] = entry.wake
+
+    def _apply_answered(self, node: Node, entry: Answered) -> None:
+        pending = node.pending
+        taken_at = entry.at if entry.taken_by else None
+        node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at)
+        node.pending, node.last_activity = None, entry.at
+        node.usage = node.usage + entry.usage
+        node.context_tokens = entry.context_tokens or node.context_tokens
+        if node.status == "busy":
+            node.status = "idle"
+        asker = self.get(pending.asker if pending else None)
+        if asker is not None and asker.watching.pop(entry.id, None) is not None:
+            asker.news.append(news_line(node, entry))
+
+    def _apply_collected(self, node: Node, entry: Collected) -> None:
+        if node.last is not None and node.last.query_id == entry.query_id:
+            node.last.taken_by, node.last.taken_at = entry.by, entry.at
+
+    def _apply_stopping(self, node: Node, _: Stopping) -> None:
+        node.stopping = True
+
+    def _apply_ended(self, node: Node, entry: Ended) -> None:
+        node.status = entry.status  # type: ignore[assignment]
+        node.pid, node.stopping, node.error = None, False, entry.error
+
+    def _apply_killed(self, node: Node, entry: Killed) -> None:
+        node.status, node.last_activity, node.stopping = "killed", entry.at, False
+
+    def _apply_resumed(self, node: Node, entry: Resumed) -> None:
+        node.status, node.error, node.last_activity = "cold", None, entry.at
+
+    def _apply_woken(self, node: Node, entry: Woken) -> None:
+        node.inbox.append(entry.text)
+        node.news.clear()
+
+
+def head_of(prompt: str) -> str:
+    """Return the first HEAD characters of `prompt` on one line."""
+    line = " ".join(prompt[: HEAD * 4].split())
+    return line if len(line) <= HEAD else line[: HEAD - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def iso(at: float) -> str:
+    """Return epoch time `at` as ISO 8601 UTC to the millisecond."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def news_line(node: Node, answered: Answered) -> str:
+    """Return one line that tells how a query to `node` ended."""
+    if answered.reply is not None:
+        return (
+            f"- {node.spec.id} ({node.spec.name}): {answered.reply.stop_reason}, {answered.reply.tool_calls} tool calls"
+        )
+    return f"- {node.spec.id} ({node.spec.name}): failed: {answered.error.message if answered.error else 'no answer'}"
+
+
+def _model(spec: AgentSpec) -> str:
+    return f"{spec.backend.provider}:{spec.backend.model}" if spec.backend.model else spec.backend.provider

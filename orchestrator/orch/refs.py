@@ -1,0 +1,42 @@
+"""From what a person types to the agent that is meant: sequence number, id, unique prefix of an id, or name."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError
+
+from .nodes import Node, Nodes
+
+__all__ = ["resolve"]
+
+
+def resolve(nodes: Nodes, ref: str) -> Node:
+    """Return the agent that `ref` means. Raises AgentNotFoundError or AmbiguousRefError, naming the candidates.
+
+    All digits are a sequence number. Then, first match wins: exact id, name, prefix of exactly one id.
+    """
+    ref = ref.strip()
+    if not ref:
+        raise AgentNotFoundError("an empty reference names no agent; give a number, id or name (see `orch list`)")
+    if ref.isdigit() and ref.isascii():
+        node = nodes.by_seq.get(int(ref))
+        if node is None:
+            raise AgentNotFoundError(f"no agent has number {ref}; there are {len(nodes)} (see `orch list --all`)")
+        return node
+    node = nodes.by_id.get(ref) or nodes.names.get(ref)
+    if node is not None:
+        return node
+    named = [node for node in nodes if node.spec.name == ref]
+    if named:
+        return named[-1]
+    matches = [node for id, node in nodes.by_id.items() if id.startswith(ref)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        found = ", ".join(f"{match.spec.id} ({match.spec.name})" for match in matches[:8])
+        more = f" and {len(matches) - 8} more" if len(matches) > 8 else ""
+        raise AmbiguousRefError(f"{ref!r} is the beginning of {len(matches)} ids: {found}{more}; type more of it")
+    close = get_close_matches(ref, list(nodes.names), 1)
+    hint = f"; did you mean {close[0]!r}?" if close else " (see `orch list --all`)"
+    raise AgentNotFoundError(f"no agent goes by {ref!r}{hint}")

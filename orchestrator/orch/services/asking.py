@@ -1,0 +1,114 @@
+"""Questions to agents and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orch_protocol.errors import ConfigError, OrchError, QueryTimeoutError, error_from
+from orch_protocol.messages import Reply
+from orch_protocol.services import Collect, QueryAgent, Submitted, Wait, Waited
+
+from .. import events
+from ..nodes import Node, Result
+from ..refs import resolve
+from .ending import own_subtree
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["collect", "query", "submit", "wait"]
+
+
+async def query(root: Supervisor, caller: str | None, params: QueryAgent) -> Reply:
+    """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
+    node = resolve(root.tree.nodes, params.ref)
+    query_id = _ask(root, node, caller, params, waits=True)
+    return await root.answer(node, query_id, seconds=params.timeout, taker=who(root, caller))
+
+
+async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Submitted:
+    """Ask and return at once; `collect` takes the answer."""
+    node = resolve(root.tree.nodes, params.ref)
+    return Submitted(node.spec.id, _ask(root, node, caller, params, waits=False))
+
+
+async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
+    """Take the answer to the last query, once. Raises QueryTimeoutError while it is not there, NoResultError later."""
+    node = resolve(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "collect from")
+    pending = node.pending
+    if pending is not None and params.timeout != 0:
+        try:
+            await root.answer(node, pending.query_id, seconds=params.timeout, taker=None)
+        except OrchError:
+            pass  # out of time, which is told below, or failed, which is the answer to collect
+    if node.pending is not None:
+        raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}")
+    result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again))
+    if result.error is not None:
+        raise error_from(result.error)
+    assert result.reply is not None
+    return result.reply
+
+
+async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
+    """Wait until any, all or so many of the agents are not busy, or the time is over; never raises for the time."""
+    nodes = list({node.spec.id: node for node in (resolve(root.tree.nodes, ref) for ref in params.refs)}.values())
+    if not nodes:
+        raise ConfigError("wait needs at least one agent")
+    if caller is not None and caller in {node.spec.id for node in nodes}:
+        raise ConfigError("an agent cannot wait for itself")
+    wanted = {"any": 1, "all": len(nodes)}.get(str(params.mode)) or int(params.mode)
+    if not 1 <= wanted <= len(nodes):
+        raise ConfigError(f"cannot wait for {params.mode} of {len(nodes)} agents")
+    loop = asyncio.get_running_loop()
+    seconds = max(node.spec.limits.turn_seconds for node in nodes) if params.timeout is None else params.timeout
+    deadline = loop.time() + seconds
+    watchers = {
+        node.spec.id: loop.create_task(_settled(root, node.pending.query_id, seconds))
+        for node in nodes
+        if node.pending is not None
+    }
+    try:
+        while True:
+            pending = {id: task for id, task in watchers.items() if not task.done()}
+            left = deadline - loop.time()
+            if len(nodes) - len(pending) >= wanted or not pending or left <= 0:
+                break
+            await asyncio.wait(pending.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in watchers.values():
+            task.cancel()
+    return Waited(
+        tuple(node.spec.id for node in nodes if node.pending is None),
+        tuple(node.spec.id for node in nodes if node.pending is not None),
+    )
+
+
+def who(root: Supervisor, caller: str | None) -> str:
+    """Return how the taker of an answer is remembered."""
+    return "the user" if caller is None else f"agent {root.tree.nodes[caller].spec.name!r} ({caller})"
+
+
+async def _settled(root: Supervisor, query_id: str, seconds: float) -> None:
+    try:
+        await root.until(f"query:{query_id}", seconds)
+    except Exception:
+        return  # failed or out of time: either way there is no more to wait for
+
+
+def _ask(root: Supervisor, node: Node, caller: str | None, params: QueryAgent, *, waits: bool) -> str:
+    if not params.prompt.strip():
+        raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: say what to do")
+    if params.wake is not None and caller is None:
+        raise ConfigError("`wake` is for agents: the user's program waits with `wait` or the future")
+    return root.ask(
+        node,
+        params.prompt,
+        asker=caller,
+        waits=waits,
+        wake=params.wake,
+        seconds=params.timeout if waits and caller is not None else None,
+        request_id=params.request_id,
+    )

@@ -1,0 +1,76 @@
+"""Killing agents, and taking it back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orch_protocol.errors import AgentError, ConfigError
+from orch_protocol.services import AgentRow, Kill, Killed, Resume
+
+from .. import events
+from ..nodes import Node
+from ..refs import resolve
+from .looking import row
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["kill", "own_subtree", "resume"]
+
+GONE_SECONDS = 5.0
+
+
+async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
+    """End agents with everything below them and wait until their processes are gone. Transcripts stay."""
+    nodes = root.tree.nodes
+    if params.all and params.refs:
+        raise ConfigError("name agents, or all of them, not both")
+    if not params.all and not params.refs:
+        raise ConfigError("say which agents to kill, or all")
+    if params.all:
+        targets = [node for node in nodes if node.spec.parent_id == caller and node.status != "killed"]
+    else:
+        targets = [resolve(nodes, ref) for ref in params.refs]
+    for target in targets:
+        own_subtree(root, caller, target, "kill")
+    ids = tuple(node.spec.id for node in targets)
+    if params.dry_run:
+        doomed = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
+        return Killed(tuple(dict.fromkeys(doomed)))
+    processes = [
+        (node.spec.id, node.incarnation)
+        for id in ids
+        for node in nodes.subtree(id)
+        if node.status in ("starting", "idle", "busy")
+    ]
+    gone = [root.until(f"gone:{id}:{incarnation}", GONE_SECONDS) for id, incarnation in dict.fromkeys(processes)]
+    waiting = [asyncio.ensure_future(each) for each in gone]
+    if waiting:
+        # The waiters must stand before the processes can be gone.
+        await asyncio.sleep(0)
+    by = "the user" if caller is None else f"agent {nodes[caller].spec.name!r}"
+    killed: tuple[str, ...] = root.handle(events.Kill(ids, by))
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return Killed(killed)
+
+
+async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentRow:
+    """Let a killed or failed agent answer again; its next query starts a process."""
+    node = resolve(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "resume")
+    root.handle(events.Resume(node.spec.id))
+    return row(root, node)
+
+
+def own_subtree(root: Supervisor, caller: str | None, target: Node, verb: str) -> None:
+    """Raise AgentError unless the user asks, or an agent about one below itself."""
+    if caller is None:
+        return
+    at: Node | None = target
+    while at is not None and at.spec.parent_id is not None:
+        if at.spec.parent_id == caller:
+            return
+        at = root.tree.nodes.get(at.spec.parent_id)
+    name = root.tree.nodes[caller].spec.name
+    raise AgentError(f"agent {name!r} may only {verb} agents that it, or an agent below it, spawned")

@@ -1,0 +1,69 @@
+"""What agents are and do just now."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orch_protocol.services import AgentRow, List, Ref, Show, Shown
+from orch_worker.transcript import read_session
+
+from ..nodes import Node, iso
+from ..refs import resolve
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["list_agents", "row", "show", "state"]
+
+
+async def list_agents(root: Supervisor, _: str | None, params: List) -> list[AgentRow]:
+    """Return the agents in the order they were spawned; killed ones only when all are asked for."""
+    return [row(root, node) for node in root.tree.nodes if params.all or node.status != "killed"]
+
+
+async def state(root: Supervisor, _: str | None, params: Ref) -> AgentRow:
+    """Return one agent."""
+    return row(root, resolve(root.tree.nodes, params.ref))
+
+
+async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
+    """Return one agent with the tail of its transcript, read from the file: no process is started for it."""
+    node = resolve(root.tree.nodes, params.ref)
+    folder = Path(node.spec.folder)
+    session = await asyncio.to_thread(read_session, folder)
+    messages = tuple(session.messages[-params.messages :]) if params.messages > 0 else ()
+    return Shown(row(root, node), messages, node.last.reply if node.last else None)
+
+
+def row(root: Supervisor, node: Node) -> AgentRow:
+    """Return `node` as its row."""
+    spec = node.spec
+    activity = root.activity.get(spec.id)
+    return AgentRow(
+        id=spec.id,
+        seq=spec.seq,
+        name=spec.name,
+        parent_id=spec.parent_id,
+        depth=spec.depth,
+        kind=spec.kind,
+        status=node.status,
+        task=spec.task,
+        model=node.model,
+        preset=spec.preset,
+        pid=node.pid,
+        created_at=iso(node.created_at),
+        last_activity=iso(node.last_activity),
+        pending=node.pending.head if node.pending else None,
+        context_tokens=node.context_tokens,
+        context_limit=node.context_limit,
+        queries=node.queries,
+        usage=node.usage,
+        tree_usage=root.tree.nodes.tree_usage(spec.id),
+        cwd=spec.cwd,
+        folder=spec.folder,
+        tools=(*spec.tools, *(tool.name for tool in spec.root_tools)),
+        activity=f"{activity.phase}: {activity.detail}" if activity else "",
+        error=node.error,
+    )

@@ -1,0 +1,112 @@
+"""From what somebody asks for to what an agent is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from orch_protocol.config import Config, parse_model
+from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
+from orch_protocol.ids import new_id
+from orch_protocol.services import Spawn, Spawned
+from orch_protocol.spec import AgentSpec, BackendSpec, Limits
+from orch_worker.backends.registry import template_for
+from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.tools.presets import resolve
+
+from .. import events
+from ..tree import BOOT_SECONDS
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["spawn"]
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned:
+    """Start an agent and wait until its process is up. Raises SpawnError, ConfigError."""
+    parent = root.tree.nodes[caller] if caller is not None else None
+    if parent is not None and "spawn_subagent" not in parent.spec.tools:
+        raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
+    spec = describe(request, parent.spec if parent else None, root.config, root.sessions)
+    id: str = root.handle(events.Spawn(spec, caller, request.request_id))
+    node = root.tree.nodes[id]
+    if node.status == "starting":
+        try:
+            await root.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS + 5)
+        except TimeoutError:
+            raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
+    return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid)
+
+
+def describe(request: Spawn, parent: AgentSpec | None, config: Config, sessions: Path) -> AgentSpec:
+    """Return the spec of the agent that `request` asks for; sequence number, depth and name's default are the tree's.
+
+    What the request leaves open is the parent's, then the configuration's. Raises ConfigError, ToolNotGrantedError.
+    """
+    if not request.task.strip():
+        raise ConfigError("an agent needs a task: say in a sentence what it is for")
+    if request.name is not None and not NAME.fullmatch(request.name):
+        raise ConfigError(
+            f"name {request.name!r} does not do: up to 64 letters, digits, '.', '_' and '-', beginning with one "
+            "of the first two or '_'"
+        )
+    preset, tools = _tools(request, config)
+    backend = _backend(request, parent, config)
+    id = new_id()
+    return AgentSpec(
+        id=id,
+        seq=0,
+        name=request.name or "",
+        task=request.task,
+        backend=backend,
+        folder=str(sessions / id),
+        cwd=str(_folder(request.cwd, parent)),
+        preset=preset,
+        tools=tools,
+        root_tools=request.root_tools,
+        env=request.env if request.env is not None else parent.env if parent else {},
+        limits=request.limits or _limits(config),
+        history=request.history,
+        durability=config.durability,
+        template=request.template or template_for(backend),
+    )
+
+
+def _tools(request: Spawn, config: Config) -> tuple[str, tuple[str, ...]]:
+    if request.tools is not None:
+        return "", resolve(None, request.tools)
+    if request.preset is None and config.subagents.default_tools is not None:
+        return "", resolve(None, config.subagents.default_tools)
+    preset = request.preset or config.subagents.default_preset
+    return preset, resolve(preset, None)
+
+
+def _backend(request: Spawn, parent: AgentSpec | None, config: Config) -> BackendSpec:
+    if request.script is not None:
+        return ScriptedBackend(request.script).spec()
+    if request.model is not None:
+        return parse_model(request.model)
+    if parent is not None and parent.backend.provider != "scripted":
+        return parent.backend
+    return parse_model(config.model)
+
+
+def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
+    if parent is not None:
+        folder = Path(parent.cwd, cwd or "")
+    else:
+        folder = Path(cwd or ".").expanduser()
+    folder = folder.absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"the working folder {folder} does not exist or is no folder")
+    return folder
+
+
+def _limits(config: Config) -> Limits:
+    return msgspec.convert(msgspec.to_builtins(config.limits), Limits)

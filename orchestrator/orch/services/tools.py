@@ -1,0 +1,27 @@
+"""Functions of the user's program, run for agents that were granted them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orch_protocol.messages import Text, ToolUse
+from orch_protocol.services import RunTool, ToolRan
+from orch_worker.tools.base import Tool, Toolbox, ToolContext
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["run_tool"]
+
+
+async def run_tool(root: Supervisor, caller: str | None, params: RunTool) -> ToolRan:
+    """Run the root tool `params.name` of the calling agent. What goes wrong is its text, with `is_error`."""
+    spec = root.tree.nodes[caller or ""].spec
+    tools: dict[str, Tool] = root.tools.get(spec.id, {})
+    context = ToolContext(
+        cwd=Path(spec.cwd), env=spec.env, agent_id=spec.id, depth=spec.depth, seconds=spec.limits.tool_seconds
+    )
+    outcome = await Toolbox(tools.values(), context).dispatch(ToolUse("", params.name, params.input))
+    texts = [block.text for block in outcome.result.content if isinstance(block, Text)]
+    return ToolRan("\n".join(texts), outcome.result.is_error)

@@ -1,0 +1,225 @@
+"""The same API for programs without an event loop: one thread runs the loop, every method waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from orch_protocol.config import Config
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Message, Reply
+from orch_protocol.services import AgentRow, Shown, Waited
+from orch_protocol.spec import Limits, Template
+
+from .aio import AsyncOrchestrator, Scripted, ToolLike
+from .handles import AsyncSubagent
+from .launchers.base import Launcher
+
+__all__ = ["Orchestrator", "Subagent"]
+
+T = TypeVar("T")
+
+
+class Orchestrator:
+    """A root for ordinary programs; the parameters are AsyncOrchestrator's.
+
+        with Orchestrator() as o:
+            agent = o.spawn("Explain this repo")
+            print(agent.query("What does README promise?").text)
+
+    Runs from construction until `close`, the end of the `with` block, or the end of the program.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: Config | None = None,
+        run: str | None = None,
+        home: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        keys: Mapping[str, str] | None = None,
+        launcher: Callable[[str, Path], Launcher] | None = None,
+    ) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+        self._aio = AsyncOrchestrator(model, config=config, run=run, home=home, env=env, keys=keys, launcher=launcher)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)
+        self._thread.start()
+        try:
+            self._wait(self._aio.start())
+        except BaseException:
+            self._end_loop()
+            raise
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End every process. Transcripts stay; a named run's agents answer again when it is opened anew."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        try:
+            self._wait(self._aio.close())
+        finally:
+            self._end_loop()
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Orchestrator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def spawn(
+        self,
+        task: str,
+        *,
+        preset: str | None = None,
+        tools: Iterable[ToolLike] | None = None,
+        model: str | None = None,
+        backend: Scripted | None = None,
+        name: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        history: Sequence[Message] = (),
+        limits: Limits | None = None,
+        template: Template | None = None,
+    ) -> Subagent:
+        """Start an agent with a task and a fixed set of tools, and return it once its process is up.
+
+        `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
+        Raises SpawnError, ConfigError.
+        """
+        agent = self._wait(
+            self._aio.spawn(
+                task,
+                preset=preset,
+                tools=tools,
+                model=model,
+                backend=backend,
+                name=name,
+                cwd=cwd,
+                env=env,
+                history=history,
+                limits=limits,
+                template=template,
+            )
+        )
+        return Subagent(self, agent)
+
+    def get(self, ref: str | int) -> Subagent:
+        """Return the agent that `ref` (number, id, unique prefix, name) means. Raises AgentNotFoundError and kin."""
+        return Subagent(self, self._wait(self._aio.get(ref)))
+
+    def agents(self, *, all: bool = False) -> list[AgentRow]:
+        """Return every agent as it is now; killed ones only with `all`."""
+        return self._wait(self._aio.agents(all=all))
+
+    def wait(
+        self,
+        *agents: Subagent | str | int,
+        mode: Literal["any", "all"] | int = "all",
+        timeout: float | None = None,
+    ) -> Waited:
+        """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
+        refs = [agent.id if isinstance(agent, Subagent) else agent for agent in agents]
+        return self._wait(self._aio.wait(*refs, mode=mode, timeout=timeout))
+
+    def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
+        """End agents and everything below them; return the ids, children first. Transcripts stay."""
+        return self._wait(self._aio.kill(*refs, all=all))
+
+    def resume(self, ref: str | int) -> Subagent:
+        """Let a killed or failed agent answer again."""
+        return Subagent(self, self._wait(self._aio.resume(ref)))
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `work` on the loop's thread; its future cancels it when cancelled."""
+        if self._closed or os.getpid() != self._pid:
+            work.close()
+            raise ConfigError(
+                "this orchestrator is closed"
+                if self._closed
+                else f"this orchestrator belongs to process {self._pid}; a forked child must make its own"
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = self._start(work)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C ends the waiting; what the agent does is its own business.
+            future.cancel()
+            raise
+
+    def _end_loop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Subagent:
+    """One agent, for ordinary programs. Every method may raise AgentError; see `orch_protocol.errors`."""
+
+    def __init__(self, orchestrator: Orchestrator, agent: AsyncSubagent) -> None:
+        self._orchestrator = orchestrator
+        self._agent = agent
+        self.id = agent.id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.name!r}>"
+
+    @property
+    def seq(self) -> int:
+        """Its sequence number."""
+        return self._agent.seq
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._agent.name
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of its worker, None while it has none."""
+        return self._agent.pid
+
+    def query(self, prompt: str, *, timeout: float | None = None) -> Reply:
+        """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on."""
+        return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout))
+
+    def submit(self, prompt: str) -> Future[Reply]:
+        """Ask and return a future of the reply. The answer can be collected as well, once."""
+        return self._orchestrator._start(self._agent._submit(prompt))
+
+    def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
+        """Take the reply to the last query, once; None when it is not there within `timeout` seconds."""
+        return self._orchestrator._wait(self._agent.collect(timeout=timeout, again=again))
+
+    def state(self) -> AgentRow:
+        """Return what the agent is and does just now."""
+        return self._orchestrator._wait(self._agent.state())
+
+    def show(self, messages: int = 20) -> Shown:
+        """Return the agent with the last `messages` messages of its transcript."""
+        return self._orchestrator._wait(self._agent.show(messages))
+
+    def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
+        """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
+        self._orchestrator._wait(self._agent.ping(payload, timeout=timeout))
+
+    def kill(self) -> None:
+        """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""
+        self._orchestrator._wait(self._agent.kill())
+
+    def resume(self) -> None:
+        """Let the agent answer again after a kill."""
+        self._orchestrator._wait(self._agent.resume())

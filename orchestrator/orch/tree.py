@@ -1,0 +1,456 @@
+"""The tree of agents: what follows from an event. No I/O, no clock, no event loop.
+
+decision = tree.decide(event, now)     # raises OrchError: refused, nothing changed
+journal.append(decision.entries)       # first written,
+tree.apply(decision.entries)           # then true,
+perform(decision.instructions)         # then acted on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from orch_protocol.config import SubagentsConfig
+from orch_protocol.errors import (
+    AgentBusyError,
+    AgentDiedError,
+    AgentGoneError,
+    ConcurrencyLimitError,
+    DepthCapError,
+    LaunchError,
+    NoResultError,
+    OrchError,
+    QueryCycleError,
+    SpawnError,
+    ToolNotGrantedError,
+    error_info,
+)
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.services import Status
+
+from .events import (
+    Ask,
+    BootOverdue,
+    Collect,
+    Decision,
+    Event,
+    Finish,
+    Gone,
+    Instruction,
+    Kill,
+    Launch,
+    LaunchFailed,
+    Notify,
+    Recover,
+    Resume,
+    Send,
+    Signal,
+    Spawn,
+    StopOverdue,
+    Sweep,
+    Timer,
+    WorkerUp,
+)
+from .journal import (
+    Answered,
+    Asked,
+    Collected,
+    Ended,
+    Entry,
+    Killed,
+    Launched,
+    Opened,
+    Resumed,
+    Spawned,
+    Stopping,
+    Up,
+    Woken,
+)
+from .nodes import Node, Nodes, iso, news_line
+
+__all__ = ["Tree"]
+
+BOOT_SECONDS = 20.0
+STOP_SECONDS = 5.0
+
+
+class Tree:
+    """Decides over the agents in `nodes`, under the limits of `config`."""
+
+    def __init__(self, config: SubagentsConfig, entries: Iterable[Entry] = ()) -> None:
+        self.config = config
+        self.nodes = Nodes(entries)
+
+    def apply(self, entries: Iterable[Entry]) -> None:
+        """Make `entries` true."""
+        for entry in entries:
+            self.nodes.apply(entry)
+
+    def decide(self, event: Event, now: float) -> Decision:
+        """Return what follows from `event` at epoch time `now`. Raises OrchError for a request that is refused."""
+        decision: Decision = getattr(self, f"_on_{type(event).__name__.lower()}")(event, now)
+        return decision
+
+    # Spawning.
+
+    def _on_spawn(self, event: Spawn, now: float) -> Decision:
+        if event.request_id is not None and event.request_id in self.nodes.requests:
+            return Decision(value=self.nodes.requests[event.request_id])
+        config = self.config
+        if not config.enabled:
+            raise SpawnError("subagents are disabled in the configuration: set subagents.enabled = true")
+        parent = self.nodes[event.caller] if event.caller is not None else None
+        spec = event.spec
+        if parent is None:
+            depth = spec.depth
+        else:
+            depth = parent.spec.depth + 1
+            if not config.allow_nested:
+                raise DepthCapError(
+                    f"agent {parent.spec.name!r} may not spawn: nested spawning is off "
+                    "(subagents.allow_nested = true turns it on); report that you are blocked"
+                )
+            granted = (*parent.spec.tools, *(tool.name for tool in parent.spec.root_tools))
+            wider = [tool for tool in spec.tools if tool not in granted]
+            if wider:
+                raise ToolNotGrantedError(
+                    f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, wider))}: it does not hold "
+                    f"{'it' if len(wider) == 1 else 'them'} itself; it holds {', '.join(granted) or 'no tools'}"
+                )
+        if depth > config.depth_cap:
+            raise DepthCapError(f"depth cap {config.depth_cap} reached; report that you are blocked")
+        self._check_width()
+        seq = len(self.nodes) + 1
+        name = spec.name or f"agent-{seq}"
+        self._check_name(name)
+        spec = msgspec.structs.replace(
+            spec, seq=seq, name=name, depth=depth, parent_id=event.caller if parent else spec.parent_id
+        )
+        entries: list[Entry] = [
+            Spawned(at=now, id=spec.id, spec=spec, request_id=event.request_id),
+            Launched(at=now, id=spec.id, incarnation=1),
+        ]
+        return Decision(entries, self._launch(spec.id, 1), spec.id)
+
+    def _check_name(self, name: str) -> None:
+        if name.isdigit():
+            raise SpawnError(f"name {name!r} would read as a sequence number; add a letter")
+        holder = self.nodes.names.get(name)
+        if holder is not None:
+            raise SpawnError(f"name {name!r} is taken by agent {holder.spec.id}; choose another or kill that one")
+
+    def _check_width(self) -> None:
+        alive = len(self.nodes.alive)
+        if alive >= self.config.max_concurrent:
+            raise ConcurrencyLimitError(
+                f"{alive} agents are alive and subagents.max_concurrent is {self.config.max_concurrent}: "
+                "kill one, wait for one to go cold, or raise the limit"
+            )
+
+    def _launch(self, id: str, incarnation: int) -> list[Instruction]:
+        return [Launch(id, incarnation), Timer(BOOT_SECONDS, BootOverdue(id, incarnation))]
+
+    def _on_workerup(self, event: WorkerUp, now: float) -> Decision:
+        node = self.nodes[event.id]
+        if event.incarnation != node.incarnation or node.status != "starting":
+            return Decision()
+        up = Up(
+            at=now,
+            id=event.id,
+            pid=event.pid,
+            model=event.model,
+            context_tokens=event.context_tokens,
+            context_limit=event.context_limit,
+        )
+        instructions: list[Instruction] = [Notify(f"up:{event.id}:{event.incarnation}")]
+        if node.pending is not None:
+            instructions.append(Send(event.id, node.pending.query_id))
+        return Decision([up], instructions)
+
+    def _on_launchfailed(self, event: LaunchFailed, now: float) -> Decision:
+        return self._lost(event.id, event.incarnation, None, event.error, now)
+
+    def _on_bootoverdue(self, event: BootOverdue, _: float) -> Decision:
+        node = self.nodes[event.id]
+        if node.incarnation != event.incarnation or node.status != "starting":
+            return Decision()
+        return Decision([], [Signal(event.id, event.incarnation, "kill")])
+
+    # Asking.
+
+    def _on_ask(self, event: Ask, now: float) -> Decision:
+        node = self.nodes[event.id]
+        if event.request_id is not None and event.request_id in node.requests:
+            return Decision(value=node.requests[event.request_id])
+        spec = node.spec
+        asker = event.asker
+        if asker == spec.id or (asker and event.waits and asker in self.nodes.waited_for_by(spec.id)):
+            raise QueryCycleError(
+                f"agent {spec.name!r} waits, directly or not, for the agent that asks it; "
+                "answer your own query first, or report what you need in your reply"
+            )
+        if node.status == "killed":
+            raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
+        if node.status == "failed":
+            raise AgentGoneError(
+                f"agent {spec.name!r} ({spec.id}) could not be started: {node.error}; "
+                f"`orch resume {spec.seq}` tries again"
+            )
+        if node.pending is not None:
+            raise AgentBusyError(
+                f"agent {spec.name!r} ({spec.id}) is busy with: {node.pending.head}; "
+                f"wait for it, or collect its answer first"
+            )
+        asked = Asked(
+            at=now,
+            id=spec.id,
+            query_id=event.query_id,
+            head=event.head,
+            asker=asker,
+            waits=event.waits,
+            wake=event.wake,
+            from_inbox=event.from_inbox,
+            request_id=event.request_id,
+        )
+        if node.status == "idle" and not node.stopping:
+            return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
+        if node.status == "starting" or node.stopping:
+            return Decision([asked], [], event.query_id)
+        entries, instructions = self._revive(node, now)
+        return Decision([asked, *entries], instructions, event.query_id)
+
+    def _revive(self, node: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
+        """Bring a process back for `node`; at the limit the agent that idled longest makes room."""
+        entries: list[Entry] = []
+        instructions: list[Instruction] = []
+        if len(self.nodes.alive) >= self.config.max_concurrent:
+            idle = [other for other in self.nodes.alive.values() if other.status == "idle"]
+            if not idle:
+                self._check_width()
+            oldest = min(idle, key=lambda other: other.last_activity)
+            entries, instructions = self._retire(oldest, now)
+        incarnation = node.incarnation + 1
+        launched = Launched(at=now, id=node.spec.id, incarnation=incarnation)
+        return [*entries, launched], [*instructions, *self._launch(node.spec.id, incarnation)]
+
+    def _retire(self, node: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
+        id, incarnation = node.spec.id, node.incarnation
+        return (
+            [Stopping(at=now, id=id)],
+            [Signal(id, incarnation, "stop"), Timer(STOP_SECONDS, StopOverdue(id, incarnation))],
+        )
+
+    def _on_finish(self, event: Finish, now: float) -> Decision:
+        node = self.nodes[event.id]
+        if node.pending is None or node.pending.query_id != event.query_id:
+            return Decision()
+        return self._answer(
+            node,
+            Answered(
+                at=now,
+                id=event.id,
+                query_id=event.query_id,
+                reply=event.reply,
+                error=event.error,
+                usage=event.reply.usage if event.reply else event.usage,
+                context_tokens=event.context_tokens,
+                taken_by=event.taken_by,
+            ),
+            now,
+        )
+
+    def _answer(self, node: Node, answered: Answered, now: float) -> Decision:
+        """Settle the pending query of `node`, tell its waiter, and wake whoever asked to be woken."""
+        entries: list[Entry] = [answered]
+        instructions: list[Instruction] = [Notify(f"query:{answered.query_id}", answered.reply, answered.error)]
+        pending = node.pending
+        asker = self.nodes.get(pending.asker) if pending else None
+        if pending and pending.wake is not None and asker is not None:
+            woken = self._news(asker, node, answered)
+            if woken is not None:
+                entries.append(Woken(at=now, id=asker.spec.id, text=woken))
+                if asker.pending is None:
+                    instructions.append(Notify(f"wake:{asker.spec.id}"))
+        if node.inbox:
+            instructions.append(Notify(f"wake:{node.spec.id}"))
+        return Decision(entries, instructions)
+
+    def _news(self, asker: Node, node: Node, answered: Answered) -> str | None:
+        """Return the text that wakes `asker`, or None while too few of the agents it watches are done."""
+        mode = asker.watching.get(node.spec.id)
+        if mode is None:
+            return None
+        news = [*asker.news, news_line(node, answered)]
+        still = len(asker.watching) - 1
+        wanted = 1 if mode == "any" else int(mode) if isinstance(mode, int) else None
+        if still and (wanted is None or len(news) < wanted):
+            return None
+        return "[subagents finished]\n" + "\n".join(news) + "\nTheir answers wait: collect_subagent(id)."
+
+    # Ending.
+
+    def _on_gone(self, event: Gone, now: float) -> Decision:
+        return self._lost(event.id, event.incarnation, event.code, event.detail, now, event.recovered, event.taken_by)
+
+    def _lost(
+        self,
+        id: str,
+        incarnation: int,
+        code: int | None,
+        detail: str,
+        now: float,
+        recovered: Reply | None = None,
+        taken_by: str | None = None,
+    ) -> Decision:
+        node = self.nodes[id]
+        if node.incarnation != incarnation or node.status not in ("starting", "idle", "busy", "killed"):
+            return Decision()
+        if node.status == "killed" and node.pid is None:
+            return Decision([], [Notify(f"gone:{id}:{incarnation}")])
+        entries: list[Entry] = []
+        instructions: list[Instruction] = []
+        status: Status = "died"
+        error: str | None = detail or None
+        if node.status == "killed":
+            status, error = "killed", None
+        elif node.stopping:
+            status, error = "cold", None
+        elif node.status == "starting" and incarnation == 1:
+            status = "failed"
+        if node.pending is not None and node.stopping:
+            # A query arrived while the process was leaving: it is answered by the next one.
+            ended = Ended(at=now, id=id, incarnation=incarnation, status="cold", code=code)
+            launched = Launched(at=now, id=id, incarnation=incarnation + 1)
+            return Decision([ended, launched], self._launch(id, incarnation + 1))
+        if node.pending is not None:
+            failure = None if recovered else self._obituary(node, code, detail)
+            answered = Answered(
+                at=now,
+                id=id,
+                query_id=node.pending.query_id,
+                reply=recovered,
+                error=error_info(failure) if failure else None,
+                usage=recovered.usage if recovered else Usage(),
+                context_tokens=node.context_tokens,
+                taken_by=taken_by,
+            )
+            answer = self._answer(node, answered, now)
+            entries += answer.entries
+            instructions += answer.instructions
+        entries.append(Ended(at=now, id=id, incarnation=incarnation, status=status, code=code, error=error))
+        if node.status == "starting":
+            failed = LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {detail or _how(code)}")
+            instructions.append(Notify(f"up:{id}:{incarnation}", None, error_info(failed)))
+        instructions.append(Notify(f"gone:{id}:{incarnation}"))
+        return Decision(entries, instructions)
+
+    def _obituary(self, node: Node, code: int | None, detail: str) -> OrchError:
+        name, id = node.spec.name, node.spec.id
+        if node.status == "starting":
+            return LaunchError(f"agent {name!r} ({id}) did not come up: {detail or _how(code)}")
+        return AgentDiedError(
+            f"agent {name!r} ({id}) died in the middle of a turn ({_how(code)}); its transcript is whole up to "
+            "there, and the next query revives it" + (f"\n{detail}" if detail else "")
+        )
+
+    def _on_stopoverdue(self, event: StopOverdue, _: float) -> Decision:
+        node = self.nodes[event.id]
+        if node.incarnation != event.incarnation or not node.stopping:
+            return Decision()
+        return Decision([], [Signal(event.id, event.incarnation, "kill")])
+
+    def _on_sweep(self, event: Sweep, now: float) -> Decision:
+        seconds = self.config.timeout_minutes * 60
+        entries: list[Entry] = []
+        instructions: list[Instruction] = [Timer(min(60.0, seconds / 2), event)]
+        for node in self.nodes.alive.values():
+            if node.status == "idle" and now - node.last_activity >= seconds:
+                more, acts = self._retire(node, now)
+                entries += more
+                instructions += acts
+        return Decision(entries, instructions)
+
+    def _on_kill(self, event: Kill, now: float) -> Decision:
+        doomed: dict[str, Node] = {}
+        for id in event.ids:
+            doomed |= {node.spec.id: node for node in self.nodes.subtree(id) if node.status != "killed"}
+        entries: list[Entry] = []
+        instructions: list[Instruction] = []
+        for id, node in doomed.items():
+            if node.pending is not None:
+                gone = AgentGoneError(
+                    f"agent {node.spec.name!r} ({id}) was killed by {event.by}; "
+                    f"`orch resume {node.spec.seq}` brings it back"
+                )
+                answered = Answered(at=now, id=id, query_id=node.pending.query_id, error=error_info(gone))
+                entries.append(answered)
+                instructions.append(Notify(f"query:{answered.query_id}", None, answered.error))
+            if node.status == "starting":
+                gone = AgentGoneError(f"agent {node.spec.name!r} ({id}) was killed by {event.by} as it started")
+                instructions.append(Notify(f"up:{id}:{node.incarnation}", None, error_info(gone)))
+            entries.append(Killed(at=now, id=id, by=event.by))
+            if node.status in ("starting", "idle", "busy"):
+                instructions.append(Signal(id, node.incarnation, "kill"))
+        return Decision(entries, instructions, tuple(doomed))
+
+    def _on_resume(self, event: Resume, now: float) -> Decision:
+        node = self.nodes[event.id]
+        if node.status not in ("killed", "failed"):
+            return Decision()
+        holder = self.nodes.names.get(node.spec.name)
+        if holder is not None and holder is not node:
+            raise SpawnError(f"name {node.spec.name!r} is now agent {holder.spec.id}'s; kill that one first")
+        return Decision([Resumed(at=now, id=event.id)])
+
+    def _on_collect(self, event: Collect, now: float) -> Decision:
+        node = self.nodes[event.id]
+        who = f"agent {node.spec.name!r} ({event.id})"
+        if node.pending is not None:
+            raise AgentBusyError(f"{who} is still at work on: {node.pending.head}")
+        if node.last is None:
+            raise NoResultError(f"{who} has nothing to collect: no query was put to it")
+        result = node.last
+        if result.taken_by is None:
+            return Decision([Collected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
+        if event.again:
+            return Decision([], [], result)
+        raise NoResultError(
+            f"the last answer of {who} was taken by {result.taken_by} at {iso(result.taken_at or now)}; "
+            "`--again` (again=True) prints the same bytes"
+        )
+
+    def _on_recover(self, event: Recover, now: float) -> Decision:
+        entries: list[Entry] = [Opened(at=now, pid=event.pid)]
+        for node in self.nodes:
+            id = node.spec.id
+            status: Status = node.status
+            if node.pending is not None:
+                reply = event.replies.get(node.pending.query_id)
+                lost = AgentDiedError(
+                    f"agent {node.spec.name!r} ({id}) was cut short when its root ended; the next query revives it"
+                )
+                entries.append(
+                    Answered(
+                        at=now,
+                        id=id,
+                        query_id=node.pending.query_id,
+                        reply=reply,
+                        error=None if reply else error_info(lost),
+                        usage=reply.usage if reply else Usage(),
+                        context_tokens=node.context_tokens,
+                    )
+                )
+                status = "cold" if reply else "died"
+            elif status in ("starting", "idle", "busy"):
+                status = "cold"
+            if node.status in ("starting", "idle", "busy"):
+                entries.append(Ended(at=now, id=id, incarnation=node.incarnation, status=status))
+        return Decision(entries)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "its exit code is not known"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

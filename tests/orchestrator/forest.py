@@ -1,0 +1,87 @@
+"""A tree with a journal in memory: what the supervisor does with a decision, without doing anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orch.events import Ask, Event, Finish, Gone, Instruction, Launch, Notify, Send, Signal, Spawn, Timer, WorkerUp
+from orch.journal import Entry
+from orch.tree import Tree
+from orch_protocol.config import SubagentsConfig
+from orch_protocol.errors import ErrorInfo
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.spec import AgentSpec, BackendSpec
+
+
+class Forest:
+    """A tree, the entries that made it, and the instructions that came of the last event."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = SubagentsConfig(**config)
+        self.tree = Tree(self.config)
+        self.journal: list[Entry] = []
+        self.now = 1000.0
+        self.last: list[Instruction] = []
+        self._count = 0
+
+    def handle(self, event: Event) -> Any:
+        """Decide, write, apply; keep the instructions."""
+        decision = self.tree.decide(event, self.now)
+        self.journal += decision.entries
+        self.tree.apply(decision.entries)
+        self.last = list(decision.instructions)
+        return decision.value
+
+    def refold(self) -> Tree:
+        """Return the tree that the journal makes."""
+        return Tree(self.config, self.journal)
+
+    def spec(self, **fields: Any) -> AgentSpec:
+        """Return a spec with an id of its own."""
+        self._count += 1
+        base: dict[str, Any] = {
+            "id": f"a{self._count:03}",
+            "seq": 0,
+            "name": "",
+            "task": "t",
+            "backend": BackendSpec("scripted"),
+            "folder": "/nowhere",
+            "cwd": "/",
+        }
+        return AgentSpec(**(base | fields))
+
+    def spawn(self, caller: str | None = None, up: bool = True, **fields: Any) -> str:
+        """Spawn an agent, bring it up unless told not to, and return its id."""
+        id: str = self.handle(Spawn(self.spec(**fields), caller))
+        if up:
+            self.up(id)
+        return id
+
+    def up(self, id: str) -> None:
+        """Let the agent's process become ready."""
+        incarnation = self.tree.nodes[id].incarnation
+        self.handle(WorkerUp(id, incarnation, pid=100 + incarnation))
+
+    def ask(self, id: str, query_id: str = "q", **fields: Any) -> Any:
+        """Put a query to the agent."""
+        return self.handle(Ask(id, query_id, "do it", **fields))
+
+    def finish(self, id: str, query_id: str = "q", *, error: str | None = None, taken_by: str | None = None) -> None:
+        """Let the agent answer."""
+        reply = None if error else Reply(id, query_id, "done", usage=Usage(10, 5, cost_usd=0.5))
+        self.handle(Finish(id, query_id, reply, ErrorInfo("BackendError", error) if error else None, taken_by=taken_by))
+
+    def gone(self, id: str, code: int | None = -9, **fields: Any) -> None:
+        """Let the agent's process end."""
+        self.handle(Gone(id, self.tree.nodes[id].incarnation, code, **fields))
+
+    def told(self, kind: type[Instruction]) -> list[Any]:
+        """Return the last instructions of one kind."""
+        return [instruction for instruction in self.last if isinstance(instruction, kind)]
+
+    def status(self, id: str) -> str:
+        """Return an agent's status."""
+        return self.tree.nodes[id].status
+
+
+__all__ = ["Ask", "Finish", "Forest", "Gone", "Launch", "Notify", "Send", "Signal", "Spawn", "Timer", "WorkerUp"]

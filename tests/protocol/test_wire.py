@@ -1,0 +1,190 @@
+"""Frames: sequenced, acknowledged, re-sent, never run twice; hostile bytes are an error and nothing more."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_protocol.commands import Finished, Hello, Nothing, Ping, Query
+from orch_protocol.errors import MessageTooLargeError, ProtocolError
+from orch_protocol.messages import Reply
+from orch_protocol.wire import MAX_BODY, RESEND_SECONDS, Channel, Frame, decode_body, encode_body
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> tuple[Channel, Channel]:
+    return Channel(3, tmp_path / "spool"), Channel(3, tmp_path / "spool")
+
+
+def test_a_body_arrives_as_it_was_sent(ends: tuple[Channel, Channel]) -> None:
+    """Kind, correlation id and body survive the trip."""
+    root, worker = ends
+    received = worker.decode(root.encode("query", Query("why?", 2.5), "q1", now=0.0))
+    assert received is not None
+    frame, body = received
+    assert (frame.kind, frame.id, frame.incarnation, frame.seq) == ("query", "q1", 3, 1)
+    assert body == Query("why?", 2.5)
+
+
+def test_a_repeated_frame_is_delivered_once_and_acknowledged_again(ends: tuple[Channel, Channel]) -> None:
+    """A re-sent query is not run twice, and its sender learns that it arrived."""
+    root, worker = ends
+    data = root.encode("query", Query("once"), "q", now=0.0)
+    assert worker.decode(data) is not None
+    worker.encode("ack", Nothing())
+    assert worker.decode(data) is None
+    assert worker.owes_ack
+    assert root.decode(worker.encode("ack", Nothing())) is None
+    assert root.unacked == 0
+
+
+def test_frames_after_a_lost_one_wait_for_it(ends: tuple[Channel, Channel]) -> None:
+    """Order holds over a gap: nothing is delivered until the missing frame came again."""
+    root, worker = ends
+    first = root.encode("query", Query("1"), now=0.0)
+    second = root.encode("query", Query("2"), now=0.0)
+    assert worker.decode(second) is None
+    assert root.overdue(RESEND_SECONDS / 2) == []
+    assert [worker.decode(data)[1].prompt for data in root.overdue(RESEND_SECONDS)] == ["1", "2"]  # type: ignore[index,attr-defined]
+    assert worker.decode(first) is None
+
+
+@given(seed=st.integers(0, 2**32))
+def test_every_frame_is_delivered_exactly_once_and_in_order_whatever_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """With a third of all frames lost, a conversation still is what was said."""
+    luck, spool = random.Random(seed), tmp_path_factory.getbasetemp()
+    one, other = Channel(1, spool), Channel(1, spool)
+    heard: list[str] = []
+    now = 0.0
+
+    def carry(data: bytes) -> None:
+        if luck.random() > 0.33 and (received := other.decode(data)) is not None:
+            heard.append(received[1].prompt)  # type: ignore[attr-defined]
+
+    for number in range(20):
+        carry(one.encode("query", Query(str(number)), now=now))
+        if luck.random() < 0.3:
+            one.decode(other.encode("ack", Nothing()))
+    for _ in range(200):
+        now += RESEND_SECONDS
+        for data in one.overdue(now):
+            carry(data)
+        if luck.random() > 0.33:
+            one.decode(other.encode("ack", Nothing()))
+        if not one.unacked:
+            break
+    assert heard == [str(number) for number in range(20)]
+    assert one.unacked == 0
+
+
+def test_unsequenced_frames_are_not_kept(ends: tuple[Channel, Channel]) -> None:
+    """A ping may be lost: nobody sends it again."""
+    root, worker = ends
+    assert worker.decode(root.encode("ping", Ping(b"x"))) is not None
+    assert root.unacked == 0
+    assert root.overdue(1e9) == []
+
+
+def test_a_large_body_travels_as_a_file_that_is_gone_afterwards(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+    """A ten megabyte prompt crosses in a small frame, and its file is removed by the reader."""
+    root, worker = ends
+    data = root.encode("query", Query("x" * 10_000_000), now=0.0)
+    assert len(data) < 1000
+    received = worker.decode(data)
+    assert received is not None
+    assert len(received[1].prompt) == 10_000_000  # type: ignore[attr-defined]
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_a_body_at_the_limit_stays_in_the_frame(ends: tuple[Channel, Channel]) -> None:
+    """The limit is on the encoded body, and holds at the byte."""
+    root, _ = ends
+    overhead = len(encode_body(Ping(b"x" * 100_000))) - 100_000
+    assert len(root.encode("ping", Ping(b"x" * (MAX_BODY - overhead)))) > MAX_BODY
+    assert len(root.encode("ping", Ping(b"x" * (MAX_BODY - overhead + 1)))) < 1000
+
+
+def test_a_body_beyond_every_road_is_refused(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the size and the most, and nothing was written."""
+    monkeypatch.setattr("orch_protocol.wire.MAX_SPILL", 2 * MAX_BODY)
+    with pytest.raises(MessageTooLargeError, match=r"a query of \d+ bytes, the most is 2097152"):
+        ends[0].encode("query", Query("x" * (3 * MAX_BODY)), now=0.0)
+    assert ends[0].unacked == 0
+
+
+def test_a_changed_or_missing_file_is_an_error(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+    """What arrives is what was sent, or nothing is."""
+    root, worker = ends
+    data = root.encode("query", Query("x" * (MAX_BODY + 1)))
+    file = next((tmp_path / "spool").iterdir())
+    file.write_bytes(file.read_bytes()[:-1] + b"y")
+    with pytest.raises(ProtocolError, match="not the one that was sent"):
+        worker.decode(data)
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        worker.decode(data)
+
+
+def test_a_file_reference_cannot_leave_the_spool(ends: tuple[Channel, Channel]) -> None:
+    """A path in a file reference is refused before anything is opened."""
+    body = msgspec.msgpack.encode(["../../etc/passwd", 1, "0"])
+    data = msgspec.msgpack.encode(Frame("query", "", 3, 0, 0, True, msgspec.Raw(body)))
+    with pytest.raises(ProtocolError, match="leaves the spool"):
+        ends[1].decode(data)
+
+
+def test_another_incarnations_frame_is_refused(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+    """What an earlier process of the same agent said is not believed."""
+    late = Channel(2, tmp_path).encode("ping", Ping())
+    with pytest.raises(ProtocolError, match="incarnation 2, expected 3"):
+        ends[0].decode(late)
+
+
+@given(data=st.binary(max_size=300))
+def test_random_bytes_raise_nothing_but_protocol_errors(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Junk is told from frames by one kind of error."""
+    try:
+        Channel(1, tmp_path_factory.getbasetemp()).decode(data)
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x91" * 1_000_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc1",
+        msgspec.msgpack.encode(["query", "", 1, 0, 0, False, {"prompt": b"\xff\xfe"}]),
+        msgspec.msgpack.encode(["nonsense", "", 1, 0, 0, False, {}]),
+        msgspec.msgpack.encode(["query", "", 1, 0, 0, False, [[[]]]]),
+    ],
+    ids=["depth", "array", "map", "bin", "reserved", "bytes-for-text", "kind", "shape"],
+)
+def test_hostile_bytes_are_refused(tmp_path: Path, data: bytes) -> None:
+    """Depth bombs, lying lengths, wrong types: a ProtocolError each."""
+    with pytest.raises(ProtocolError):
+        Channel(1, tmp_path).decode(data)
+
+
+def test_lone_surrogates_become_replacement_characters(ends: tuple[Channel, Channel]) -> None:
+    """Text that no encoding carries is mended on its way, in every string of a body."""
+    root, worker = ends
+    reply = Reply("a", "q", "bad \ud800 text", files_changed=("x\udfff",))
+    received = worker.decode(root.encode("finished", Finished(reply)))
+    assert received is not None
+    assert received[1].reply.text == "bad \N{REPLACEMENT CHARACTER} text"  # type: ignore[attr-defined]
+
+
+def test_decode_body_names_the_type_it_expected() -> None:
+    """The error says what the bytes are not."""
+    with pytest.raises(ProtocolError, match="not a Hello"):
+        decode_body(b"\xc0", Hello)

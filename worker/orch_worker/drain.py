@@ -1,0 +1,122 @@
+"""A zmq socket driven by an event loop, without losing a wake-up. The one module of the worker that imports zmq.
+
+libzmq's descriptor is edge-triggered, and *any* call into the socket may consume the edge. Hence the rule: one reading
+of EVENTS decides both directions, and after every attempt to send, a failed one too, EVENTS is read again. A simpler
+rule stalls once in ten thousand connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+import zmq
+
+__all__ = ["Dealer", "Drain"]
+
+BATCH = 64
+MAX_FRAME = 2 << 20
+
+
+class Drain:
+    """Calls `receive` whenever a message waits in `socket`; with `keep`, holds what could not be sent at once.
+
+    `receive` takes exactly one message from the socket. Without `keep` a message that cannot be sent now is dropped
+    (a ROUTER's peer that is gone or full): the sender's re-send brings it again.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], receive: Callable[[], None], *, keep: bool) -> None:
+        self._socket = socket
+        self._receive = receive
+        self._keep = keep
+        self._queue: deque[list[bytes]] = deque()
+        self._scheduled = False
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = cast(int, socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._drain)
+        self._schedule()
+
+    def send(self, parts: list[bytes]) -> None:
+        """Send `parts` as one message, now or as soon as the socket takes it. Must not raise for a peer's sake."""
+        if self._closed:
+            return
+        if self._queue:
+            self._queue.append(parts)
+        else:
+            self._attempt(parts)
+        self._look_again()
+
+    def close(self, linger: int = 1000) -> None:
+        """Stop driving and close the socket; what libzmq already holds gets `linger` milliseconds to leave."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._descriptor)
+        while self._queue and self._attempt(self._queue.popleft()):
+            pass
+        self._socket.close(linger)
+
+    def _attempt(self, parts: list[bytes]) -> bool:
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            if self._keep and not self._closed:
+                self._queue.appendleft(parts)
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+        return True
+
+    def _look_again(self) -> None:
+        events = cast(int, self._socket.getsockopt(zmq.EVENTS))
+        if events & zmq.POLLIN or (self._queue and events & zmq.POLLOUT):
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        for _ in range(BATCH):
+            if self._closed:
+                return
+            events = cast(int, self._socket.getsockopt(zmq.EVENTS))
+            if events & zmq.POLLIN:
+                self._receive()
+            elif self._queue and events & zmq.POLLOUT:
+                self._attempt(self._queue.popleft())
+            else:
+                return
+        self._schedule()
+
+
+class Dealer:
+    """A worker's line to its root at `address`, known there as `ident`. `on_data` gets each frame's bytes."""
+
+    def __init__(self, address: str, ident: bytes, on_data: Callable[[bytes], None]) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._on_data = on_data
+        socket = self._socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, ident)
+        socket.setsockopt(zmq.LINGER, 2000)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        socket.connect(address)
+        self._drain = Drain(socket, self._receive, keep=True)
+
+    def send(self, data: bytes) -> None:
+        """Send one frame."""
+        self._drain.send([data])
+
+    def close(self) -> None:
+        """Let what was sent leave, then end the socket's thread (at most 2 s)."""
+        self._drain.close(2000)
+        self._context.term()
+
+    def _receive(self) -> None:
+        self._on_data(self._socket.recv(zmq.NOBLOCK))

@@ -1,0 +1,172 @@
+"""A worker's edge: its line to the root, with commands coming in and reports and calls going out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.commands import Finished, Hello, Init, Nothing, Ping, Progress, Query, RootCall, RootReply
+from orch_protocol.errors import AgentBusyError, ErrorInfo, ProtocolError, QueryTimeoutError, error_from, error_info
+from orch_protocol.ids import new_id
+from orch_protocol.services import SERVICES
+from orch_protocol.spec import Birth
+from orch_protocol.wire import VERSION, Channel
+
+from .courier import Courier
+from .runtime import Runtime
+
+__all__ = ["Host", "Line"]
+
+ROOT_CALL_SECONDS = 3600.0
+CONNECT_SECONDS = 10.0
+
+T = TypeVar("T")
+
+
+class Line(Protocol):
+    """Carries frames to the root."""
+
+    def send(self, data: bytes) -> None:
+        """Send one frame. Must not raise for the peer's sake."""
+
+    def close(self) -> None:
+        """Let what was sent leave, then end (at most 2 s)."""
+
+
+class Host:
+    """Serves one agent over the line that `connect` opens with a callback for arriving frames."""
+
+    def __init__(
+        self,
+        connect: Callable[[Callable[[bytes], None]], Line],
+        *,
+        birth: Birth,
+        incarnation: int,
+        spool: Path,
+    ) -> None:
+        self._birth = birth
+        self._runtime: Runtime | None = None
+        self._turn: asyncio.Task[None] | None = None
+        self._calls: dict[str, asyncio.Future[RootReply]] = {}
+        self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._line = connect(self._on_data)
+        self._courier = Courier(Channel(incarnation, spool), self._line.send)
+
+    async def serve(self) -> int:
+        """Say hello, then serve until told to leave; return the exit code. Waits at most 10 s to be initialised."""
+        self._courier.send("hello", Hello(self._birth.token, VERSION, os.getpid()), reliable=False)
+        overdue = asyncio.get_running_loop().call_later(CONNECT_SECONDS, self._on_no_init)
+        try:
+            return await self._stopped
+        finally:
+            overdue.cancel()
+            await self._leave()
+
+    def stop(self, code: int = 0) -> None:
+        """Leave with exit code `code`."""
+        if not self._stopped.done():
+            self._stopped.set_result(code)
+
+    def report(self, phase: str, detail: str, step: int) -> None:
+        """Tell the root what the agent does just now; nobody waits for it to arrive."""
+        self._courier.send("progress", Progress(phase, detail, step), reliable=False)
+
+    async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
+        """Ask the root for `service` and return its result struct. Raises the OrchError that the root answers with."""
+        call_id, result_type = new_id(), SERVICES[service][1]
+        seconds = ROOT_CALL_SECONDS if seconds is None else seconds
+        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            payload = msgspec.Raw(msgspec.msgpack.encode(params))
+            self._courier.send("root_call", RootCall(service, payload, seconds), call_id)
+            async with asyncio.timeout(seconds):
+                reply: RootReply = await answer
+        except TimeoutError:
+            raise QueryTimeoutError(f"the root did not answer {service!r} within {seconds:g} s") from None
+        finally:
+            del self._calls[call_id]
+        if reply.error is not None:
+            raise error_from(reply.error)
+        result: Struct = msgspec.msgpack.decode(reply.payload, type=result_type)
+        return result
+
+    # Frames from the root.
+
+    def _on_data(self, data: bytes) -> None:
+        try:
+            received = self._courier.receive(data)
+        except ProtocolError as error:
+            print(f"frame dropped: {error}", flush=True)
+            return
+        if received is not None:
+            frame, body = received
+            getattr(self, f"_on_{frame.kind}", self._on_unexpected)(frame.id, body)
+
+    def _on_unexpected(self, id: str, body: Struct) -> None:
+        print(f"a root does not send {type(body).__name__} ({id}): dropped", flush=True)
+
+    def _on_no_init(self) -> None:
+        if self._runtime is None:
+            print(f"no word from the root for {CONNECT_SECONDS:g} s", flush=True)
+            self.stop(70)
+
+    def _on_init(self, id: str, body: Init) -> None:
+        try:
+            self._runtime = Runtime(body.spec, self._birth.keys, self)
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            self._courier.send("finished", Finished(error=error_info(error)), id)
+            self.stop(71)
+        else:
+            self._courier.send("ready", self._runtime.ready())
+
+    def _on_ping(self, id: str, _: Ping) -> None:
+        self._courier.send("pong", Nothing(), id, reliable=False)
+
+    def _on_query(self, id: str, body: Query) -> None:
+        if self._runtime is None or (self._turn is not None and not self._turn.done()):
+            busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
+            self._finish(id, Finished(error=error_info(busy)))
+        else:
+            self._turn = asyncio.get_running_loop().create_task(self._run(self._runtime, id, body))
+
+    def _on_cancel(self, _id: str, _: Nothing) -> None:
+        if self._runtime is not None:
+            self._runtime.cancel()
+
+    def _on_stop(self, _id: str, _: Nothing) -> None:
+        self.stop()
+
+    def _on_root_reply(self, id: str, body: RootReply) -> None:
+        answer = self._calls.get(id)
+        if answer is not None and not answer.done():
+            answer.set_result(body)
+
+    # Turns.
+
+    async def _run(self, runtime: Runtime, query_id: str, query: Query) -> None:
+        self._finish(query_id, await runtime.query(query_id, query))
+
+    def _finish(self, query_id: str, finished: Finished) -> None:
+        try:
+            self._courier.send("finished", finished, query_id)
+        except Exception as error:
+            self._courier.send("finished", Finished(error=ErrorInfo("ProtocolError", str(error))), query_id)
+
+    async def _leave(self) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.cancel()
+            await asyncio.wait([self._turn], timeout=2.0)
+        if self._runtime is not None:
+            self._runtime.close()
+        self._courier.flush()
+        self._courier.close()
+        self._line.close()

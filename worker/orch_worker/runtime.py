@@ -1,0 +1,154 @@
+"""One agent at work: its transcript, backend and tools, put together from a spec; and the worker's `main`."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from orch_protocol.commands import Finished, Query, Ready
+from orch_protocol.errors import error_info
+from orch_protocol.messages import Message, Usage
+from orch_protocol.spec import AgentSpec, Birth
+
+from .backends.registry import make_backend
+from .loop import run_turn
+from .prompt import first_prompt, system_prompt
+from .tools.base import ToolContext
+from .tools.presets import make_toolbox
+from .transcript import Transcript
+
+__all__ = ["Root", "Runtime", "main"]
+
+GROUP_SYNC_SECONDS = 0.05
+
+INTERRUPTED = "[The turn before this one was cut short when its process ended; what it recorded is above.]"
+
+
+class Root(Protocol):
+    """What an agent can say to its root."""
+
+    def report(self, phase: str, detail: str, step: int) -> None:
+        """Tell what the agent does just now."""
+
+    async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
+        """Ask for a service and return its result."""
+
+
+class Runtime:
+    """The agent that `spec` describes. Opens its transcript; raises StoreError or ConfigError if it cannot be."""
+
+    def __init__(self, spec: AgentSpec, keys: dict[str, str], root: Root) -> None:
+        self.spec = spec
+        self._root = root
+        self._cancel = asyncio.Event()
+        self._sync_due = False
+        self.backend = make_backend(spec.backend, keys)
+        self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
+        try:
+            self.transcript.log.on_dirty = self._sync_soon
+            if spec.history and not self.transcript.session.messages:
+                self.transcript.seed(spec.history)
+            context = ToolContext(
+                cwd=Path(spec.cwd),
+                env=spec.env,
+                agent_id=spec.id,
+                depth=spec.depth,
+                call_root=root.call_root,
+                seconds=spec.limits.tool_seconds,
+            )
+            self.toolbox = make_toolbox(spec.tools, spec.root_tools, context)
+            self.backend.append_system(system_prompt(spec), self.toolbox.specs())
+            for message in self.transcript.session.messages:
+                self._feed(message)
+        except BaseException:
+            self.transcript.close()
+            raise
+
+    def ready(self) -> Ready:
+        """Return what the root wants to know of an agent that is up."""
+        session, info = self.transcript.session, self.backend.info()
+        return Ready(
+            entries=len(session.entries),
+            interrupted=session.interrupted,
+            context_tokens=self.backend.context_tokens(),
+            context_limit=info.context_limit,
+            model=f"{info.provider}:{info.model}" if info.model else info.provider,
+            repaired=self.transcript.repaired,
+        )
+
+    async def query(self, query_id: str, query: Query) -> Finished:
+        """Run a turn and return its end, durable in the transcript. Must not raise, unless cancelled from outside."""
+        session = self.transcript.session
+        self._cancel.clear()
+        try:
+            prompt = query.prompt
+            if session.interrupted is not None:
+                prompt = f"{INTERRUPTED}\n\n{prompt}"
+                self.transcript.turn_start(query_id, session.interrupted)
+            if not session.messages:
+                prompt = first_prompt(self.spec, prompt)
+            reply = await run_turn(
+                query_id=query_id,
+                agent_id=self.spec.id,
+                prompt=prompt,
+                backend=self.backend,
+                toolbox=self.toolbox,
+                record=lambda message: self._record(message, query_id),
+                limits=self.spec.limits,
+                report=self._root.report,
+                cancel=self._cancel,
+            )
+            self.transcript.turn_end(query_id, reply)
+        except Exception as error:
+            traceback.print_exc()
+            usage = getattr(error, "usage", None) or Usage()
+            return Finished(error=error_info(error), usage=usage, context_tokens=self.backend.context_tokens())
+        return Finished(reply=reply, context_tokens=self.backend.context_tokens())
+
+    def cancel(self) -> None:
+        """End the running turn at its next safe point."""
+        self._cancel.set()
+
+    def close(self) -> None:
+        """Make everything durable and give the transcript up."""
+        self.transcript.close()
+
+    def _record(self, message: Message, turn: str) -> None:
+        self.transcript.message(message, turn)
+
+    def _feed(self, message: Message) -> None:
+        if message.role == "assistant":
+            self.backend.append_assistant(message)
+        else:
+            self.backend.append_user(message.content)
+
+    def _sync_soon(self) -> None:
+        if not self._sync_due:
+            self._sync_due = True
+            asyncio.get_running_loop().call_later(GROUP_SYNC_SECONDS, self._sync)
+
+    def _sync(self) -> None:
+        self._sync_due = False
+        if self.transcript.log.dirty:
+            self.transcript.log.sync()
+
+
+def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
+    """Serve the root at `address` as `incarnation` of the agent it will name; return the exit code."""
+    from .drain import Dealer
+    from .host import Host
+
+    async def serve() -> int:
+        host = Host(
+            lambda on_data: Dealer(address, ident, on_data),
+            birth=birth,
+            incarnation=incarnation,
+            spool=Path(spool),
+        )
+        return await host.serve()
+
+    return asyncio.run(serve())
