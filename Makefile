@@ -30,7 +30,7 @@ bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 stress: $(VENV)/ready-to-test  ## Thousands of spawns, pings and kills in a row.
-	$(BIN)/python benchmarks/stress.py $(ARGS)
+	$(BIN)/python benchmarks/stress_spawn.py $(ARGS)
 
 lint: $(VENV)/ready-to-test  ## Check style and formatting.
 	$(BIN)/ruff check .

@@ -20,13 +20,19 @@ class Module(Struct, frozen=True):
     path: Path
     imports: tuple[str, ...]
     """Dotted names as imported, relative ones resolved; `from a import b` is `a.b`. Imports inside functions count."""
+    run: tuple[str, ...] = ()
+    """Those of them that are ever executed, so without those for type checkers alone."""
 
 
-def imports_of(source: str, module: str, *, is_package: bool = False) -> tuple[str, ...]:
-    """Return what `source`, as the module named `module`, imports anywhere in it."""
+def imports_of(source: str, module: str, *, is_package: bool = False, executed: bool = False) -> tuple[str, ...]:
+    """Return what `source`, as the module named `module`, imports anywhere in it; `executed`: not for types alone."""
     found: list[str] = []
     parts = module.split(".")
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if executed and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -47,7 +53,9 @@ def modules(*packages: str) -> list[Module]:
             parts = path.relative_to(folder).with_suffix("").parts
             is_package = parts[-1] == "__init__"
             name = ".".join(parts[:-1] if is_package else parts)
-            found.append(Module(name, path, imports_of(path.read_text(), name, is_package=is_package)))
+            source = path.read_text()
+            imports, run = (imports_of(source, name, is_package=is_package, executed=each) for each in (False, True))
+            found.append(Module(name, path, imports, run))
     return found
 
 

@@ -12,16 +12,20 @@ import pytest
 from sources import PACKAGES, ROOT, Module, imports_of, modules
 
 OURS = tuple(PACKAGES)
-DOORS = {
-    "anthropic": {"orch_worker.backends.anthropic"},
+DOORS: dict[str, set[str]] = {
+    "anthropic": {"orch_worker.backends.warm"},
+    "httpx2": {"orch_worker.backends.warm"},
     "multiprocess": {"orch_worker.zygote"},
-    "openai": {"orch_worker.backends.openai"},
-    "structlog": {"orch.logs"},
-    "tenacity": {"orch_worker.backends.retry"},
-    # Both ends of the one wire: the worker's DEALER with the adapter both drive, and the root's ROUTER.
-    "zmq": {"orch_worker.drain", "orch_worker.runtime", "orch.router"},
+    "openai": {"orch_worker.backends.warm"},
+    "structlog": set(),
+    "tenacity": set(),
+    # Both ends of the one wire: the worker's DEALER with the adapter that both drive, and the root's ROUTER.
+    "zmq": {"orch_worker.drain", "orch.router"},
 }
 """The modules that may import a package whose import costs time or memory."""
+
+COMES_ALONG = {"httpx2": "both SDKs take and return its clients, and depend on it"}
+"""Packages that are imported though pyproject.toml does not name them, and why that is right."""
 
 PROVIDERS = re.compile(
     r"anthropic|openai|claude|\bgpt-|ollama|moonshot|\bkimi|cache_control|reasoning_content|max_completion_tokens",
@@ -51,7 +55,7 @@ def undeclared(module: Module) -> list[str]:
     """Return the packages that `module` imports and pyproject.toml does not name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {"zmq" if name == "pyzmq" else name for name in map(distribution, project["dependencies"])}
-    known = {*names, *OURS, *sys.stdlib_module_names}
+    known = {*names, *COMES_ALONG, *OURS, *sys.stdlib_module_names}
     return sorted({name.partition(".")[0] for name in module.imports} - known)
 
 
@@ -89,7 +93,7 @@ def import_graph(found: Iterable[Module]) -> dict[str, set[str]]:
     by_name = {module.name: module for module in found}
     graph: dict[str, set[str]] = {name: set() for name in by_name}
     for name, module in by_name.items():
-        for target in module.imports:
+        for target in module.run:
             owner = target if target in by_name else target.rpartition(".")[0]
             if owner in by_name and owner != name and by_name[owner].path.name != "__init__.py":
                 graph[name].add(owner)
@@ -118,8 +122,14 @@ class TestEveryModule:
             assert provider_lines(module.path.read_text()) == []
 
 
+def test_doors_are_used() -> None:
+    """Each module that may import a heavy package is there and does."""
+    uses = {(name.partition(".")[0], module.name) for module in modules() for name in module.imports}
+    assert [(top, door) for top, doors in DOORS.items() for door in doors if (top, door) not in uses] == []
+
+
 def test_no_import_cycles() -> None:
-    """No module imports, directly or not, one that imports it, not even inside a function."""
+    """No module imports, directly or not, one that imports it, not even in a function; types may name each other."""
     assert cycle(import_graph(modules())) == []
 
 
@@ -173,6 +183,13 @@ def test_provider_rule_catches() -> None:
         "key = ANTHROPIC",
         "block['cache_control'] = y",
     ]
+
+
+def test_imports_for_types_are_told_apart() -> None:
+    """What is imported for type checkers alone counts for layers, and not for cycles."""
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .tree import Tree\nelse:\n    import json\n"
+    assert "orch.tree.Tree" in imports_of(source, "orch.refs")
+    assert imports_of(source, "orch.refs", executed=True) == ("typing.TYPE_CHECKING", "json")
 
 
 def test_cycle_rule_catches() -> None:

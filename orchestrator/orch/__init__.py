@@ -16,7 +16,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orch_protocol.config import Config, SubagentsConfig
-    from orch_protocol.errors import OrchError
+    from orch_protocol.errors import (
+        AgentBusyError,
+        AgentDiedError,
+        AgentError,
+        AgentGoneError,
+        AgentNotFoundError,
+        AmbiguousRefError,
+        BackendError,
+        BackendTimeoutError,
+        BudgetExceededError,
+        ConcurrencyLimitError,
+        ConfigError,
+        ContextOverflowError,
+        DamagedError,
+        DepthCapError,
+        ForeignFileError,
+        LaunchError,
+        LockedError,
+        MessageTooLargeError,
+        NoResultError,
+        OrchError,
+        ProtocolError,
+        QueryCycleError,
+        QueryTimeoutError,
+        RateLimitError,
+        SpawnError,
+        StoreError,
+        ToolNotGrantedError,
+        TruncatedReplyError,
+        UnsupportedPlatformError,
+        VersionMismatchError,
+    )
     from orch_protocol.messages import Message, Reply, Usage
     from orch_protocol.spec import Limits
     from orch_worker.backends.scripted import ScriptedBackend
@@ -27,20 +58,49 @@ if TYPE_CHECKING:
     from .sync import Orchestrator, Subagent
 
 __all__ = [
+    "AgentBusyError",
+    "AgentDiedError",
+    "AgentError",
+    "AgentGoneError",
+    "AgentNotFoundError",
+    "AmbiguousRefError",
     "AsyncOrchestrator",
     "AsyncSubagent",
+    "BackendError",
+    "BackendTimeoutError",
+    "BudgetExceededError",
+    "ConcurrencyLimitError",
     "Config",
+    "ConfigError",
+    "ContextOverflowError",
+    "DamagedError",
+    "DepthCapError",
+    "ForeignFileError",
+    "LaunchError",
     "Limits",
+    "LockedError",
     "Message",
+    "MessageTooLargeError",
+    "NoResultError",
     "OrchError",
     "Orchestrator",
+    "ProtocolError",
+    "QueryCycleError",
+    "QueryTimeoutError",
+    "RateLimitError",
     "Reply",
     "ScriptedBackend",
+    "SpawnError",
+    "StoreError",
     "Subagent",
     "SubagentsConfig",
     "ToolContext",
+    "ToolNotGrantedError",
     "ToolOutput",
+    "TruncatedReplyError",
+    "UnsupportedPlatformError",
     "Usage",
+    "VersionMismatchError",
     "tool",
 ]
 
@@ -50,7 +110,6 @@ _HOMES = {
     "Config": "orch_protocol.config",
     "Limits": "orch_protocol.spec",
     "Message": "orch_protocol.messages",
-    "OrchError": "orch_protocol.errors",
     "Orchestrator": "orch.sync",
     "Reply": "orch_protocol.messages",
     "ScriptedBackend": "orch_worker.backends.scripted",
@@ -60,7 +119,7 @@ _HOMES = {
     "ToolOutput": "orch_worker.tools.base",
     "Usage": "orch_protocol.messages",
     "tool": "orch_worker.tools.base",
-}
+} | {name: "orch_protocol.errors" for name in __all__ if name.endswith("Error")}
 
 
 def __getattr__(name: str) -> Any:

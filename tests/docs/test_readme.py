@@ -109,7 +109,8 @@ class Reader:
         tools = folder / "bin"
         tools.mkdir()
         orch = tools / "orch"
-        orch.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m orch.cli "$@"\n')
+        main = "import sys; from orch.cli import main; sys.exit(main())"
+        orch.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -c {shlex.quote(main)} "$@"\n')
         orch.chmod(0o700)
         path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
         self.env = kept | {"PATH": path, "HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots}

@@ -1,0 +1,138 @@
+"""What `orch` offers: an exact list, and the same methods with and without `await`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any
+
+import pytest
+
+import orch
+from orch_protocol import errors
+from sources import ROOT
+
+PUBLIC = {
+    "AsyncOrchestrator",
+    "AsyncSubagent",
+    "Config",
+    "Limits",
+    "Message",
+    "Orchestrator",
+    "Reply",
+    "ScriptedBackend",
+    "Subagent",
+    "SubagentsConfig",
+    "ToolContext",
+    "ToolOutput",
+    "Usage",
+    "tool",
+}
+TWINS = [("Orchestrator", "AsyncOrchestrator"), ("Subagent", "AsyncSubagent")]
+ONLY_ASYNC = {
+    "start": "a sync orchestrator starts when it is made",
+    "supervisor": "what runs in the event loop is touched there alone",
+}
+
+
+def public_methods(cls: type) -> dict[str, Any]:
+    """Return the public methods and properties of `cls`, inherited ones too."""
+    return {name: value for name, value in inspect.getmembers(cls) if not name.startswith("_")}
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    """Return name, kind and default of each parameter of `function` behind `self`."""
+    found = list(inspect.signature(function).parameters.values())
+    return [(parameter.name, parameter.kind, parameter.default) for parameter in found if parameter.name != "self"]
+
+
+def differences(one: type, other: type) -> list[str]:
+    """Return how the public methods of two classes differ in name, kind or parameters."""
+    left, right = public_methods(one), public_methods(other)
+    found = [f"only one has {name}" for name in sorted(left.keys() ^ right.keys())]
+    for name in sorted(left.keys() & right.keys()):
+        if callable(left[name]) != callable(right[name]):
+            found.append(f"{name} is a method in one, a property in the other")
+        elif callable(left[name]) and parameters(left[name]) != parameters(right[name]):
+            found.append(f"{name} takes other parameters")
+    return found
+
+
+def test_offers_exactly_this() -> None:
+    """`orch` offers its classes and every error, sorted, and nothing else."""
+    public_errors = {name for name in errors.__all__ if name.endswith("Error")}
+    assert sorted(orch.__all__) == orch.__all__
+    assert set(orch.__all__) == PUBLIC | public_errors
+
+
+@pytest.mark.parametrize("name", sorted(orch.__all__))
+def test_each_name_is_there_and_explained(name: str) -> None:
+    """Each public name exists and has a docstring whose first line is a sentence."""
+    first = (getattr(orch, name).__doc__ or "").strip().partition("\n")[0]
+    assert first.endswith((".", ":")), first
+
+
+@pytest.mark.parametrize(("sync", "twin"), TWINS)
+def test_sync_and_async_are_twins(sync: str, twin: str) -> None:
+    """Each public method has a twin with the same parameters and defaults."""
+    allowed = [f"only one has {name}" for name in sorted(ONLY_ASYNC)] if sync == "Orchestrator" else []
+    assert differences(getattr(orch, sync), getattr(orch, twin)) == allowed
+
+
+def test_sync_and_async_are_made_alike() -> None:
+    """Both orchestrators take the same arguments, but for the seam that tests of the async one use."""
+    taken = [
+        [each for each in parameters(cls) if each[0] != "connect"]
+        for cls in (orch.Orchestrator, orch.AsyncOrchestrator)
+    ]
+    assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("name", [name for pair in TWINS for name in pair])
+def test_methods_are_documented(name: str) -> None:
+    """Each public method says what it does."""
+    undocumented = [
+        method for method, value in public_methods(getattr(orch, name)).items() if not inspect.getdoc(value)
+    ]
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("name", [name for pair in TWINS for name in pair])
+def test_later_parameters_are_by_name(name: str) -> None:
+    """At most two parameters of a public method can be given by position."""
+    for method, value in public_methods(getattr(orch, name)).items():
+        if callable(value):
+            places = [kind for _, kind, _ in parameters(value) if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+            assert len(places) <= 2, method
+
+
+def test_twin_rule_catches() -> None:
+    """A missing method, another default and a property instead of a method are reported."""
+
+    class One:
+        def same(self, ref: str, *, wait: bool = True) -> None: ...
+        def other(self, seconds: float = 1) -> None: ...
+        def lonely(self) -> None: ...
+        def shape(self) -> None: ...
+
+    class Two:
+        async def same(self, ref: str, *, wait: bool = True) -> None: ...
+        async def other(self, seconds: float = 2) -> None: ...
+
+        shape = property(str)
+
+    assert differences(One, Two) == [
+        "only one has lonely",
+        "other takes other parameters",
+        "shape is a method in one, a property in the other",
+    ]
+
+
+def test_nothing_is_exported_by_star_or_accident() -> None:
+    """`orch/__init__.py` defines its list as a literal, so that readers and tools see it."""
+    tree = ast.parse((ROOT / "orchestrator" / "orch" / "__init__.py").read_text())
+    lists = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert len(lists) == 1
+    assert ast.literal_eval(lists[0]) == orch.__all__
