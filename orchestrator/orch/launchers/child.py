@@ -1,0 +1,137 @@
+"""A worker's process as the root holds it: two descriptors, and a future for its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from orch_protocol.errors import LaunchError
+from orch_protocol.spec import Birth
+from orch_protocol.zygote import encode_birth
+from orch_worker import kernel
+
+from .descriptors import held, hold, release
+from .logs import trim
+
+__all__ = ["Child", "Children", "birth_pipe"]
+
+REPORT_SECONDS: Final = 0.5
+LOG_SECONDS: Final = 1.0
+
+
+def birth_pipe(birth: Birth) -> tuple[int, int]:
+    """Return the ends of a new pipe that holds `birth`: the worker's to read, and ours, which is its lifeline.
+
+    Closing the lifeline ends the worker that reads the other end, whatever it is doing; so does a byte. Raises
+    LaunchError for a birth that no pipe takes, or when there is no descriptor left.
+    """
+    try:
+        data = encode_birth(birth)
+        reader, writer = os.pipe()
+    except (ValueError, OSError) as error:
+        raise LaunchError(f"no birth pipe for the worker: {error}") from error
+    os.write(writer, data)
+    return hold(reader), hold(writer)
+
+
+class Child:
+    """A started worker (a `WorkerProcess`). Owns `pidfd` and `lifeline` until the worker is gone.
+
+    `reaper` tells the exit code once the process has ended; without one the code is expected by `report`.
+    """
+
+    def __init__(
+        self, pid: int, pidfd: int, lifeline: int, log: str, reaper: Callable[[int], int | None] | None = None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.pid = pid
+        self.log = log
+        self.ended: asyncio.Future[int | None] = self._loop.create_future()
+        self._pidfd = hold(pidfd)
+        self._lifeline = lifeline
+        self._reaper = reaper
+        self._patience: asyncio.TimerHandle | None = None
+        self._loop.add_reader(pidfd, self._gone)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def report(self, code: int | None) -> None:
+        """Take `code` as the exit code of the process, which is gone."""
+        if self._patience is not None:
+            self._patience.cancel()
+        if held(self._pidfd):
+            self._loop.remove_reader(self._pidfd)
+            release(self._pidfd)
+            release(self._lifeline)
+            self._pidfd = self._lifeline = -1  # the numbers will be another's
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+    def orphan(self) -> None:
+        """End the process, of which nobody will report."""
+        self._reaper = kernel.exit_status
+        self.kill()
+        if self._patience is not None:
+            self._gone()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if held(self._pidfd):
+            kernel.kill(self._pidfd, number)
+
+    def _gone(self) -> None:
+        if self._reaper is not None:
+            self.report(self._reaper(self._pidfd))
+        elif self._patience is None:
+            # Its zygote reports within a millisecond, unless it is stopped or drowning.
+            self._loop.remove_reader(self._pidfd)
+            self._patience = self._loop.call_later(REPORT_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self.report(kernel.exit_status(self._pidfd))
+
+
+class Children:
+    """The living workers of a launcher. Keeps their logs short; calls `on_end` after each end."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._alive: set[Child] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(tuple(self._alive))
+
+    def add(self, child: Child) -> None:
+        """Keep `child` until it has ended."""
+        self._alive.add(child)
+        child.ended.add_done_callback(lambda _: self._discard(child))
+        if self._timer is None:
+            self._trim_logs()
+
+    async def end(self, seconds: float) -> None:
+        """Kill every child and wait until all are gone, at most `seconds`."""
+        for child in self:
+            child.kill()
+        if self._alive:
+            await asyncio.wait([child.ended for child in self], timeout=seconds)
+
+    def _discard(self, child: Child) -> None:
+        self._alive.discard(child)
+        if not self._alive and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._on_end()
+
+    def _trim_logs(self) -> None:
+        for child in self._alive:
+            trim(child.log)
+        self._timer = asyncio.get_running_loop().call_later(LOG_SECONDS, self._trim_logs)

@@ -1,0 +1,51 @@
+"""What a root and a zygote say to each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_protocol.spec import Birth
+from orch_protocol.zygote import (
+    LENGTH_BYTES,
+    MAX_BIRTH,
+    Booted,
+    BootFailed,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Report,
+    decode_birth,
+    decode_fork,
+    decode_report,
+    encode,
+    encode_birth,
+)
+
+
+@pytest.mark.parametrize(
+    "report", [Booted(7, 9), BootFailed("no such module"), Forked(1, 99), ForkFailed(2, "EAGAIN"), Exited(1, -9)]
+)
+def test_reports_come_back_as_they_were(report: Report) -> None:
+    """Each report is decoded to the value that was encoded."""
+    assert decode_report(encode(report)) == report
+
+
+def test_fork_comes_back_as_it_was() -> None:
+    """A request for a worker is decoded to the value that was encoded."""
+    fork = Fork(3, "a1", 2, b"\x00\xff", "ipc:///tmp/s", "/tmp/a1.log", "/tmp/spool")
+    assert decode_fork(encode(fork)) == fork
+
+
+def test_birth_carries_its_length() -> None:
+    """A birth begins with the number of bytes that follow it."""
+    birth = Birth(b"t" * 32, {"name": "value"})
+    data = encode_birth(birth)
+    assert int.from_bytes(data[:LENGTH_BYTES]) == len(data) - LENGTH_BYTES
+    assert decode_birth(data[LENGTH_BYTES:]) == birth
+
+
+def test_birth_larger_than_a_pipe_is_refused() -> None:
+    """A birth that would make the root wait for a reader is an error that says so."""
+    with pytest.raises(ValueError, match=f"the most is {MAX_BIRTH}"):
+        encode_birth(Birth(b"", {"name": "x" * MAX_BIRTH}))

@@ -1,0 +1,53 @@
+"""What is asked of the kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_worker import kernel
+
+
+def test_exit_status_of_the_living_is_unknown() -> None:
+    """A process that runs, and a descriptor that is no pidfd, have no exit status."""
+    pidfd = os.pidfd_open(os.getpid())
+    with open(os.devnull) as other:
+        assert kernel.exit_status(pidfd) is None
+        assert kernel.exit_status(other.fileno()) is None
+    os.close(pidfd)
+
+
+def test_children_are_found_without_the_kernels_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without a list of children per thread has every process asked for its parent."""
+    me, parent = os.getpid(), os.getppid()
+    real_open = open
+
+    def without_list(path: str | Path, *arguments: Any) -> Any:
+        if str(path).endswith("/children"):
+            raise FileNotFoundError(path)
+        return real_open(path, *arguments)
+
+    monkeypatch.setattr("builtins.open", without_list)
+    monkeypatch.setattr(os, "getpid", lambda: parent)
+    assert me in kernel.children()
+
+
+def test_signals_are_reset_to_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every signal is unblocked and gets its default, or is ignored where asked; Python's own are left alone."""
+    set_to: dict[int, Any] = {}
+    masks: list[Any] = []
+    ignored = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGPIPE, signal.SIGINT}
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    monkeypatch.setattr(signal, "signal", set_to.__setitem__)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda how, mask: masks.append((how, mask)))
+    kernel.reset_signals(ignore=(signal.SIGINT, signal.SIGHUP))
+    assert set_to == {
+        signal.SIGCHLD: signal.SIG_DFL,
+        signal.SIGUSR1: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_IGN,
+    }
+    assert masks == [(signal.SIG_SETMASK, ())]

@@ -1,0 +1,113 @@
+"""The first and the last moments of a worker's process."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from orch_protocol.spec import Birth
+from orch_protocol.zygote import LENGTH_BYTES, Fork, decode_birth, decode_fork
+
+from . import kernel
+
+__all__ = ["Entry", "live", "load"]
+
+Entry = Callable[..., int | None]
+
+LIFELINE: Final = 3
+DEBUG_SWITCH: Final = "ORCH_DEBUG_DUMPABLE"
+
+
+def load(entry: str) -> Entry:
+    """Return the function that `entry`, "module:name", names. Raises ImportError or AttributeError."""
+    import importlib
+
+    module, _, name = entry.partition(":")
+    function: Entry = getattr(importlib.import_module(module), name)
+    return function
+
+
+def live(entry: Callable[[], Entry], fork: Fork, pipe: int) -> NoReturn:
+    """Be the worker that `fork` asks for, with `pipe` the read end of its birth pipe, and end the process.
+
+    `entry` returns the worker's `main`. Its return value is the exit code, as is that of a SystemExit; any other
+    exception goes to the log and exits 1. Nothing that the interpreter would do at its end is waited for.
+    """
+    code = 1
+    try:
+        birth = _settle(fork, pipe)
+        code = _code(
+            entry()(
+                birth=birth,
+                address=fork.address,
+                ident=fork.ident,
+                incarnation=fork.incarnation,
+                agent_id=fork.agent_id,
+                spool=fork.spool,
+            )
+        )
+    except SystemExit as leaving:
+        code = _code(leaving.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass  # a full disk, a closed stream: nobody is left to tell
+        os._exit(code)
+
+
+def _settle(fork: Fork, pipe: int) -> Birth:
+    """Tie this process to its root and cut it off from everything else it came with."""
+    birth = _read_birth(pipe)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    log = os.open(fork.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if pipe != LIFELINE:
+        os.dup2(pipe, LIFELINE)
+    os.set_inheritable(LIFELINE, False)
+    os.closerange(LIFELINE + 1, os.sysconf("SC_OPEN_MAX"))
+    kernel.arm_lifeline(LIFELINE)
+    kernel.reset_signals()
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    # What its tools lose falls to this worker, not to the shim: only the end of the worker makes it an orphan.
+    kernel.subreap()
+    if os.environ.get(DEBUG_SWITCH) != "1":
+        kernel.hide_memory()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable(file=2)
+    gc.enable()
+    return birth
+
+
+def _read_birth(pipe: int) -> Birth:
+    # The root wrote all of it before the worker was asked for; an end of file means that it has changed its mind.
+    head = os.read(pipe, LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        os._exit(1)
+    return decode_birth(os.read(pipe, int.from_bytes(head)))
+
+
+def _code(value: object) -> int:
+    """Return the exit code that `sys.exit(value)` means."""
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    print(value, file=sys.stderr)
+    return 1
+
+
+def main(entry: str, pipe: str, fork: str) -> NoReturn:
+    """Be a worker in a process of its own: `fork` is the hex of an encoded Fork, `pipe` an inherited descriptor."""
+    live(lambda: load(entry), decode_fork(bytes.fromhex(fork)), int(pipe))

@@ -1,0 +1,207 @@
+"""What we ask of the kernel beyond the standard library: ties between processes, and signs of their end.
+
+Linux does it all; elsewhere each function does what the platform can, which its docstring names. Imports stay few:
+the shim loads this module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+from typing import Final
+
+__all__ = [
+    "arm_lifeline",
+    "children",
+    "die_with_parent",
+    "exit_status",
+    "hide_memory",
+    "kill",
+    "reap",
+    "reset_signals",
+    "start_tied",
+    "subreap",
+    "wake_on_child",
+]
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_DUMPABLE: Final = 4
+PR_SET_CHILD_SUBREAPER: Final = 36
+PIDFD_GET_INFO: Final = 0xC040FF0B
+PIDFD_INFO_EXIT: Final = 1 << 3
+PIDFD_INFO_BYTES: Final = 64
+
+LINUX: Final = sys.platform == "linux"
+# Python ignores these two in every process it starts, and its libraries count on it.
+PYTHONS_OWN: Final = {"SIGPIPE", "SIGXFSZ"}
+
+
+def _prctl(option: int, argument: int) -> None:
+    if LINUX and _libc.prctl(option, argument, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+if LINUX:
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+def reset_signals(*, ignore: tuple[signal.Signals, ...] = ()) -> None:
+    """Unblock every signal and give each its default, or ignore it: both states pass through exec otherwise."""
+    for number in signal.valid_signals():
+        if isinstance(number, signal.Signals) and number.name in PYTHONS_OWN:
+            continue
+        wanted = signal.SIG_IGN if number in ignore else signal.SIG_DFL
+        if signal.getsignal(number) not in (wanted, None):
+            try:
+                signal.signal(number, wanted)
+            except (OSError, ValueError):
+                pass  # KILL, STOP and the C library's own cannot be set, nor need to be
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that becomes readable when a child has ended; the caller reads it empty."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader
+
+
+def die_with_parent(parent: int) -> None:
+    """End with the process `parent`, or now if it has ended. Linux.
+
+    The signal follows the *thread* that forked, so a parent with threads must not be tied to like this.
+    """
+    if LINUX:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def start_tied(argv: list[bytes], descriptors: list[int]) -> int:
+    """Start `argv`, followed by the numbers of the `descriptors` it inherits, and return its pid.
+
+    It ends with this process, which must have no threads. Raises BlockingIOError when the system has no process left.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(parent)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, True)
+            os.execv(argv[0], argv + [b"%d" % descriptor for descriptor in descriptors])
+        except OSError as error:
+            os.write(2, b"%s: %s\n" % (argv[0], str(error).encode()))
+        finally:
+            os._exit(127)
+    return pid
+
+
+def subreap() -> None:
+    """Adopt descendants whose own parents have ended. Linux."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """Keep this process's memory and descriptors from its own user's other processes, and out of core dumps."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prctl(PR_SET_DUMPABLE, 0)
+
+
+def arm_lifeline(descriptor: int) -> None:
+    """End this process when the last write end of the pipe `descriptor` closes, or now if it has closed.
+
+    On Linux the kernel does it, whatever this process is busy with or even when it is stopped; a byte in the pipe
+    counts too. The owner belongs to the open file description, so two processes never share one lifeline. Elsewhere a
+    thread watches, which a call that never lets go of the interpreter can hold up.
+    """
+    if LINUX:
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if poller.poll(0):
+            os._exit(1)
+    else:
+        import threading
+
+        def watch() -> None:
+            os.read(descriptor, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def children() -> set[int]:
+    """Return the pids of this single-threaded process's children, zombies included. Linux.
+
+    A child that ends during the call may hide another: ask again before relying on an empty answer.
+    """
+    me = os.getpid()
+    try:
+        with open(f"/proc/{me}/task/{me}/children", "rb") as file:
+            return set(map(int, file.read().split()))
+    except FileNotFoundError:
+        return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent_of(pid) == me}
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b") ")[2].split()[1])
+    except OSError:
+        return None
+
+
+def kill(pidfd: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send signal `number` to the process behind `pidfd`; nothing happens if it is gone. Linux."""
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
+
+
+def reap(pidfd: int) -> int | None:
+    """Bury our ended child behind `pidfd` and return its exit code (or minus the signal). Linux.
+
+    None when it was buried by another (the program may ignore or serve SIGCHLD) and the kernel does not tell.
+    """
+    try:
+        dead = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    except ChildProcessError:
+        return exit_status(pidfd)
+    assert dead is not None
+    return dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status
+
+
+def exit_status(pidfd: int) -> int | None:
+    """Return the exit code (or minus the signal) of the reaped process behind `pidfd`; None if nobody knows.
+
+    The kernel keeps it for holders of a pidfd since Linux 6.15.
+    """
+    if not LINUX:
+        return None
+    import fcntl
+
+    info = bytearray(PIDFD_INFO_BYTES)
+    info[:8] = PIDFD_INFO_EXIT.to_bytes(8, sys.byteorder)
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    if not int.from_bytes(info[:8], sys.byteorder) & PIDFD_INFO_EXIT:
+        return None
+    return os.waitstatus_to_exitcode(int.from_bytes(info[-4:], sys.byteorder))
