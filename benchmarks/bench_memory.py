@@ -1,0 +1,75 @@
+"""Private memory of a worker, after a collection of garbage, against a process that imported everything itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import harness
+from harness import Args, Row
+
+FRESH = ("fresh", "<= 0.08", "<= 0.055")
+QUERIED = ("after a scripted query", "<= 0.09", "<= 0.06")
+
+
+def private_mib(pid: int) -> float:
+    """Return the MiB that would be free again if `pid` ended."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+async def measure(args: Args) -> list[Row]:
+    """Weigh a worker of each template, before and after its first turn, and a plain worker, in every round."""
+    sys.path.append(str(harness.PEERS))
+    import entries
+    import zmq_echo
+
+    from orch import AsyncOrchestrator, Config, ScriptedBackend
+
+    # Workers let nobody but root look into them, unless told to.
+    os.environ["ORCH_DEBUG_DUMPABLE"] = "1"
+    weights: dict[tuple[str, str], list[float]] = {}
+    with harness.scratch() as folder:
+        hub = zmq_echo.Hub(folder)
+        async with AsyncOrchestrator(config=Config(), home=folder / "home", launcher=entries.launcher) as orchestrator:
+
+            async def weigh(template: str) -> None:
+                agent = await orchestrator.spawn("nothing", backend=ScriptedBackend(["ok"]), template=template)
+                for state, _, _ in (FRESH, QUERIED):
+                    os.kill(agent.pid, signal.SIGUSR1)
+                    # The signal interrupts its waiting, so the ping is answered after the collection.
+                    await agent.ping()
+                    weights.setdefault((template, state), []).append(private_mib(agent.pid))
+                    if state == FRESH[0]:
+                        await agent.query("say it")
+                await agent.kill()
+
+            async def weigh_plain() -> None:
+                worker = zmq_echo.Worker(hub, "plain_worker.py")
+                worker.ask("gc")
+                weights.setdefault(("plain", ""), []).append(private_mib(worker.pid))
+                worker.stop()
+
+            for _ in range(args.rounds):
+                await weigh("lean")
+                await weigh_plain()
+                await weigh("sdk")
+        hub.close()
+    plain = weights["plain", ""]
+    return [
+        harness.compared(
+            f"private memory after gc, {template} worker, {state} (MiB; peer: plain worker)",
+            weights[template, state],
+            plain,
+            must=must,
+            aim=aim,
+        )
+        for template in ("lean", "sdk")
+        for state, must, aim in (FRESH, QUERIED)
+    ]
+
+
+if __name__ == "__main__":
+    harness.main(measure)

@@ -1,0 +1,87 @@
+"""Run every bench, and write what they found into README.md between its two markers.
+
+With `--quick` nothing is written: a few rounds say whether the benches work, not what the figures are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import Row, table
+from venvs import ROOT
+
+HERE = Path(__file__).resolve().parent
+BENCHES = (
+    "bench_start.py",
+    "bench_roundtrip.py",
+    "bench_memory.py",
+    "bench_scale.py",
+    "bench_cli.py",
+    "bench_kill.py",
+    "stress_spawn.py",
+)
+START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+BENCH_SECONDS = 3600
+
+
+def between(text: str, body: str) -> str:
+    """Return `text` with `body` in place of what stands between the markers; ValueError unless each is there once."""
+    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
+        raise ValueError(f"expected one {START} and, after it, one {END}")
+    head, _, rest = text.partition(START)
+    return f"{head}{START}\n{body}\n{END}{rest.partition(END)[2]}"
+
+
+def machine() -> str:
+    """Return what the figures depend on, in one sentence, with the day they were taken."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    cpu = models[0].partition(":")[2].strip() if models else platform.machine()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return (
+        f"{len(os.sched_getaffinity(0))} cores ({cpu}), {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, {today}."
+    )
+
+
+def rows_of(bench: str, flags: list[str]) -> list[Row]:
+    """Run one bench and return its rows; one row that says so when it fails."""
+    print(f"{bench} ...", file=sys.stderr, flush=True)
+    command = [sys.executable, str(HERE / bench), "--json", *flags]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=BENCH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [Row(bench, None, None, None, "", "", False, f"not done within {BENCH_SECONDS} s")]
+    if done.returncode:
+        return [Row(bench, None, None, None, "", "", False, f"ended with {done.returncode}")]
+    return [Row(**row) for row in json.loads(done.stdout)]
+
+
+def main() -> None:
+    """Run the benches; exit with 1 when one of them failed or, with `--check`, when a figure was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="few rounds, nothing installed for peers, no README")
+    parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a row misses its must")
+    parser.add_argument("only", nargs="*", help="benches to run, by file name (default: all)")
+    given = parser.parse_args()
+    unknown = set(given.only) - set(BENCHES)
+    if unknown:
+        parser.error(f"no such bench: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+    flags = ["--quick"] if given.quick else []
+    rows = [row for bench in given.only or BENCHES for row in rows_of(bench, flags)]
+    print(json.dumps([row.as_dict() for row in rows], indent=2) if given.json else table(rows), flush=True)
+    if not given.quick and not given.only:
+        readme = ROOT / "README.md"
+        readme.write_text(between(readme.read_text(), f"{machine()}\n\n{table(rows)}"))
+    sys.exit(any(row.ok is False and (given.check or row.skipped) for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The two environments under `.bench/`: `own` with a wheel of this checkout, `peers` with what it is compared to.
+
+Benches measure what a user installs, so they run against the wheel and never against the checkout. Standard library
+only: this runs before either environment exists. Everything it says goes to stderr.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRATCH = ROOT / ".bench"
+SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "orchestrator", "worker", "protocol")
+PEERS = ("ray>=2.40",)
+INSTALL_SECONDS = 1200
+
+
+class MissingPeerError(Exception):
+    """A peer is not installed; the message is the reason a row shows."""
+
+
+def own_python() -> Path:
+    """Return the interpreter that has a wheel of the checkout as it is now, building both when needed."""
+    with _locked("own"):
+        python, stamp, digest = _python("own"), SCRATCH / "own.stamp", _digest()
+        if not python.exists() or not stamp.exists() or stamp.read_text() != digest:
+            fresh = not python.exists()
+            if fresh:
+                _venv("own")
+            shutil.rmtree(SCRATCH / "dist", ignore_errors=True)
+            _pip(python, "wheel", "--no-deps", "--wheel-dir", str(SCRATCH / "dist"), str(ROOT))
+            (wheel,) = (SCRATCH / "dist").glob("orch-*.whl")
+            _pip(python, "install", "--constraint", str(ROOT / "constraints.txt"), str(wheel))
+            if not fresh:
+                _pip(python, "install", "--no-deps", "--force-reinstall", str(wheel))
+            stamp.write_text(digest)
+    return python
+
+
+def peers_python(*, create: bool) -> Path:
+    """Return the interpreter that has the peers; MissingPeerError when it is absent and `create` is false or fails."""
+    python, stamp = _python("peers"), SCRATCH / "peers.stamp"
+    with _locked("peers"):
+        wanted = f"{sys.version} {PEERS}"
+        if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+            return python
+        if not create:
+            raise MissingPeerError("Ray is not installed: run `make bench-peers`")
+        try:
+            shutil.rmtree(SCRATCH / "peers", ignore_errors=True)
+            _venv("peers")
+            _pip(python, "install", *PEERS)
+        except (subprocess.SubprocessError, OSError) as error:
+            raise MissingPeerError(f"Ray could not be installed: {error}") from error
+        stamp.write_text(wanted)
+    return python
+
+
+def reexec_in_own() -> None:
+    """Become the same command under `own`'s interpreter, unless this is it; then refuse a checkout on the path."""
+    if Path(sys.prefix) != SCRATCH / "own":
+        python = str(own_python())
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "ORCH_"))}
+        sys.stdout.flush()
+        os.execve(python, [python, *sys.argv], env)
+    import orch
+
+    if not Path(orch.__file__).is_relative_to(sys.prefix):
+        sys.exit(f"orch comes from {orch.__file__}, not from the wheel under {sys.prefix}: unset what puts it there")
+
+
+def _python(name: str) -> Path:
+    return SCRATCH / name / "bin" / "python"
+
+
+def _venv(name: str) -> None:
+    print(f"making {SCRATCH / name} ...", file=sys.stderr)
+    # The base interpreter: a venv made from a venv would resolve sys.executable through both.
+    base = getattr(sys, "_base_executable", sys.executable)
+    subprocess.run([base, "-m", "venv", str(SCRATCH / name)], check=True, stdout=sys.stderr)
+
+
+def _pip(python: Path, verb: str, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *arguments]
+    print(f"pip {verb} {' '.join(arguments)} ...", file=sys.stderr)
+    subprocess.run(command, check=True, stdout=sys.stderr, stdin=subprocess.DEVNULL, timeout=INSTALL_SECONDS)
+
+
+def _digest() -> str:
+    """Return a hash of the interpreter and of every file that goes into the wheel."""
+    digest = hashlib.sha256(sys.version.encode())
+    for source in SOURCES:
+        path = ROOT / source
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    SCRATCH.mkdir(exist_ok=True)
+    with open(SCRATCH / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        print(peers_python(create=True))
+    except MissingPeerError as error:
+        sys.exit(str(error))

@@ -1,0 +1,135 @@
+"""What the benches do with their figures: medians, ratios, verdicts, the README's table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from sources import ROOT
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benches' shared module; they are programs, not a package."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("harness")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program that runs all benches."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("run")
+
+
+def test_ratio_is_the_median_of_paired_rounds(harness: ModuleType) -> None:
+    """A round that was slow on both sides leaves the ratio as it is."""
+    row = harness.compared("spawn", [10.0, 40.0, 12.0], [10.0, 40.0, 8.0], must="<= 1.5", aim="<= 0.5")
+    assert (row.ours, row.peer, row.ratio, row.ok, row.skipped) == (12.0, 10.0, 1.0, True, None)
+
+
+def test_inverse_ratio_says_how_many_times_faster(harness: ModuleType) -> None:
+    """With `inverse` the peer's figure is divided by ours, and a bound from below is held."""
+    row = harness.compared("spawn", [2.0], [100.0], must=">= 60", aim=">= 150", inverse=True)
+    assert (row.ratio, row.ok) == (50.0, False)
+
+
+def test_sides_of_unequal_length_are_refused(harness: ModuleType) -> None:
+    """Series that cannot be paired are no comparison."""
+    with pytest.raises(ValueError, match="2 rounds of ours against 1"):
+        harness.compared("spawn", [1.0, 2.0], [1.0], must="<= 1", aim="<= 1")
+
+
+def test_figure_without_peer_is_held_against_its_bound(harness: ModuleType) -> None:
+    """A count has no ratio; its verdict is about the count itself."""
+    row = harness.counted("left", 1, must="== 0")
+    assert (row.ours, row.ratio, row.aim, row.ok) == (1.0, None, "== 0", False)
+
+
+def test_missing_peer_leaves_no_verdict(harness: ModuleType) -> None:
+    """A row whose peer is missing says why, and is neither kept nor missed."""
+    row = harness.skipped("query", "no Ray", must="<= 1", aim="<= 1", ours=[3.0, 1.0, 2.0])
+    assert (row.ours, row.peer, row.ok, row.skipped) == (2.0, None, None, "no Ray")
+
+
+def test_rows_have_the_promised_keys(harness: ModuleType) -> None:
+    """A row as JSON is one flat object of eight fields."""
+    row = json.loads(json.dumps(harness.counted("left", 0, must="== 0").as_dict()))
+    assert list(row) == ["figure", "ours", "peer", "ratio", "must", "aim", "ok", "skipped"]
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "kept"),
+    [(0.5, "<= 0.5", True), (0.51, "<= 0.5", False), (50, ">= 50", True), (49, ">= 50", False), (0, "== 0", True)],
+)
+def test_bounds(harness: ModuleType, value: float, bound: str, kept: bool) -> None:
+    """A bound is an operator and a number, and includes the number."""
+    assert harness.satisfies(value, bound) is kept
+
+
+async def test_sides_take_turns_in_alternating_order(harness: ModuleType) -> None:
+    """Each round runs every side, in the order opposite to the round before, and the first one is not kept."""
+    order: list[str] = []
+    clock: Iterator[int] = iter(range(100))
+
+    def side(name: str) -> float:
+        order.append(name)
+        return next(clock)
+
+    async def awaited() -> float:
+        return side("b")
+
+    took = await harness.interleave(2, a=lambda: side("a"), b=awaited)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert took == {"a": [3, 4], "b": [2, 5]}
+
+
+def test_affinity_names_cpus(harness: ModuleType) -> None:
+    """`one` is the first CPU there is, `all` all of them; numbers name themselves."""
+    allowed = frozenset({2, 3, 5})
+    assert [harness.parse_affinity(text, allowed) for text in ("one", "all", "3,5")] == [{2}, allowed, {3, 5}]
+
+
+@pytest.mark.parametrize("text", ["0", "", "two"])
+def test_affinity_that_cannot_be_is_refused(harness: ModuleType, text: str) -> None:
+    """CPUs that are not there, and words that mean nothing, are named in the error."""
+    with pytest.raises(ValueError, match="give one, all, or numbers out of"):
+        harness.parse_affinity(text, frozenset({2, 3}))
+
+
+def test_table_shows_verdicts(harness: ModuleType) -> None:
+    """A kept bound is ok, a missed one stands out, a missing peer gives its reason."""
+    rows = [
+        harness.counted("left", 0, must="== 0"),
+        harness.counted("bad", 2, must="== 0"),
+        harness.skipped("query", "no Ray", must="<= 1", aim="<= 1"),
+    ]
+    lines = harness.table(rows).splitlines()
+    assert lines[2] == "| left | 0 | - | - | == 0 | == 0 | ok |"
+    assert lines[3].endswith("| **missed** |")
+    assert lines[4].endswith("| skipped: no Ray |")
+
+
+def test_table_goes_between_the_markers(run: ModuleType) -> None:
+    """What stood between the markers is replaced, everything around it stays, and a second time changes nothing."""
+    before = f"head\n{run.START}\nold\n{run.END}\ntail\n"
+    after = run.between(before, "new")
+    assert after == f"head\n{run.START}\nnew\n{run.END}\ntail\n"
+    assert run.between(after, "new") == after
+
+
+@pytest.mark.parametrize("markers", ["", "{s}", "{e}{s}", "{s}{e}{e}"])
+def test_missing_markers_are_refused(run: ModuleType, markers: str) -> None:
+    """A page without exactly one pair of markers is left alone."""
+    with pytest.raises(ValueError, match="expected one"):
+        run.between(markers.format(s=run.START, e=run.END), "new")
+
+
+def test_machine_facts_name_the_python(run: ModuleType) -> None:
+    """The line over the table says on what the figures were taken."""
+    assert "cores" in run.machine()
+    assert "Python 3." in run.machine()
