@@ -11,10 +11,10 @@ Names are imported when first used: importing orch costs nothing and does nothin
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # importing it, and importlib below, would cost the command line a third of its time
 if TYPE_CHECKING:
+    from typing import Any
+
     from orch_protocol.config import Config, SubagentsConfig
     from orch_protocol.errors import (
         AgentBusyError,
@@ -126,6 +126,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'orch' has no attribute {name!r}")
+    from importlib import import_module
+
     value = globals()[name] = getattr(import_module(home), name)
     return value
 

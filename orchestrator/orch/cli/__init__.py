@@ -1,0 +1,112 @@
+"""The `orch` command. Thin: a verb is imported when it is asked for, and a request goes to the daemon as one line.
+
+Nothing here or in the verbs that people type all day imports more than argparse, json and socket.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+__all__ = ["main", "run"]
+
+VERBS = {
+    "spawn": ("agents", "start an agent and print its id"),
+    "query": ("agents", "ask an agent and print its answer"),
+    "collect": ("agents", "take the answer to a query nobody waited for"),
+    "list": ("agents", "list agents"),
+    "show": ("agents", "show one agent and the end of its conversation"),
+    "kill": ("agents", "end agents and everything below them"),
+    "resume": ("agents", "let a killed or failed agent answer again"),
+    "daemon": ("admin", "start, stop or look at the process behind all this"),
+    "config": ("admin", "show the configuration, trust a project's"),
+    "demo": ("demo", "two agents over this folder: asked, killed, revived, ended"),
+    "doctor": ("doctor", "check what orch needs of this machine"),
+}
+"""Each verb, the module it lives in, and what it does."""
+
+USAGE = 2
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and leave the process."""
+    # A command lives for milliseconds: collecting cycles and taking the interpreter apart would be a fifth of them.
+    gc.disable()
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = code or 1
+    os._exit(code)
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name in another script must not end a listing
+    try:
+        return _dispatch(argv)
+    except KeyboardInterrupt:
+        return _complain(argv, "Interrupted", "interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        return 1  # whoever read our output has seen enough
+    except Exception as error:
+        # Ours all carry an exit code; the rest is a defect and must show where.
+        if (code := getattr(error, "exit_code", None)) is None:
+            raise
+        return _complain(argv, getattr(error, "kind", type(error).__name__), str(error), code)
+
+
+def _dispatch(argv: list[str]) -> int:
+    name = argv[0] if argv else ""
+    if name in VERBS:
+        home = VERBS[name][0]
+        module = __import__(f"orch.cli.{home}", fromlist=["VERBS"])  # importlib itself would cost a millisecond
+        code: int = module.VERBS[name].run(name, argv[1:])
+        return code
+    if name in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if name in ("-V", "--version"):
+        from ..version import version
+
+        print(f"orch {version()}")
+        return 0
+    if not name:
+        print(_overview(), file=sys.stderr)
+        return USAGE
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, VERBS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "see: orch --help"
+    print(f"orch: there is no command {name!r}; {hint}", file=sys.stderr)
+    return USAGE
+
+
+def _overview() -> str:
+    verbs = "\n".join(f"  {name:9}{what}" for name, (_, what) in VERBS.items())
+    return f"""\
+usage: orch COMMAND ...
+
+Agents that are processes: spawn one, ask it, kill it, ask it again.
+
+{verbs}
+
+REF is an agent's number, id, beginning of an id, or name. `orch COMMAND --help` has an example.
+Exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit reached, 130 interrupted."""
+
+
+def _complain(argv: list[str], kind: str, message: str, code: int) -> int:
+    """Say on stderr what went wrong: a sentence, or with --json an object. stdout stays data."""
+    if "--json" in argv:
+        import json
+
+        print(json.dumps({"error": {"type": kind, "message": message}}), file=sys.stderr)
+    else:
+        from .render import safe
+
+        print(f"orch: {safe(message)}", file=sys.stderr)
+    return code

@@ -1,0 +1,130 @@
+"""The verbs about orch itself: daemon and config."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from .connection import Connection, Failure, await_end
+from .verb import Verb, dump
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["VERBS"]
+
+LOG_LINES = 50
+
+
+def _daemon_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("action", choices=["start", "stop", "status", "logs"], help="what to do")
+
+
+def _daemon(arguments: Namespace) -> int:
+    return ACTIONS[arguments.action](arguments)
+
+
+def _start(arguments: Namespace) -> int:
+    return _print_status(arguments, Connection().call("daemon_status"))
+
+
+def _status(arguments: Namespace) -> int:
+    return _print_status(arguments, Connection(start=False).call("daemon_status"))
+
+
+def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
+    if arguments.json:
+        print(dump(status))
+    else:
+        print("\n".join(f"{key:12}{'' if value is None else value}".rstrip() for key, value in status.items()))
+    return 0
+
+
+def _stop(arguments: Namespace) -> int:
+    connection = Connection(start=False)
+    pid = None
+    if connection.dial():
+        pid = connection.call("daemon_stop")["pid"]
+        await_end(pid)
+    else:
+        print("orch: no daemon is running", file=sys.stderr)
+    if arguments.json:
+        print(dump({"pid": pid}))
+    elif pid is not None:
+        print(pid)
+    return 0
+
+
+def _logs(arguments: Namespace) -> int:
+    log = Connection(start=False).log
+    try:
+        with open(log, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()[-LOG_LINES:]
+    except FileNotFoundError:
+        raise Failure("NotFound", f"there is no log yet at {log}: no daemon was ever started here", 3) from None
+    print(dump({"path": log, "lines": lines}) if arguments.json else "\n".join(lines))
+    return 0
+
+
+ACTIONS = {"start": _start, "stop": _stop, "status": _status, "logs": _logs}
+
+
+def _config_arguments(parser: ArgumentParser) -> None:
+    actions = parser.add_argument("action", choices=["show", "trust", "untrust"], help="what to do")
+    actions.metavar = "show|trust|untrust"
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="a project's folder (this one)")
+
+
+def _config(arguments: Namespace) -> int:
+    from pathlib import Path
+
+    from .. import config, paths, trust
+
+    folder = Path(arguments.folder).absolute()
+    if not folder.is_dir():
+        raise Failure("ConfigError", f"{folder} is no folder", 2)
+    if arguments.action == "trust":
+        file = trust.trust(folder, paths.home())
+        print(dump({"trusted": str(file)}) if arguments.json else f"trusted as it is now: {file}")
+        return 0
+    if arguments.action == "untrust":
+        was = trust.untrust(folder, paths.home())
+        said = f"no longer trusted: {folder}" if was else f"was not trusted: {folder}"
+        print(dump({"untrusted": was}) if arguments.json else said)
+        return 0
+    loaded = config.load(folder, os.environ)
+    for note in loaded.notes:
+        print(f"orch: {note}", file=sys.stderr)
+    values = config.flat(loaded.config)
+    if arguments.json:
+        print(dump({key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}))
+    else:
+        texts = {key: _toml(value) for key, value in values.items()}
+        widths = max(map(len, texts)), max(map(len, texts.values()))
+        for key, text in texts.items():
+            print(f"{key:{widths[0]}}  {text:{widths[1]}}  {loaded.sources[key]}")
+    return 0
+
+
+def _toml(value: Any) -> str:
+    """Return `value` as a configuration file would have it; what is not set is a dash."""
+    return "-" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+VERBS = {
+    "daemon": Verb(
+        "Start, stop or look at the process that keeps the agents. Verbs that need it start it.",
+        "orch daemon status --json",
+        _daemon_arguments,
+        _daemon,
+    ),
+    "config": Verb(
+        "Show every setting with its source, or trust a project's ./.orch/config.toml as it is now.",
+        "orch config show; orch config trust .",
+        _config_arguments,
+        _config,
+    ),
+}

@@ -1,0 +1,184 @@
+"""The CLI's end of the control socket: a request out, its answer back, a daemon started when none is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+
+from .. import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["PROTOCOL", "Connection", "Failure", "await_end"]
+
+PROTOCOL = 1
+"""`orch_protocol.wire.VERSION`, which importing would cost more than everything else here."""
+LEAVING = "DaemonLeaving"
+MAX_LINE = 64 << 20
+PATIENCE = 15.0
+"""Seconds of silence after which the daemon is asked whether it lives, and after which it does not."""
+START_SECONDS = 20.0
+STOP_SECONDS = 20.0
+
+
+class Failure(Exception):
+    """What the daemon, or the way to it, says went wrong. `kind` is the error's class name."""
+
+    def __init__(self, kind: str, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.exit_code = exit_code
+
+
+class Connection:
+    """Asks the daemon of `env`'s ORCH_HOME. With `start` one is started when none answers."""
+
+    def __init__(self, env: Mapping[str, str] | None = None, *, start: bool = True) -> None:
+        self._env = dict(os.environ if env is None else env)
+        self._start = start
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+        self._last = 0
+
+    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
+        """Return the result of `method`, however long it takes while the daemon lives. Raises Failure."""
+        while True:
+            answer = self._exchange(method, params or {})
+            error = answer.get("error")
+            if error is None:
+                return answer.get("result")
+            if error["type"] == LEAVING:
+                self.close()
+            elif error["type"] == "VersionMismatchError" and self._start:
+                self._replace(error["message"])
+            else:
+                raise Failure(error["type"], error["message"], int(error["exit_code"]))
+
+    def close(self) -> None:
+        """Hang up. Whatever was asked and not waited for goes on."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._buffer = None, b""
+
+    def dial(self) -> bool:
+        """Connect if somebody listens."""
+        if self._socket is None:
+            self._socket = self._try()
+        return self._socket is not None
+
+    @property
+    def log(self) -> str:
+        """Where the daemon writes what happens to it."""
+        return os.path.join(paths.home_text(self._env), "daemon", "log")
+
+    def _try(self) -> socket.socket | None:
+        path = paths.control_socket(self._env)
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connected.settimeout(PATIENCE)
+        try:
+            connected.connect(path)
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, ConnectionResetError):
+            connected.close()
+            return None
+        except OSError as error:
+            connected.close()
+            raise Failure("OSError", f"cannot connect to {path}: {error.strerror or error}") from error
+        return connected
+
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + START_SECONDS
+        while not self.dial():
+            if not self._start:
+                raise Failure("DaemonNotRunning", "no daemon is running: orch daemon start", 3)
+            if time.monotonic() > deadline:
+                raise Failure("DaemonNotRunning", f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
+            from .starting import start_daemon
+
+            if not start_daemon(self._env, self.log, START_SECONDS):
+                time.sleep(0.02)  # another process is just starting, or ending, one
+        assert self._socket is not None
+        return self._socket
+
+    def _exchange(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        self._last += 1
+        line = json.dumps({"id": self._last, "method": method, "params": params, "version": PROTOCOL}).encode() + b"\n"
+        if len(line) > MAX_LINE:
+            raise Failure(
+                "MessageTooLargeError",
+                f"the request has {len(line)} bytes, the most is {MAX_LINE}: put the text into a file and name that",
+                2,
+            )
+        connected = self._connect()
+        try:
+            connected.sendall(line)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # what it said before it went is still there to read
+        except TimeoutError:
+            raise self._silent() from None
+        while True:
+            answer: dict[str, Any] = json.loads(self._line(connected))
+            # 0: the daemon could not read the request, or takes none any more.
+            if answer["id"] in (self._last, 0):
+                return answer
+
+    def _line(self, connected: socket.socket) -> bytes:
+        """Return the next line of the daemon. Two silences in a row, the second after asking for a word, mean death."""
+        asked = False
+        chunks = [self._buffer]
+        while b"\n" not in chunks[-1]:
+            try:
+                chunk = connected.recv(1 << 18)
+            except TimeoutError:
+                if asked:
+                    raise self._silent() from None
+                connected.sendall(b'{"id":-1,"method":"ping","version":%d}\n' % PROTOCOL)
+                asked = True
+                continue
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                self.close()
+                raise Failure(
+                    "DaemonGone",
+                    "the daemon ended before it answered; what agents finished is kept: orch list, then orch collect "
+                    f"REF. Why it ended: {self.log}",
+                )
+            asked = False
+            chunks.append(chunk)
+        line, _, self._buffer = b"".join(chunks).partition(b"\n")
+        return line
+
+    def _silent(self) -> Failure:
+        self.close()
+        return Failure("DaemonSilent", f"the daemon does not answer: see {self.log}, and orch daemon stop")
+
+    def _replace(self, mismatch: str) -> None:
+        """Stop the daemon, which speaks another version, unless it is at work."""
+        answer = self._exchange("daemon_stop", {"if_idle": True})
+        if error := answer.get("error"):
+            raise Failure("VersionMismatchError", f"{mismatch}. It cannot be replaced now: {error['message']}", 2)
+        self.close()
+        await_end(answer["result"]["pid"])
+        print("orch: the daemon spoke another version; starting one that matches", file=sys.stderr)
+
+
+def await_end(pid: int) -> None:
+    """Wait until the process `pid` is gone. Raises Failure after STOP_SECONDS."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(STOP_SECONDS * 1000):
+            raise Failure("DaemonSilent", f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
+    finally:
+        os.close(descriptor)

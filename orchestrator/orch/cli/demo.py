@@ -1,0 +1,137 @@
+"""`orch demo`: what orch is, in some seconds, over the folder one is in. Offline; leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orch_protocol.config import Config
+from orch_protocol.errors import AgentDiedError
+from orch_protocol.ids import new_id
+from orch_protocol.messages import Reply
+
+from .. import paths
+from ..sync import Orchestrator, Subagent
+from . import render
+from .leftovers import marked
+from .verb import Verb, dump
+
+__all__ = ["VERBS"]
+
+SECONDS: Final = 30.0
+LINES: Final = 8
+QUESTIONS: Final = {
+    "reader": "What does the README promise, and how is it installed?",
+    "auditor": "Where are errors raised, and which tests check them?",
+}
+AFTER: Final = "Which question about the README came before?"
+
+
+def _demo(arguments: Namespace) -> int:
+    say = (lambda _: None) if arguments.json else _say
+    began = time.monotonic()
+    folder = Path(arguments.folder).absolute()
+    run = f"demo-{new_id()}"
+    with _scratch() as home:
+        told = _play(home, run, folder, say)
+    left = [pid for pid, env in marked() if env["ORCH_RUN"] == run]
+    told |= {"left": left, "seconds": round(time.monotonic() - began, 2)}
+    say(f"\nEnded: {len(left)} processes and 0 files are left, after {told['seconds']:.1f} s.")
+    if arguments.json:
+        print(dump(told))
+    return 1 if left else 0
+
+
+def _play(home: Path, run: str, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Do the demonstration and return what came of it."""
+    with Orchestrator("extractive:", config=Config(), run=run, home=home) as o:
+        agents = {
+            name: o.spawn(f"Investigate {folder}", preset="investigate", name=name, cwd=folder) for name in QUESTIONS
+        }
+        pids = {name: agent.pid for name, agent in agents.items()}
+        say(
+            f"Two agents over {folder}, each a process of its own: {', '.join(f'{n} is {p}' for n, p in pids.items())}."
+        )
+        futures = {name: agent.submit(QUESTIONS[name]) for name, agent in agents.items()}
+        answers = {name: future.result(SECONDS) for name, future in futures.items()}
+        for name, answer in answers.items():
+            say(f"\n{name}, asked at the same time: {QUESTIONS[name]}\n{_head(answer)}")
+        victim = agents["reader"]
+        outcome = _kill_in_the_middle(victim)
+        say(f"\nkill -9 {pids['reader']}, in the middle of a question: {outcome}")
+        revived = victim.query(AFTER, timeout=SECONDS)
+        say(f"\nreader again, now process {victim.pid}, asked: {AFTER}\n{_head(revived)}")
+        rows = o.agents()
+        say(f"\n{render.tree([msgspec.to_builtins(row) for row in rows])}")
+        return {
+            "answers": {name: answer.text for name, answer in answers.items()},
+            "killed": {"pid": pids["reader"], "outcome": outcome},
+            "revived": {"pid": victim.pid, "text": revived.text},
+            "agents": [{"name": row.name, "status": row.status, "queries": row.queries} for row in rows],
+        }
+
+
+def _kill_in_the_middle(agent: Subagent) -> str:
+    pid = agent.pid
+    assert pid is not None
+    # Stopped first, it cannot finish before it is killed.
+    os.kill(pid, signal.SIGSTOP)
+    future = agent.submit("Which functions are defined here?")
+    os.kill(pid, signal.SIGKILL)
+    try:
+        future.result(SECONDS)
+    except AgentDiedError as error:
+        return str(error)
+    return "it had just answered"
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yield a home inside ORCH_HOME that is gone afterwards, with whatever had to be made for it."""
+    home = paths.home()
+    made = [folder for folder in (home, *home.parents) if not folder.exists()]
+    scratch = paths.private_dir(home / f"demo-{new_id()}")
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for folder in made:
+            try:
+                folder.rmdir()
+            except OSError:
+                break  # somebody else uses it by now
+
+
+def _head(reply: Reply) -> str:
+    lines = render.safe(reply.text).splitlines()
+    more = [f"  ... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+    return "\n".join([*(f"  {line}" for line in lines[:LINES]), *more])
+
+
+def _say(text: str) -> None:
+    print(text)
+    sys.stdout.flush()
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="what to investigate (this folder)")
+
+
+VERBS = {
+    "demo": Verb(
+        "Two agents over a folder: asked at once, one killed with -9 in the middle and revived. Offline.",
+        "orch demo",
+        _arguments,
+        _demo,
+    )
+}

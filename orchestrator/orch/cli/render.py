@@ -1,0 +1,173 @@
+"""Tables and pages for people. Text that came from a model or a file never reaches a terminal as it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["agent", "safe", "shown", "table", "tree"]
+
+# What moves the cursor, colours, rings, or turns the direction of reading, but for tab and newline.
+CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+HEAD = ("#", "ID", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "")
+RIGHT = frozenset({0, 4, 5, 6, 7})
+WIDTH = 60
+
+
+def safe(text: str) -> str:
+    """Return `text` with control characters written out."""
+    if text.isprintable():  # nearly always, and compiling the expression takes as long as connecting
+        return text
+    return re.sub(CONTROL, lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shown(text: str) -> str:
+    """Return `text` as stdout should get it: made safe for a terminal, untouched for everything else."""
+    return safe(text) if sys.stdout.isatty() else text
+
+
+def line(text: str, width: int = WIDTH) -> str:
+    """Return the head of `text` on one line."""
+    flat = safe(" ".join(text.split()))
+    return flat if len(flat) <= width else flat[: width - 1] + "…"
+
+
+def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
+    """Return agents as a table, one a line."""
+    return _columns([_cells(row, "", row["usage"], now) for row in rows])
+
+
+def tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
+    """Return agents below their parents; tokens and cost are those of the whole branch."""
+    known = {row["id"] for row in rows}
+    children: dict[str | None, list[dict[str, Any]]] = {}
+    for row in rows:
+        children.setdefault(row["parent_id"] if row["parent_id"] in known else None, []).append(row)
+    cells: list[list[str]] = []
+
+    def add(row: dict[str, Any], lead: str, below: str) -> None:
+        cells.append(_cells(row, lead, row["tree_usage"], now))
+        under = children.get(row["id"], [])
+        for child in under:
+            last = child is under[-1]
+            add(child, below + ("└ " if last else "├ "), below + ("  " if last else "│ "))
+
+    for row in children.get(None, []):
+        add(row, "", "")
+    return _columns(cells)
+
+
+def agent(shown: dict[str, Any], now: float | None = None) -> str:
+    """Return one agent as a page: what it is, then the end of its conversation."""
+    row = shown["agent"]
+    facts = {
+        "task": safe(row["task"]),
+        "status": row["status"] + (f": {safe(row['error'])}" if row.get("error") else ""),
+        "doing": line(row["pending"]) if row["pending"] else "",
+        "model": safe(row["model"]),
+        "tools": " ".join([f"{row['preset']}:" if row["preset"] else "", *row["tools"]]).strip(),
+        "folder": safe(row["cwd"]),
+        "process": str(row["pid"] or ""),
+        "parent": row["parent_id"] or "",
+        "age": age(row["created_at"], now),
+        "context": context(row),
+        "queries": str(row["queries"]),
+        "usage": f"{_tokens(row['usage'])} tokens, {_cost(row['usage'])}",
+        "with children": _branch(row),
+        "transcript": safe(row["folder"]),
+    }
+    page = [f"{row['seq']}  {safe(row['name'])}  {row['id']}"]
+    page += [f"  {name + ':':15}{value}" for name, value in facts.items() if value]
+    page += [f"\n{message['role']}:\n{_message(message)}" for message in shown["messages"]]
+    return "\n".join(page)
+
+
+def age(since: str, now: float | None = None) -> str:
+    """Return how long ago the ISO 8601 time `since` was, in the largest unit that is not nothing."""
+    from datetime import datetime
+
+    try:
+        seconds = (time.time() if now is None else now) - datetime.fromisoformat(since).timestamp()
+    except ValueError:
+        return "?"
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def count(number: int) -> str:
+    """Return `number` in at most five characters."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.1f}{unit}" if value < 100 else f"{value:.0f}{unit}"
+    return str(number)
+
+
+def context(row: dict[str, Any]) -> str:
+    """Return how full the context is."""
+    limit = row["context_limit"]
+    return f"{count(row['context_tokens'])}/{count(limit)}" if limit else count(row["context_tokens"])
+
+
+def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | None) -> list[str]:
+    doing = f"{row['status']}: {line(row['pending'])}" if row["pending"] else line(row["task"])
+    name = lead + line(row["name"], 24)
+    return [
+        *(str(row["seq"]), row["id"], name, row["status"], age(row["created_at"], now)),
+        *(context(row), _tokens(usage), _cost(usage), doing),
+    ]
+
+
+def _columns(cells: list[list[str]]) -> str:
+    if not cells:
+        return "no agents; start one: orch spawn TASK"
+    lines = [list(HEAD), *cells]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if at in RIGHT else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(each, widths, strict=True))
+        ).rstrip()
+        for each in lines
+    )
+
+
+def _tokens(usage: dict[str, Any]) -> str:
+    return count(sum(usage[key] for key in usage if key.endswith("_tokens")))
+
+
+def _cost(usage: dict[str, Any]) -> str:
+    floor = "" if usage.get("cost_known", True) else ">="
+    return f"{floor}${usage['cost_usd']:.4f}"
+
+
+def _branch(row: dict[str, Any]) -> str:
+    usage = row["tree_usage"]
+    return f"{_tokens(usage)} tokens, {_cost(usage)}" if usage != row["usage"] else ""
+
+
+def _message(message: dict[str, Any]) -> str:
+    return "\n".join(_block(block) for block in message["content"])
+
+
+def _block(block: dict[str, Any]) -> str:
+    kind = block["type"]
+    if kind == "text":
+        text = block["text"]
+    elif kind == "thinking":
+        text = f"(thinking) {line(block['thinking'])}"
+    elif kind == "tool_use":
+        text = f"-> {block['name']} {line(str(block['input']))}"
+    elif kind == "tool_result":
+        said = " ".join(part.get("text", "(image)") for part in block["content"])
+        text = f"<- {'error: ' if block.get('is_error') else ''}{line(said)}"
+    else:
+        text = f"({kind})"
+    return "\n".join(f"  {each}" for each in safe(text).splitlines())

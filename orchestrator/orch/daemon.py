@@ -1,0 +1,307 @@
+"""The per-user root behind the CLI: `python -P -m orch.daemon`. One for each ORCH_HOME, by a lock on a file.
+
+It serves the control socket until it is told to stop or had nothing to do for `daemon.idle_minutes`. Keys reach it
+through a descriptor, so that its environment holds none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import fcntl
+import json
+import logging
+import logging.handlers
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.config import Config
+from orch_protocol.errors import AgentBusyError, OrchError, ProtocolError, error_info
+from orch_protocol.services import SERVICES, AgentRow, Empty, List
+from orch_protocol.wire import DECODE_ERRORS, VERSION
+
+from . import paths
+from .config import load
+from .control import Client, ControlServer
+from .version import version
+
+__all__ = ["ALREADY_RUNNING", "Daemon", "DaemonStatus", "Stop", "Stopping", "main"]
+
+ALREADY_RUNNING: Final = 3
+DRAIN_SECONDS: Final = 10.0
+LOG_BYTES: Final = 1 << 20
+UNHEARD: Final = frozenset({"daemon_status", "ping"})
+"""Looking at the daemon does not keep it."""
+
+log = logging.getLogger("orch.daemon")
+
+T = TypeVar("T", bound=Struct)
+Call = Callable[[Any, None, str, Struct], Awaitable[Any]]
+
+
+class DaemonStatus(Struct, frozen=True):
+    """The daemon as it is. `agents` and `busy` are counts; `model` None is the offline backend."""
+
+    pid: int
+    sandbox: str
+    agents: int
+    busy: int
+    version: str
+    protocol: int
+    home: str
+    started_at: str
+    model: str | None
+
+
+class Stop(Struct, frozen=True, forbid_unknown_fields=True):
+    """Stop the daemon; with `if_idle` only when no agent works and nobody else asks."""
+
+    if_idle: bool = False
+
+
+class Stopping(Struct, frozen=True):
+    """The daemon is about to end."""
+
+    pid: int
+
+
+class Daemon:
+    """Answers control requests for `root` and knows when to leave.
+
+    `call` serves one of `orch_protocol.services.SERVICES`; `clock` counts seconds.
+    """
+
+    def __init__(
+        self,
+        root: Any,
+        call: Call,
+        *,
+        home: Path,
+        config: Config,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = root
+        self._call = call
+        self._home = home
+        self._config = config
+        self._clock = clock
+        self._touched = clock()
+        self._requests = 0
+        self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._stop = asyncio.Event()
+
+    async def handle(self, method: str, params: msgspec.Raw, client: Client) -> Any:
+        """Serve one request of the control socket."""
+        heard = method not in UNHEARD
+        self._requests += heard
+        try:
+            if method == "ping":
+                return Empty()
+            if method == "daemon_status":
+                return await self._status()
+            if method == "daemon_stop":
+                return await self._told_to_stop(_params(method, params, Stop), client)
+            if method not in SERVICES:
+                known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
+                raise ProtocolError(f"there is no method {method!r}; there are {known}")
+            return await self._call(self._root, None, method, _params(method, params, SERVICES[method][0]))
+        finally:
+            self._requests -= heard
+            if heard:
+                self._touched = self._clock()
+
+    async def until_done(self) -> str:
+        """Return why it is time to leave, when it is."""
+        while not self._stop.is_set():
+            left = await self.seconds_left()
+            if left <= 0:
+                return f"idle for {self._config.daemon.idle_minutes:g} minutes"
+            try:
+                async with asyncio.timeout(left):
+                    await self._stop.wait()
+            except TimeoutError:
+                pass
+        return "told to stop"
+
+    async def seconds_left(self) -> float:
+        """Return how long to stay if nothing happens. Requests under way and agents at work start it anew."""
+        if self._requests or await self._busy():
+            self._touched = self._clock()
+        return self._touched + self._config.daemon.idle_minutes * 60 - self._clock()
+
+    def stop(self) -> None:
+        """Make `until_done` return."""
+        self._stop.set()
+
+    async def _agents(self) -> list[AgentRow]:
+        rows: list[AgentRow] = await self._call(self._root, None, "list", List())
+        return rows
+
+    async def _busy(self) -> list[str]:
+        return [row.id for row in await self._agents() if row.status in ("busy", "starting")]
+
+    async def _status(self) -> DaemonStatus:
+        rows = await self._agents()
+        return DaemonStatus(
+            pid=os.getpid(),
+            sandbox="none",
+            agents=len(rows),
+            busy=sum(row.status in ("busy", "starting") for row in rows),
+            version=version(),
+            protocol=VERSION,
+            home=str(self._home),
+            started_at=self._started_at,
+            model=self._config.model,
+        )
+
+    async def _told_to_stop(self, params: Stop, client: Client) -> Stopping:
+        if params.if_idle:
+            busy = await self._busy()
+            if busy:
+                raise AgentBusyError(f"{len(busy)} agents are at work ({', '.join(busy)}): wait, or orch daemon stop")
+            if self._requests > 1:
+                raise AgentBusyError(f"{self._requests - 1} other requests are under way: wait, or orch daemon stop")
+        log.info("process %d asks to stop", client.pid)
+        self.stop()
+        return Stopping(os.getpid())
+
+
+def _params(method: str, params: msgspec.Raw, type: type[T]) -> T:
+    try:
+        return msgspec.json.decode(params, type=type)
+    except DECODE_ERRORS as error:
+        raise ProtocolError(f"parameters of {method!r}: {error}") from error
+
+
+class BoundedLog(logging.handlers.RotatingFileHandler):
+    """A log of at most two files of LOG_BYTES, into which descriptors 1 and 2 go as well."""
+
+    def _open(self) -> Any:
+        stream = super()._open()
+        os.fchmod(stream.fileno(), 0o600)
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+        return stream
+
+
+def acquire(folder: Path) -> int | None:
+    """Return a descriptor that holds the daemon's lock while it is open, or None when another process holds it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_keys(descriptor: int) -> dict[str, str]:
+    """Read the key variables, a JSON object, to the end of `descriptor` and close it."""
+    with open(descriptor, "rb") as pipe:
+        return msgspec.json.decode(pipe.read() or b"{}", type=dict[str, str])
+
+
+def report(descriptor: int | None, **said: Any) -> None:
+    """Tell whoever started us how that went: one JSON line. That nobody listens is no error."""
+    if descriptor is None:
+        return
+    try:
+        os.write(descriptor, json.dumps(said).encode() + b"\n")
+    except BrokenPipeError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+async def serve(home: Path, config: Config, env: Mapping[str, str], ready: int | None) -> None:
+    """Be the daemon until it is time to leave. The caller holds the lock."""
+    from .aio import AsyncOrchestrator
+    from .services import call
+
+    orchestrator = AsyncOrchestrator(config=config, run="daemon", home=home, env=env)
+    await orchestrator.__aenter__()
+    daemon = Daemon(orchestrator.supervisor, call, home=home, config=config)
+    server = ControlServer(paths.socket_path(paths.daemon_dir(home), "control.sock"), daemon.handle)
+    try:
+        stop_on_signals(daemon.stop)
+        await server.start()
+        log.info("orch %s serves %s as process %d", version(), home, os.getpid())
+        report(ready, pid=os.getpid())
+        log.info("leaving: %s", await daemon.until_done())
+        await server.leave()
+    finally:
+        # Waiting requests fail as the root closes, and are answered; what is left then is cut off.
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await orchestrator.__aexit__(None, None, None)
+        except TimeoutError:
+            log.error("agents were not down within %g s; their shim ends them", DRAIN_SECONDS)
+        await server.close()
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Let the first SIGTERM, SIGINT or SIGHUP call `stop`, and the next end the process at once."""
+    loop = asyncio.get_running_loop()
+    seen: list[str] = []
+
+    def met(number: signal.Signals) -> None:
+        seen.append(number.name)
+        log.info("%s", number.name)
+        if len(seen) > 1:
+            os._exit(1)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, met, number)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the daemon of this ORCH_HOME; ALREADY_RUNNING when there is one."""
+    parser = argparse.ArgumentParser(prog="python -P -m orch.daemon", description=__doc__)
+    parser.add_argument("--keys", type=int, metavar="FD", help="descriptor to read key variables from, as JSON")
+    parser.add_argument("--ready", type=int, metavar="FD", help="descriptor to report to, once, as JSON")
+    arguments = parser.parse_args(argv)
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for descriptor in (arguments.keys, arguments.ready):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+    try:
+        env = dict(os.environ) | (read_keys(arguments.keys) if arguments.keys is not None else {})
+        home = paths.private_dir(paths.home())
+        folder = paths.private_dir(paths.daemon_dir(home))
+        if acquire(folder) is None:
+            print(f"orch: another daemon serves {home}", file=sys.stderr)
+            return ALREADY_RUNNING
+        logging.basicConfig(
+            handlers=[BoundedLog(folder / "log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")],
+            format="%(asctime)s %(levelname)s %(name)s %(message)s",
+            level=logging.INFO,
+        )
+        (folder / "pid").write_text(f"{os.getpid()}\n")
+        asyncio.run(serve(home, load(None, os.environ, home=home).config, env, arguments.ready))
+        (folder / "pid").unlink(missing_ok=True)
+    except (OrchError, OSError) as error:
+        log.exception("the daemon could not go on")
+        info = error_info(error)
+        code = error.exit_code if isinstance(error, OrchError) else 1
+        report(arguments.ready, error={"type": info.type, "message": info.message, "exit_code": str(code)})
+        return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
