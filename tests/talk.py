@@ -1,0 +1,80 @@
+"""Small doubles for tests of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from orch_protocol.messages import Message, Reply, ToolResult, text_of, tool_uses
+from orch_protocol.spec import Limits
+from orch_worker.backends.base import Backend
+from orch_worker.loop import run_turn
+from orch_worker.tools.base import Tool, Toolbox, ToolContext
+
+
+class Root:
+    """A root that remembers what it was asked and answers with what it was given, in order."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.asked: list[tuple[str, Struct]] = []
+        self._answers = list(answers)
+
+    async def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Any:  # noqa: ARG002
+        self.asked.append((service, params))
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Talk:
+    """A backend, tools, and everything that was recorded and reported while turns ran."""
+
+    def __init__(self, backend: Backend, *tools: Tool, cwd: Path = Path("/"), seconds: float = 60.0) -> None:
+        self.backend = backend
+        self.box = Toolbox(tools, ToolContext(cwd, seconds=seconds))
+        self.recorded: list[Message] = []
+        self.reports: list[tuple[str, str, int]] = []
+        self.cancel = asyncio.Event()
+        backend.append_system("", self.box.specs())
+
+    async def ask(self, prompt: str = "go", limits: Limits | None = None) -> Reply:
+        """Run one turn."""
+        return await run_turn(
+            query_id="q1",
+            agent_id="a1",
+            prompt=prompt,
+            backend=self.backend,
+            toolbox=self.box,
+            record=self.record,
+            limits=limits or Limits(),
+            report=lambda *report: self.reports.append(report),
+            cancel=self.cancel,
+        )
+
+    def record(self, message: Message) -> None:
+        """Keep `message`, which the conversation must not hold yet."""
+        assert len(self.backend.transcript()) == len(self.recorded)
+        self.recorded.append(message)
+
+    def results(self) -> list[ToolResult]:
+        """Return every tool result recorded so far."""
+        return [block for message in self.recorded for block in message.content if isinstance(block, ToolResult)]
+
+    def texts(self) -> list[str]:
+        """Return the text of every tool result recorded so far."""
+        return [text_of(Message("user", result.content)) for result in self.results()]
+
+
+def assert_valid(messages: Sequence[Message]) -> None:
+    """Assert that each call is answered once, in call order, in the very next message, and nothing else is answered."""
+    for index, message in enumerate(messages):
+        results = [block.tool_use_id for block in message.content if isinstance(block, ToolResult)]
+        asked = [call.id for call in tool_uses(messages[index - 1])] if index else []
+        assert results == asked
+        assert message.content
+    assert not (messages and tool_uses(messages[-1]))

@@ -1,0 +1,126 @@
+"""The contract of a backend, and the conversation that all backends share."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, assistant, user
+from orch_protocol.spec import BackendSpec, ToolSpec
+from orch_worker.backends import make_backend, template_for
+from orch_worker.backends.base import Conversation, check_backend
+from orch_worker.backends.extractive import ExtractiveBackend
+from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.tokens import clip, message_tokens, text_tokens
+
+
+class TestRegistry:
+    """From a spec to a backend."""
+
+    def test_makes_what_the_spec_says(self) -> None:
+        """Each provider has its backend and its template."""
+        assert isinstance(make_backend(ScriptedBackend(["a"]).spec(), {}), ScriptedBackend)
+        assert isinstance(make_backend(BackendSpec("extractive"), {}), ExtractiveBackend)
+        assert template_for(BackendSpec("extractive")) == template_for(BackendSpec("scripted")) == "lean"
+
+    def test_unknown_provider(self) -> None:
+        """An unknown provider is an error that names it and the known ones."""
+        with pytest.raises(ConfigError, match=r"unknown provider 'oracle': .*extractive, scripted"):
+            make_backend(BackendSpec("oracle"), {})
+        with pytest.raises(ConfigError, match="'oracle'"):
+            template_for(BackendSpec("oracle"))
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            BackendSpec("extractive", "large"),
+            BackendSpec("extractive", options={"k": 1}),
+            BackendSpec("scripted"),
+            BackendSpec("scripted", options={"items": "abc"}),
+            BackendSpec("scripted", options={"items": [], "speed": 1}),
+        ],
+    )
+    def test_options_that_do_not_fit(self, spec: BackendSpec) -> None:
+        """Options a backend does not have are refused."""
+        with pytest.raises(ConfigError, match=spec.provider):
+            make_backend(spec, {})
+
+
+class TestContract:
+    """What makes an object a backend."""
+
+    def test_lacking_methods_are_named(self) -> None:
+        """An object that lacks methods is refused with their names."""
+        with pytest.raises(ConfigError, match="Conversation is no backend: it lacks assistant_turn, info"):
+            check_backend(Conversation())
+
+    def test_turn_must_be_async(self) -> None:
+        """A backend that would block is refused."""
+
+        class Blocking(ScriptedBackend):
+            def assistant_turn(self, on_text: object = None) -> None:  # type: ignore[override]
+                del on_text
+
+        with pytest.raises(ConfigError, match="async def"):
+            check_backend(Blocking([]))
+
+
+class TestConversation:
+    """What was said, and how long it is."""
+
+    def test_appends(self) -> None:
+        """Messages come back in order, tool results as a user message."""
+        talk = Conversation()
+        call, result = ToolUse("c", "t", {}), ToolResult("c", (Text("r"),))
+        talk.append_user([Text("hi")])
+        talk.append_assistant(Message("assistant", (call,)))
+        talk.append_tool_result([result])
+        assert talk.transcript() == (user("hi"), Message("assistant", (call,)), Message("user", (result,)))
+
+    def test_load_and_clear(self) -> None:
+        """A conversation can be replaced and forgotten; the system text stays."""
+        talk = Conversation()
+        talk.append_system("s" * 40, ())
+        talk.load([user("u" * 40), assistant("a" * 40)])
+        assert (len(talk.transcript()), talk.context_tokens()) == (2, 30)
+        talk.clear()
+        assert (talk.transcript(), talk.context_tokens()) == ((), 10)
+
+    def test_size_is_kept_up(self) -> None:
+        """The estimate counts system text, tools and messages, however they came."""
+        talk = Conversation()
+        talk.append_system("x" * 400, [ToolSpec("t", "y" * 400, {"type": "object"})])
+        fixed = talk.context_tokens()
+        assert fixed > 200
+        talk.append_user([Text("z" * 400)])
+        assert talk.context_tokens() == fixed + 100
+
+
+@pytest.mark.parametrize(
+    ("block", "least"),
+    [
+        (Text("x" * 400), 100),
+        (Thinking("x" * 400), 100),
+        (Image("image/png", "x" * 100_000), 1600),
+        (ToolUse("c", "t", {"a": "x" * 400}), 100),
+        (ToolResult("c", (Text("x" * 200), Text("y" * 200))), 100),
+        (Opaque("p", {"a": "x" * 400}), 100),
+    ],
+)
+def test_every_block_counts(block: Text, least: int) -> None:
+    """The size of a message is estimated for every kind of block; images cost a fixed number."""
+    assert least <= message_tokens(Message("user", (block,))) <= least + 10
+
+
+def test_text_tokens() -> None:
+    """Four characters are a token; a part of one counts whole."""
+    assert [text_tokens("x" * n) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 100, 119, 500, 1000, 1999, 2000, 2001])
+def test_clip(limit: int) -> None:
+    """Cut text is never longer than the limit, and text that fits is left alone."""
+    text = "a" * 1000 + "b" * 1000
+    cut = clip(text, limit, "see the file")
+    assert len(cut) <= limit
+    assert cut == text if limit >= 2000 else cut == text[:limit] or "characters left out: see the file" in cut

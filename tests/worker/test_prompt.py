@@ -1,0 +1,53 @@
+"""What an agent is told before its first query."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from orch_protocol.spec import AgentSpec, BackendSpec, ToolSpec
+from orch_worker.prompt import first_prompt, split_first_prompt, system_prompt
+
+SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), "/folder", "/cwd", tools=("read_file",))
+
+
+def test_siblings_share_the_system_text() -> None:
+    """Nothing that tells one agent from its sibling is in the system text, least of all the task."""
+    sibling = replace(SPEC, id="b2", seq=2, name="other", task="Count the yaks", folder="/elsewhere")
+    assert system_prompt(SPEC) == system_prompt(sibling)
+    assert "zebras" not in system_prompt(SPEC)
+
+
+def test_tools_are_named() -> None:
+    """The system text names the tools, built in and the program's own, or says that there are none."""
+    spec = replace(SPEC, root_tools=(ToolSpec("area", "", {}),))
+    assert "read_file, area." in system_prompt(spec)
+    assert "You have no tools" in system_prompt(replace(SPEC, tools=()))
+
+
+def test_nesting_is_mentioned_when_granted() -> None:
+    """Agents that may have agents are told how; the others are not."""
+    assert "subagents for parts" in system_prompt(replace(SPEC, tools=("spawn_subagent",)))
+    assert "subagents for parts" not in system_prompt(SPEC)
+
+
+def test_blocked_agents_report() -> None:
+    """Every agent is told to report that it is blocked rather than to try again."""
+    assert "report that you are blocked" in system_prompt(SPEC)
+
+
+def test_own_system_text() -> None:
+    """A system text of the user's takes the place of ours."""
+    assert system_prompt(replace(SPEC, system="Be a pirate.")) == "Be a pirate."
+
+
+def test_first_prompt_carries_the_task() -> None:
+    """The task goes before the first query, and both can be told apart again."""
+    prompt = first_prompt(SPEC, "How many?\n\nQuery: none")
+    assert prompt.startswith("Task: Count the zebras\n\n")
+    assert split_first_prompt(prompt) == ("Count the zebras", "How many?\n\nQuery: none")
+
+
+def test_other_prompts_have_no_task() -> None:
+    """A later prompt is all query."""
+    assert split_first_prompt("Query: x") == ("", "Query: x")
+    assert split_first_prompt("a\n\nQuery: b") == ("", "a\n\nQuery: b")

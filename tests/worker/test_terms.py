@@ -1,0 +1,111 @@
+"""What a question is about, and the passages that answer it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_worker.passages import Source, rank
+from orch_worker.terms import count, paths_of, terms_of
+
+
+def searched(text: str) -> list[str]:
+    """Return the terms of `text` worth a search, as they are counted."""
+    return [term.text for term in terms_of(text) if term.usable]
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("What does the README promise?", ["readme", "promise"]),
+        ("Where is the limit defined?", ["limit"]),
+        ("max_concurrent", ["max_concurrent"]),
+        ("How do ToolResults work?", ["toolresults"]),
+        ("Channel.overdue", ["channel.overdue", "channel", "overdue"]),
+        ("read src/app.py", ["src/app.py"]),
+        ("spawning queries", ["spawn", "quer"]),
+        ("the id of it", ["id"]),
+        ("What is in this project?", []),
+        ("", []),
+        ("設定の", ["設定", "定の"]),
+        ("a 1 %", []),
+    ],
+)
+def test_terms(text: str, terms: list[str]) -> None:
+    """Small words fall away, endings are cut, compound names stay whole."""
+    assert searched(text) == terms
+
+
+def test_parts_of_identifiers_weigh_less() -> None:
+    """The parts of a compound name lend weight without being searched by themselves."""
+    weights = {term.text: term.weight for term in terms_of("maxConcurrent HTTPServer")}
+    assert weights["maxconcurrent"] > weights["concurrent"]
+    assert {"max", "http", "server"} <= set(weights)
+
+
+def test_terms_are_bounded() -> None:
+    """A very long question has a handful of terms."""
+    assert len(terms_of(" ".join(f"word{number}x" for number in range(100_000)))) == 16
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "times"),
+    [("id", "id, user_id, idle, ID3 and void", 2), ("promise", "promised promises", 2), ("設定", "設定と設定", 2)],
+)
+def test_short_words_count_whole(word: str, text: str, times: int) -> None:
+    """Words of up to three letters count between other characters only; longer ones anywhere."""
+    (term,) = terms_of(word)
+    assert count(term, text.lower()) == times
+
+
+def test_paths() -> None:
+    """What looks like a file is known as one."""
+    assert paths_of("Read src/app.py, ./x/y and README.md. Not e or 3.14.") == (
+        "src/app.py",
+        "./x/y",
+        "README.md",
+    )
+
+
+@given(st.text(max_size=200))
+def test_any_text_has_terms(text: str) -> None:
+    """No text is too odd; terms are in lower case and their search patterns compile."""
+    for term in terms_of(text):
+        assert term.text
+        assert count(term, term.text) >= 1
+
+
+class TestRank:
+    """Passages, best first."""
+
+    def test_rare_terms_count_more(self) -> None:
+        """The passage with the rare term comes before those with the common one."""
+        sources = [Source(f"{n}.txt", "common words here", (1,)) for n in range(9)]
+        sources.append(Source("rare.txt", "\n\nrare words here", (1, 2, 3)))
+        assert rank(sources, terms_of("common rare"))[0].where == "rare.txt:3"
+
+    def test_gaps_split_passages(self) -> None:
+        """Lines that are not neighbours in the file are not quoted as if they were."""
+        found = rank([Source("a.txt", "needle one\nneedle two", (3, 90))], terms_of("needle"))
+        assert sorted(passage.where for passage in found) == ["a.txt:3", "a.txt:90"]
+
+    def test_passages_are_small(self) -> None:
+        """A long text is quoted by a few lines, a long line by its part around the term."""
+        (passage,) = rank([Source("a", f"{'x' * 5000} needle {'y' * 5000}", (1,))], terms_of("needle"))
+        assert "needle" in passage.text
+        assert len(passage.text) < 400
+        many = rank([Source("a", "needle\n" * 100)], terms_of("needle"))
+        assert all(len(passage.text.split("\n")) <= 6 for passage in many)
+
+    def test_heading_stays_with_its_text(self) -> None:
+        """A heading is quoted with the paragraph below it."""
+        (passage,) = rank(
+            [Source("a.md", "# Needles\n\nThey are thin.\n\nMore.", (1, 2, 3, 4, 5))], terms_of("needles")
+        )
+        assert (passage.where, passage.text) == ("a.md:1", "# Needles\nThey are thin.")
+
+    def test_nothing_to_rank(self) -> None:
+        """Without sources, terms or hits there are no passages."""
+        assert rank([], terms_of("x")) == rank([Source("a", "b")], ()) == rank([Source("a", "b")], terms_of("zz")) == []
+        assert rank([Source("a", "")], terms_of("zz")) == []

@@ -1,0 +1,328 @@
+"""read_file, list_files and grep_files over real folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_worker.tools.base import Tool, ToolContext, ToolError
+from orch_worker.tools.files import grep_files, list_files, read_file
+from orch_worker.tools.ignore import glob_regex
+from orch_worker.tools.patterns import compile_pattern
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small project with things that are not worth a look."""
+    files = {
+        "README.md": "# Title\n\nThe answer is 42.\n",
+        "src/app.py": "def answer() -> int:\n    return 42\n",
+        "src/util.py": "ANSWER = 42\n",
+        "src/deep/er/notes.txt": "nothing\n",
+        "build/out.py": "answer\n",
+        "logs/a.log": "answer\n",
+        "logs/keep.log": "answer kept\n",
+        ".git/config": "answer\n",
+        "node_modules/x/index.js": "answer\n",
+        "src/__pycache__/app.pyc": "answer\n",
+        ".gitignore": "# made\nbuild/\n*.log\n!keep.log\n",
+        ".github/ci.yml": "run: answer\n",
+    }
+    for name, content in files.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return tmp_path / "project"
+
+
+async def run(tool: Tool, cwd: Path, seconds: float = 60.0, **input: Any) -> str:
+    """Return the text of one call in the folder `cwd`."""
+    return (await tool.run(ToolContext(cwd, seconds=seconds), input)).text
+
+
+class TestReadFile:
+    """Lines of a text file."""
+
+    async def test_lines_are_numbered(self, project: Path) -> None:
+        """Each line comes with its number."""
+        assert await run(read_file, project, path="src/app.py") == (
+            "     1\tdef answer() -> int:\n     2\t    return 42"
+        )
+
+    async def test_offset_and_limit(self, project: Path) -> None:
+        """A part can be asked for; the result says how to go on."""
+        (project / "long.txt").write_text("".join(f"line {number}\n" for number in range(1, 11)))
+        assert await run(read_file, project, path="long.txt", offset=3, limit=2) == (
+            "     3\tline 3\n     4\tline 4\n[more lines follow: go on with offset=5]"
+        )
+        assert (await run(read_file, project, path="long.txt", offset=9)).endswith("    10\tline 10")
+        assert await run(read_file, project, path="long.txt", offset=11) == "[long.txt has 10 lines, none from 11 on]"
+
+    async def test_large_file_is_read_in_parts(self, project: Path) -> None:
+        """A file larger than a result stops at a line and says where to go on; the parts make the whole."""
+        lines = [f"{number} {'x' * 200}" for number in range(1, 1001)]
+        (project / "large.txt").write_text("\n".join(lines))
+        offset, seen = 1, list[str]()
+        while True:
+            *shown, last = (await run(read_file, project, path="large.txt", offset=offset)).split("\n")
+            seen += [line.partition("\t")[2] for line in shown]
+            if not last.startswith("[more lines follow"):
+                seen.append(last.partition("\t")[2])
+                break
+            offset = int(last.rpartition("=")[2].rstrip("]"))
+        assert seen == lines
+
+    async def test_long_lines_are_cut(self, project: Path) -> None:
+        """A very long line is cut and does not shift the numbers of those behind it."""
+        (project / "wide.txt").write_text(f"{'x' * 100_000}\nsecond\n")
+        first, second = (await run(read_file, project, path="wide.txt")).split("\n")
+        assert first.endswith("x [line cut]")
+        assert len(first) < 2_100
+        assert second == "     2\tsecond"
+
+    async def test_not_utf8(self, project: Path) -> None:
+        """Bytes that are not UTF-8 are replaced, and the result says so."""
+        (project / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
+        assert await run(read_file, project, path="latin.txt") == (
+            "     1\tcaf\N{REPLACEMENT CHARACTER}\n"
+            "[not all of it is UTF-8: undecodable bytes are shown as \N{REPLACEMENT CHARACTER}]"
+        )
+
+    async def test_byte_order_mark_and_line_ends(self, project: Path) -> None:
+        """A byte order mark and carriage returns are not part of the text."""
+        (project / "dos.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+        assert await run(read_file, project, path="dos.txt") == "     1\tone\n     2\ttwo"
+
+    async def test_empty(self, project: Path) -> None:
+        """An empty file is said to be empty."""
+        (project / "empty").touch()
+        assert await run(read_file, project, path="empty") == "[empty is empty]"
+
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [
+            ("src", "'src' is a folder: use list_files"),
+            ("blob", "'blob' is a binary file of 3 bytes"),
+            ("pipe", "'pipe' is not a regular file"),
+            ("README.mdx", r"There is no 'README.mdx'. Did you mean 'README.md'\?"),
+            ("no/such/thing", "There is no 'no/such/thing'"),
+            ("../secret", "'../secret' is outside the working folder"),
+            ("/etc/passwd", "outside the working folder"),
+            ("link", "'link' is outside the working folder"),
+            ("loop", "'loop'"),
+            ("a\0b", "is not a path"),
+            ("x" * 5000, "cannot be read|is not a path"),
+        ],
+    )
+    async def test_refusals(self, project: Path, path: str, message: str) -> None:
+        """What is no text file of the folder is refused with the reason, without blocking."""
+        (project / "blob").write_bytes(b"a\0b")
+        (project.parent / "secret").write_text("s")
+        os.mkfifo(project / "pipe")
+        (project / "link").symlink_to(project.parent / "secret")
+        (project / "loop").symlink_to("loop")
+        with pytest.raises(ToolError, match=message):
+            await run(read_file, project, path=path)
+
+    async def test_unreadable(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that may not be opened is an error with the system's reason."""
+
+        def refuse(*_: object, **__: object) -> int:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(ToolError, match=r"'README.md' cannot be read: Permission denied"):
+            await run(read_file, project, path="README.md")
+
+    async def test_link_inside_is_followed(self, project: Path) -> None:
+        """A link to a file of the folder is that file."""
+        (project / "alias").symlink_to("src/util.py")
+        assert await run(read_file, project, path="alias") == "     1\tANSWER = 42"
+
+    async def test_paths_are_the_agents(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Paths are relative to the agent's folder, wherever the process is."""
+        monkeypatch.chdir("/")
+        assert "ANSWER" in await run(read_file, project, path="src/util.py")
+
+
+class TestListFiles:
+    """What is there."""
+
+    async def test_sorted_without_what_is_ignored(self, project: Path) -> None:
+        """Files of a folder before its subfolders, by name; caches, dependencies and ignored files are left out."""
+        assert (await run(list_files, project)).split("\n") == [
+            ".gitignore",
+            "README.md",
+            ".github/ci.yml",
+            "logs/keep.log",
+            "src/app.py",
+            "src/util.py",
+            "src/deep/er/notes.txt",
+        ]
+
+    async def test_part_of_the_tree(self, project: Path) -> None:
+        """A folder or a pattern narrows the list; paths stay relative to the agent's folder."""
+        assert await run(list_files, project, path="src", glob="*.py") == "src/app.py\nsrc/util.py"
+        assert await run(list_files, project, glob="src/*") == "src/app.py\nsrc/util.py"
+        assert await run(list_files, project, glob="src/**") == "src/app.py\nsrc/util.py\nsrc/deep/er/notes.txt"
+        assert await run(list_files, project, path="README.md") == "README.md"
+
+    async def test_rules_of_the_folders_above_hold(self, project: Path) -> None:
+        """Listing a subfolder keeps to the ignore rules of those above it."""
+        assert await run(list_files, project, path="logs") == "logs/keep.log"
+
+    async def test_nested_rules(self, project: Path) -> None:
+        """A rule nearer to the file wins; one with a slash holds at its own place only."""
+        (project / "src/.gitignore").write_text("/util.py\n!*.log\n")
+        (project / "src/x.log").touch()
+        (project / "src/deep/util.py").touch()
+        listed = (await run(list_files, project, path="src")).split("\n")
+        assert listed == [
+            "src/.gitignore",
+            "src/app.py",
+            "src/x.log",
+            "src/deep/util.py",
+            "src/deep/er/notes.txt",
+        ]
+
+    async def test_bounded(self, project: Path) -> None:
+        """Past the most results the rest is counted."""
+        assert await run(list_files, project, max_results=2) == (
+            ".gitignore\nREADME.md\n[5 more files; narrow with path or glob]"
+        )
+
+    async def test_nothing(self, project: Path) -> None:
+        """Nothing found is said with what was looked for."""
+        assert await run(list_files, project, path="src", glob="*.rs") == "No files below 'src' match '*.rs'."
+
+    async def test_links_to_folders_are_not_followed(self, project: Path) -> None:
+        """A link back up does not make the list endless."""
+        (project / "src/up").symlink_to("..")
+        assert (await run(list_files, project, path="src")).count("app.py") == 1
+
+    async def test_out_of_time(self, project: Path) -> None:
+        """A tree too large for the time gives what was seen so far, and says so."""
+        assert "[time was up before every folder was seen]" in await run(list_files, project, seconds=-1.0)
+
+    @pytest.mark.parametrize("path", ["..", "nowhere"])
+    async def test_refusals(self, project: Path, path: str) -> None:
+        """A folder that is outside or not there is refused."""
+        with pytest.raises(ToolError, match=r"outside|There is no"):
+            await run(list_files, project, path=path)
+
+
+class TestGrepFiles:
+    """Lines that match."""
+
+    async def test_file_line_text(self, project: Path) -> None:
+        """Each match is `file:line: text`; ignored files are not searched."""
+        assert await run(grep_files, project, pattern=r"answer|\b42") == (
+            "README.md:3: The answer is 42.\n"
+            ".github/ci.yml:1: run: answer\n"
+            "logs/keep.log:1: answer kept\n"
+            "src/app.py:1: def answer() -> int:\n"
+            "src/app.py:2:     return 42\n"
+            "src/util.py:1: ANSWER = 42"
+        )
+
+    async def test_narrowed(self, project: Path) -> None:
+        """Case, folder, file and pattern of names narrow the search."""
+        assert await run(grep_files, project, pattern="ANSWER") == "src/util.py:1: ANSWER = 42"
+        assert await run(grep_files, project, pattern="^answer", ignore_case=True, glob="*.py") == (
+            "src/util.py:1: ANSWER = 42"
+        )
+        assert await run(grep_files, project, pattern="4.", path="src/app.py") == "src/app.py:2:     return 42"
+
+    async def test_bounded(self, project: Path) -> None:
+        """Past the most results the search stops and says so."""
+        assert await run(grep_files, project, pattern="4|d", path="src", glob="app.py", max_per_file=1) == (
+            "src/app.py:1: def answer() -> int:"
+        )
+        found = await run(grep_files, project, pattern="answer", max_results=1)
+        assert found.startswith("README.md:3: The answer is 42.\n[stopped at so many results")
+
+    async def test_nothing(self, project: Path) -> None:
+        """Nothing found says in how many files."""
+        assert await run(grep_files, project, pattern="zebra") == "No match for 'zebra' in 7 text files."
+
+    async def test_long_lines_are_cut_around_the_match(self, project: Path) -> None:
+        """Of a very long line the surroundings of the match are shown."""
+        (project / "min.js").write_text(f"{'x' * 5000}needle{'y' * 5000}")
+        found = await run(grep_files, project, pattern="needle")
+        assert "xneedley" in found
+        assert len(found) < 400
+
+    async def test_binary_large_and_special_files_are_skipped(self, project: Path) -> None:
+        """What is no text is passed over; files too large are counted."""
+        (project / "blob").write_bytes(b"answer\0")
+        os.mkfifo(project / "pipe")
+        with (project / "huge.txt").open("wb") as file:
+            file.truncate(5_000_001)
+        found = await run(grep_files, project, pattern="answer", glob="[bhp]*")
+        assert found == "No match for 'answer' in 0 text files.\n[1 files over 5 MB not searched]"
+
+    async def test_out_of_time(self, project: Path) -> None:
+        """A search too long for its time gives what it found, and says so."""
+        found = await run(grep_files, project, pattern="answer", seconds=-1.0)
+        assert found == "README.md:3: The answer is 42.\n[time was up before every file was searched]" or (
+            "[time was up before every file was searched]" in found
+        )
+
+    @pytest.mark.parametrize(
+        ("pattern", "message"),
+        [("(", "is not a regular expression: .*put a backslash"), ("(a+)+$", "repeats a group")],
+    )
+    async def test_bad_pattern(self, project: Path, pattern: str, message: str) -> None:
+        """A pattern that is none, or may never end, is refused with what to do."""
+        with pytest.raises(ToolError, match=message):
+            await run(grep_files, project, pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+", "(a*)*", r"(?:\w+\s?)*x", "((ab+)c)+", "(a{2,})*", "(a+){3,}", "(a+?)*?", r"([)]\d+)*", "(?P<x>a+)+"],
+)
+def test_repeat_of_repeat_is_refused(pattern: str) -> None:
+    """An open-ended repeat of a group with one inside is seen in every spelling."""
+    with pytest.raises(ToolError, match="repeats a group"):
+        compile_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(ab)+", "a+b+", "(a+)", "(a+)?", r"(\(+)x", r"\(a+\)+", "[(a+)]+", "(a++b)+", "(?>a+b)+", "(a{2})+", "(?:x|y)*z"],
+)
+def test_harmless_patterns_pass(pattern: str) -> None:
+    """Groups without a repeat inside, possessive and atomic ones may be repeated."""
+    assert compile_pattern(pattern).pattern == pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("*.py", "a/b.py", True),
+        ("*.py", "a/b.pyc", False),
+        ("a/*.py", "a/b.py", True),
+        ("a/*.py", "x/a/b.py", False),
+        ("a/**/c", "a/c", True),
+        ("a/**/c", "a/x/y/c", True),
+        ("**/c", "c", True),
+        ("a/**", "a/b/c", True),
+        ("/a", "a", True),
+        ("/a", "b/a", False),
+        ("?.[ch]", "x.c", True),
+        ("[!a]", "a", False),
+        ("[^a]", "b", True),
+        (r"\*", "*", True),
+        (r"\*", "x", False),
+        ("[", "[", True),
+        ("[z-a]", "[z-a]", True),
+        ("a+b", "a+b", True),
+    ],
+)
+def test_globs(pattern: str, path: str, matches: bool) -> None:
+    """Patterns of names mean what they mean to git; one that makes no sense stands for itself."""
+    assert bool(glob_regex(pattern).fullmatch(path)) is matches

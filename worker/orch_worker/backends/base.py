@@ -1,0 +1,140 @@
+"""The contract of a backend: it holds a conversation and answers it, one model response at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Block, Message, StopReason, ToolResult, Usage
+from orch_protocol.spec import ToolSpec
+
+from ..tokens import message_tokens, text_tokens
+
+__all__ = ["AssistantTurn", "Backend", "BackendInfo", "Conversation", "OnText", "check_backend"]
+
+OnText: TypeAlias = Callable[[str], None]
+"""Called with each piece of text as it arrives. Must not raise."""
+
+
+class AssistantTurn(Struct, frozen=True):
+    """One model response, why it ended, and what it used."""
+
+    message: Message
+    stop_reason: StopReason
+    usage: Usage = Usage()
+
+
+class BackendInfo(Struct, frozen=True):
+    """Who answers. `context_limit` is in tokens; 0 means there is none."""
+
+    provider: str
+    model: str
+    context_limit: int = 0
+
+
+class Backend(Protocol):
+    """A model and the conversation with it.
+
+    The conversation is what the caller appends, the response of `assistant_turn` included: nothing is in it that was
+    not recorded first. Several user messages in a row are legal, and so is a tool result for each call of the
+    assistant message before; what a provider wants beyond that, its backend arranges.
+    """
+
+    def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
+        """Set the system text and the tools on offer, instead of those set before."""
+
+    def append_user(self, content: Sequence[Block]) -> None:
+        """Add a user message."""
+
+    def append_assistant(self, message: Message) -> None:
+        """Add an assistant message: a response, or one of an earlier life."""
+
+    def append_tool_result(self, results: Sequence[ToolResult]) -> None:
+        """Add the results of the calls in the last assistant message, in call order."""
+
+    async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
+        """Return the next response, without adding it. Raises BackendError; may be cancelled, and tried again."""
+
+    def info(self) -> BackendInfo:
+        """Return who answers."""
+
+    def context_tokens(self) -> int:
+        """Return about how many tokens the next request holds."""
+
+    def transcript(self) -> tuple[Message, ...]:
+        """Return the conversation, without the system text."""
+
+    def load(self, messages: Sequence[Message], responses: int | None = None) -> None:
+        """Replace the conversation. `responses` is how many the agent itself has given before; None counts them all."""
+
+    def clear(self) -> None:
+        """Forget the conversation; the system text and the tools stay."""
+
+
+METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_"))
+
+
+def check_backend(candidate: object) -> Backend:
+    """Return `candidate` if it has every method of the contract. Raises ConfigError naming those that it lacks."""
+    missing = [name for name in METHODS if not callable(getattr(candidate, name, None))]
+    if missing:
+        raise ConfigError(f"{type(candidate).__name__} is no backend: it lacks {', '.join(missing)}")
+    backend: Backend = candidate  # type: ignore[assignment]
+    if not inspect.iscoroutinefunction(backend.assistant_turn):
+        raise ConfigError(f"{type(candidate).__name__} is no backend: its assistant_turn must be `async def`")
+    return backend
+
+
+class Conversation:
+    """The part of a backend that is the same for all: what was said, and how long it is."""
+
+    def __init__(self) -> None:
+        self.system = ""
+        self.tools: tuple[ToolSpec, ...] = ()
+        self.messages: list[Message] = []
+        self._system_tokens = 0
+        self._message_tokens = 0
+
+    def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
+        """Set the system text and the tools on offer."""
+        self.system, self.tools = text, tuple(tools)
+        self._system_tokens = text_tokens(text) + sum(
+            text_tokens(f"{tool.name}{tool.description}{tool.input_schema}") for tool in tools
+        )
+
+    def append_user(self, content: Sequence[Block]) -> None:
+        """Add a user message."""
+        self._append(Message("user", tuple(content)))
+
+    def append_assistant(self, message: Message) -> None:
+        """Add an assistant message."""
+        self._append(message)
+
+    def append_tool_result(self, results: Sequence[ToolResult]) -> None:
+        """Add the results of the calls in the last assistant message."""
+        self._append(Message("user", tuple(results)))
+
+    def context_tokens(self) -> int:
+        """Return about how many tokens the next request holds."""
+        return self._system_tokens + self._message_tokens
+
+    def transcript(self) -> tuple[Message, ...]:
+        """Return the conversation."""
+        return tuple(self.messages)
+
+    def load(self, messages: Sequence[Message], responses: int | None = None) -> None:  # noqa: ARG002
+        """Replace the conversation."""
+        self.messages = list(messages)
+        self._message_tokens = sum(map(message_tokens, messages))
+
+    def clear(self) -> None:
+        """Forget the conversation."""
+        self.load(())
+
+    def _append(self, message: Message) -> None:
+        self.messages.append(message)
+        self._message_tokens += message_tokens(message)

@@ -1,0 +1,55 @@
+"""What an agent is told before its first query."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orch_protocol.spec import AgentSpec
+
+__all__ = ["first_prompt", "split_first_prompt", "system_prompt"]
+
+TASK: Final = "Task: "
+QUERY: Final = "\n\nQuery: "
+
+WHO: Final = """\
+You are a subagent: a worker process with one task, given in the first message. Whoever asks reads your final answer \
+and nothing else you do.
+
+- Stay on the task. Do not start anything that was not asked for.
+- Be concise. Say what you found or did, where (file:line), and what is still open.
+- Report facts you have seen. If you did not find something, say so.
+- If something keeps you from going on (a tool that is not granted, a limit, missing information), do not try the same \
+again: report that you are blocked, and by what."""
+
+NO_TOOLS: Final = "You have no tools. Answer from this conversation alone."
+TOOLS: Final = "Your tools, fixed for your life: {names}. File paths are relative to your working folder."
+SUBAGENTS: Final = """\
+You may start subagents for parts that stand on their own. A subagent sees nothing of this conversation: put all it \
+needs into its task."""
+
+
+def system_prompt(spec: AgentSpec) -> str:
+    """Return the system text of an agent: the same for all agents with the same tools, so that they share a prefix.
+
+    `spec.system` takes the place of all of it. The task is not in it; see `first_prompt`.
+    """
+    if spec.system is not None:
+        return spec.system
+    names = [*spec.tools, *(tool.name for tool in spec.root_tools)]
+    parts = [WHO, TOOLS.format(names=", ".join(names)) if names else NO_TOOLS]
+    if "spawn_subagent" in names:
+        parts.append(SUBAGENTS)
+    return "\n\n".join(parts)
+
+
+def first_prompt(spec: AgentSpec, prompt: str) -> str:
+    """Return the first query of an agent with its task in front."""
+    return f"{TASK}{spec.task}{QUERY}{prompt}"
+
+
+def split_first_prompt(text: str) -> tuple[str, str]:
+    """Return task and query of what `first_prompt` made; for any other text the task is empty."""
+    task, found, query = text.partition(QUERY)
+    if found and task.startswith(TASK):
+        return task.removeprefix(TASK), query
+    return "", text

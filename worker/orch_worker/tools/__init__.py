@@ -1,0 +1,1 @@
+"""What an agent can do: tools, and the presets that grant them."""

@@ -1,0 +1,302 @@
+"""A tool: a function with a name, a description and a schema; and the toolbox that runs the granted ones."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol, overload
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import ConfigError, OrchError
+from orch_protocol.messages import Text, ToolResult, ToolUse
+from orch_protocol.services import RunTool
+from orch_protocol.spec import ToolSpec
+from orch_protocol.text import scrub
+
+from ..tokens import clip
+
+__all__ = ["CallRoot", "Outcome", "Tool", "ToolContext", "ToolError", "ToolOutput", "Toolbox", "root_tool", "tool"]
+
+MAX_SHOWN: Final = 30_000
+NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,63}")
+ARGUMENT_LINE: Final = re.compile(r"(\w+)(?: \(.*?\))?: +(.+)")
+
+
+class ToolError(Exception):
+    """Raised by a tool to say what went wrong; the message is what the model reads."""
+
+
+class CallRoot(Protocol):
+    """Asks the root for a service of `orch_protocol.services.SERVICES`.
+
+    Returns the service's result as its struct; raises the OrchError that the root answers with.
+    """
+
+    def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Awaitable[Any]: ...
+
+
+async def _no_root(service: str, params: Struct, seconds: float | None = None) -> Any:  # noqa: ARG001
+    raise ToolError(f"there is no root here to ask for {service!r}")
+
+
+class ToolContext(Struct, frozen=True):
+    """What a tool knows of its agent. Paths are relative to `cwd`; `seconds` is a call's deadline."""
+
+    cwd: Path
+    env: Mapping[str, str] = {}
+    agent_id: str = ""
+    depth: int = 0
+    seconds: float = 120.0
+    call_root: CallRoot = _no_root
+
+
+class ToolOutput(Struct, frozen=True):
+    """What a tool returns. `files_changed` are paths relative to the context's cwd."""
+
+    text: str
+    is_error: bool = False
+    files_changed: tuple[str, ...] = ()
+
+
+class Tool(Struct, frozen=True):
+    """A tool. `parse` turns the model's arguments into what `call` takes, or raises ToolError naming the field.
+
+    Called like a function, it is the function it was made of.
+    """
+
+    name: str
+    description: str
+    category: str
+    input_schema: dict[str, Any]
+    parse: Callable[[dict[str, Any]], Any]
+    call: Callable[[ToolContext, Any], Awaitable[ToolOutput]]
+    function: Callable[..., Any]
+
+    def spec(self) -> ToolSpec:
+        """Return the tool as the model sees it."""
+        return ToolSpec(self.name, self.description, self.input_schema)
+
+    async def run(self, context: ToolContext, input: dict[str, Any]) -> ToolOutput:
+        """Check `input` and run the tool with it. Raises ToolError, and whatever the function raises."""
+        return await self.call(context, self.parse(input))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, category: str = "user"
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    category: str = "user",
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function: its annotations are the schema, its docstring tells the model what it does.
+
+    A parameter annotated `ToolContext` receives the context and is not part of the schema. Lines `name: text` under
+    `Args:` in the docstring describe the arguments. A sync function runs in a thread. The result may be text, a
+    ToolOutput, or anything that is JSON. Raises ConfigError for a function that cannot be a tool.
+    """
+    if function is None:
+        return lambda function: _make(function, name, description, category)
+    return function if isinstance(function, Tool) else _make(function, name, description, category)
+
+
+def root_tool(spec: ToolSpec) -> Tool:
+    """Return the tool that `spec` describes and the root runs: its arguments are checked there."""
+
+    async def call(context: ToolContext, input: dict[str, Any]) -> ToolOutput:
+        ran = await context.call_root("run_tool", RunTool(spec.name, input), context.seconds)
+        return ToolOutput(ran.text, ran.is_error)
+
+    return Tool(spec.name, spec.description, "user", spec.input_schema, lambda input: input, call, call)
+
+
+class Outcome(Struct, frozen=True):
+    """What became of one call. `ran` is false when the tool was never started."""
+
+    result: ToolResult
+    ran: bool = True
+    files_changed: tuple[str, ...] = ()
+
+
+class Toolbox:
+    """The tools one agent was granted. Whatever else it calls for is refused here, at dispatch."""
+
+    def __init__(self, tools: Iterable[Tool], context: ToolContext) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._context = context
+        self._abandoned: set[asyncio.Task[ToolOutput]] = set()
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Return the tools as the model sees them, in the order they were granted."""
+        return tuple(tool.spec() for tool in self._tools.values())
+
+    async def dispatch(self, call: ToolUse) -> Outcome:
+        """Run `call` and return its one result. Never raises: what goes wrong is an error result."""
+        tool = self._tools.get(call.name)
+        if tool is None:
+            granted = ", ".join(self._tools) or "none"
+            return refuse(call, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}.")
+        try:
+            arguments = tool.parse(call.input)
+        except Exception as error:
+            return refuse(call, _say(error))
+        output = await self._within_deadline(tool, arguments)
+        return Outcome(_result(call, output), files_changed=output.files_changed)
+
+    async def _within_deadline(self, tool: Tool, arguments: Any) -> ToolOutput:
+        # A task of its own, left behind when time is up: a tool that ignores cancellation must not hold the turn.
+        task = asyncio.create_task(_caught(tool.call(self._context, arguments)))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._context.seconds)
+        except asyncio.CancelledError:
+            self._abandon(task)
+            raise
+        if done and not task.cancelled():
+            return task.result()
+        self._abandon(task)
+        seconds = f"{self._context.seconds:g} s"
+        why = "was cancelled" if done else f"did not finish within {seconds} and was given up; it may still be running"
+        return ToolOutput(f"Tool {tool.name!r} {why}.", is_error=True)
+
+    def _abandon(self, task: asyncio.Task[ToolOutput]) -> None:
+        task.cancel()
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
+
+
+def refuse(call: ToolUse, why: str) -> Outcome:
+    """Return the outcome of a call that was not run, and `why`."""
+    return Outcome(_result(call, ToolOutput(why, is_error=True)), ran=False)
+
+
+def _result(call: ToolUse, output: ToolOutput) -> ToolResult:
+    text = clip(scrub(output.text), MAX_SHOWN, "ask for less at once") or "(no output)"
+    return ToolResult(call.id, (Text(text),), output.is_error)
+
+
+async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:
+    try:
+        return await running
+    except (Exception, SystemExit) as error:
+        return ToolOutput(_say(error), is_error=True)
+
+
+def _say(error: BaseException) -> str:
+    if isinstance(error, (ToolError, OrchError)) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _make(function: Callable[..., Any], given: str | None, description: str | None, category: str) -> Tool:
+    name = given or str(getattr(function, "__name__", ""))
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name or function!r} cannot name a tool: give one, as in @tool(name='count_words')")
+    summary, notes = _docstring(inspect.getdoc(function) or "")
+    context_name, params = _params(function, name, notes)
+
+    def parse(input: dict[str, Any]) -> Any:
+        try:
+            return msgspec.convert(input, params, strict=False)
+        except msgspec.ValidationError as error:
+            raise ToolError(f"Invalid arguments for {name}: {error}") from error
+
+    async def call(context: ToolContext, arguments: Any) -> ToolOutput:
+        passed = {field: getattr(arguments, field) for field in params.__struct_fields__}
+        if context_name:
+            passed[context_name] = context
+        if inspect.iscoroutinefunction(function):
+            return _output(await function(**passed))
+        return _output(await asyncio.to_thread(_in_thread, function, passed))
+
+    return Tool(name, description or summary, category, _schema(params, name), parse, call, function)
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Split a docstring into what it says and its notes on the arguments."""
+    summary, _, rest = text.partition("\nArgs:\n")
+    section, *after = re.split(r"\n(?=\S)", rest, maxsplit=1)
+    notes: dict[str, str] = {}
+    last = ""
+    for line in map(str.strip, section.splitlines()):
+        if match := ARGUMENT_LINE.fullmatch(line):
+            last = match[1]
+            notes[last] = match[2]
+        elif last and line:
+            notes[last] += f" {line}"
+    return "\n\n".join([summary.strip(), *after]), notes
+
+
+def _params(function: Callable[..., Any], name: str, notes: dict[str, str]) -> tuple[str, type[Struct]]:
+    """Return the name of the parameter that takes the context, if any, and the others as a struct."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
+    except (NameError, TypeError, ValueError) as error:
+        raise ConfigError(f"tool {name!r}: its signature cannot be read: {error}") from error
+    context_name, fields = "", []
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigError(f"tool {name!r}: parameter {parameter} must be one that can be passed by name")
+        hint = hints.get(parameter.name)
+        if hint is None:
+            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a type, as in {parameter.name}: str")
+        if hint is ToolContext:
+            context_name = parameter.name
+            continue
+        if parameter.name in notes:
+            hint = typing.Annotated[hint, msgspec.Meta(description=notes[parameter.name])]
+        required = parameter.default is parameter.empty
+        fields.append((parameter.name, hint) if required else (parameter.name, hint, _default(parameter.default)))
+    try:
+        params = msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
+        msgspec.json.schema(params)
+    except (TypeError, RuntimeError) as error:
+        raise ConfigError(f"tool {name!r}: its parameters cannot come from JSON: {error}") from error
+    return context_name, params
+
+
+def _default(value: Any) -> Any:
+    return msgspec.field(default_factory=value.copy) if isinstance(value, (list, dict, set)) else value
+
+
+def _schema(params: type[Struct], name: str) -> dict[str, Any]:
+    """Return the JSON Schema of `params` with the arguments at the top, where models expect them."""
+    schema = msgspec.json.schema(params)
+    definitions = schema["$defs"]
+    top: dict[str, Any] = definitions.pop(name)
+    del top["title"]
+    return {**top, "$defs": definitions} if definitions else top
+
+
+def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        # None of these passes from a thread through a future and an event loop unharmed.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def _output(value: Any) -> ToolOutput:
+    if isinstance(value, ToolOutput):
+        return value
+    if value is None or isinstance(value, str):
+        return ToolOutput(value or "")
+    try:
+        return ToolOutput(msgspec.json.encode(value).decode())
+    except (TypeError, UnicodeEncodeError, OverflowError):
+        return ToolOutput(str(value))

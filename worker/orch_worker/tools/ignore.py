@@ -1,0 +1,116 @@
+"""Which files are not worth a look: caches, dependencies, and what a `.gitignore` names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from .regular import open_regular
+
+__all__ = ["glob_regex", "walk"]
+
+ALWAYS: Final = frozenset(
+    {".git", ".hg", ".svn", ".venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__"}
+    | {"node_modules"}
+)
+MAX_GITIGNORE: Final = 1 << 16
+MAX_DEPTH: Final = 64
+
+Rule = tuple[re.Pattern[str], bool, bool]  # what it matches below its folder, negated, folders only
+
+
+@lru_cache(maxsize=256)
+def glob_regex(pattern: str) -> re.Pattern[str]:
+    """Return `pattern` as a regex over a whole relative path. `*` stops at a slash, `**` does not.
+
+    A pattern without a slash matches the last part alone, in any folder.
+    """
+    anchored = "/" in pattern.rstrip("/")
+    out, rest = "" if anchored else "(?:.*/)?", pattern.strip("/")
+    while rest:
+        if rest.startswith("**/"):
+            out, rest = f"{out}(?:.*/)?", rest[3:]
+        elif rest.startswith("**"):
+            out, rest = f"{out}.*", rest[2:]
+        elif rest[0] == "*":
+            out, rest = f"{out}[^/]*", rest[1:]
+        elif rest[0] == "?":
+            out, rest = f"{out}[^/]", rest[1:]
+        elif match := re.match(r"\[([!^]?)(\]?[^\]]*)\]", rest):
+            inside = re.sub(r"([\\\[&~|])", r"\\\1", match[2])
+            out, rest = f"{out}[{'^' if match[1] else ''}{inside}]", rest[match.end() :]
+        else:
+            escaped = rest[0] == "\\" and len(rest) > 1
+            out, rest = out + re.escape(rest[escaped]), rest[1 + escaped :]
+    try:
+        return re.compile(out, re.DOTALL)
+    except re.error:
+        return re.compile(re.escape(pattern))
+
+
+def walk(root: Path, start: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the regular files and symbolic links below `start`, as path relative to `root` and entry.
+
+    In a fixed order: the files of a folder by name, then its folders by name. Skips what `.gitignore` files from
+    `root` down name, caches and dependencies; never follows a link to a folder; unreadable folders are passed over.
+    """
+    prefix = "" if start == root else f"{start.relative_to(root).as_posix()}/"
+    rules: list[tuple[str, list[Rule]]] = []
+    parts = prefix.split("/")[:-1]
+    for depth in range(len(parts)):
+        folder = "".join(f"{part}/" for part in parts[:depth])
+        rules.append((folder, _gitignore(root / folder)))
+    yield from _walk(start, prefix, rules, 0)
+
+
+def _walk(
+    folder: Path, prefix: str, rules: list[tuple[str, list[Rule]]], depth: int
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    try:
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+    except OSError:
+        return
+    rules = [*rules, (prefix, _gitignore(folder))] if any(entry.name == ".gitignore" for entry in entries) else rules
+    folders = []
+    for entry in entries:
+        path = prefix + entry.name
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if (is_folder and entry.name in ALWAYS) or _ignored(path, is_folder, rules):
+            continue
+        if is_folder:
+            folders.append(entry)
+        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            yield path, entry
+    if depth < MAX_DEPTH:
+        for entry in folders:
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", rules, depth + 1)
+
+
+def _ignored(path: str, is_folder: bool, rules: list[tuple[str, list[Rule]]]) -> bool:
+    for prefix, found in reversed(rules):
+        below = path[len(prefix) :]
+        for regex, negated, folders_only in reversed(found):
+            if (is_folder or not folders_only) and regex.fullmatch(below):
+                return not negated
+    return False
+
+
+def _gitignore(folder: Path) -> list[Rule]:
+    try:
+        with open_regular(folder / ".gitignore") as file:
+            text = file.read(MAX_GITIGNORE).decode(errors="replace")
+    except OSError:
+        return []
+    rules = []
+    for line in text.splitlines():
+        pattern = line.rstrip()
+        if pattern and not pattern.startswith("#"):
+            negated = pattern.startswith("!")
+            pattern = pattern[negated:]
+            rules.append((glob_regex(pattern), negated, pattern.endswith("/")))
+    return rules

@@ -1,0 +1,29 @@
+"""Opening files that are files: nothing here can block on a pipe or wake a device."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["NotRegularError", "open_regular"]
+
+
+class NotRegularError(OSError):
+    """The path leads to something else than a regular file."""
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open the regular file `path` for reading bytes. Raises OSError; NotRegularError for links, pipes and so on."""
+    # Asked twice: opening a device can have effects, and what was a file may be a pipe by the time it is opened.
+    if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
+        raise NotRegularError
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegularError
+        yield file

@@ -1,0 +1,144 @@
+"""Agents of an agent: thin wrappers over the root's services. Each answer is short text or compact JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import ConcurrencyLimitError, DepthCapError, QueryTimeoutError
+from orch_protocol.messages import Reply
+from orch_protocol.services import AgentRow, Collect, Kill, Killed, List, QueryAgent, Spawn, Spawned, Wait, Waited
+
+from .base import ToolContext, ToolError, tool
+
+__all__ = [
+    "collect_subagent",
+    "kill_subagent",
+    "list_subagents",
+    "query_subagent",
+    "spawn_subagent",
+    "wait_subagents",
+]
+
+MARGIN_SECONDS: Final = 2.0
+MAX_TASK_SHOWN: Final = 80
+
+
+@tool(category="agents")
+async def spawn_subagent(
+    context: ToolContext,
+    task: str,
+    preset: str | None = None,
+    tools: tuple[str, ...] | None = None,
+    query: str | None = None,
+) -> str:
+    """Start a subagent: an agent of its own with a task, its own context and a fixed set of tools.
+
+    Args:
+        task: What it is for; it sees nothing of this conversation, so say all it needs.
+        preset: A named set of tools.
+        tools: Names of tools, instead of a preset; at most the ones you hold yourself.
+        query: A first question; the answer is waited for and returned.
+    """
+    spawned: Spawned = await _ask(context, "spawn", Spawn(task, preset=preset, tools=tools))
+    line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
+    return line if query is None else f"{line}\n{await _answer(context, 'query', spawned.id, query)}"
+
+
+@tool(category="agents")
+async def query_subagent(context: ToolContext, id: str, prompt: str, wait: bool = True) -> str:
+    """Ask a subagent. It remembers what it was asked before.
+
+    Args:
+        id: The subagent's id, number or name.
+        prompt: The question.
+        wait: False returns at once; the answer is then taken with collect_subagent.
+    """
+    if wait:
+        return await _answer(context, "query", id, prompt)
+    submitted = await _ask(context, "submit", QueryAgent(id, prompt))
+    return f"Subagent {submitted.id} is at work: take its answer with collect_subagent."
+
+
+@tool(category="agents")
+async def collect_subagent(context: ToolContext, id: str, wait: bool = True) -> str:
+    """Take the answer of a subagent that was asked without waiting. An answer can be taken once.
+
+    Args:
+        id: The subagent's id, number or name.
+        wait: Whether to wait for an answer that is not there yet.
+    """
+    return await _answer(context, "collect", id, None if wait else 0.0)
+
+
+@tool(category="agents")
+async def wait_subagents(context: ToolContext, ids: tuple[str, ...], mode: Literal["any", "all"] | int = "all") -> str:
+    """Wait until subagents have answered; the answers are then taken with collect_subagent.
+
+    Args:
+        ids: The subagents.
+        mode: all, any, or how many of them to wait for.
+    """
+    seconds = _patience(context)
+    try:
+        waited: Waited = await _ask(context, "wait", Wait(ids, mode, seconds))
+    except QueryTimeoutError:
+        return f"Not yet: they work on after {seconds:g} s. Wait again, or do something else first."
+    return _json({"done": waited.done, "pending": waited.pending})
+
+
+@tool(category="agents")
+async def list_subagents(context: ToolContext) -> str:
+    """List the subagents: id, name, status, task."""
+    rows: list[AgentRow] = await _ask(context, "list", List())
+    return "\n".join(
+        _json({"id": row.id, "name": row.name, "status": row.status, "task": row.task[:MAX_TASK_SHOWN]}) for row in rows
+    ) or ("There are no subagents.")
+
+
+@tool(category="agents")
+async def kill_subagent(context: ToolContext, id: str) -> str:
+    """End a subagent and every agent below it. What it wrote is kept; it answers no more.
+
+    Args:
+        id: The subagent's id, number or name.
+    """
+    killed: Killed = await _ask(context, "kill", Kill((id,)))
+    return f"Killed: {', '.join(killed.ids) or 'none'}."
+
+
+async def _answer(context: ToolContext, service: str, ref: str, what: str | float | None) -> str:
+    """Return the reply to the query, or to the collect, of `ref`; that it is not there yet is an answer too."""
+    seconds = _patience(context)
+    params: Struct
+    if isinstance(what, str):
+        params = QueryAgent(ref, what, timeout=seconds)
+    else:
+        seconds = min(seconds, what) if what is not None else seconds
+        params = Collect(ref, timeout=seconds)
+    try:
+        reply: Reply | None = await _ask(context, service, params)
+    except QueryTimeoutError:
+        reply = None
+    if reply is None:
+        return f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent."
+    return f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls):\n\n{reply.text}"
+
+
+async def _ask(context: ToolContext, service: str, params: Struct) -> Any:
+    try:
+        return await context.call_root(service, params, context.seconds)
+    except (DepthCapError, ConcurrencyLimitError) as error:
+        advice = "" if "blocked" in str(error) else ". Do not try again: report that you are blocked"
+        raise ToolError(f"{error}{advice}.") from error
+
+
+def _patience(context: ToolContext) -> float:
+    # Shorter than the call's own deadline: the answer "not yet" must still get through.
+    return max(context.seconds - MARGIN_SECONDS, context.seconds / 2)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return msgspec.json.encode(value).decode()
