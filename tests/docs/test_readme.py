@@ -4,7 +4,8 @@ The language of a fence says what becomes of it:
 
     python    a program. A line that ends in `#> text` prints `text`; `...` in it stands for anything.
     console   `$ command` lines, each followed by what it prints; a line `...` stands for any lines, `...` inside a
-              line for anything, and `? 3` for exit code 3. Standard error is shown to people and not compared.
+              line for anything, two spaces for any number, and `? 3` for exit code 3. Standard error is shown to
+              people and not compared.
     sh        commands for the reader's machine: each is a line that the Makefile or CI runs.
     toml      a configuration file that `orch config show` accepts.
     json      JSON, one value a block or a line.
@@ -93,7 +94,8 @@ def matches(pattern: str, text: str) -> bool:
     """Return whether `text` is `pattern`, in which `...` stands for anything and a line of it for any lines."""
     regex = ""
     for line in pattern.splitlines():
-        regex += r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line).replace(r"\.\.\.", ".*?") + r"\s*?\n"
+        literal = re.sub(r"(\\ ){2,}", " +", re.escape(line).replace(r"\.\.\.", ".*?"))
+        regex += r"(?:.*\n)*?" if line == "..." else rf"{literal}[ ]*\n"
     return re.fullmatch(regex, text) is not None
 
 
@@ -251,6 +253,8 @@ def test_console_blocks_are_split_into_commands() -> None:
         ("", "", True),
         ("", "a\n", False),
         ("a.b\n", "axb\n", False),
+        ("a  b\n", "a     b\n", True),
+        ("a b\n", "a  b\n", False),
     ],
 )
 def test_output_is_compared(pattern: str, text: str, same: bool) -> None:

@@ -1,0 +1,71 @@
+"""The tables of docs/ and the code name the same things."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import msgspec
+
+import orch
+from orch.config import flat
+from orch_protocol import errors
+from orch_protocol.config import Config
+from orch_protocol.entries import Entry
+from orch_protocol.services import Status
+from orch_worker.tools.presets import BUILTIN, PRESETS
+from sources import ROOT
+
+
+def page(name: str) -> str:
+    """Return the text of a page of docs/."""
+    return (ROOT / "docs" / name).read_text()
+
+
+def first_cells(name: str, heading: str) -> list[str]:
+    """Return the code in the first column of the table below the line of a page that begins with `heading`."""
+    table = page(name).partition(f"\n{heading}")[2].partition("\n\n")[0 if heading.startswith("|") else 2]
+    rows = table[table.index("|---") :].split("\n\n")[0].splitlines()[1:]
+    return [code for row in rows for code in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+def test_errors_page_lists_every_error() -> None:
+    """docs/errors.md names each error there is, with the exit code it has."""
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", page("errors.md"), re.MULTILINE)
+    classes = {name: getattr(errors, name) for name in errors.__all__ if name.endswith("Error")}
+    assert {name: int(code) for name, code in rows} == {name: error.exit_code for name, error in classes.items()}
+
+
+def test_config_page_shows_every_setting() -> None:
+    """The example in docs/config.md sets each key to its default; two stand for what is unset."""
+    text = page("config.md").partition("```toml\n")[2].partition("```")[0]
+    shown = flat(msgspec.convert(tomllib.loads(text.replace("# default_tools", "default_tools")), Config))
+    assert shown == flat(Config()) | {"model": "extractive:", "subagents.default_tools": ("read_file",)}
+
+
+def test_tools_page_lists_tools_and_presets() -> None:
+    """docs/tools.md names each built-in tool, and each preset with exactly its tools."""
+    assert first_cells("tools.md", "## Built in") == list(BUILTIN)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|$", page("tools.md"), re.MULTILINE)
+    shown = {name: tuple(re.findall(r"`(\w+)`", cell)) for name, cell in rows if name in PRESETS}
+    assert shown == PRESETS
+
+
+def test_processes_page_lists_every_status() -> None:
+    """docs/processes.md explains each status an agent can have."""
+    assert first_cells("processes.md", "## Where an agent is in its life") == list(Status.__args__)  # type: ignore[attr-defined]
+
+
+def test_sessions_page_lists_every_entry() -> None:
+    """docs/sessions.md explains each type of entry."""
+    kinds = [member.__struct_config__.tag for member in Entry.__args__]
+    assert sorted(first_cells("sessions.md", "## Entries")) == sorted(kinds)
+
+
+def test_api_page_shows_every_name() -> None:
+    """docs/api.md names everything that `orch` offers, but for errors, and each method."""
+    text = page("api.md")
+    names = {name for name in orch.__all__ if not name.endswith("Error")}
+    for cls, called in ((orch.Orchestrator, "o"), (orch.Subagent, "agent")):
+        names |= {f"{called}.{name}" for name in dir(cls) if not name.startswith("_")}
+    assert sorted(name for name in names if f"`{name}" not in text) == []
