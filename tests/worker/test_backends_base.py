@@ -75,7 +75,7 @@ class TestConversation:
         talk.append_user([Text("hi")])
         talk.append_assistant(Message("assistant", (call,)))
         talk.append_tool_result([result])
-        assert talk.transcript() == (user("hi"), Message("assistant", (call,)), Message("user", (result,)))
+        assert talk.transcript() == [user("hi"), Message("assistant", (call,)), Message("user", (result,))]
 
     def test_load_and_clear(self) -> None:
         """A conversation can be replaced and forgotten; the system text stays."""
@@ -84,7 +84,7 @@ class TestConversation:
         talk.load([user("u" * 40), assistant("a" * 40)])
         assert (len(talk.transcript()), talk.context_tokens()) == (2, 30)
         talk.clear()
-        assert (talk.transcript(), talk.context_tokens()) == ((), 10)
+        assert (talk.transcript(), talk.context_tokens()) == ([], 10)
 
     def test_size_is_kept_up(self) -> None:
         """The estimate counts system text, tools and messages, however they came."""

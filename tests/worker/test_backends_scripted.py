@@ -71,7 +71,7 @@ class TestItems:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert backend.transcript() == ()
+        assert backend.transcript() == []
 
     async def test_used_up(self) -> None:
         """A script without a next item is an error that says how long it was."""

@@ -45,7 +45,7 @@ class TestReply:
         assert (reply.id, reply.query_id, reply.text, reply.stop_reason) == ("a1", "q1", "hello", "end_turn")
         assert (reply.steps, reply.tool_calls) == (1, 0)
         assert talk.recorded == [user("hi"), assistant("hello")]
-        assert talk.backend.transcript() == tuple(talk.recorded)
+        assert talk.backend.transcript() == talk.recorded
 
     async def test_tool_results_reach_the_model(self) -> None:
         """A call's result is in the conversation before the next response."""
@@ -362,6 +362,6 @@ def test_conversation_is_valid_after_any_script(found: list[Any], max_turns: int
                 assert isinstance(reply, Reply)
                 assert reply.steps <= max_turns
             assert_valid(talk.recorded)
-            assert talk.backend.transcript() == tuple(talk.recorded)
+            assert talk.backend.transcript() == talk.recorded
 
     asyncio.run(run())

@@ -98,12 +98,12 @@ class TestRank:
         many = rank([Source("a", "needle\n" * 100)], terms_of("needle"))
         assert all(len(passage.text.split("\n")) <= 6 for passage in many)
 
-    def test_heading_stays_with_its_text(self) -> None:
-        """A heading is quoted with the paragraph below it."""
-        (passage,) = rank(
-            [Source("a.md", "# Needles\n\nThey are thin.\n\nMore.", (1, 2, 3, 4, 5))], terms_of("needles")
-        )
-        assert (passage.where, passage.text) == ("a.md:1", "# Needles\nThey are thin.")
+    def test_file_named_by_a_term_is_quoted_from_its_beginning(self) -> None:
+        """A file that the question names gives its first paragraphs, not a bare heading."""
+        readme = Source("README.md", "# Pump\n\nIt pumps.\n\nFar away.", (1, 2, 3, 4, 5))
+        found = rank([readme, Source("b.txt", "see the readme", (1,))], terms_of("readme"), total=50)
+        assert found[0].where == "README.md:3"
+        assert "README.md:1" not in [passage.where for passage in found]
 
     def test_nothing_to_rank(self) -> None:
         """Without sources, terms or hits there are no passages."""

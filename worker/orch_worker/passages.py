@@ -98,23 +98,20 @@ def _passages(source: Source, scorer: _Scorer) -> Iterator[Passage]:
         score = scorer.score(counts, max(len(lowered), USUAL_CHARS), USUAL_CHARS)
         if score and any(_defines(line, scorer.terms) for line in lines):
             score *= DEFINITION_FACTOR
-        if score or (by_name and index < FIRST_CHUNKS):
+        bare_heading = len(lines) == 1 and lines[0].startswith("#")
+        if score or (by_name and index < FIRST_CHUNKS and not bare_heading):
             where = f"{source.label}:{number}" if source.numbers else source.label
             shown = "\n".join(_cut(line, scorer.terms) for line in lines)
             yield Passage(source.label, where, shown, score + by_name)
 
 
 def _chunks(source: Source) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line and the lines of each passage: up to a blank line, a gap or a full one.
-
-    A heading stays with what it heads.
-    """
+    """Yield the number of the first line and the lines of each passage: up to a blank line, a gap or a full one."""
     begin, lines, size, last = 0, list[str](), 0, 0
     all_lines = source.text.split("\n")
     for number, line in zip(source.numbers or range(1, len(all_lines) + 1), all_lines, strict=False):
         full = len(lines) >= MAX_LINES or size + len(line) > MAX_CHARS
-        ends = not line.strip() and not (len(lines) == 1 and lines[0].startswith("#"))
-        if lines and (full or number != last + 1 or ends or _HEADING.match(line)):
+        if lines and (full or number != last + 1 or not line.strip() or _HEADING.match(line)):
             yield begin, lines
             lines, size = [], 0
         if line.strip():

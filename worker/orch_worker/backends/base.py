@@ -65,8 +65,8 @@ class Backend(Protocol):
     def context_tokens(self) -> int:
         """Return about how many tokens the next request holds."""
 
-    def transcript(self) -> tuple[Message, ...]:
-        """Return the conversation, without the system text."""
+    def transcript(self) -> Sequence[Message]:
+        """Return the conversation, without the system text: the very one, to be read only."""
 
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:
         """Replace the conversation. `responses` is how many the agent itself has given before; None counts them all."""
@@ -122,9 +122,9 @@ class Conversation:
         """Return about how many tokens the next request holds."""
         return self._system_tokens + self._message_tokens
 
-    def transcript(self) -> tuple[Message, ...]:
+    def transcript(self) -> Sequence[Message]:
         """Return the conversation."""
-        return tuple(self.messages)
+        return self.messages
 
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:  # noqa: ARG002
         """Replace the conversation."""
