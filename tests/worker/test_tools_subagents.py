@@ -82,6 +82,14 @@ async def test_query_without_waiting() -> None:
     assert root.asked == [("submit", QueryAgent("7", "what?"))]
 
 
+@pytest.mark.parametrize("wake", ["any", "all", 2])
+async def test_query_that_wakes(wake: Any) -> None:
+    """A query can ask for a message when it, or so many of its kind, are done; it does not wait then."""
+    root = Root(Submitted("b1", "q"))
+    await call(root, "query_subagent", id="b1", prompt="what?", wake=wake)
+    assert root.asked == [("submit", QueryAgent("b1", "what?", wake=wake))]
+
+
 @pytest.mark.parametrize(("wait", "patience"), [(True, 98.0), (False, 0.0)])
 async def test_collect(wait: bool, patience: float) -> None:
     """An answer is collected, with or without waiting for it."""

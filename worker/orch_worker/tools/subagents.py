@@ -48,17 +48,21 @@ async def spawn_subagent(
 
 
 @tool(category="agents")
-async def query_subagent(context: ToolContext, id: str, prompt: str, wait: bool = True) -> str:
+async def query_subagent(
+    context: ToolContext, id: str, prompt: str, wait: bool = True, wake: Literal["any", "all"] | int | None = None
+) -> str:
     """Ask a subagent. It remembers what it was asked before.
 
     Args:
         id: The subagent's id, number or name.
         prompt: The question.
         wait: False returns at once; the answer is then taken with collect_subagent.
+        wake: Returns at once too; a message tells you when any, all, or so many of the subagents asked like this are
+            done.
     """
-    if wait:
+    if wait and wake is None:
         return await _answer(context, "query", id, prompt)
-    submitted = await _ask(context, "submit", QueryAgent(id, prompt))
+    submitted = await _ask(context, "submit", QueryAgent(id, prompt, wake=wake))
     return f"Subagent {submitted.id} is at work: take its answer with collect_subagent."
 
 
