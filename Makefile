@@ -15,10 +15,10 @@ ARGS =
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench stress lint types layers check clean
+.PHONY: help demo test bench bench-peers stress lint types layers check clean
 
 help:  ## Say what can be made.
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/ready  ## Two agents over this folder: asked, killed, revived, ended.
 	$(BIN)/orch demo
@@ -29,8 +29,11 @@ test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire 
 bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+bench-peers: $(VENV)/ready-to-test  ## Install what the benches compare to (Ray, 300 MB), in a venv of its own.
+	$(BIN)/python benchmarks/venvs.py
+
 stress: $(VENV)/ready-to-test  ## Thousands of spawns, pings and kills in a row.
-	$(BIN)/python benchmarks/stress_spawn.py $(ARGS)
+	$(BIN)/python benchmarks/stress_spawn.py --check $(ARGS)
 
 lint: $(VENV)/ready-to-test  ## Check style and formatting.
 	$(BIN)/ruff check .

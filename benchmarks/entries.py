@@ -13,6 +13,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+# At the top, as in the ordinary entry's module: what is imported after the fork would be private memory.
+from orch_worker.runtime import main as serve
+
 
 def collect(*_: object) -> None:
     """Collect everything that can be."""
@@ -26,8 +29,6 @@ def hold_lock(*_: object) -> None:
 
 def main(**birth: Any) -> int:
     """Be the worker that it would have been, with the two handlers in place."""
-    from orch_worker.runtime import main as serve
-
     signal.signal(signal.SIGUSR1, collect)
     signal.signal(signal.SIGUSR2, hold_lock)
     return serve(**birth)
