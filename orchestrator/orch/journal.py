@@ -14,6 +14,7 @@ from msgspec import Struct
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, Durability
+from orch_protocol.text import scrub
 from orch_worker.store import AppendLog
 
 __all__ = [
@@ -140,6 +141,13 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 
+def _encode(entry: Entry) -> bytes:
+    try:
+        return _encoder.encode(entry)
+    except UnicodeEncodeError:
+        return _encoder.encode(scrub(msgspec.to_builtins(entry)))
+
+
 class Journal:
     """The open journal of a run. Its owner holds the run folder's lock."""
 
@@ -164,7 +172,7 @@ class Journal:
         """Write `entries` in one write; a collect or a kill reaches the disk before this returns. Raises StoreError."""
         if entries:
             sync = any(isinstance(entry, _SYNCED) for entry in entries)
-            self.log.append(*map(_encoder.encode, entries), sync=sync)
+            self.log.append(*map(_encode, entries), sync=sync)
 
     def close(self) -> None:
         """Sync and close."""

@@ -26,6 +26,7 @@ from orch_protocol.errors import (
 from orch_protocol.ids import new_id, new_token
 from orch_protocol.messages import Reply
 from orch_protocol.spec import Birth
+from orch_protocol.text import scrub
 from orch_worker.transcript import read_tail_reply
 
 from .events import (
@@ -124,6 +125,7 @@ class Supervisor:
         """End every worker; their agents answer again when the run is opened anew. Takes at most some seconds."""
         if self._closed:
             return
+        self._closed = True
         for id, (incarnation, _) in list(self._processes.items()):
             if (peer := self._peers.get(id)) and self.tree.nodes[id].status == "idle":
                 peer.send("stop", Nothing())
@@ -132,7 +134,6 @@ class Supervisor:
         ended = [process.ended for _, process in self._processes.values()]
         if ended:
             await asyncio.wait(ended, timeout=2.0)
-        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         for timer in self._timers:
@@ -243,7 +244,7 @@ class Supervisor:
         request_id: str | None = None,
     ) -> str:
         """Put `prompt` to the agent, reviving it if need be, and return the query's id. Raises AgentError."""
-        query_id = new_id()
+        query_id, prompt = new_id(), scrub(prompt)
         deadline = None if seconds is None else self._loop.time() + seconds
         self._prompts[query_id] = (prompt, deadline)
         try:

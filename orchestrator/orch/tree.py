@@ -29,6 +29,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
+from orch_protocol.spec import AgentSpec
 
 from .events import (
     Ask,
@@ -103,24 +104,16 @@ class Tree:
             raise SpawnError("subagents are disabled in the configuration: set subagents.enabled = true")
         parent = self.nodes[event.caller] if event.caller is not None else None
         spec = event.spec
-        if parent is None:
-            depth = spec.depth
-        else:
-            depth = parent.spec.depth + 1
-            if not config.allow_nested:
-                raise DepthCapError(
-                    f"agent {parent.spec.name!r} may not spawn: nested spawning is off "
-                    "(subagents.allow_nested = true turns it on); report that you are blocked"
-                )
-            granted = (*parent.spec.tools, *(tool.name for tool in parent.spec.root_tools))
-            wider = [tool for tool in spec.tools if tool not in granted]
-            if wider:
-                raise ToolNotGrantedError(
-                    f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, wider))}: it does not hold "
-                    f"{'it' if len(wider) == 1 else 'them'} itself; it holds {', '.join(granted) or 'no tools'}"
-                )
+        depth = spec.depth if parent is None else parent.spec.depth + 1
+        if parent is not None and not config.allow_nested:
+            raise DepthCapError(
+                f"agent {parent.spec.name!r} may not spawn: nested spawning is off "
+                "(subagents.allow_nested = true turns it on); report that you are blocked"
+            )
         if depth > config.depth_cap:
             raise DepthCapError(f"depth cap {config.depth_cap} reached; report that you are blocked")
+        if parent is not None:
+            self._check_grant(parent, spec)
         self._check_width()
         seq = len(self.nodes) + 1
         name = spec.name or f"agent-{seq}"
@@ -133,6 +126,15 @@ class Tree:
             Launched(at=now, id=spec.id, incarnation=1),
         ]
         return Decision(entries, self._launch(spec.id, 1), spec.id)
+
+    def _check_grant(self, parent: Node, spec: AgentSpec) -> None:
+        granted = (*parent.spec.tools, *(tool.name for tool in parent.spec.root_tools))
+        wider = [tool for tool in spec.tools if tool not in granted]
+        if wider:
+            raise ToolNotGrantedError(
+                f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, wider))}: it does not hold "
+                f"{'it' if len(wider) == 1 else 'them'} itself; it holds {', '.join(granted) or 'no tools'}"
+            )
 
     def _check_name(self, name: str) -> None:
         if name.isdigit():

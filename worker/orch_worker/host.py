@@ -25,6 +25,7 @@ __all__ = ["Host", "Line"]
 
 ROOT_CALL_SECONDS = 3600.0
 CONNECT_SECONDS = 10.0
+PROGRESS_SECONDS = 0.1
 
 T = TypeVar("T")
 
@@ -53,6 +54,8 @@ class Host:
         self._birth = birth
         self._runtime: Runtime | None = None
         self._turn: asyncio.Task[None] | None = None
+        self._progress: Progress | None = None
+        self._progress_due: asyncio.TimerHandle | None = None
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line = connect(self._on_data)
@@ -74,8 +77,11 @@ class Host:
             self._stopped.set_result(code)
 
     def report(self, phase: str, detail: str, step: int) -> None:
-        """Tell the root what the agent does just now; nobody waits for it to arrive."""
-        self._courier.send("progress", Progress(phase, detail, step), reliable=False)
+        """Tell the root what the agent does, if it still does it a moment from now; nobody waits for it to arrive."""
+        self._progress = Progress(phase, detail, step)
+        if self._progress_due is None:
+            loop = asyncio.get_running_loop()
+            self._progress_due = loop.call_later(PROGRESS_SECONDS, self._send_progress)
 
     async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
         """Ask the root for `service` and return its result struct. Raises the OrchError that the root answers with."""
@@ -152,6 +158,11 @@ class Host:
 
     # Turns.
 
+    def _send_progress(self) -> None:
+        self._progress_due = None
+        if self._progress is not None and self._turn is not None and not self._turn.done():
+            self._courier.send("progress", self._progress, reliable=False)
+
     async def _run(self, runtime: Runtime, query_id: str, query: Query) -> None:
         self._finish(query_id, await runtime.query(query_id, query))
 
@@ -162,6 +173,8 @@ class Host:
             self._courier.send("finished", Finished(error=ErrorInfo("ProtocolError", str(error))), query_id)
 
     async def _leave(self) -> None:
+        if self._progress_due is not None:
+            self._progress_due.cancel()
         if self._turn is not None and not self._turn.done():
             self._turn.cancel()
             await asyncio.wait([self._turn], timeout=2.0)

@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from orch_protocol.commands import Finished, Query, Ready
+from orch_protocol.entries import MessageEntry
 from orch_protocol.errors import error_info
 from orch_protocol.messages import Message, Usage
 from orch_protocol.spec import AgentSpec, Birth
@@ -50,7 +51,7 @@ class Runtime:
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
         try:
             self.transcript.log.on_dirty = self._sync_soon
-            if spec.history and not self.transcript.session.messages:
+            if spec.history and not self.transcript.session.entries:
                 self.transcript.seed(spec.history)
             context = ToolContext(
                 cwd=Path(spec.cwd),
@@ -62,8 +63,15 @@ class Runtime:
             )
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context)
             self.backend.append_system(system_prompt(spec), self.toolbox.specs())
-            for message in self.transcript.session.messages:
-                self._feed(message)
+            own = [
+                entry.message
+                for entry in self.transcript.session.entries
+                if isinstance(entry, MessageEntry) and entry.turn
+            ]
+            self._fresh = not own
+            # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
+            responses = sum(message.role == "assistant" for message in own)
+            self.backend.load(self.transcript.session.messages, responses)
         except BaseException:
             self.transcript.close()
             raise
@@ -89,7 +97,8 @@ class Runtime:
             if session.interrupted is not None:
                 prompt = f"{INTERRUPTED}\n\n{prompt}"
                 self.transcript.turn_start(query_id, session.interrupted)
-            if not session.messages:
+            if self._fresh:
+                self._fresh = False
                 prompt = first_prompt(self.spec, prompt)
             reply = await run_turn(
                 query_id=query_id,
@@ -119,12 +128,6 @@ class Runtime:
 
     def _record(self, message: Message, turn: str) -> None:
         self.transcript.message(message, turn)
-
-    def _feed(self, message: Message) -> None:
-        if message.role == "assistant":
-            self.backend.append_assistant(message)
-        else:
-            self.backend.append_user(message.content)
 
     def _sync_soon(self) -> None:
         if not self._sync_due:
