@@ -96,6 +96,8 @@ class ControlServer:
 
     async def leave(self) -> None:
         """Take no new request; those under way go on. Whoever asks from now on is told DaemonLeaving."""
+        if self._leaving:
+            return
         self._leaving = True
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
@@ -175,10 +177,15 @@ class _Connection:
             self._writer.close()
 
     async def end(self) -> None:
-        """Drop everything under way and say goodbye."""
-        for task in self.tasks:
+        """Drop everything under way, with an answer that says so, and say goodbye."""
+        cut = dict(self.tasks)
+        for task in cut:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*cut, return_exceptions=True)
+        for task, request in cut.items():
+            if task.cancelled() and not self._writer.is_closing():
+                why = f"the daemon stopped before {request.method} was done: orch list shows what is left"
+                self._writer.write(_encode(_failed(request.id, OrchError(why))))
         if (refusal := self._server.refusal(self._client)) and not self._writer.is_closing():
             self._writer.write(_encode(_failed(0, refusal)))
         if self._reading is not None:

@@ -103,7 +103,9 @@ async def test_a_request_gets_its_answer(tmp_path: Path) -> None:
         assert desk.clients == [Client(os.getpid(), os.getuid())]
 
 
-async def test_an_error_names_type_message_and_exit_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_names_type_message_and_exit_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ours keep their class; anything else is told, logged, and the next request is served."""
     async with serving(tmp_path) as (_, _, connect):
         caller = await connect()
@@ -111,6 +113,7 @@ async def test_an_error_names_type_message_and_exit_code(tmp_path: Path, caplog:
             "id": 1,
             "error": {"type": "AgentNotFoundError", "message": "no agent 'x': see orch list", "exit_code": "3"},
         }
+        monkeypatch.setattr(logging.getLogger("orch.control"), "disabled", False)  # import-linter sets it
         with caplog.at_level(logging.ERROR):
             answer = await caller.ask(2, "broken")
         assert answer["error"] == {"type": "OrchError", "message": "RuntimeError: boom", "exit_code": "1"}
@@ -255,13 +258,16 @@ async def test_whoever_connected_just_before_is_told(tmp_path: Path) -> None:
 
 
 async def test_closing_ends_what_does_not_end_by_itself(tmp_path: Path) -> None:
-    """After its grace, a request under way is dropped and the connection closed."""
+    """After its grace, a request under way is dropped, told so, and the connection closed."""
     async with serving(tmp_path) as (server, desk, connect):
         caller = await connect()
         caller.say(1, "spawn")
         await desk.met.get()
         await server.close(grace=0)
         assert await desk.dropped.get() == "spawn"
+        cut = await caller.hear()
+        assert (cut["id"], cut["error"]["type"]) == (1, "OrchError")
+        assert "stopped before spawn was done" in cut["error"]["message"]
         assert (await caller.hear())["error"]["type"] == "DaemonLeaving"
         assert await caller.hear() is None
 

@@ -6,7 +6,8 @@ import json
 import os
 import sys
 
-from .connection import Connection, Failure, await_end
+from .connection import Connection, await_end
+from .failure import Failure
 from .verb import Verb, dump
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ def _start(arguments: Namespace) -> int:
 
 
 def _status(arguments: Namespace) -> int:
-    return _print_status(arguments, Connection(start=False).call("daemon_status"))
+    return _print_status(arguments, Connection(start=None).call("daemon_status"))
 
 
 def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
@@ -44,7 +45,7 @@ def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
 
 
 def _stop(arguments: Namespace) -> int:
-    connection = Connection(start=False)
+    connection = Connection(start=None)
     pid = None
     if connection.dial():
         pid = connection.call("daemon_stop")["pid"]
@@ -59,7 +60,7 @@ def _stop(arguments: Namespace) -> int:
 
 
 def _logs(arguments: Namespace) -> int:
-    log = Connection(start=False).log
+    log = Connection(start=None).log
     try:
         with open(log, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()[-LOG_LINES:]

@@ -7,7 +7,8 @@ import os
 import sys
 
 from . import render
-from .connection import Connection, Failure
+from .connection import Connection
+from .failure import Failure
 from .verb import Verb, dump
 
 TYPE_CHECKING = False
@@ -231,7 +232,7 @@ VERBS = {
     ),
     "collect": Verb(
         "Take the answer to a query nobody waited for. An answer is taken once; --again prints it anew.",
-        "orch query 1 - --no-wait < question.txt; orch collect 1 --timeout 60",
+        "orch collect 1 --timeout 60",
         _collect_arguments,
         _collect,
     ),

@@ -10,13 +10,16 @@ import sys
 import time
 
 from .. import paths
+from .failure import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["PROTOCOL", "Connection", "Failure", "await_end"]
+    Starter = Callable[[Mapping[str, str], str, float], bool]
+
+__all__ = ["PROTOCOL", "Connection", "await_end"]
 
 PROTOCOL = 1
 """`orch_protocol.wire.VERSION`, which importing would cost more than everything else here."""
@@ -28,19 +31,16 @@ START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 
 
-class Failure(Exception):
-    """What the daemon, or the way to it, says went wrong. `kind` is the error's class name."""
+def _start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
+    from .starting import start_daemon  # which imports as much as a daemon does
 
-    def __init__(self, kind: str, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.exit_code = exit_code
+    return start_daemon(env, log, seconds)
 
 
 class Connection:
-    """Asks the daemon of `env`'s ORCH_HOME. With `start` one is started when none answers."""
+    """Asks the daemon of `env`'s ORCH_HOME. `start` is called when none answers; with None that is a Failure."""
 
-    def __init__(self, env: Mapping[str, str] | None = None, *, start: bool = True) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None, *, start: Starter | None = _start_daemon) -> None:
         self._env = dict(os.environ if env is None else env)
         self._start = start
         self._socket: socket.socket | None = None
@@ -56,7 +56,7 @@ class Connection:
                 return answer.get("result")
             if error["type"] == LEAVING:
                 self.close()
-            elif error["type"] == "VersionMismatchError" and self._start:
+            elif error["type"] == "VersionMismatchError" and self._start is not None:
                 self._replace(error["message"])
             else:
                 raise Failure(error["type"], error["message"], int(error["exit_code"]))
@@ -95,13 +95,11 @@ class Connection:
     def _connect(self) -> socket.socket:
         deadline = time.monotonic() + START_SECONDS
         while not self.dial():
-            if not self._start:
+            if self._start is None:
                 raise Failure("DaemonNotRunning", "no daemon is running: orch daemon start", 3)
             if time.monotonic() > deadline:
                 raise Failure("DaemonNotRunning", f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
-            from .starting import start_daemon
-
-            if not start_daemon(self._env, self.log, START_SECONDS):
+            if not self._start(self._env, self.log, START_SECONDS):
                 time.sleep(0.02)  # another process is just starting, or ending, one
         assert self._socket is not None
         return self._socket
@@ -116,17 +114,20 @@ class Connection:
                 2,
             )
         connected = self._connect()
+        self._send(connected, line)
+        while True:
+            answer: dict[str, Any] = json.loads(self._line(connected))
+            # 0: the daemon could not read the request, or takes none any more.
+            if answer["id"] in (self._last, 0):
+                return answer
+
+    def _send(self, connected: socket.socket, line: bytes) -> None:
         try:
             connected.sendall(line)
         except (BrokenPipeError, ConnectionResetError):
             pass  # what it said before it went is still there to read
         except TimeoutError:
             raise self._silent() from None
-        while True:
-            answer: dict[str, Any] = json.loads(self._line(connected))
-            # 0: the daemon could not read the request, or takes none any more.
-            if answer["id"] in (self._last, 0):
-                return answer
 
     def _line(self, connected: socket.socket) -> bytes:
         """Return the next line of the daemon. Two silences in a row, the second after asking for a word, mean death."""
@@ -138,8 +139,8 @@ class Connection:
             except TimeoutError:
                 if asked:
                     raise self._silent() from None
-                connected.sendall(b'{"id":-1,"method":"ping","version":%d}\n' % PROTOCOL)
                 asked = True
+                self._send(connected, b'{"id":-1,"method":"ping","version":%d}\n' % PROTOCOL)
                 continue
             except ConnectionResetError:
                 chunk = b""

@@ -20,7 +20,8 @@ from orch_worker.lock import FolderLock
 
 from .. import config, paths
 from . import render
-from .connection import Connection, Failure
+from .connection import Connection
+from .failure import Failure
 from .leftovers import marked
 from .verb import Verb, dump
 
@@ -123,7 +124,7 @@ def configuration() -> Finding:
 
 def daemon() -> Finding:
     """The daemon, if there is one, answers and speaks our version."""
-    connection = Connection(start=False)
+    connection = Connection(start=None)
     if not connection.dial():
         return Finding("ok", "not running; commands start it")
     connection.call("list")

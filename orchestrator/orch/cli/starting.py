@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import paths
 from ..daemon import ALREADY_RUNNING
 from ..launchers.environment import clean_environment
-from .connection import Failure
+from .failure import Failure
 
 __all__ = ["start_daemon"]
 

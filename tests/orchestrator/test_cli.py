@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orch.cli import VERBS, admin, agents, run
+from orch.cli.failure import Failure
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.services import SERVICES, AgentRow, Killed, Spawned, Submitted
+
+SPAWNED = msgspec.to_builtins(Spawned("abc", 1, "agent-1", "investigate", 1, 77))
+REPLY = msgspec.to_builtins(Reply("abc", "q1", "42", usage=Usage(10, 5, 3), tool_calls=2, files_changed=("f",)))
+ROW = msgspec.to_builtins(
+    AgentRow("abc", 1, "n", None, 1, "agent", "idle", "t", "m", "p", 7, "2026-01-01", "", None, 1, 2, 3, Usage())
+)
+ANSWERS: dict[str, Any] = {
+    "spawn": SPAWNED,
+    "query": REPLY,
+    "collect": REPLY,
+    "submit": msgspec.to_builtins(Submitted("abc", "q1")),
+    "list": [ROW],
+    "show": {"agent": ROW, "messages": [], "reply": None},
+    "kill": msgspec.to_builtins(Killed(("b", "a"))),
+    "resume": ROW,
+    "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
+}
+
+
+class Desk:
+    """Stands where the daemon's connection would: answers from a table, remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.answers = dict(ANSWERS)
+        self.closed = False
+
+    def __call__(self, start: Any = None) -> Desk:  # noqa: ARG002
+        return self
+
+    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
+        given = json.loads(json.dumps(params or {}))
+        if method in SERVICES:
+            msgspec.convert(given, SERVICES[method][0])
+        self.asked.append((method, given))
+        answer = self.answers[method]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
+    """A fake daemon, an empty home and a clean environment."""
+    made = Desk()
+    for module in (agents, admin):
+        monkeypatch.setattr(module, "Connection", made)
+    for name in [name for name in os.environ if name.startswith("ORCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return made
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_spawn_prints_the_id(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request carries the caller's folder, an allow-listed environment, and a number that makes it unique."""
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.setenv("SOME_API_KEY", "secret")
+    assert run(["spawn", "look around", "--name", "n", "--model", "a:b", "--tools", "x, y"]) == 0
+    assert capsys.readouterr().out == "abc\n"
+    [(method, params)] = desk.asked
+    assert (method, params["task"], params["name"], params["model"]) == ("spawn", "look around", "n", "a:b")
+    assert (params["tools"], params["cwd"]) == (["x", "y"], os.getcwd())
+    assert params["env"]["LC_ALL"] == "C.UTF-8"
+    assert "secret" not in str(params)
+    assert not [name for name in params["env"] if name.startswith("ORCH_")]
+    assert len(params["request_id"]) == 16
+
+
+@pytest.mark.usefixtures("desk")
+def test_spawn_in_json_has_exactly_its_keys(capsys: Captured) -> None:
+    """Scripts rely on the shape."""
+    assert run(["spawn", "t", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == ["id", "seq", "name", "preset", "depth", "pid"]
+
+
+@pytest.mark.parametrize(("extra", "prompt"), [(["--query"], "t"), (["--query", "why?"], "why?")])
+def test_spawn_can_ask_at_once(desk: Desk, capsys: Captured, extra: list[str], prompt: str) -> None:
+    """With --query the task, or the prompt given, is asked; the answer follows the id."""
+    assert run(["spawn", "t", *extra]) == 0
+    assert capsys.readouterr().out == "abc\n42\n"
+    assert desk.asked[1] == ("query", {"ref": "abc", "prompt": prompt})
+    assert run(["spawn", "t", *extra, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reply"]["text"] == "42"
+
+
+def test_spawn_without_a_model_says_who_answers(desk: Desk, capsys: Captured) -> None:
+    """One line on stderr, only when nothing is configured; the agent is what the line says."""
+    run(["spawn", "t"])
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "extractive" in err
+    assert "ORCH_MODEL" in err
+    assert desk.asked[0][1]["model"] == "extractive:"
+    for argv in (["--model", "a:b"], ["--script", "s.json"]):
+        Path("s.json").write_text('["hello"]')
+        run(["spawn", "t", *argv])
+        assert capsys.readouterr().err == ""
+    assert desk.asked[2][1]["script"] == ["hello"]
+    assert "model" not in desk.asked[2][1]
+
+
+def test_spawn_follows_the_callers_configuration(
+    desk: Desk, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model, preset, tools and limits are those of the caller's files and variables, whatever the daemon's are."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text("[limits]\nmax_turns = 3\n[subagents]\ndefault_preset = 'minimal'")
+    monkeypatch.setenv("ORCH_MODEL", "v:m")
+    run(["spawn", "t"])
+    params = desk.asked[-1][1]
+    assert (params["model"], params["preset"], params["limits"]["max_turns"]) == ("v:m", "minimal", 3)
+    monkeypatch.setenv("ORCH_SUBAGENTS__DEFAULT_TOOLS", "read_file")
+    run(["spawn", "t"])
+    assert desk.asked[-1][1]["tools"] == ["read_file"]
+    run(["spawn", "t", "--preset", "investigate"])
+    assert desk.asked[-1][1]["preset"] == "investigate"
+    assert capsys.readouterr().err == ""
+
+
+def test_spawn_says_what_of_a_projects_file_does_not_count(desk: Desk, capsys: Captured) -> None:
+    """An untrusted file may only narrow, and what belongs to the daemon is not one folder's to set."""
+    Path(".orch").mkdir()
+    Path(".orch/config.toml").write_text('model = "evil:m"\n[subagents]\nmax_concurrent = 2\n')
+    run(["spawn", "t", "--model", "a:b"])
+    err = capsys.readouterr().err
+    assert "ignored model" in err
+    assert "does not heed subagents.max_concurrent" in err
+    assert desk.asked[0][1]["model"] == "a:b"
+
+
+def test_spawn_where_spawning_is_switched_off(desk: Desk, capsys: Captured) -> None:
+    """Even an untrusted file may switch it off; nothing is asked then."""
+    Path(".orch").mkdir()
+    Path(".orch/config.toml").write_text("subagents.enabled = false\n")
+    assert run(["spawn", "t"]) == 2
+    assert "subagents.enabled is false" in capsys.readouterr().err
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize("content", ["{}", "[", None])
+def test_a_script_that_is_none_is_named(desk: Desk, capsys: Captured, content: str | None) -> None:
+    """A script is a JSON array in a file that is there."""
+    if content is not None:
+        Path("s.json").write_text(content)
+    assert run(["spawn", "t", "--script", "s.json"]) == 2
+    assert "orch: script s.json: " in capsys.readouterr().err
+    assert desk.asked == []
+
+
+def test_query_prints_the_answer(desk: Desk, capsys: Captured) -> None:
+    """The text alone, or the reply's agreed keys as JSON."""
+    assert run(["query", "n", "why?", "--timeout", "2.5"]) == 0
+    assert capsys.readouterr().out == "42\n"
+    method, params = desk.asked[0]
+    assert (method, params["ref"], params["prompt"], params["timeout"]) == ("query", "n", "why?", 2.5)
+    run(["query", "n", "why?", "--json"])
+    assert json.loads(capsys.readouterr().out) == {
+        "id": "abc",
+        "text": "42",
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 10, "output_tokens": 5, "cost_usd": 0.0},
+        "tool_calls": 2,
+        "files_changed": ["f"],
+    }
+
+
+def test_query_without_waiting_submits(desk: Desk, capsys: Captured) -> None:
+    """The id of the agent comes back at once."""
+    assert run(["query", "n", "why?", "--no-wait"]) == 0
+    assert (capsys.readouterr().out, desk.asked[0][0]) == ("abc\n", "submit")
+
+
+def test_a_prompt_can_come_from_stdin(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dash reads it, ten megabytes of it and bytes that are not UTF-8 included."""
+    text = b"x" * 10_000_000 + b"\xff"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert run(["query", "n", "-"]) == 0
+    assert desk.asked[0][1]["prompt"] == "x" * 10_000_000 + "\N{REPLACEMENT CHARACTER}"
+    assert capsys.readouterr().out == "42\n"
+
+
+def test_arguments_that_are_not_utf8_are_made_so(desk: Desk) -> None:
+    """What the shell passes as raw bytes arrives as text with the bad bytes replaced."""
+    run(["query", "n", os.fsdecode(b"caf\xe9 \xc3\xa9")])
+    assert desk.asked[0][1]["prompt"] == "caf\N{REPLACEMENT CHARACTER} é"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], {"timeout": None, "again": False}),
+        (["--no-wait"], {"timeout": 0, "again": False}),
+        (["--timeout", "3", "--again"], {"timeout": 3, "again": True}),
+    ],
+)
+def test_collect_takes_the_answer(desk: Desk, capsys: Captured, argv: list[str], expected: dict[str, Any]) -> None:
+    """It waits by default, for so long with --timeout, not at all with --no-wait."""
+    assert run(["collect", "n", *argv]) == 0
+    assert desk.asked == [("collect", {"ref": "n"} | expected)]
+    assert capsys.readouterr().out == "42\n"
+
+
+def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> None:
+    """The JSON rows have exactly the agreed keys."""
+    assert run(["list"]) == 0
+    assert "abc" in capsys.readouterr().out
+    assert run(["list", "--tree", "--all"]) == 0
+    assert desk.asked[1] == ("list", {"all": True})
+    capsys.readouterr()
+    run(["list", "--json"])
+    [row] = json.loads(capsys.readouterr().out)
+    assert " ".join(row) == (
+        "id seq name parent_id depth kind status task model preset pid created_at last_activity pending "
+        "context_tokens context_limit queries usage"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "asked", "out"),
+    [
+        (["kill", "1", "n"], ("kill", {"refs": ["1", "n"], "all": False, "dry_run": False}), "b\na\n"),
+        (["kill", "--all", "--dry-run"], ("kill", {"refs": [], "all": True, "dry_run": True}), "b\na\n"),
+        (["kill", "1", "--json"], ("kill", {"refs": ["1"], "all": False, "dry_run": False}), '{"ids":["b","a"]}\n'),
+        (["resume", "1"], ("resume", {"ref": "1"}), "abc\n"),
+        (["daemon", "start", "--json"], ("daemon_status", {}), '{"pid":7,"sandbox":"none","agents":0}\n'),
+    ],
+)
+def test_the_other_verbs_ask_and_print(desk: Desk, capsys: Captured, argv: list[str], asked: Any, out: str) -> None:
+    """One request, one line an id, or JSON."""
+    assert run(argv) == 0
+    assert (desk.asked, capsys.readouterr().out) == ([asked], out)
+
+
+def test_show_prints_a_page_or_everything(desk: Desk, capsys: Captured) -> None:
+    """The page is for people; JSON is all there is."""
+    assert run(["show", "1", "--messages", "3"]) == 0
+    assert desk.asked == [("show", {"ref": "1", "messages": 3})]
+    assert "usage:" in capsys.readouterr().out
+    run(["show", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["agent"] == json.loads(json.dumps(ROW))
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 5])
+def test_an_error_goes_to_stderr_with_its_exit_code(desk: Desk, capsys: Captured, code: int) -> None:
+    """A sentence for people, an object with --json; stdout stays empty, terminals stay safe."""
+    desk.answers["query"] = Failure("AgentBusyError", "busy with \x1b[31mred", code)
+    assert run(["query", "n", "p"]) == code
+    assert capsys.readouterr() == ("", "orch: busy with \\x1b[31mred\n")
+    assert run(["query", "n", "p", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert (out, json.loads(err)["error"]["type"]) == ("", "AgentBusyError")
+
+
+@pytest.mark.parametrize("argv", [["query", "n", "p"], ["collect", "n"]])
+def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """The connection is closed, the agent is left alone, the exit code is 130."""
+    desk.answers["query"] = desk.answers["collect"] = KeyboardInterrupt()
+    assert run(argv) == 130
+    assert desk.closed
+    assert "agent n works on. Its answer: orch collect n" in capsys.readouterr().err
+
+
+def test_ctrl_c_elsewhere_is_130_too(desk: Desk, capsys: Captured) -> None:
+    """No traceback at any point."""
+    desk.answers["list"] = KeyboardInterrupt()
+    assert run(["list"]) == 130
+    assert capsys.readouterr().err == "orch: interrupted\n"
+
+
+def test_a_reader_that_hangs_up_is_no_crash(desk: Desk) -> None:
+    """`orch list | head` ends quietly."""
+    desk.answers["list"] = BrokenPipeError()
+    assert run(["list"]) == 1
+
+
+def test_a_defect_shows_where_it_is(desk: Desk) -> None:
+    """What is not one of our errors is not dressed up as one."""
+    desk.answers["list"] = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        run(["list"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["qeury", "1"], "there is no command 'qeury'; did you mean 'query'?"),
+        (["zzz"], "there is no command 'zzz'; see: orch --help"),
+        (["query", "1"], "the following arguments are required: PROMPT; see: orch query --help"),
+        (["list", "--tre"], "unrecognized arguments: --tre"),
+        (["query", "1", "p", "--timeout", "soon"], "'soon' is no number of seconds"),
+        (["collect", "1", "--timeout", "-1"], "'-1' is no number of seconds"),
+        (["daemon", "dance"], "invalid choice: 'dance'"),
+        (["config", "show", "/nowhere/at/all"], "/nowhere/at/all is no folder"),
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_error(desk: Desk, capsys: Captured, argv: list[str], complaint: str) -> None:
+    """Exit code 2, what is wrong on stderr, and nothing is asked."""
+    assert run(argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, desk.asked) == ("", [])
+    assert err.startswith("orch: ")
+    assert complaint in err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(capsys: Captured, verb: str) -> None:
+    """`--help` names the arguments and shows one command that works."""
+    assert run([verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: orch {verb}")
+    assert "--json" in out
+    assert f"example:\n  orch {verb}" in out
+
+
+@pytest.mark.parametrize(("argv", "code", "stream"), [(["--help"], 0, 0), (["help"], 0, 0), ([], 2, 1)])
+def test_the_overview_lists_every_verb(capsys: Captured, argv: list[str], code: int, stream: int) -> None:
+    """Asked for, it is data; on an empty command line it is advice."""
+    assert run(argv) == code
+    captured = capsys.readouterr()
+    assert captured[1 - stream] == ""
+    assert all(f"  {verb} " in captured[stream] for verb in VERBS)
+
+
+def test_the_version_is_told(capsys: Captured) -> None:
+    """`orch --version` prints name and version."""
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("orch ")
+
+
+@pytest.mark.usefixtures("desk")
+def test_config_show_prints_each_value_with_its_source(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line a setting for people, an object a setting as JSON; notes go to stderr."""
+    Path(".orch").mkdir()
+    Path(".orch/config.toml").write_text('model = "evil:m"\n')
+    monkeypatch.setenv("ORCH_LIMITS__MAX_TURNS", "3")
+    assert run(["config", "show"]) == 0
+    out, err = capsys.readouterr()
+    lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
+    assert lines["limits.max_turns"] == ["3", "variable ORCH_LIMITS__MAX_TURNS"]
+    assert lines["model"] == ["-", "default"]
+    assert "ignored model" in err
+    run(["config", "show", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["limits.max_turns"] == {"value": 3, "source": "variable ORCH_LIMITS__MAX_TURNS"}
+
+
+@pytest.mark.usefixtures("desk")
+def test_config_trust_and_untrust(capsys: Captured, tmp_path: Path) -> None:
+    """Trusting a folder lets its file hold; untrusting takes that back."""
+    Path(".orch").mkdir()
+    Path(".orch/config.toml").write_text('model = "fine:m"\n')
+
+    def model() -> Any:
+        run(["config", "show", "--json"])
+        return json.loads(capsys.readouterr().out)["model"]["value"]
+
+    assert run(["config", "trust"]) == 0
+    assert str(tmp_path / "project" / ".orch" / "config.toml") in capsys.readouterr().out
+    assert model() == "fine:m"
+    assert run(["config", "untrust", "."]) == 0
+    assert "no longer trusted" in capsys.readouterr().out
+    assert model() is None
+    assert run(["config", "untrust", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"untrusted": False}
+    assert run(["config", "trust", str(tmp_path)]) == 2

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import paths
+from orch.cli import doctor, run
+from orch.cli.leftovers import marked
+from orch_worker.lock import FolderLock
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ORCH_HOME that does not exist yet, and a folder without a project."""
+    for name in [name for name in os.environ if name.startswith("ORCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def test_a_sound_machine_passes_and_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line a check, none failing, and nothing was made."""
+    assert run(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["check"] for each in found] == [check.__name__ for check in doctor.CHECKS]
+    assert {each["level"] for each in found} <= {"ok", "warn"}
+    assert not home.exists()
+    assert run(["doctor"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(doctor.CHECKS)
+
+
+def test_one_failure_fails_the_whole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a check raises on purpose is its finding, and the exit code is 1."""
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text("modle = 1\n")
+    assert run(["doctor"]) == 1
+    assert "fail configuration" in capsys.readouterr().out
+
+
+def test_a_home_that_cannot_be_written_fails(home: Path) -> None:
+    """A file in its place is named."""
+    home.write_text("")
+    assert doctor._examine(doctor.home).level == "fail"
+
+
+def test_a_home_that_is_open_warns(home: Path) -> None:
+    """Others could read transcripts."""
+    home.mkdir()
+    home.chmod(0o755)
+    assert doctor.home() == ("warn", f"{home} is open to others (mode 0755): chmod 700")
+    home.chmod(0o700)
+    assert doctor.home() == ("ok", str(home))
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(("free", "level"), [(10 << 20, "fail"), (500 << 20, "warn"), (2 << 30, "ok")])
+@pytest.mark.usefixtures("home")
+def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
+    """Below a gigabyte is tight, below a hundred megabytes too little."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, free))  # type: ignore[attr-defined]
+    assert doctor.disk().level == level
+
+
+@pytest.mark.parametrize(("platform", "level"), [("linux", "ok"), ("darwin", "warn"), ("win32", "fail")])
+def test_platforms(monkeypatch: pytest.MonkeyPatch, platform: str, level: str) -> None:
+    """Linux first, others slower, Windows not."""
+    monkeypatch.setattr(sys, "platform", platform)
+    assert doctor.platform().level == level
+
+
+def test_a_missing_dependency_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing says more than a file that is there."""
+    monkeypatch.setattr(doctor, "MODULES", ("json", "no_such_module_at_all"))
+    level, detail = doctor.dependencies()
+    assert (level, "no_such_module_at_all" in detail) == ("fail", True)
+
+
+def test_a_kernel_without_pidfd_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, nothing can be told about a process safely."""
+
+    def refuse(_: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert doctor.processes().level == "fail"
+
+
+def test_a_long_home_gets_a_short_socket(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finding says where the socket went, and why."""
+    assert doctor.socket() == ("ok", str(home / "daemon" / "control.sock"))
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / ("x" * 120)))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert "too long" in doctor.socket().detail
+
+
+def test_an_untrusted_project_warns(home: Path, tmp_path: Path) -> None:
+    """What is ignored is told."""
+    (tmp_path / ".orch").mkdir()
+    (tmp_path / ".orch" / "config.toml").write_text('model = "evil:m"\n')
+    assert doctor.configuration().level == "warn"
+    assert not home.exists()
+
+
+def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner's folder is fine; one without an owner warns; one with processes in it fails."""
+    runs = paths.private_dir(paths.runs_dir(home))
+    lock = FolderLock.acquire(runs / "run-alive")
+    assert doctor.leftovers() == ("ok", "none")
+    (runs / "run-dead").mkdir()
+    level, detail = doctor.leftovers()
+    assert (level, "run-dead" in detail, "run-alive" in detail) == ("warn", True, False)
+    there: list[Any] = [(7, {"ORCH_RUN": "run-dead"}), (8, {"ORCH_RUN": "run-alive"})]
+    monkeypatch.setattr(doctor, "marked", lambda: iter(there))
+    assert doctor.leftovers() == ("fail", "processes without their root: kill -9 7")
+    lock.release()
+
+
+def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None:
+    """Only numbered folders with the mark count; what cannot be read is skipped."""
+    for name, environ in (("12", b"A=1\0ORCH_RUN=r\0"), ("13", b"A=1\0"), ("self", b"ORCH_RUN=x\0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "environ").write_bytes(environ)
+    (tmp_path / "14").mkdir()
+    assert list(marked(str(tmp_path))) == [(12, {"A": "1", "ORCH_RUN": "r"})]

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from orch.cli import render
+
+USAGE = {"input_tokens": 1200, "output_tokens": 300, "cache_read_tokens": 0, "cost_usd": 0.0123, "cost_known": True}
+NOON = 1_700_000_000.0
+
+
+def row(seq: int, **changes: Any) -> dict[str, Any]:
+    """Return an agent as the daemon tells it."""
+    return {
+        "seq": seq,
+        "id": f"id{seq}",
+        "name": f"agent-{seq}",
+        "parent_id": None,
+        "status": "idle",
+        "task": "look",
+        "model": "m",
+        "preset": "minimal",
+        "pid": 7,
+        "created_at": "2023-11-14T22:12:20.000Z",
+        "pending": None,
+        "context_tokens": 1234,
+        "context_limit": 200_000,
+        "queries": 2,
+        "usage": USAGE,
+        "tree_usage": USAGE | {"output_tokens": 1300},
+        "cwd": "/p",
+        "folder": "/s",
+        "tools": ["read_file"],
+        "error": None,
+    } | changes
+
+
+def test_a_table_has_a_line_an_agent() -> None:
+    """Number, id, name, status, age, context, tokens, cost, and what it does or is for."""
+    lines = render.table([row(1), row(2, status="busy", pending="why\nis it?")], NOON).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "# ID NAME STATUS AGE CONTEXT TOKENS COST",
+        "1 id1 agent-1 idle 1m 1.2k/200k 1.5k $0.0123 look",
+        "2 id2 agent-2 busy 1m 1.2k/200k 1.5k $0.0123 busy: why is it?",
+    ]
+
+
+def test_an_empty_table_says_what_to_do() -> None:
+    """Nothing to list is no blank line."""
+    assert "orch spawn TASK" in render.table([])
+
+
+def test_a_tree_shows_children_below_their_parents() -> None:
+    """Branches are drawn, usage is the branch's, and a child whose parent is not listed is a root."""
+    rows = [row(1), row(2, parent_id="id1"), row(3, parent_id="id2"), row(4, parent_id="id1"), row(5, parent_id="gone")]
+    head, *lines = render.tree(rows, NOON).splitlines()
+    names = slice(head.index("NAME"), head.index("STATUS"))
+    assert [line[names].rstrip() for line in lines] == [
+        "agent-1",
+        "├ agent-2",
+        "│ └ agent-3",
+        "└ agent-4",
+        "agent-5",
+    ]
+    assert all("2.5k" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain é 漢 🙂", "plain é 漢 🙂"),
+        ("two\n\tlines", "two\n\tlines"),
+        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("over\rwrite\b", "over\\rwrite\\x08"),
+        ("c1 \x9b31m \x85", "c1 \\x9b31m \\x85"),
+        ("right\u202eleft\u2066", "right\\u202eleft\\u2066"),
+    ],
+)
+def test_control_characters_are_written_out(text: str, expected: str) -> None:
+    """Nothing a model says moves the cursor, rings, or turns the reading direction; lines and letters stay."""
+    assert render.safe(text) == expected
+
+
+def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or a pipe gets the bytes as they are."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert render.shown("\x1b[1m") == "\\x1b[1m"
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert render.shown("\x1b[1m") == "\x1b[1m"
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [
+        ("2023-11-14T22:13:20Z", "0s"),
+        ("2023-11-14T22:13:25Z", "0s"),
+        ("2023-11-14T22:12:21.5+00:00", "58s"),
+        ("2023-11-14T20:00:00Z", "2h"),
+        ("2023-11-01T00:00:00Z", "13d"),
+        ("yesterday", "?"),
+    ],
+)
+def test_age_is_the_largest_unit(since: str, expected: str) -> None:
+    """A time in the future has no age; what is no time is a question mark."""
+    assert render.age(since, NOON) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, "0"), (999, "999"), (1000, "1.0k"), (123_456, "123k"), (5_000_000, "5.0M"), (10**11, "100G")],
+)
+def test_counts_are_short(number: int, expected: str) -> None:
+    """Three digits and a unit are enough for a table."""
+    assert render.count(number) == expected
+
+
+def test_a_cost_that_is_a_floor_says_so() -> None:
+    """With a price missing, the sum is at least that much."""
+    assert ">=$0.0123" in render.table([row(1, usage=USAGE | {"cost_known": False})], NOON)
+
+
+def test_an_agent_is_shown_as_a_page() -> None:
+    """What it is, what went wrong, and its conversation block by block, all made safe."""
+    blocks = [
+        {"type": "text", "text": "hi\x1b[2J\nthere"},
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "tool_use", "id": "1", "name": "read_file", "input": {"path": "a"}},
+        {"type": "tool_result", "is_error": True, "content": [{"type": "text", "text": "no\nfile"}]},
+        {"type": "image", "media_type": "image/png", "data": ""},
+    ]
+    shown = {
+        "agent": row(3, status="failed", error="boom\x07", parent_id="id1", pid=None),
+        "messages": [{"role": "user", "content": blocks}],
+    }
+    page = render.agent(shown, NOON)
+    assert page.startswith("3  agent-3  id3\n")
+    for line in (
+        "  status:        failed: boom\\x07",
+        "  tools:         minimal: read_file",
+        "  usage:         1.5k tokens, $0.0123",
+        "  with children: 2.5k tokens, $0.0123",
+        "user:\n  hi\\x1b[2J\n  there\n  (thinking) hm\n  -> read_file {'path': 'a'}\n  <- error: no file\n  (image)",
+    ):
+        assert line in page
+    assert "process:" not in page

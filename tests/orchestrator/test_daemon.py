@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orch import daemon
+from orch.control import Client
+from orch.daemon import Daemon, DaemonStatus, Stopping
+from orch_protocol.config import Config, DaemonConfig
+from orch_protocol.errors import AgentBusyError, ProtocolError
+from orch_protocol.services import AgentRow, Empty, Kill, List
+from orch_protocol.wire import VERSION
+
+US = Client(1, os.getuid())
+
+
+def row(id: str, status: Any) -> AgentRow:
+    """Return an agent that is called `id`."""
+    from orch_protocol.messages import Usage
+
+    return AgentRow(id, 1, id, None, 1, "agent", status, "", "", "", None, "", "", None, 0, 0, 0, Usage())
+
+
+class Root:
+    """A root as the daemon sees it: rows to list, and what else it was asked."""
+
+    def __init__(self, *rows: AgentRow) -> None:
+        self.rows = list(rows)
+        self.asked: list[tuple[str, Any]] = []
+        self.hold = asyncio.Event()
+
+    async def call(self, root: Any, caller: None, method: str, params: Any) -> Any:
+        assert root is self
+        assert caller is None
+        if isinstance(params, List):
+            return self.rows
+        self.asked.append((method, params))
+        if method == "query":
+            await self.hold.wait()
+        return Empty()
+
+
+class Hour:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_daemon(root: Root, clock: Hour, minutes: float = 15) -> Daemon:
+    return Daemon(
+        root, root.call, home=Path("/o"), config=Config(daemon=DaemonConfig(idle_minutes=minutes)), clock=clock
+    )
+
+
+async def ask(served: Daemon, method: str, params: Any = None) -> Any:
+    return await served.handle(method, msgspec.Raw(msgspec.json.encode(params or {})), US)
+
+
+async def test_a_service_is_called_with_its_parameters() -> None:
+    """JSON from the socket reaches the service table as the struct it takes."""
+    root = Root()
+    await ask(open_daemon(root, Hour()), "kill", {"refs": ["1"], "dry_run": True})
+    assert root.asked == [("kill", Kill(("1",), dry_run=True))]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "complaint"),
+    [
+        ("fly", {}, "there is no method 'fly'; there are spawn, query, .*daemon_stop, ping"),
+        ("kill", {"force": True}, "parameters of 'kill': Object contains unknown field `force`"),
+        ("query", {"ref": "1"}, "parameters of 'query': Object missing required field `prompt`"),
+        ("daemon_stop", {"now": 1}, "parameters of 'daemon_stop': Object contains unknown field `now`"),
+    ],
+)
+async def test_what_does_not_fit_is_an_error(method: str, params: Any, complaint: str) -> None:
+    """An unknown method or parameter is named, and nothing is called."""
+    root = Root()
+    with pytest.raises(ProtocolError, match=complaint):
+        await ask(open_daemon(root, Hour()), method, params)
+    assert root.asked == []
+
+
+async def test_status_tells_what_the_daemon_is() -> None:
+    """Process, home, versions, counts, and that nothing is sandboxed."""
+    status = await ask(open_daemon(Root(row("a", "busy"), row("b", "idle")), Hour()), "daemon_status")
+    assert isinstance(status, DaemonStatus)
+    assert (status.pid, status.sandbox, status.agents, status.busy) == (os.getpid(), "none", 2, 1)
+    assert (status.protocol, status.home, status.model) == (VERSION, "/o", None)
+
+
+async def test_an_idle_daemon_leaves_in_time() -> None:
+    """Without a request it stays for its minutes and no longer."""
+    clock = Hour()
+    served = open_daemon(Root(row("a", "idle")), clock)
+    assert await served.seconds_left() == 900
+    clock.now += 899
+    assert await served.seconds_left() == 1
+    clock.now += 1
+    assert await served.until_done() == "idle for 15 minutes"
+
+
+async def test_requests_keep_the_daemon_looks_do_not() -> None:
+    """A request starts the minutes anew; asking how it is does not."""
+    clock = Hour()
+    served = open_daemon(Root(), clock)
+    clock.now += 600
+    await ask(served, "daemon_status")
+    await ask(served, "ping")
+    assert await served.seconds_left() == 300
+    await ask(served, "list")
+    assert await served.seconds_left() == 900
+
+
+async def test_an_agent_at_work_keeps_the_daemon() -> None:
+    """While an agent is busy the minutes do not run."""
+    clock = Hour()
+    root = Root(row("a", "busy"))
+    served = open_daemon(root, clock)
+    clock.now += 10_000
+    assert await served.seconds_left() == 900
+    root.rows = []
+    clock.now += 900
+    assert await served.seconds_left() == 0
+
+
+async def test_a_request_under_way_keeps_the_daemon() -> None:
+    """Somebody who waits is not left."""
+    clock = Hour()
+    root = Root()
+    served = open_daemon(root, clock)
+    waiting = asyncio.create_task(ask(served, "query", {"ref": "1", "prompt": "?"}))
+    await asyncio.sleep(0)
+    clock.now += 10_000
+    assert await served.seconds_left() == 900
+    root.hold.set()
+    await waiting
+    clock.now += 900
+    assert await served.seconds_left() == 0
+
+
+async def test_stop_stops() -> None:
+    """Whoever asks gets the pid to wait for, and the daemon leaves, busy or not."""
+    served = open_daemon(Root(row("a", "busy")), Hour())
+    leaving = asyncio.create_task(served.until_done())
+    assert await ask(served, "daemon_stop") == Stopping(os.getpid())
+    assert await leaving == "told to stop"
+
+
+async def test_stop_if_idle_spares_work() -> None:
+    """A client that merely wants another version does not end what runs."""
+    root = Root(row("a", "busy"), row("b", "starting"))
+    served = open_daemon(root, Hour())
+    with pytest.raises(AgentBusyError, match=r"2 agents are at work \(a, b\)"):
+        await ask(served, "daemon_stop", {"if_idle": True})
+    root.rows = []
+    waiting = asyncio.create_task(ask(served, "query", {"ref": "1", "prompt": "?"}))
+    await asyncio.sleep(0)
+    with pytest.raises(AgentBusyError, match="1 other requests are under way"):
+        await ask(served, "daemon_stop", {"if_idle": True})
+    root.hold.set()
+    await waiting
+    assert isinstance(await ask(served, "daemon_stop", {"if_idle": True}), Stopping)
+
+
+def test_one_daemon_a_folder(tmp_path: Path) -> None:
+    """The lock is held as long as its descriptor; it is private, and not passed to children."""
+    held = daemon.acquire(tmp_path)
+    assert held is not None
+    assert daemon.acquire(tmp_path) is None
+    assert not os.get_inheritable(held)
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+    os.close(held)
+    again = daemon.acquire(tmp_path)
+    assert again is not None
+    os.close(again)
+
+
+def test_keys_come_through_a_descriptor() -> None:
+    """A JSON object to the end of the pipe; an empty pipe is no key."""
+    for sent, expected in ((b'{"A_KEY":"x"}', {"A_KEY": "x"}), (b"", {})):
+        read, write = os.pipe()
+        os.write(write, sent)
+        os.close(write)
+        assert daemon.read_keys(read) == expected
+
+
+def test_a_starter_that_is_gone_is_no_error() -> None:
+    """Nobody has to listen when the daemon says that it is up."""
+    read, write = os.pipe()
+    os.close(read)
+    daemon.report(write, pid=1)
+    daemon.report(None, pid=1)
