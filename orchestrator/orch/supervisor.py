@@ -276,17 +276,24 @@ class Supervisor:
 
     async def until(self, topic: str, seconds: float) -> Any:
         """Wait for `topic` to be notified, at most `seconds`. Raises TimeoutError, or the error that is notified."""
+        async with asyncio.timeout(seconds):
+            return await self.watch(topic)
+
+    def watch(self, topic: str) -> asyncio.Future[Any]:
+        """Return a future of `topic`, which hears of it from this very moment on. Cancel it when done with it."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters[topic].append(future)
-        try:
-            async with asyncio.timeout(seconds):
-                return await future
-        finally:
-            waiters = self._waiters.get(topic)
-            if waiters is not None and future in waiters:
-                waiters.remove(future)
-                if not waiters:
-                    del self._waiters[topic]
+        future.add_done_callback(lambda _: self._unwatch(topic, future))
+        return future
+
+    def _unwatch(self, topic: str, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            future.exception()  # whoever waited has it; one that nobody waited for is no news to the event loop
+        waiters = self._waiters.get(topic)
+        if waiters is not None and future in waiters:
+            waiters.remove(future)
+            if not waiters:
+                del self._waiters[topic]
 
     async def ping(self, node: Node, payload: bytes = b"", seconds: float = 10.0) -> None:
         """Wait until the agent's process has answered. Raises AgentDiedError when it has none, or keeps silent."""

@@ -66,20 +66,18 @@ async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
     seconds = max(node.spec.limits.turn_seconds for node in nodes) if params.timeout is None else params.timeout
     deadline = loop.time() + seconds
     watchers = {
-        node.spec.id: loop.create_task(_settled(root, node.pending.query_id, seconds))
-        for node in nodes
-        if node.pending is not None
+        node.spec.id: root.watch(f"query:{node.pending.query_id}") for node in nodes if node.pending is not None
     }
     try:
         while True:
-            pending = {id: task for id, task in watchers.items() if not task.done()}
+            pending = {id: watcher for id, watcher in watchers.items() if not watcher.done()}
             left = deadline - loop.time()
             if len(nodes) - len(pending) >= wanted or not pending or left <= 0:
                 break
             await asyncio.wait(pending.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in watchers.values():
-            task.cancel()
+        for watcher in watchers.values():
+            watcher.cancel()
     return Waited(
         tuple(node.spec.id for node in nodes if node.pending is None),
         tuple(node.spec.id for node in nodes if node.pending is not None),
@@ -89,13 +87,6 @@ async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
 def who(root: Supervisor, caller: str | None) -> str:
     """Return how the taker of an answer is remembered."""
     return "the user" if caller is None else f"agent {root.tree.nodes[caller].spec.name!r} ({caller})"
-
-
-async def _settled(root: Supervisor, query_id: str, seconds: float) -> None:
-    try:
-        await root.until(f"query:{query_id}", seconds)
-    except Exception:
-        return  # failed or out of time: either way there is no more to wait for
 
 
 def _ask(root: Supervisor, node: Node, caller: str | None, params: QueryAgent, *, waits: bool) -> str:

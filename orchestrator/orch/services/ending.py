@@ -44,14 +44,15 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
         for node in nodes.subtree(id)
         if node.status in ("starting", "idle", "busy")
     ]
-    gone = [root.until(f"gone:{id}:{incarnation}", GONE_SECONDS) for id, incarnation in dict.fromkeys(processes)]
-    waiting = [asyncio.ensure_future(each) for each in gone]
-    if waiting:
-        # The waiters must stand before the processes can be gone.
-        await asyncio.sleep(0)
+    gone = [root.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
     by = "the user" if caller is None else f"agent {nodes[caller].spec.name!r}"
-    killed: tuple[str, ...] = root.handle(events.Kill(ids, by))
-    await asyncio.gather(*waiting, return_exceptions=True)
+    try:
+        killed: tuple[str, ...] = root.handle(events.Kill(ids, by))
+        if gone:
+            await asyncio.wait(gone, timeout=GONE_SECONDS)
+    finally:
+        for watcher in gone:
+            watcher.cancel()
     return Killed(killed)
 
 

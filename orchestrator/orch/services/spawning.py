@@ -98,11 +98,7 @@ def _backend(request: Spawn, parent: AgentSpec | None, config: Config) -> Backen
 
 
 def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
-    if parent is not None:
-        folder = Path(parent.cwd, cwd or "")
-    else:
-        folder = Path(cwd or ".").expanduser()
-    folder = folder.absolute()
+    folder = Path(parent.cwd if parent is not None else ".", Path(cwd or ".").expanduser()).absolute()
     if not folder.is_dir():
         raise ConfigError(f"the working folder {folder} does not exist or is no folder")
     return folder
