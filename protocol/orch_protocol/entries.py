@@ -18,7 +18,7 @@ __all__ = ["SESSION_VERSION", "Custom", "Entry", "MessageEntry", "SessionHeader"
 SESSION_VERSION = 3
 
 
-class SessionHeader(Struct, frozen=True, tag="session", tag_field="type", rename="camel", omit_defaults=True):
+class SessionHeader(Struct, frozen=True, tag="session", tag_field="type", rename="camel"):
     """The first line of a session file. `agent` is the id of the agent whose transcript this is."""
 
     id: str

@@ -1,0 +1,569 @@
+"""Append-only files: what is written stays, what is damaged is skipped, what is foreign is left alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orch_protocol.errors import ForeignFileError, StoreError
+from orch_worker import store
+from orch_worker.lines import seal, unseal
+from orch_worker.store import AppendLog, load, newest_first
+
+HEADER = b'{"type":"test","version":1}'
+
+
+def encoded(number: int, text: str = "x") -> bytes:
+    """Return an object as an encoder would."""
+    return json.dumps({"n": number, "text": text}, separators=(",", ":")).encode()
+
+
+def written(path: Path, *appends: tuple[bytes, ...]) -> bytes:
+    """Return the bytes of a file at `path` with these appends behind its header."""
+    log, _ = AppendLog.open(path, header=HEADER)
+    for objects in appends:
+        log.append(*objects)
+    log.close()
+    return path.read_bytes()
+
+
+def sealed(*appends: tuple[bytes, ...]) -> bytes:
+    """Return what `written` does, without a file."""
+    data, seq, checksum = seal([HEADER], 0, 0)
+    for objects in appends:
+        lines, seq, checksum = seal(objects, seq, checksum)
+        data += lines
+    return data
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return where a test's file is to be."""
+    return tmp_path / "log.jsonl"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[AppendLog]:
+    """Yield a new, open log."""
+    log, _ = AppendLog.open(path, header=HEADER)
+    yield log
+    log.close()
+
+
+def test_round_trip(path: Path) -> None:
+    """What was appended comes back byte for byte, in order, after the header."""
+    objects = [
+        encoded(1),
+        encoded(2, 'quotes "s":5,"c":"00000000"}'),
+        b'{"s":7}',
+        b'{"c":"x","m":1}',
+        encoded(3, "\x85 "),
+    ]
+    written(path, (objects[0],), tuple(objects[1:3]), tuple(objects[3:]))
+    loaded = load(path, header=HEADER)
+    assert (loaded.header, loaded.objects, loaded.report) == (HEADER, objects, "")
+    assert loaded.end == path.stat().st_size
+    assert loaded.seq == 6
+
+
+def test_sealing_without_a_file(path: Path) -> None:
+    """The lines that the log writes are those that `seal` makes."""
+    appends = [(encoded(1),), (encoded(2), encoded(3))]
+    assert written(path, *appends) == sealed(*appends)
+
+
+def test_lines_are_plain_json(path: Path) -> None:
+    """Each line is a JSON object with its number and, last, its checksum."""
+    data = written(path, (encoded(1), encoded(2)))
+    lines = [json.loads(line) for line in data.splitlines()]
+    assert [line["s"] for line in lines] == [1, 2, 3]
+    assert all(list(line)[-1] == "c" and len(line["c"]) == 8 for line in lines)
+
+
+def test_append_continues_after_reopening(path: Path) -> None:
+    """A second writer goes on where the first stopped: numbers and checksums are one chain."""
+    written(path, (encoded(1),))
+    written(path, (encoded(2),))
+    loaded = load(path, header=HEADER)
+    assert loaded.objects == [encoded(1), encoded(2)]
+    assert (loaded.seq, loaded.report) == (3, "")
+
+
+def test_file_is_private(log: AppendLog) -> None:
+    """A new file has mode 0600 and its descriptor does not pass through exec."""
+    assert log.path.stat().st_mode & 0o777 == 0o600
+    assert not os.get_inheritable(log._descriptor)
+
+
+def test_missing_and_empty_files_hold_nothing(path: Path) -> None:
+    """Reading a file that is not there, or empty, is no error and creates nothing."""
+    assert load(path, header=HEADER).objects == []
+    assert list(newest_first(path)) == []
+    assert not path.exists()
+    path.touch()
+    assert load(path, header=HEADER).objects == []
+    assert written(path).count(b"\n") == 1
+
+
+def test_cut_at_every_byte(path: Path) -> None:
+    """Of a file cut anywhere, the whole appends before the cut are left; the rest is kept aside and work goes on."""
+    appends = [(encoded(1),), (encoded(2), encoded(3)), (encoded(4, "ü\u2028"),)]
+    ends, data = [], written(path)
+    ends.append(len(data))
+    for count in range(1, 4):
+        path.unlink()
+        data = written(path, *appends[:count])
+        ends.append(len(data))
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        whole = sum(end <= cut for end in ends) - 1
+        expected = [object for objects in appends[: max(whole, 0)] for object in objects]
+        before = path.read_bytes()
+        assert load(path, header=HEADER).objects == expected
+        assert list(newest_first(path)) == ([*reversed(expected), HEADER] if whole >= 0 else [])
+        assert path.read_bytes() == before
+        log, loaded = AppendLog.open(path, header=HEADER)
+        assert loaded.objects == expected
+        assert loaded.torn == data[:cut][ends[whole] if whole >= 0 else 0 :]
+        assert bool(loaded.torn) == bool(loaded.aside) == bool(loaded.report)
+        if loaded.aside:
+            assert loaded.aside.read_bytes() == loaded.torn
+            loaded.aside.unlink()
+        log.append(encoded(9))
+        log.close()
+        again = load(path, header=HEADER)
+        assert (again.objects, again.report) == ([*expected, encoded(9)], "")
+
+
+def test_torn_tails_are_kept_side_by_side(path: Path) -> None:
+    """A second torn tail does not overwrite the first one's copy."""
+    for number in (1, 2):
+        with path.open("ab") as file:
+            file.write(written(path) and b'{"n":%d' % number)
+        log, loaded = AppendLog.open(path, header=HEADER)
+        log.close()
+        assert loaded.report == f"6 bytes of an unfinished write at the end, kept in log.jsonl.torn-{number}"
+    assert path.with_name("log.jsonl.torn-1").read_bytes() == b'{"n":1'
+    assert path.with_name("log.jsonl.torn-2").read_bytes() == b'{"n":2'
+
+
+def test_torn_tail_stays_when_it_cannot_be_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no room for the copy of a torn tail, opening fails and the file is as it was."""
+    data = written(path, (encoded(1),)) + b'{"n":'
+    path.write_bytes(data)
+
+    def full(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(store, "keep_aside", full)
+    with pytest.raises(StoreError, match=r"cannot repair .*log\.jsonl: disk full"):
+        AppendLog.open(path, header=HEADER)
+    assert path.read_bytes() == data
+
+
+def damaged(data: bytes, number: int, line: bytes | None) -> bytes:
+    """Return `data` with its line `number`, from 1, replaced, or left out."""
+    lines = data.split(b"\n")
+    lines[number - 1 : number] = [] if line is None else [line]
+    return b"\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'"x"', b'"y"', "its checksum does not match"),
+        (b'{"n"', b'\0\0\0\0"', "not a line of ours"),
+        (b'"s":3', b'"s":1', "its checksum does not match"),
+        (b'{"n":2,"text":"x","s":3', b"", "not a line of ours"),
+    ],
+)
+def test_damage_inside_hides_nothing_else(path: Path, old: bytes, new: bytes, reason: str) -> None:
+    """A bad line is skipped and reported by number; the lines before and after it are read; the file stays."""
+    data = written(path, *((encoded(number),) for number in range(1, 5)))
+    bad = damaged(data, 3, data.split(b"\n")[2].replace(old, new))
+    assert bad != data
+    path.write_bytes(bad)
+    log, loaded = AppendLog.open(path, header=HEADER)
+    log.close()
+    assert loaded.objects == [encoded(1), encoded(3), encoded(4)]
+    assert loaded.report == f"line 3: {reason}"
+    assert path.read_bytes() == bad
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"", b"\0" * 70, None], ids=["garbage", "empty", "zeros", "gone"])
+def test_line_behind_a_lost_one_is_read_unchecked(path: Path, line: bytes | None) -> None:
+    """Where nothing of a line is left, the next one cannot be checked; it is read all the same, and that is said."""
+    data = written(path, *((encoded(number),) for number in range(1, 5)))
+    path.write_bytes(damaged(data, 3, line))
+    loaded = load(path, header=HEADER)
+    assert loaded.objects == [encoded(1), encoded(3), encoded(4)]
+    assert "follows lost lines, so that it cannot be checked" in loaded.report
+
+
+def test_carriage_return_inside_is_damage(path: Path) -> None:
+    """A line that an editor ended with CRLF is skipped; the next one is still checked against it."""
+    data = written(path, (encoded(1),), (encoded(2),), (encoded(3),))
+    path.write_bytes(damaged(data, 3, data.split(b"\n")[2] + b"\r"))
+    loaded = load(path, header=HEADER)
+    assert loaded.objects == [encoded(1), encoded(3)]
+    assert [str(damage) for damage in loaded.damage] == ["line 3: not a line of ours"]
+
+
+def test_inserted_and_repeated_lines_are_skipped(path: Path) -> None:
+    """A line of elsewhere, or one that stands there twice, does not break the chain of the others."""
+    data = written(path, (encoded(1),), (encoded(2),))
+    lines = data.split(b"\n")
+    for stranger in (lines[1], b"a stranger", seal([encoded(7)], 1, 5)[0].strip()):
+        path.write_bytes(b"\n".join([*lines[:2], stranger, *lines[2:]]))
+        loaded = load(path, header=HEADER)
+        assert loaded.objects == [encoded(1), encoded(2)]
+        assert [damage.line for damage in loaded.damage] == [3]
+
+
+def test_damaged_header_does_not_hide_the_file(path: Path) -> None:
+    """A flipped bit in the header costs the header alone."""
+    data = written(path, (encoded(1),), (encoded(2),))
+    path.write_bytes(data.replace(b'"test"', b'"tesu"', 1))
+    loaded = load(path, header=HEADER)
+    assert (loaded.header, loaded.objects) == (b"", [encoded(1), encoded(2)])
+    assert [damage.line for damage in loaded.damage] == [1]
+
+
+@settings(deadline=None)
+@given(
+    texts=st.lists(st.text(max_size=20), min_size=1, max_size=12),
+    where=st.floats(0, 1, exclude_max=True),
+    run=st.one_of(st.integers(0, 7).map(lambda bit: (1, 1 << bit)), st.integers(1, 200).map(lambda size: (size, 0))),
+)
+def test_one_damaged_place_costs_the_lines_it_touches(texts: list[str], where: float, run: tuple[int, int]) -> None:
+    """Whatever bit flips, or run of bytes turns to zeros, only lines it touches are lost; none comes back altered."""
+    objects = [encoded(number, text) for number, text in enumerate(texts)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        data = bytearray(sealed(*((object,) for object in objects)))
+        ends = [0]
+        for line in bytes(data).splitlines(keepends=True):
+            ends.append(ends[-1] + len(line))
+        size, flip = run
+        start = int(where * len(data))
+        stop = min(start + size, len(data))
+        for at in range(start, stop):
+            data[at] = data[at] ^ flip if flip else 0
+        path.write_bytes(data)
+        # A lost newline costs the line behind it as well.
+        untouched = [
+            object
+            for number, object in enumerate(objects, 1)
+            if not (start < ends[number + 1] and ends[number] <= stop)
+        ]
+        try:
+            loaded = load(path, header=HEADER)
+        except ForeignFileError:
+            assert start < ends[1]
+            return
+        rest = iter(loaded.objects)
+        assert all(object in rest for object in untouched)
+        originals = iter(objects)
+        assert all(object in originals for object in loaded.objects)
+        assert loaded.report or len(loaded.objects) == len(objects)
+
+
+@settings(deadline=None)
+@given(
+    count=st.integers(0, 6),
+    edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40), st.binary(max_size=40)), max_size=5),
+)
+def test_no_bytes_break_the_reader(count: int, edits: list[tuple[float, int, bytes]]) -> None:
+    """Arbitrary edits lead to a StoreError or to a log that works: what it read stays, what is appended follows."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        data = sealed(*((encoded(number), encoded(number)) for number in range(count)))
+        for where, size, new in edits:
+            at = int(where * len(data))
+            data = data[:at] + new + data[at + size :]
+        path.write_bytes(data)
+        try:
+            list(newest_first(path))
+            log, loaded = AppendLog.open(path, header=HEADER)
+        except StoreError:
+            assert path.read_bytes() == data
+            return
+        log.append(encoded(99))
+        log.close()
+        again = load(path, header=HEADER)
+        assert again.objects == [*loaded.objects, encoded(99)]
+        assert again.torn == b""
+
+
+FOREIGN = {
+    "text": b"hello\n",
+    "json": b'{"type":"test","version":1}\n',
+    "json without newline": b'{"type":"other"}',
+    "binary": bytes(range(256)) * 10,
+    "empty line": b"\n",
+    "other kind": seal([b'{"type":"other","version":1}'], 0, 0)[0],
+    "later version": seal([b'{"type":"test","version":2}'], 0, 0)[0],
+    "odd version": seal([b'{"type":"test","version":"new"}'], 0, 0)[0],
+    "byte order mark": b"\xef\xbb\xbf" + seal([HEADER], 0, 0)[0],
+    "carriage returns": seal([HEADER], 0, 0)[0].replace(b"\n", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN.keys())
+def test_foreign_files_are_refused_untouched(path: Path, data: bytes) -> None:
+    """A file that does not begin with our header raises ForeignFileError and keeps every byte."""
+    path.write_bytes(data)
+    with pytest.raises(ForeignFileError, match="left alone"):
+        load(path, header=HEADER)
+    with pytest.raises(ForeignFileError, match="left alone"):
+        AppendLog.open(path, header=HEADER)
+    assert path.read_bytes() == data
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    """A FIFO or a folder in the file's place is refused at once."""
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(StoreError):
+            AppendLog.open(path, header=HEADER)
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    """Opening a log in a folder that is not there says so."""
+    with pytest.raises(StoreError, match="its folder does not exist"):
+        AppendLog.open(tmp_path / "none" / "log", header=HEADER)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 4096, HEADER[:9], HEADER + b',"s":1,"c'], ids=["empty", "zeros", "a", "b"]
+)
+def test_unborn_file_is_born_again(path: Path, data: bytes) -> None:
+    """A file whose very first line never reached the disk is begun anew; its bytes are kept aside."""
+    path.write_bytes(data)
+    log, loaded = AppendLog.open(path, header=HEADER)
+    log.close()
+    assert loaded.torn == data
+    assert load(path, header=HEADER).header == HEADER
+
+
+class Disk:
+    """A disk that fails on demand: `room` bytes left, or `error` for every write; counts and fails syncs."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+        self.error: BaseException | None = None
+        self.sync_error: OSError | None = None
+        self.syncs = 0
+        self.writes = 0
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> int:
+        """Write what there is room for, then fail as the kernel does."""
+        self.writes += 1
+        if self.room is None:
+            written = os.write(descriptor, data)
+        elif self.room:
+            written = os.write(descriptor, data[: self.room])
+            self.room -= written
+        else:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.error:
+            raise self.error
+        return written
+
+    def fdatasync(self, descriptor: int) -> None:
+        """Count, and fail if told to."""
+        self.syncs += 1
+        if self.sync_error:
+            raise self.sync_error
+        os.fdatasync(descriptor)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Return the disk under every log of the test."""
+    disk = Disk()
+    monkeypatch.setattr(AppendLog, "_write", staticmethod(disk.write))
+    monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(disk.fdatasync))
+    return disk
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 60])
+def test_full_disk_leaves_nothing_behind(disk: Disk, log: AppendLog, room: int) -> None:
+    """A short write is taken back, the error names file and cause, and the log works on once there is room."""
+    log.append(encoded(1))
+    before = log.path.read_bytes()
+    disk.room = room
+    for _ in range(3):
+        disk.room = room
+        with pytest.raises(StoreError, match=r"cannot append to .*log\.jsonl: disk full"):
+            log.append(encoded(2), encoded(3))
+        assert log.path.read_bytes() == before
+        assert (log.end, log.seq) == (len(before), 2)
+    disk.room = None
+    log.append(encoded(4))
+    loaded = load(log.path, header=HEADER)
+    assert (loaded.objects, loaded.report) == ([encoded(1), encoded(4)], "")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EIO, "x"), "input/output error"),
+        (OSError(errno.EDQUOT, "x"), "quota"),
+        (OSError(errno.EFBIG, "x"), "as large as"),
+        (OSError(errno.EROFS, "x"), "read-only"),
+        (OSError(errno.ENOLCK, "strange"), "strange"),
+    ],
+)
+def test_write_errors_name_their_cause(disk: Disk, log: AppendLog, error: OSError, words: str) -> None:
+    """Whatever keeps a write from happening is said in words, and the bytes it left are taken back."""
+    before = log.path.read_bytes()
+    disk.error = error
+    with pytest.raises(StoreError, match=words):
+        log.append(encoded(1))
+    disk.error = None
+    assert log.path.read_bytes() == before
+
+
+def test_interrupted_append_is_taken_back(disk: Disk, log: AppendLog) -> None:
+    """Ctrl-C between the write and its bookkeeping leaves file and memory of one mind."""
+    disk.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        log.append(encoded(1))
+    disk.error = None
+    log.append(encoded(2))
+    assert load(log.path, header=HEADER).objects == [encoded(2)]
+
+
+def test_failed_roll_back_ends_the_log(disk: Disk, log: AppendLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the half line cannot be taken back, the log refuses to go on behind it; opening anew repairs it."""
+    disk.room = 10
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(StoreError, match="open it anew"):
+            log.append(encoded(1))
+    disk.room = None
+    with pytest.raises(StoreError, match="open it anew"):
+        log.append(encoded(2))
+    log.close()
+    reopened, loaded = AppendLog.open(log.path, header=HEADER)
+    reopened.close()
+    assert loaded.objects == []
+    assert len(loaded.torn) == 10
+
+
+def test_several_objects_are_one_write(disk: Disk, log: AppendLog) -> None:
+    """All objects of an append go to the kernel together; an append of none does nothing."""
+    disk.writes = 0
+    log.append(encoded(1), encoded(2), encoded(3))
+    log.append()
+    assert disk.writes == 1
+    assert load(log.path, header=HEADER).objects == [encoded(1), encoded(2), encoded(3)]
+
+
+def test_objects_that_would_break_lines_are_refused(log: AppendLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no object, holds a newline, or is beyond the cap is refused before anything is written."""
+    before = log.path.read_bytes()
+    monkeypatch.setattr(store, "MAX_LINE", 100)
+    for bad in (b"{}", b"[1]", b"", b'{"a":\n1}', b'{"a":"%b"}' % (b"x" * 100)):
+        with pytest.raises(StoreError, match="cannot append"):
+            log.append(encoded(1), bad)
+    assert log.path.read_bytes() == before
+
+
+def test_dirty_bytes_are_announced_once(disk: Disk, path: Path) -> None:
+    """The owner hears of unsynced bytes at the first append after a sync, and `sync` makes them durable."""
+    log, _ = AppendLog.open(path, header=HEADER)
+    heard: list[int] = []
+    log.on_dirty = lambda: heard.append(log.dirty)
+    for round in (1, 2):
+        log.append(encoded(1))
+        log.append(encoded(2))
+        assert len(heard) == round
+        assert log.dirty > 0
+        log.sync()
+        assert (log.dirty, disk.syncs) == (0, round)
+    log.append(encoded(3), sync=True)
+    assert (len(heard), log.dirty, disk.syncs) == (2, 0, 3)
+    log.close()
+    assert disk.syncs == 3
+
+
+def test_power_durability_syncs_each_append(disk: Disk, path: Path) -> None:
+    """With durability "power" nothing is ever dirty."""
+    log, _ = AppendLog.open(path, header=HEADER, durability="power")
+    for number in range(3):
+        log.append(encoded(number))
+        assert log.dirty == 0
+    assert disk.syncs == 4
+    log.close()
+
+
+def test_close_syncs_the_rest(disk: Disk, path: Path) -> None:
+    """Closing makes durable what no group sync has reached, and closing twice is nothing."""
+    log, _ = AppendLog.open(path, header=HEADER)
+    log.append(encoded(1))
+    log.close()
+    log.close()
+    assert disk.syncs == 1
+    with pytest.raises(StoreError, match="is closed"):
+        log.append(encoded(2))
+
+
+def test_failed_sync_is_final(disk: Disk, path: Path) -> None:
+    """After a failed sync the log refuses everything and never tries again on that descriptor."""
+    log, _ = AppendLog.open(path, header=HEADER)
+    disk.sync_error = OSError(errno.EIO, "x")
+    with pytest.raises(StoreError, match=r"cannot sync .*input/output error"):
+        log.append(encoded(1), sync=True)
+    disk.sync_error = None
+    for attempt in (lambda: log.append(encoded(2)), log.sync):
+        with pytest.raises(StoreError, match="uncertain"):
+            attempt()
+    log.close()
+    assert disk.syncs == 1
+
+
+def test_removed_file_is_noticed(log: AppendLog) -> None:
+    """A file deleted under its log is an error at the next sync, not a silent loss."""
+    log.append(encoded(1))
+    log.path.unlink()
+    with pytest.raises(StoreError, match="somebody removed it"):
+        log.sync()
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(0, 300_000), max_size=8))
+def test_newest_first_is_load_reversed(sizes: list[int]) -> None:
+    """Reading from the end gives the same objects as reading from the start, however long the lines are."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        path.write_bytes(sealed(*((encoded(number, "x" * size),) for number, size in enumerate(sizes))))
+        loaded = load(path, header=HEADER)
+        assert [*reversed(list(newest_first(path)))] == [loaded.header, *loaded.objects]
+
+
+def test_newest_first_passes_over_what_does_not_fit(path: Path) -> None:
+    """A bad line, and the one behind it that only it could vouch for, are left out."""
+    data = written(path, *((encoded(number),) for number in range(1, 5)))
+    path.write_bytes(damaged(data, 3, b"garbage") + b'{"torn')
+    assert list(newest_first(path)) == [encoded(4), encoded(1), HEADER]
+
+
+@given(st.binary(max_size=60))
+def test_unseal_takes_any_bytes(line: bytes) -> None:
+    """Taking a line apart never raises."""
+    assert unseal(line) is None or line.startswith(b"{")

@@ -1,0 +1,129 @@
+"""The shape of a line in a durable file, and the chain that lines make. No I/O.
+
+A line is a JSON object to which three keys are added: `s` (its number in the file, from 1), `m` (1 while more lines of
+the same append follow, else absent) and, last, `c` (eight hex digits: the CRC-32 of all before it on the line, seeded
+with the `c` of the line before). What was added is taken off again byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+__all__ = ["Chain", "Sealed", "seal", "unseal"]
+
+MORE: Final = b',"m":1'
+
+_STATED = re.compile(rb'"c":"([0-9a-f]{8})"')
+
+
+class Sealed(Struct, frozen=True, gc=False):
+    """A line of our shape, its checksum not yet looked at.
+
+    `body` is what the checksum covers, `end` where the object's own bytes end in it, `stated` the checksum as written.
+    """
+
+    body: bytes
+    end: int
+    seq: int
+    stated: bytes
+    more: bool
+
+    @property
+    def object(self) -> bytes:
+        """The object as it was appended."""
+        return self.body[: self.end] + b"}"
+
+    @property
+    def checksum(self) -> int:
+        """The checksum the line states."""
+        return int(self.stated, 16)
+
+    def fits(self, seed: int) -> bool:
+        """Whether the line is whole, if `seed` is the checksum of the line before it."""
+        return b"%08x" % crc32(self.body, seed) == self.stated
+
+
+def seal(objects: Sequence[bytes], seq: int, checksum: int) -> tuple[bytes, int, int]:
+    """Return lines for `objects`, to follow the line with `seq` and `checksum`; and those of the last of them."""
+    lines = []
+    last = seq + len(objects)
+    for object in objects:
+        seq += 1
+        body = b'%b,"s":%d%b' % (object[:-1], seq, MORE if seq < last else b"")
+        checksum = crc32(body, checksum)
+        lines.append(b'%b,"c":"%08x"}\n' % (body, checksum))
+    return b"".join(lines), seq, checksum
+
+
+def unseal(line: bytes) -> Sealed | None:
+    """Return `line` (without its newline) taken apart, or None when it is not of our shape."""
+    if (
+        line[-16:-10] != b',"c":"'
+        or line[-2:] != b'"}'
+        or line[:1] != b"{"
+        or not _STATED.fullmatch(line, len(line) - 15, len(line) - 1)
+    ):
+        return None
+    body, stated = line[:-16], line[-10:-2]
+    more = body.endswith(MORE)
+    stop = len(body) - len(MORE) if more else len(body)
+    at = body.rfind(b',"s":', max(0, stop - 24), stop)
+    digits = body[at + 5 : stop]
+    if at < 1 or not digits.isdigit():
+        return None
+    return Sealed(body, at, int(digits), stated, more)
+
+
+class Chain:
+    """Follows a file line by line: which line is good, and what the next one's checksum may be seeded with.
+
+    `seq` and `checksum` are those of the last good line.
+    """
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.checksum = 0
+        self._seeds: tuple[int, ...] = (0,)
+        self._expected: int | None = 1
+
+    def take(self, line: bytes, sealed: Sealed | None) -> tuple[bool, str]:
+        """Return whether `line`, `sealed` by `unseal`'s word, is good; and what is to be said about it, mostly ""."""
+        if sealed is None:
+            self._suspect(_STATED.findall(line[-40:]))
+            self._expected = None
+            return False, "not a line of ours"
+        for seed in self._seeds:
+            if sealed.fits(seed):
+                self._accept(sealed)
+                return True, ""
+        # When the line before is known, a wrong checksum is this line's own fault. When lines are lost in between,
+        # nothing is left to check this one against, and hiding it would lose more than showing it.
+        known = sealed.seq == self._expected
+        if known or sealed.seq <= self.seq or not _is_json(line):
+            self._suspect([sealed.stated, *(b"%08x" % crc32(sealed.body, seed) for seed in self._seeds)])
+            self._expected = sealed.seq + 1 if known else None
+            return False, "its checksum does not match"
+        self._accept(sealed)
+        return True, "follows lost lines, so that it cannot be checked"
+
+    def _accept(self, sealed: Sealed) -> None:
+        self.seq, self.checksum = sealed.seq, sealed.checksum
+        self._seeds, self._expected = (self.checksum,), sealed.seq + 1
+
+    def _suspect(self, stated: list[bytes]) -> None:
+        # The next line may follow the bad one or, where that was put in from elsewhere, the last good one.
+        self._seeds = tuple(dict.fromkeys([self.checksum, *(int(value, 16) for value in stated)]))[:8]
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return False
+    return True

@@ -1,0 +1,335 @@
+"""Append-only JSONL files that survive kill -9, a full disk and a flipped bit.
+
+One append is one write; after a crash all of its lines are there or none. The first line is the header, by which a
+file is known as ours. Reading takes no lock and changes nothing. Bad lines at the end are a torn tail: opening cuts it
+and keeps it aside. Bad lines before a good one are damage: kept in the file, skipped, reported. What is not ours is
+never touched. `lines` has the shape of a line, `FolderLock` sees to the one writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import ForeignFileError, StoreError
+from orch_protocol.spec import Durability
+
+from .files import cannot, cause, keep_aside, lines_backwards, open_regular, sync_folder
+from .lines import Chain, Sealed, seal, unseal
+from .lock import FolderLock
+
+__all__ = ["MAX_LINE", "AppendLog", "Damage", "FolderLock", "Loaded", "load", "newest_first"]
+
+MAX_LINE: Final = 64 << 20
+BLOCK: Final = 1 << 20
+
+
+class Damage(Struct, frozen=True):
+    """One bad place inside a file. `line` counts from 1; `offset` and `length` are bytes."""
+
+    line: int
+    offset: int
+    length: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+class Loaded(Struct, frozen=True):
+    """What a file holds: its header (b"" if it has none), the good objects in order, the damage between them, the torn
+    bytes behind them.
+
+    `end` is the offset behind the last good line, `seq` and `checksum` are that line's. `aside` is where opening put
+    the torn bytes.
+    """
+
+    header: bytes
+    objects: list[bytes]
+    damage: list[Damage]
+    torn: bytes
+    end: int
+    seq: int
+    checksum: int
+    aside: Path | None = None
+
+    @property
+    def report(self) -> str:
+        """One line about everything that was not as it should be; "" when all was."""
+        parts = [str(damage) for damage in self.damage[:5]]
+        if len(self.damage) > 5:
+            parts.append(f"and {len(self.damage) - 5} more bad lines")
+        if self.torn:
+            where = f", kept in {self.aside.name}" if self.aside else ""
+            parts.append(f"{len(self.torn)} bytes of an unfinished write at the end{where}")
+        return "; ".join(parts)
+
+
+class _Version(Struct):
+    version: int = 0
+
+
+_version: msgspec.json.Decoder[_Version] = msgspec.json.Decoder(_Version)
+
+
+def load(path: Path, *, header: bytes | None = None) -> Loaded:
+    """Return what the file at `path` holds. Takes no lock, changes nothing.
+
+    A missing or empty file holds nothing. `header` is an encoded header such as this file's: the file must begin with
+    one of the same first key and value and of no later `version`. Raises ForeignFileError when it does not, StoreError
+    when the file cannot be read.
+    """
+    try:
+        descriptor = open_regular(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return Loaded(b"", [], [], b"", 0, 0, 0)
+    chain = Chain()
+    found = b""
+    objects: list[bytes] = []
+    damage: list[Damage] = []
+    bad: list[Damage] = []
+    offset = 0
+    # Where the last whole append ends: the counts of objects and damage, the offset, the chain.
+    whole = (0, 0, 0, 0, 0)
+    try:
+        with open(descriptor, "rb", buffering=BLOCK) as file:
+            _require_ours(path, file.readline(MAX_LINE + 64), header)
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                content = line[:-1]
+                sealed = unseal(content) if line.endswith(b"\n") else None
+                good, remark = chain.take(content, sealed)
+                if remark:
+                    bad.append(Damage(number, offset, len(line), remark))
+                offset += len(line)
+                if good and sealed is not None:
+                    if header is not None and number == 1 and line.startswith(_magic(header)):
+                        found = sealed.object
+                    else:
+                        objects.append(sealed.object)
+                    damage += bad
+                    bad.clear()
+                    if not sealed.more:
+                        whole = (len(objects), len(damage), offset, chain.seq, chain.checksum)
+            count, damaged, end, seq, checksum = whole
+            file.seek(end)
+            torn = file.read(offset - end)
+    except OSError as error:
+        raise cannot("read", path, error) from error
+    del objects[count:], damage[damaged:]
+    return Loaded(found, objects, damage, torn, end, seq, checksum)
+
+
+def _magic(header: bytes | None) -> bytes:
+    return header[:-1].partition(b",")[0] if header else b"{"
+
+
+def _require_ours(path: Path, line: bytes, header: bytes | None) -> None:
+    magic = _magic(header)
+    sealed = unseal(line[:-1])
+    if not line.endswith(b"\n"):
+        # The very first write was cut short, or the power was, before any of it reached the disk.
+        ours = magic.startswith(line) or line.startswith(magic) or not line.strip(b"\0")
+    else:
+        ours = sealed is not None and (line.startswith(magic) or not sealed.fits(0))
+    if not ours:
+        raise ForeignFileError(
+            f"{path} does not begin with a header of ours ({magic.decode(errors='replace')}...), so it was left alone: "
+            "move it away, or choose another folder"
+        )
+    if header is None or sealed is None or not sealed.fits(0):
+        return
+    try:
+        known, found = _version.decode(header).version, _version.decode(sealed.object).version
+    except msgspec.MsgspecError as error:
+        raise ForeignFileError(f"{path} has a header without a version, so it was left alone: {error}") from error
+    if found > known:
+        raise ForeignFileError(
+            f"{path} is of version {found} and this program knows {known}, so it was left alone: "
+            "use the newer program that wrote it"
+        )
+
+
+def newest_first(path: Path) -> Iterator[bytes]:
+    """Yield the checked objects of the file at `path`, the last one first, reading no more of it than is asked for.
+
+    An unfinished append at the end, and every line that does not fit the one before it, is passed over. A missing file
+    holds nothing. Raises StoreError when the file cannot be read.
+    """
+    finished = False
+    after: Sealed | None = None
+    for line in lines_backwards(path):
+        sealed = unseal(line)
+        if after is not None and after.fits(sealed.checksum if sealed else 0):
+            finished = finished or not after.more
+            if finished:
+                yield after.object
+        after = sealed
+
+
+class AppendLog:
+    """A file that only grows, with one writer. Made by `AppendLog.open`.
+
+    For one thread; `sync` alone may run in another beside `append`.
+    """
+
+    # The two calls that tests of faults replace.
+    _write: Callable[[int, bytes | memoryview], int] = staticmethod(os.write)
+    _fdatasync: Callable[[int], None] = staticmethod(os.fdatasync)
+
+    def __init__(self, path: Path, descriptor: int, durability: Durability, loaded: Loaded) -> None:
+        self.path = path
+        self.on_dirty: Callable[[], None] | None = None
+        """Called at the first append after a `sync`, or the opening, that leaves bytes unsynced."""
+        self._descriptor = descriptor
+        self._each = durability == "power"
+        # Offset, seq, checksum. Assigned once an append: an interrupt falls before it or after it, never between.
+        self._state = (loaded.end, loaded.seq, loaded.checksum)
+        self._synced = loaded.end
+        self._named = loaded.end > 0
+        self._told = False
+        self._fault = ""
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        durability: Durability = "process",
+        header: bytes | None = None,
+    ) -> tuple[AppendLog, Loaded]:
+        """Open or create the file at `path`, mode 0600; return the log and what the file held already.
+
+        `header`, an encoded object, becomes the first line of a new file and is what an old one is known by (see
+        `load`). A torn tail is cut off and kept in `<name>.torn-<n>`. With `durability` "power" each append waits for
+        the disk. Raises ForeignFileError for a file of another kind (untouched), StoreError when it cannot be opened.
+        """
+        loaded = load(path, header=header)
+        try:
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except FileNotFoundError as error:
+            raise StoreError(f"cannot create {path}: its folder does not exist") from error
+        try:
+            if loaded.torn:
+                loaded = msgspec.structs.replace(loaded, aside=keep_aside(path, loaded.torn))
+                os.ftruncate(descriptor, loaded.end)
+                os.fsync(descriptor)
+            log = cls(path, descriptor, durability, loaded)
+            if header is not None and loaded.end == 0:
+                log.append(header)
+        except OSError as error:
+            os.close(descriptor)
+            raise cannot("repair", path, error) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return log, loaded
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last line, in bytes."""
+        return self._state[0]
+
+    @property
+    def seq(self) -> int:
+        """Number of the last line; 0 in an empty file."""
+        return self._state[1]
+
+    @property
+    def dirty(self) -> int:
+        """How many appended bytes are not synced."""
+        return self._state[0] - self._synced
+
+    def append(self, *objects: bytes, sync: bool = False) -> None:
+        """Append encoded JSON objects, a line each, in one write: all of them or none.
+
+        When it returns they survive the death of every process; with `sync`, or durability "power", also that of the
+        machine. Raises StoreError naming file and cause: then nothing was appended and the log stays usable, unless it
+        was the sync that failed.
+        """
+        self._require_usable()
+        if not objects:
+            return
+        for object in objects:
+            if len(object) > MAX_LINE:
+                raise StoreError(f"cannot append to {self.path}: a line of {len(object)} bytes, the most is {MAX_LINE}")
+            if len(object) < 3 or object[:1] != b"{" or object[-1:] != b"}" or b"\n" in object:
+                raise StoreError(f"cannot append to {self.path}: not a JSON object on one line: {object[:40]!r}")
+        end, seq, checksum = self._state
+        data, seq, checksum = seal(objects, seq, checksum)
+        self._commit(data, (end + len(data), seq, checksum))
+        if sync or self._each:
+            self.sync()
+        elif not self._told and self.on_dirty is not None:
+            self._told = True
+            self.on_dirty()
+
+    def sync(self) -> None:
+        """Wait until everything appended is on the disk.
+
+        A failure is the end of this log: the kernel may have dropped the bytes, and a second try could falsely
+        succeed. Raises StoreError then and ever after; open the file again to see what it holds.
+        """
+        self._require_usable()
+        self._told = False
+        end = self._state[0]
+        try:
+            self._fdatasync(self._descriptor)
+            if not self._named:
+                # A new file is lost with its name: the folder, itself perhaps as new, must reach the disk as well.
+                sync_folder(self.path.parent)
+                sync_folder(self.path.parent.parent)
+                self._named = True
+            if not os.fstat(self._descriptor).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "somebody removed it")
+        except OSError as error:
+            # The descriptor stays taken until close, so that its number cannot come to mean another file.
+            self._fault = f"cannot sync {self.path}: {cause(error)}; what it holds is uncertain, open it anew"
+            raise StoreError(self._fault) from error
+        self._synced = max(self._synced, end)
+
+    def close(self) -> None:
+        """Sync what is unsynced and close the file; closing twice does nothing."""
+        if self._descriptor < 0:
+            return
+        try:
+            if self.dirty and not self._fault:
+                self.sync()
+        finally:
+            descriptor, self._descriptor = self._descriptor, -1
+            self._fault = self._fault or f"{self.path} is closed"
+            os.close(descriptor)
+
+    def _require_usable(self) -> None:
+        if self._fault:
+            raise StoreError(self._fault)
+
+    def _commit(self, data: bytes, state: tuple[int, int, int]) -> None:
+        try:
+            written = self._write(self._descriptor, data)
+            while written < len(data):
+                # Short without an error; writing the rest names the cause.
+                more = self._write(self._descriptor, memoryview(data)[written:])
+                if not more:
+                    raise OSError(errno.ENOSPC, "nothing was written")
+                written += more
+            self._state = state
+        except BaseException as error:
+            if self._state is not state:
+                self._roll_back()
+            if isinstance(error, OSError):
+                raise cannot("append to", self.path, error) from error
+            raise
+
+    def _roll_back(self) -> None:
+        try:
+            os.ftruncate(self._descriptor, self._state[0])
+        except OSError as error:
+            self._fault = f"cannot take a half-written line back from {self.path}: {cause(error)}; open it anew"
+            raise StoreError(self._fault) from error

@@ -1,0 +1,196 @@
+"""An agent's transcript: the session file of a folder, its one writer, and how others read it.
+
+An entry is encoded, read back, written, and only then applied: what the session holds is what the file says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+
+from orch_protocol.entries import Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
+from orch_protocol.errors import ForeignFileError, StoreError
+from orch_protocol.ids import new_entry_id, new_id
+from orch_protocol.messages import Message, Reply
+from orch_protocol.spec import Durability
+from orch_protocol.text import scrub
+
+from .session import Session, UnknownEntry
+from .store import AppendLog, FolderLock, Loaded, load, newest_first
+
+__all__ = ["Transcript", "read_session", "read_tail_reply"]
+
+NAME: Final = "session.jsonl"
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+_unknown = msgspec.json.Decoder(UnknownEntry)
+_HEADER: Final = _encoder.encode(SessionHeader(id="", timestamp="", cwd=""))
+
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
+_ENCODE_ERRORS: Final = (*_DECODE_ERRORS, TypeError, ValueError, NotImplementedError)
+
+
+class Transcript:
+    """The open transcript of one agent. Made by `Transcript.open`; its folder is locked until `close`."""
+
+    def __init__(self, lock: FolderLock, log: AppendLog, session: Session, repaired: str) -> None:
+        self.log = log
+        self.path = log.path
+        self.session = session
+        self.repaired = repaired
+        """One line about what was damaged or cut off when the file was opened, "" when it was sound."""
+        self._lock = lock
+
+    @classmethod
+    def open(cls, folder: Path, *, agent: str, cwd: str, durability: Durability = "process") -> Transcript:
+        """Lock `folder`, create or load its session file, cut off what a death left unfinished, and fold it.
+
+        Raises LockedError when another process has it open, ForeignFileError when the file is not a transcript of
+        `agent` (it is left alone), StoreError when folder or file cannot be used.
+        """
+        lock = FolderLock.acquire(folder)
+        log = None
+        try:
+            header = _encode(SessionHeader(id=new_id(), timestamp=_timestamp(), cwd=cwd, agent=agent))
+            log, loaded = AppendLog.open(folder / NAME, durability=durability, header=header)
+            session = _fold(loaded)
+            if loaded.end == 0:
+                session.apply(_decode_exactly(header))
+            owner = session.header.agent if session.header else agent
+            if owner != agent:
+                raise ForeignFileError(f"{log.path} is the transcript of agent {owner!r}, not of {agent!r}")
+        except BaseException:
+            if log is not None:
+                log.close()
+            lock.release()
+            raise
+        return cls(lock, log, session, f"{log.path}: {loaded.report}" if loaded.report else "")
+
+    def append(self, *entries: Entry, sync: bool = False) -> list[Entry]:
+        """Record `entries`, which follow each other, in one write: all or none. Return them as they are on disk.
+
+        What no file can carry is replaced: lone surrogates by U+FFFD, not-a-number by null. Raises StoreError when an
+        entry cannot be encoded or the file not written; then nothing was recorded.
+        """
+        lines = [_encode(entry) for entry in entries]
+        stored = [_decode_exactly(line) for line in lines]
+        self.log.append(*lines, sync=sync)
+        for entry in stored:
+            self.session.apply(entry)
+        return stored
+
+    def message(self, message: Message, turn: str = "") -> MessageEntry:
+        """Record `message` as the next one of the query `turn`, and return its entry as it is on disk."""
+        session = self.session
+        id, now = new_entry_id(session), _timestamp()
+        entry = MessageEntry(id=id, parent_id=session.leaf, timestamp=now, message=message, turn=turn)
+        return cast(MessageEntry, self.append(entry)[0])
+
+    def turn_start(self, turn: str, interrupted: str) -> None:
+        """Record that the query `turn` was accepted after the turn `interrupted` had been cut short."""
+        session = self.session
+        id, now = new_entry_id(session), _timestamp()
+        self.append(TurnStart(id=id, parent_id=session.leaf, timestamp=now, turn=turn, interrupted=interrupted))
+
+    def turn_end(self, turn: str, reply: Reply) -> None:
+        """Record that the query `turn` came to `reply`."""
+        session = self.session
+        id, now = new_entry_id(session), _timestamp()
+        self.append(TurnEnd(id=id, parent_id=session.leaf, timestamp=now, turn=turn, reply=reply))
+
+    def seed(self, history: Iterable[Message]) -> None:
+        """Record `history` as what went before, in one write. Raises StoreError unless the transcript is empty."""
+        if self.session.entries:
+            raise StoreError(f"{self.path} holds {len(self.session.entries)} entries: only a new one can be seeded")
+        entries: dict[str, MessageEntry] = {}
+        parent, timestamp = None, _timestamp()
+        for message in history:
+            id = new_entry_id(entries)
+            entries[id] = MessageEntry(id=id, parent_id=parent, timestamp=timestamp, message=message)
+            parent = id
+        self.append(*entries.values())
+
+    def close(self) -> None:
+        """Make everything durable and give the folder up; closing twice does nothing."""
+        try:
+            self.log.close()
+        finally:
+            self._lock.release()
+
+
+def read_session(folder: Path) -> Session:
+    """Return the session in `folder` as its file stands, without lock and without repair; empty if there is none.
+
+    Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
+    """
+    return _fold(load(folder / NAME, header=_HEADER))
+
+
+def read_tail_reply(folder: Path, query_id: str) -> Reply | None:
+    """Return the reply to `query_id` if that is the last turn in the folder's transcript and it is finished.
+
+    Reads the end of the file alone, without lock. Raises StoreError when it cannot be read.
+    """
+    for line in newest_first(folder / NAME):
+        entry = _decode(line)
+        if isinstance(entry, TurnEnd):
+            return entry.reply if entry.turn == query_id else None
+        if isinstance(entry, MessageEntry):
+            return None
+    return None
+
+
+def _fold(loaded: Loaded) -> Session:
+    session = Session()
+    if loaded.header:
+        session.apply(_decode_exactly(loaded.header))
+    for line in loaded.objects:
+        if (entry := _decode(line)) is not None:
+            session.apply(entry)
+    return session
+
+
+def _encode(entry: Entry) -> bytes:
+    try:
+        try:
+            return _encoder.encode(entry)
+        except UnicodeEncodeError:
+            return _encoder.encode(scrub(msgspec.to_builtins(entry)))
+    except _ENCODE_ERRORS as error:
+        raise StoreError(f"cannot record a {type(entry).__name__}: {error}") from error
+
+
+def _decode_exactly(line: bytes) -> Entry:
+    try:
+        return _decoder.decode(line)
+    except _DECODE_ERRORS as error:
+        raise StoreError(f"cannot record what could not be read again: {error}: {line[:80]!r}") from error
+
+
+def _decode(line: bytes) -> Entry | UnknownEntry | None:
+    """Return the entry on `line`, however little of it this version knows; None if it has no place in the tree."""
+    try:
+        return _decoder.decode(line)
+    except _DECODE_ERRORS:
+        pass
+    try:
+        return _unknown.decode(line)
+    except _DECODE_ERRORS:
+        return None
+
+
+def _timestamp() -> str:
+    """Return the time as ISO 8601 in UTC with milliseconds."""
+    milliseconds = time.time_ns() // 1_000_000
+    return f"{_second(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
