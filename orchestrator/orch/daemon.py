@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import fcntl
 import json
 import logging
 import logging.handlers
@@ -26,9 +25,10 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.config import Config
-from orch_protocol.errors import AgentBusyError, OrchError, ProtocolError, error_info
+from orch_protocol.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.services import SERVICES, AgentRow, Empty, List
 from orch_protocol.wire import DECODE_ERRORS, VERSION
+from orch_worker.lock import FolderLock
 
 from . import paths
 from .config import load
@@ -194,20 +194,6 @@ class BoundedLog(logging.handlers.RotatingFileHandler):
         return stream
 
 
-def acquire(folder: Path) -> int | None:
-    """Return a descriptor that holds the daemon's lock while it is open, or None when another process holds it."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def read_keys(descriptor: int) -> dict[str, str]:
     """Read the key variables, a JSON object, to the end of `descriptor` and close it."""
     with open(descriptor, "rb") as pipe:
@@ -283,17 +269,18 @@ def main(argv: list[str] | None = None) -> int:
         env = dict(os.environ) | (read_keys(arguments.keys) if arguments.keys is not None else {})
         home = paths.private_dir(paths.home())
         folder = paths.private_dir(paths.daemon_dir(home))
-        if acquire(folder) is None:
-            print(f"orch: another daemon serves {home}", file=sys.stderr)
+        try:
+            lock = FolderLock.acquire(folder)
+        except LockedError as error:
+            print(f"orch: another daemon serves {home}: {error}", file=sys.stderr)
             return ALREADY_RUNNING
         logging.basicConfig(
             handlers=[BoundedLog(folder / "log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")],
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
             level=logging.INFO,
         )
-        (folder / "pid").write_text(f"{os.getpid()}\n")
         asyncio.run(serve(home, load(None, os.environ, home=home).config, env, arguments.ready))
-        (folder / "pid").unlink(missing_ok=True)
+        lock.release()
     except (OrchError, OSError) as error:
         log.exception("the daemon could not go on")
         info = error_info(error)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -170,19 +169,6 @@ async def test_stop_if_idle_spares_work() -> None:
     root.hold.set()
     await waiting
     assert isinstance(await ask(served, "daemon_stop", {"if_idle": True}), Stopping)
-
-
-def test_one_daemon_a_folder(tmp_path: Path) -> None:
-    """The lock is held as long as its descriptor; it is private, and not passed to children."""
-    held = daemon.acquire(tmp_path)
-    assert held is not None
-    assert daemon.acquire(tmp_path) is None
-    assert not os.get_inheritable(held)
-    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
-    os.close(held)
-    again = daemon.acquire(tmp_path)
-    assert again is not None
-    os.close(again)
 
 
 def test_keys_come_through_a_descriptor() -> None:

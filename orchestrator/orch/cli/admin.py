@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from .. import paths
 from .connection import Connection, await_end
 from .failure import Failure
 from .verb import Verb, dump
@@ -46,9 +47,8 @@ def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
 
 def _stop(arguments: Namespace) -> int:
     connection = Connection(start=None)
-    pid = None
-    if connection.dial():
-        pid = connection.call("daemon_stop")["pid"]
+    pid = connection.call("daemon_stop")["pid"] if connection.dial() else _on_its_way_out()
+    if pid is not None:
         await_end(pid)
     else:
         print("orch: no daemon is running", file=sys.stderr)
@@ -57,6 +57,21 @@ def _stop(arguments: Namespace) -> int:
     elif pid is not None:
         print(pid)
     return 0
+
+
+def _on_its_way_out() -> int | None:
+    """Return the pid of a daemon that listens no more, or not yet, by the lock it holds."""
+    import fcntl
+
+    try:
+        with open(os.path.join(paths.home_text(), "daemon", "lock"), encoding="ascii") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read() or 0) or None
+    except FileNotFoundError:
+        pass
+    return None
 
 
 def _logs(arguments: Namespace) -> int:
@@ -82,7 +97,7 @@ def _config_arguments(parser: ArgumentParser) -> None:
 def _config(arguments: Namespace) -> int:
     from pathlib import Path
 
-    from .. import config, paths, trust
+    from .. import config, trust
 
     folder = Path(arguments.folder).absolute()
     if not folder.is_dir():

@@ -1,0 +1,419 @@
+"""The orch command as a person or a script meets it: real processes, one ORCH_HOME a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import paths
+from orch.cli.leftovers import marked
+from orch.daemon import ALREADY_RUNNING
+from orch_protocol.wire import VERSION
+from sources import PACKAGES, ROOT
+
+SECONDS = 40
+MAIN = "import sys; from orch.cli import main; sys.exit(main())"
+
+
+class Shell:
+    """A shell with an ORCH_HOME and a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.folder = folder / "project"
+        self.folder.mkdir()
+        kept = {name: os.environ[name] for name in ("PATH", "CENSUS", "LD_LIBRARY_PATH") if name in os.environ}
+        roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
+        self.env = kept | {"HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots, "LANG": "C.UTF-8"}
+
+    def start(self, *argv: str, **env: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", MAIN, *argv],
+            cwd=self.folder,
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *argv: str, stdin: bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
+        """Run one command and hold it to its exit code."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", MAIN, *argv],
+            cwd=self.folder,
+            env=self.env | env,
+            input=stdin,
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == code, f"orch {' '.join(argv)[:200]}: {done.returncode}\n{done.stderr.decode()}"
+        return done
+
+    def data(self, *argv: str, **named: Any) -> Any:
+        """Run one command with --json and return what it printed."""
+        return json.loads(self.run(*argv, "--json", **named).stdout)
+
+    def status(self, ref: str) -> str:
+        return str(self.data("show", ref)["agent"]["status"])
+
+    def until(self, ref: str, status: str) -> None:
+        """Return once the agent has that status."""
+        deadline = time.monotonic() + SECONDS
+        while (found := self.status(ref)) != status:
+            assert time.monotonic() < deadline, f"agent {ref} is {found}, not {status}"
+
+    def ours(self) -> list[int]:
+        """Return the pids of the processes of this home."""
+        return [pid for pid, env in marked() if env.get("ORCH_HOME") == str(self.home)]
+
+    def script(self, *items: Any) -> str:
+        (self.folder / "script.json").write_text(json.dumps(items))
+        return "script.json"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A shell; afterwards its daemon is stopped and nothing of it is left."""
+    made = Shell(tmp_path)
+    yield made
+    made.run("daemon", "stop")
+    assert made.ours() == []
+    assert list(made.home.glob("**/*.sock")) == []
+
+
+def ended(pid: int) -> None:
+    """Return once the process is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    assert poll.poll(SECONDS * 1000), f"process {pid} is still there"
+    os.close(descriptor)
+
+
+def say(shell: Shell, line: dict[str, Any]) -> dict[str, Any]:
+    """Speak one line with the daemon and return its answer."""
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(SECONDS)
+        connected.connect(paths.control_socket(shell.env))
+        connected.sendall(json.dumps(line).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(connected.makefile().readline())
+        return answer
+
+
+def test_the_main_job_from_a_shell(shell: Shell) -> None:
+    """Spawn, ask, list, look, kill, resume: shapes, exit codes, and one process an agent."""
+    (shell.folder / "valves.txt").write_text("Valve 7 opens at 3 bar.\n")
+    spawned = shell.data("spawn", "Know the valves", "--name", "valves")
+    assert list(spawned) == ["id", "seq", "name", "preset", "depth", "pid"]
+    assert (spawned["seq"], spawned["name"], spawned["preset"], spawned["depth"]) == (1, "valves", "investigate", 1)
+    reply = shell.data("query", "valves", "When does valve 7 open?")
+    assert "valves.txt:1" in reply["text"]
+    assert reply["tool_calls"] > 0
+    [row] = shell.data("list")
+    assert (row["id"], row["status"], row["queries"], row["pid"]) == (spawned["id"], "idle", 1, spawned["pid"])
+    assert shell.run("kill", "1").stdout.decode().split() == [spawned["id"]]
+    ended(spawned["pid"])
+    assert shell.data("list") == []
+    assert b"orch resume" in shell.run("query", "1", "there?", code=3).stderr
+    shell.run("resume", "1")
+    assert "valves.txt:1" in shell.data("query", spawned["id"][:4], "And valve 7?")["text"]
+
+
+def test_an_answer_is_collected_once(shell: Shell) -> None:
+    """Without waiting the answer stays; the second taker is told who and when, and may read it again."""
+    shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
+    shell.run("query", "a", "hi", "--no-wait")
+    assert shell.run("collect", "a").stdout == b"hello\n"
+    late = shell.run("collect", "a", code=3)
+    assert late.stdout == b""
+    assert b"taken by" in late.stderr
+    assert shell.run("collect", "a", "--again").stdout == b"hello\n"
+
+
+def test_ctrl_c_ends_the_waiting_only(shell: Shell) -> None:
+    """The command exits with 130 and says how to go on; the agent finishes and its answer can be collected."""
+    spawned = shell.data("spawn", "t", "--name", "a")
+    os.kill(spawned["pid"], signal.SIGSTOP)
+    waiting = shell.start("query", "a", "hi")
+    shell.until("a", "busy")
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=SECONDS)
+    assert (waiting.returncode, out) == (130, b"")
+    assert b"orch collect a" in err
+    assert b"Traceback" not in err
+    assert shell.run("collect", "a", "--no-wait", code=4).stdout == b""
+    os.kill(spawned["pid"], signal.SIGCONT)
+    assert shell.run("collect", "a").stdout.startswith(b"Extractive answer")
+
+
+def test_a_second_query_and_a_timeout_leave_the_agent_alone(shell: Shell) -> None:
+    """Both exit with 4; the first question is answered all the same."""
+    spawned = shell.data("spawn", "t", "--name", "a")
+    os.kill(spawned["pid"], signal.SIGSTOP)
+    assert b"orch" in shell.run("query", "a", "one", "--timeout", "0.05", code=4).stderr
+    assert shell.status("a") == "busy"
+    busy = shell.run("query", "a", "two", "--json", code=4)
+    assert json.loads(busy.stderr)["error"]["type"] == "AgentBusyError"
+    os.kill(spawned["pid"], signal.SIGCONT)
+    assert shell.run("collect", "a").stdout != b""
+
+
+def test_a_client_that_is_killed_costs_the_daemon_nothing(shell: Shell) -> None:
+    """kill -9 of a waiting command: the agent works on, the daemon answers, the result is there."""
+    spawned = shell.data("spawn", "t", "--name", "a")
+    os.kill(spawned["pid"], signal.SIGSTOP)
+    waiting = shell.start("query", "a", "hi")
+    shell.until("a", "busy")
+    waiting.kill()
+    waiting.communicate()
+    os.kill(spawned["pid"], signal.SIGCONT)
+    assert shell.run("collect", "a").stdout != b""
+
+
+def test_prompts_of_every_size(shell: Shell) -> None:
+    """Ten megabytes pass; nothing, or nothing but blanks, is an error that says so."""
+    shell.run("spawn", "t", "--name", "a", "--script", shell.script("big", "odd"))
+    assert shell.run("query", "a", "-", stdin=b"x" * 10_000_000).stdout == b"big\n"
+    assert shell.run("query", "a", "-", stdin=b"caf\xe9\x00\xed\xa0\x80").stdout == b"odd\n"
+    assert b"prompt" in shell.run("query", "a", "-", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "complaint"),
+    [
+        (["query", "nobody", "hi"], 3, "nobody"),
+        (["spawn", "t", "--preset", "no-such"], 2, "no-such"),
+        (["spawn", "t", "--tools", "no_such_tool"], 2, "no_such_tool"),
+        (["spawn", "t", "--model", "no-such:thing"], 2, "no-such"),
+        (["spawn", " "], 2, "task"),
+        (["spawn", "t", "--cwd", "/no/such/folder"], 2, "/no/such/folder"),
+        (["kill"], 2, "which agents"),
+    ],
+)
+def test_bad_input_is_told(shell: Shell, argv: list[str], code: int, complaint: str) -> None:
+    """What is wrong and which, on stderr alone, with the agreed exit code."""
+    done = shell.run(*argv, code=code)
+    assert done.stdout == b""
+    assert done.stderr.decode().splitlines()[-1].startswith("orch: ")
+    assert complaint in done.stderr.decode()
+
+
+def test_a_limit_exits_with_5(shell: Shell) -> None:
+    """The daemon takes its limits from the variables it was started with."""
+    shell.env["ORCH_SUBAGENTS__MAX_CONCURRENT"] = "1"
+    shell.run("spawn", "one")
+    assert b"max_concurrent" in shell.run("spawn", "two", code=5).stderr
+
+
+def test_agents_survive_the_daemon(shell: Shell) -> None:
+    """After stop, and after kill -9, the next command starts a daemon that knows everybody, and they answer."""
+    script = shell.script("one", "two", "three")
+    spawned = shell.data("spawn", "t", "--name", "a", "--script", script)
+    assert shell.run("query", "a", "?").stdout == b"one\n"
+    shell.run("daemon", "stop")
+    assert shell.ours() == []
+    assert [row["id"] for row in shell.data("list")] == [spawned["id"]]
+    assert shell.run("query", "a", "?").stdout == b"two\n"
+    pids = shell.ours()
+    os.kill(shell.data("daemon", "status")["pid"], signal.SIGKILL)
+    for pid in pids:
+        ended(pid)
+    assert Path(paths.control_socket(shell.env)).exists()
+    assert shell.run("query", "a", "?").stdout == b"three\n"
+
+
+def test_daemon_verbs(shell: Shell) -> None:
+    """Status does not start one; start does, once; stop ends it and may be repeated; the log tells."""
+    assert shell.run("daemon", "status", code=3).stdout == b""
+    shell.run("daemon", "logs", code=3)
+    first = shell.data("daemon", "start")
+    assert (first["sandbox"], first["agents"], first["home"]) == ("none", 0, str(shell.home))
+    assert shell.data("daemon", "start")["pid"] == first["pid"]
+    assert (shell.home / "daemon" / "lock").read_text() == f"{first['pid']}\n"
+    assert shell.data("daemon", "stop") == {"pid": first["pid"]}
+    ended(first["pid"])
+    assert shell.data("daemon", "stop") == {"pid": None}
+    assert b"leaving: told to stop" in shell.run("daemon", "logs").stdout
+
+
+def test_racing_commands_share_one_daemon(shell: Shell) -> None:
+    """Six commands at once on a fresh home: one daemon, six agents, no error."""
+    racing = [shell.start("spawn", f"task {number}", "--json") for number in range(6)]
+    seqs = sorted(json.loads(each.communicate(timeout=SECONDS)[0])["seq"] for each in racing)
+    assert seqs == [1, 2, 3, 4, 5, 6]
+    assert shell.data("daemon", "status")["agents"] == 6
+
+
+def test_a_second_daemon_leaves_with_a_code_of_its_own(shell: Shell) -> None:
+    """It says so and touches nothing."""
+    first = shell.data("daemon", "start")
+    second = subprocess.run(
+        [sys.executable, "-P", "-m", "orch.daemon"], env=shell.env, capture_output=True, timeout=SECONDS, check=False
+    )
+    assert second.returncode == ALREADY_RUNNING
+    assert b"another daemon serves" in second.stderr
+    assert shell.data("daemon", "status")["pid"] == first["pid"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_drains_the_daemon(shell: Shell, number: signal.Signals) -> None:
+    """It ends its agents, removes its socket and says why in its log."""
+    shell.run("spawn", "t")
+    os.kill(shell.data("daemon", "status")["pid"], number)
+    for pid in shell.ours():
+        ended(pid)
+    assert not Path(paths.control_socket(shell.env)).exists()
+    assert number.name.encode() in shell.run("daemon", "logs").stdout
+
+
+def test_stopping_the_daemon_answers_who_waits(shell: Shell) -> None:
+    """A query under way ends with an error, not with silence, and nothing starts anew."""
+    spawned = shell.data("spawn", "t", "--name", "a")
+    os.kill(spawned["pid"], signal.SIGSTOP)
+    waiting = shell.start("query", "a", "hi")
+    shell.until("a", "busy")
+    shell.run("daemon", "stop")
+    out, err = waiting.communicate(timeout=SECONDS)
+    assert (waiting.returncode, out) == (1, b"")
+    assert err.startswith(b"orch: ")
+    shell.run("daemon", "status", code=3)
+
+
+def test_an_idle_daemon_leaves_by_itself(shell: Shell) -> None:
+    """After its minutes it is gone, its agents are not."""
+    shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"), ORCH_DAEMON__IDLE_MINUTES="0.005")
+    for pid in shell.ours():
+        ended(pid)
+    assert b"leaving: idle for 0.005 minutes" in shell.run("daemon", "logs").stdout
+    assert shell.run("query", "a", "?").stdout == b"hello\n"
+
+
+def test_the_files_are_private_whatever_the_umask(shell: Shell) -> None:
+    """Folders 0700, files 0600, the socket too."""
+    before = os.umask(0)
+    try:
+        shell.run("spawn", "t")
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in shell.home.rglob("*")}
+    assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
+
+
+def test_keys_reach_no_environment_and_no_file(shell: Shell) -> None:
+    """A key in the caller's environment is in no process of ours, as /proc shows them, and in no file."""
+    shell.env["SOME_API_KEY"] = "canary-0123456789"
+    shell.run("spawn", "t", "--name", "a", "--query", "What is here?")
+    assert shell.ours() != []
+    for pid in shell.ours():
+        for name in ("environ", "cmdline"):
+            assert b"canary" not in Path(f"/proc/{pid}/{name}").read_bytes()
+    assert [path for path in shell.home.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
+
+
+def test_every_process_carries_its_run(shell: Shell) -> None:
+    """The daemon, its shim, its templates and its workers have ORCH_RUN from exec on."""
+    spawned = shell.data("spawn", "t")
+    found = dict(marked())
+    mine = {pid for pid in shell.ours() if found.get(pid, {}).get("ORCH_RUN")}
+    assert {shell.data("daemon", "status")["pid"], spawned["pid"]} <= mine
+
+
+def test_a_long_home_works(tmp_path: Path) -> None:
+    """Where the socket's path would be too long, it lies elsewhere, and everything else at home."""
+    (tmp_path / ("d" * 100)).mkdir()
+    shell = Shell(tmp_path / ("d" * 100))
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    shell.env["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
+    shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
+    assert shell.run("query", "a", "?").stdout == b"hello\n"
+    shell.run("daemon", "stop")
+    assert shell.ours() == []
+
+
+def test_a_broken_configuration_stops_the_daemon_with_file_and_line(shell: Shell) -> None:
+    """The command that would have started it says what the daemon found, and exits with 2."""
+    shell.home.mkdir(mode=0o700)
+    (shell.home / "config.toml").write_text("\nmodle = 1\n")
+    told = shell.run("list", code=2).stderr.decode()
+    assert told.startswith("orch: ")
+    assert "config.toml, line 2" in told
+    assert "did you mean 'model'" in told
+    (shell.home / "config.toml").unlink()
+
+
+def test_a_home_that_cannot_be_made_is_told(shell: Shell) -> None:
+    """A file in the place of the folder: one sentence, no traceback."""
+    shell.home.write_text("")
+    told = shell.run("list", code=1).stderr.decode()
+    assert told.count("\n") == 1
+    assert "ORCH_HOME" in told
+    shell.home.unlink()
+
+
+def test_the_socket_speaks_lines(shell: Shell) -> None:
+    """Anybody may ask in JSON; another version is told both, and may still look and stop."""
+    shell.run("daemon", "start")
+    assert say(shell, {"id": 1, "method": "list", "version": VERSION}) == {"id": 1, "result": []}
+    error = say(shell, {"id": 2, "method": "list", "version": VERSION + 1})["error"]
+    assert error["type"] == "VersionMismatchError"
+    assert say(shell, {"id": 3, "method": "daemon_status", "version": VERSION + 1})["result"]["protocol"] == VERSION
+    assert "pid" in say(shell, {"id": 4, "method": "daemon_stop", "version": VERSION + 1})["result"]
+
+
+def test_list_imports_next_to_nothing(shell: Shell) -> None:
+    """With a warm daemon, `orch list` loads no transport, event loop, logger or codec."""
+    shell.run("daemon", "start")
+    code = "import sys; from orch.cli import run; run(['list', '--json']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=shell.env, capture_output=True, timeout=SECONDS, check=True
+    )
+    loaded = done.stdout.decode().splitlines()[1].split()
+    heavy = {"zmq", "asyncio", "structlog", "msgspec", "typing", "subprocess", "pathlib", "importlib", "orch_protocol"}
+    assert heavy & set(loaded) == set()
+
+
+def test_the_demo(shell: Shell) -> None:
+    """In an empty folder too: two agents, one killed and revived, nothing left, neither process nor file."""
+    told = shell.data("demo")
+    assert told["left"] == []
+    assert "signal 9" in told["killed"]["outcome"]
+    assert told["revived"]["pid"] not in (None, told["killed"]["pid"])
+    assert [agent["status"] for agent in told["agents"]] == ["idle", "idle"]
+    assert not shell.home.exists()
+    (shell.folder / "README.md").write_text("# Pump\n\nThe README promises water. Installed by hand.\n")
+    assert "README.md:3" in shell.run("demo").stdout.decode()
+
+
+def test_ctrl_c_during_the_demo_leaves_nothing(shell: Shell) -> None:
+    """Interrupted anywhere, it ends its processes and removes its files."""
+    demo = shell.start("demo")
+    assert demo.stdout is not None
+    assert demo.stdout.readline().startswith(b"Two agents")
+    demo.send_signal(signal.SIGINT)
+    _, err = demo.communicate(timeout=SECONDS)
+    assert (demo.returncode, b"Traceback" in err) == (130, False)
+    assert not shell.home.exists()
+
+
+def test_the_doctor_passes_here(shell: Shell) -> None:
+    """With a daemon running and without."""
+    shell.run("doctor")
+    shell.run("daemon", "start")
+    found = {each["check"]: each for each in shell.data("doctor")}
+    assert found["daemon"]["detail"].startswith("process ")
