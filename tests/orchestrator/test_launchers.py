@@ -79,12 +79,12 @@ class TestEnvironment:
 class TestPlatform:
     """Where launching is impossible."""
 
-    @pytest.mark.parametrize("launcher", [ExecLauncher, lambda run: ZygoteLauncher(run, Path("x"))])
+    @pytest.mark.parametrize("launcher", [ExecLauncher, ZygoteLauncher])
     async def test_windows_is_told_of_wsl(self, launcher: type[ExecLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
         """Starting on Windows is an error that names the way out."""
         monkeypatch.setattr(sys, "platform", "win32")
         with pytest.raises(UnsupportedPlatformError, match="WSL"):
-            await launcher("run").start()
+            await launcher("run", Path("x")).start()
 
     async def test_forking_is_for_linux(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Elsewhere the forking launcher names the other one."""
@@ -96,16 +96,18 @@ class TestPlatform:
         """A program that does not know its interpreter is told what to set."""
         monkeypatch.setattr(sys, "executable", "")
         with pytest.raises(LaunchError, match=r"sys\.executable is empty"):
-            await ExecLauncher("run").start()
+            await ExecLauncher("run", Path("x")).start()
 
     async def test_folder_that_is_not_there_is_an_error(self, tmp_path: Path) -> None:
         """A log that cannot be opened is named."""
+        with pytest.raises(LaunchError, match=r"cannot write to .*gone"):
+            await ExecLauncher("run", tmp_path / "gone").start()
         with pytest.raises(LaunchError, match=r"cannot write to .*processes\.log"):
             await ZygoteLauncher("run", tmp_path / "gone").start()
 
     async def test_stopped_launcher_launches_nothing(self, tmp_path: Path) -> None:
         """After stop a launch is refused."""
-        for launcher in (ZygoteLauncher("run", tmp_path), ExecLauncher("run")):
+        for launcher in (ZygoteLauncher("run", tmp_path), ExecLauncher("run", tmp_path)):
             await launcher.stop()
             with pytest.raises(LaunchError, match="stopped"):
                 await launcher.launch(request(tmp_path))

@@ -5,6 +5,7 @@ Each role imports its own module alone; the shim must stay small and the zygote 
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -14,6 +15,7 @@ def main(role: str = "", *arguments: str) -> None:
 
         shim.main(*arguments)
     elif role == "zygote":
+        gc.disable()  # until the heap is frozen, collections only cost time
         from orch_worker import zygote
 
         zygote.main(*arguments)

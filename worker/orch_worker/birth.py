@@ -74,7 +74,7 @@ def _settle(fork: Fork, pipe: int) -> Birth:
     if pipe != LIFELINE:
         os.dup2(pipe, LIFELINE)
     os.set_inheritable(LIFELINE, False)
-    os.closerange(LIFELINE + 1, os.sysconf("SC_OPEN_MAX"))
+    kernel.close_from(LIFELINE + 1)
     kernel.arm_lifeline(LIFELINE)
     kernel.reset_signals()
     if os.getpgrp() != os.getpid():
@@ -83,6 +83,7 @@ def _settle(fork: Fork, pipe: int) -> Birth:
     kernel.subreap()
     if os.environ.get(DEBUG_SWITCH) != "1":
         kernel.hide_memory()
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)

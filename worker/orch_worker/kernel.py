@@ -16,6 +16,7 @@ from typing import Final
 __all__ = [
     "arm_lifeline",
     "children",
+    "close_from",
     "die_with_parent",
     "exit_status",
     "hide_memory",
@@ -34,6 +35,7 @@ PIDFD_GET_INFO: Final = 0xC040FF0B
 PIDFD_INFO_EXIT: Final = 1 << 3
 PIDFD_INFO_BYTES: Final = 64
 
+SIGKILL: Final = 9  # by number: Windows, where this is imported too, has no name for it
 LINUX: Final = sys.platform == "linux"
 # Python ignores these two in every process it starts, and its libraries count on it.
 PYTHONS_OWN: Final = {"SIGPIPE", "SIGXFSZ"}
@@ -166,7 +168,7 @@ def _parent_of(pid: int) -> int | None:
         return None
 
 
-def kill(pidfd: int, number: signal.Signals = signal.SIGKILL) -> None:
+def kill(pidfd: int, number: int = SIGKILL) -> None:
     """Send signal `number` to the process behind `pidfd`; nothing happens if it is gone. Linux."""
     try:
         signal.pidfd_send_signal(pidfd, number)
@@ -185,6 +187,19 @@ def reap(pidfd: int) -> int | None:
         return exit_status(pidfd)
     assert dead is not None
     return dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor of this process from the number `first` on.
+
+    By the list of what is open: counting up to the limit can take minutes where the limit is "none".
+    """
+    for name in os.listdir("/proc/self/fd" if LINUX else "/dev/fd"):
+        if int(name) >= first:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the listing's own
 
 
 def exit_status(pidfd: int) -> int | None:

@@ -30,13 +30,10 @@ from orch_protocol.zygote import (
 
 from . import birth, kernel
 
-__all__ = ["TEMPLATES", "main"]
+__all__ = ["main"]
 
-# What each template has imported before it forks, besides the entry's own module.
-TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
-    "lean": ("asyncio", "zmq"),
-    "sdk": ("asyncio", "zmq", "orch_worker.backends.warm"),
-}
+# What runs in every worker but is not imported with the entry's module.
+EVERY_WORKER: Final = ("orch_worker.drain", "orch_worker.host")
 PACKET_BYTES: Final = 1 << 16
 TEXT_CHARACTERS: Final = 8000
 
@@ -76,6 +73,8 @@ def worker_process() -> type[Any]:
             pass
 
     class WorkerProcess(get_context("fork").Process):  # type: ignore[misc]
+        siblings = sys.modules["multiprocess.process"]._children
+
         @staticmethod
         def _Popen(process: Any) -> Popen:  # noqa: N802
             return Popen(process)
@@ -90,7 +89,6 @@ class Zygote:
         self._control = control
         self._entry = entry
         self._process = process
-        self._siblings = sys.modules["multiprocess.process"]._children
         self._alive: dict[int, tuple[int, Any]] = {}
 
     def serve(self, root: int, wake: int) -> None:
@@ -139,7 +137,7 @@ class Zygote:
             _, status = os.waitpid(dead.si_pid, 0)
             req, process = self._alive.pop(dead.si_pid)
             process._popen.returncode = os.waitstatus_to_exitcode(status)
-            self._siblings.discard(process)
+            self._process.siblings.discard(process)
             self._tell(Exited(req, process._popen.returncode))
 
     def _tell(self, report: Report, *descriptors: int) -> None:
@@ -147,23 +145,30 @@ class Zygote:
 
 
 def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
-    """Import what `template` holds and settle the heap, so that forks share all of it."""
-    gc.disable()
-    for module in TEMPLATES[template]:
-        importlib.import_module(module)
+    """Import what workers of `template` run, and settle the heap, so that forks share all of it."""
     function, process = birth.load(entry), worker_process()
+    for module in _modules(template):
+        importlib.import_module(module)
     if template == "sdk":
         from .backends import warm
 
         warm.warm()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     gc.collect()
     gc.freeze()
     tasks = len(os.listdir("/proc/self/task"))
     if tasks != 1:
-        raise RuntimeError(f"the template {template!r} left {tasks - 1} threads behind; a fork would lose them")
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        raise RuntimeError(f"the template {template!r} left {tasks - 1} threads behind, which no fork would have")
     return function, process
+
+
+def _modules(template: str) -> list[str]:
+    from .backends.registry import PROVIDERS
+    from .tools.presets import BUILTIN
+
+    providers = [provider.module for provider in PROVIDERS.values() if provider.template in ("lean", template)]
+    return [*EVERY_WORKER, *providers, *(tool.module for tool in BUILTIN.values())]
 
 
 def main(template: str, entry: str, control: str, lifeline: str, root: str) -> None:

@@ -18,4 +18,4 @@ def default_launcher(run: str, folder: Path) -> Launcher:
         return ZygoteLauncher(run, folder)
     from .exec import ExecLauncher
 
-    return ExecLauncher(run)
+    return ExecLauncher(run, folder)

@@ -33,8 +33,17 @@ def birth_pipe(birth: Birth) -> tuple[int, int]:
         reader, writer = os.pipe()
     except (ValueError, OSError) as error:
         raise LaunchError(f"no birth pipe for the worker: {error}") from error
-    os.write(writer, data)
-    return hold(reader), hold(writer)
+    hold(reader), hold(writer)
+    os.set_blocking(writer, False)
+    try:
+        written = os.write(writer, data)
+    except BlockingIOError:
+        written = 0
+    if written < len(data):
+        release(reader)
+        release(writer)
+        raise LaunchError(f"a pipe took {written} of {len(data)} bytes: too many pipes are open for this user")
+    return reader, writer
 
 
 class Child:
@@ -80,7 +89,7 @@ class Child:
         """End the process, of which nobody will report."""
         self._reaper = kernel.exit_status
         self.kill()
-        if self._patience is not None:
+        if self._patience is not None and not self.ended.done():
             self._gone()
 
     def _signal(self, number: signal.Signals) -> None:

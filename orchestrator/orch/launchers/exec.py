@@ -62,15 +62,18 @@ class ExecLauncher:
     A worker ends with its birth pipe. Nothing adopts what its tools leave behind, which forked workers' shim does.
     """
 
-    def __init__(self, run_id: str, *, entry: str = "orch_worker.runtime:main") -> None:
+    def __init__(self, run_id: str, folder: Path, *, entry: str = "orch_worker.runtime:main") -> None:
         self._run_id = run_id
+        self._folder = folder
         self._entry = entry
         self._children = Children(lambda: None)
         self._stopped = False
 
     async def start(self) -> None:
-        """Check that workers can be started here."""
+        """Check that workers can be started here, and have a folder for their logs."""
         check_platform()
+        if not os.access(self._folder, os.W_OK):
+            raise LaunchError(f"cannot write to {self._folder}, the folder of the run")
 
     async def launch(self, request: LaunchRequest) -> Child:
         """Return the worker, whose interpreter has only begun to start. Raises LaunchError."""

@@ -38,7 +38,7 @@ class Forker:
     def __init__(
         self, template: Template, shim: Shim, children: Children, *, entry: str, boot_timeout: float, log: Path
     ) -> None:
-        self.template = template
+        self._template = template
         self.failure: str | None = None
         self._loop = asyncio.get_running_loop()
         self._children = children
@@ -82,10 +82,17 @@ class Forker:
             )
             self._waiting[req] = future, lifeline, request
             try:
-                socket.send_fds(self._control, [encode(fork)], [reader])
+                try:
+                    socket.send_fds(self._control, [encode(fork)], [reader])
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # it has ended; why is about to be heard
                 return await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    future.result().kill()
+                raise
             except OSError as error:
-                raise LaunchError(f"the {self.template} zygote does not listen: {error}") from error
+                raise LaunchError(f"the {self._template} zygote does not listen: {error}") from error
             finally:
                 release(reader)
                 if self._waiting.pop(req, None) is not None:
@@ -113,7 +120,7 @@ class Forker:
 
     def _started(self, pidfd: int | None, reason: str) -> None:
         if pidfd is None:
-            self.fail(f"the {self.template} zygote could not be started: {reason}")
+            self.fail(f"the {self._template} zygote could not be started: {reason}")
         elif self.failure is not None:
             kill(pidfd)
             os.close(pidfd)
@@ -129,16 +136,17 @@ class Forker:
                 return
             except ConnectionResetError:
                 packet, descriptors = b"", []
-            if packet:
-                self._hear(packet, descriptors)
-            else:
-                self._ended()
+            if not packet:
+                # Its pidfd follows, or what the shim has to say if it was never started.
+                self._loop.remove_reader(self._control)
+                return
+            self._hear(packet, descriptors)
 
     def _hear(self, packet: bytes, descriptors: list[int]) -> None:
         try:
             report = decode_report(packet)
         except DECODE_ERRORS as error:
-            self.fail(f"the {self.template} zygote spoke nonsense: {error}")
+            self.fail(f"the {self._template} zygote spoke nonsense: {error}")
             return
         match report:
             case Forked(req, pid) if req in self._waiting:
@@ -163,7 +171,7 @@ class Forker:
             case Booted():
                 self._booting.cancel()
             case BootFailed(text):
-                self.fail(f"the {self.template} zygote could not load its template:\n{text}")
+                self.fail(f"the {self._template} zygote could not load its template:\n{text}")
 
     def _refuse(self, future: asyncio.Future[Child], lifeline: int, reason: str) -> None:
         release(lifeline)
@@ -172,13 +180,10 @@ class Forker:
 
     def _read_the_last(self) -> None:
         self._read()
-        self._ended()
-
-    def _ended(self) -> None:
-        code = exit_status(self._pidfd) if self._pidfd >= 0 else None
+        code = exit_status(self._pidfd)
         said = tail(self._log, self._log_start)
         self.fail(
-            f"the {self.template} zygote ended"
+            f"the {self._template} zygote ended"
             + (f" with {code}" if code is not None else "")
             + (f"; its log ends:\n{said}" if said else "")
         )

@@ -71,11 +71,6 @@ class Shim:
         self._loop.add_reader(self._control, self._read)
         self._loop.add_reader(self._pidfd, self._read_the_last)
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
     def start(self, argv: list[str], descriptors: list[int], started: Started) -> None:
         """Start `argv` with `descriptors`, whose numbers there are added to it, tied to the shim."""
         self._starting.append(started)

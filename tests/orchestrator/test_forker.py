@@ -1,0 +1,225 @@
+"""The root's end of a zygote, with the test at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch.launchers.base import LaunchRequest
+from orch.launchers.child import Child, Children
+from orch.launchers.forker import IN_FLIGHT, Forker
+from orch_protocol.errors import LaunchError
+from orch_protocol.spec import Birth
+from orch_protocol.zygote import Booted, BootFailed, Exited, Forked, ForkFailed, Report, decode_fork, encode
+
+
+class Zygote:
+    """A zygote, and the shim that starts it, played by the test."""
+
+    def __init__(self, folder: Path, boot_timeout: float = 20.0) -> None:
+        self.folder = folder
+        self.pipes: list[int] = []
+        self.children = Children(lambda: None)
+        shim: Any = self
+        self.forker = Forker(
+            "lean", shim, self.children, entry="x:main", boot_timeout=boot_timeout, log=folder / "processes.log"
+        )
+
+    def start(self, argv: list[str], descriptors: list[int], started: Any) -> None:
+        """Be the shim: keep what would be passed on."""
+        assert argv[-3:] == ["zygote", "lean", "x:main"]
+        self.started = started
+        control, lifeline, root = map(os.dup, descriptors)
+        self.control = socket.socket(fileno=control)
+        self.control.setblocking(False)
+        self.pipes += [lifeline, root]
+
+    def hear(self) -> list[int]:
+        """Return the numbers of the workers that were asked for."""
+        found = []
+        while True:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 1)
+            except BlockingIOError:
+                return found
+            self.pipes += descriptors
+            found.append(decode_fork(packet).req)
+
+    def say(self, report: Report, *descriptors: int) -> None:
+        """Report to the root."""
+        socket.send_fds(self.control, [encode(report)], descriptors)
+
+    def fork(self, agent: str = "a1") -> asyncio.Task[Child]:
+        """Ask for a worker."""
+        log = str(self.folder / "log")
+        request = LaunchRequest(agent, 1, b"i", "x", Birth(b"t"), "lean", log, str(self.folder))
+        return asyncio.ensure_future(self.forker.fork(request))
+
+    def close(self) -> None:
+        """Release everything."""
+        self.forker.fail("the test is over")
+        self.control.close()
+        for pipe in self.pipes:
+            os.close(pipe)
+
+
+@pytest.fixture
+async def zygote(tmp_path: Path) -> Any:
+    """A played zygote."""
+    zygote = Zygote(tmp_path)
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int]]:
+    """A pipe in place of a pidfd: the process ends when the second end is closed."""
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+async def turns(count: int = 5) -> None:
+    """Let the loop do what is ready."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_worker_comes_up_and_ends(zygote: Zygote, ends: tuple[int, int]) -> None:
+    """A fork that is answered is a child; its reported exit is its end."""
+    task = zygote.fork()
+    await turns()
+    [req] = zygote.hear()
+    zygote.say(Booted(1, 8))
+    zygote.say(Forked(req, 77), ends[0])
+    child = await task
+    assert child.pid == 77
+    zygote.say(Exited(req, 7))
+    assert await child.ended == 7
+
+
+async def test_exit_in_the_same_breath_as_the_fork_is_not_lost(zygote: Zygote, ends: tuple[int, int]) -> None:
+    """A worker that was gone before its launch returned has ended with its code."""
+    task = zygote.fork()
+    await turns()
+    [req] = zygote.hear()
+    zygote.say(Forked(req, 77), ends[0])
+    zygote.say(Exited(req, -9))
+    assert await (await task).ended == -9
+
+
+async def test_refused_fork_is_a_launch_error(zygote: Zygote) -> None:
+    """What the system said is in the error."""
+    task = zygote.fork()
+    await turns()
+    zygote.say(ForkFailed(zygote.hear()[0], "[Errno 11] Resource temporarily unavailable"))
+    with pytest.raises(LaunchError, match=r"no process for the worker: .*temporarily unavailable"):
+        await task
+
+
+async def test_worker_without_a_pidfd_is_given_up(zygote: Zygote) -> None:
+    """When the pidfd did not fit into this process, its lifeline is closed and the launch fails."""
+    task = zygote.fork()
+    await turns()
+    [req] = zygote.hear()
+    pipe = zygote.pipes[-1]
+    zygote.say(Forked(req, 77))
+    with pytest.raises(LaunchError, match="no descriptor left"):
+        await task
+    while os.read(pipe, 1):
+        pass  # the birth, then the end of file that ends the worker
+
+
+async def test_failed_boot_fails_what_waits_and_what_follows(zygote: Zygote) -> None:
+    """The traceback is in the error of every launch."""
+    waiting = zygote.fork()
+    await turns()
+    zygote.say(BootFailed("ImportError: nothing"))
+    for task in (waiting, zygote.fork()):
+        with pytest.raises(LaunchError, match="could not load its template:\nImportError: nothing"):
+            await task
+
+
+async def test_nonsense_ends_the_zygote(zygote: Zygote) -> None:
+    """A zygote that sends what is no report is not talked to any more."""
+    task = zygote.fork()
+    await turns()
+    zygote.control.send(b"\xff\xff")
+    with pytest.raises(LaunchError, match="spoke nonsense"):
+        await task
+    await turns()
+    assert zygote.forker.failure is not None
+
+
+async def test_boot_has_a_deadline(tmp_path: Path) -> None:
+    """A zygote that says nothing is given up."""
+    zygote = Zygote(tmp_path, boot_timeout=0.0)
+    with pytest.raises(LaunchError, match="not ready within 0 s"):
+        await zygote.fork()
+    zygote.close()
+
+
+async def test_shim_that_cannot_start_it_is_quoted(zygote: Zygote) -> None:
+    """The reason that the shim gave is in the error."""
+    task = zygote.fork()
+    await turns()
+    zygote.control.close()
+    await turns()
+    assert not task.done()
+    zygote.started(None, "no more processes")
+    with pytest.raises(LaunchError, match="could not be started: no more processes"):
+        await task
+
+
+async def test_end_of_the_zygote_quotes_its_log(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the zygote wrote last is in the error of what waited for it."""
+    monkeypatch.setattr("orch.launchers.forker.kill", lambda _: None)
+    (zygote.folder / "processes.log").write_text("Fatal Python error\n")
+    task = zygote.fork()
+    await turns()
+    reader, writer = os.pipe()
+    zygote.started(reader, "")
+    os.close(writer)
+    with pytest.raises(LaunchError, match="Fatal Python error"):
+        await task
+
+
+async def test_no_more_than_a_hundred_forks_are_under_way(zygote: Zygote) -> None:
+    """What exceeds the limit waits here until answers come, so that a stopped zygote cannot block the root."""
+    tasks = [zygote.fork() for _ in range(IN_FLIGHT + 5)]
+    await turns()
+    asked = zygote.hear()
+    assert len(asked) == IN_FLIGHT
+    for req in asked[:5]:
+        zygote.say(ForkFailed(req, "full"))
+    await turns(10)
+    assert len(zygote.hear()) == 5
+    zygote.forker.fail("enough")
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(result) for result in results} == {LaunchError}
+
+
+async def test_launch_cancelled_after_its_answer_ends_the_worker(
+    zygote: Zygote, ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that came up for nobody is killed."""
+    killed: list[int] = []
+    monkeypatch.setattr("orch.launchers.child.kernel.kill", lambda _, number: killed.append(number))
+    task = zygote.fork()
+    await turns()
+    [req] = zygote.hear()
+    zygote.say(Forked(req, 77), ends[0])
+    zygote.forker._read()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert killed == [9]
+    zygote.say(Exited(req, -9))
+    await turns()

@@ -1,0 +1,59 @@
+"""The zygote, with processes that are none."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from orch_protocol.zygote import Fork, ForkFailed, decode_report, encode
+from orch_worker.zygote import Zygote
+
+
+@pytest.fixture
+def line() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a control socket: the root's and the zygote's."""
+    root, zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with root, zygote:
+        yield root, zygote
+
+
+class Refused:
+    """A process that the system has no room for."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def start(self) -> None:
+        """Refuse."""
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+def test_fork_that_the_system_refuses_is_told(line: tuple[socket.socket, socket.socket]) -> None:
+    """A fork that fails is answered with the reason; the zygote works on until the root hangs up."""
+    root, control = line
+    pipe, wake = os.pipe(), os.pipe()
+    never, writer = os.pipe()
+    for req in (1, 2):
+        socket.send_fds(root, [encode(Fork(req, "a1", 1, b"i", "x", "log", "spool"))], [pipe[0]])
+    root.shutdown(socket.SHUT_WR)
+    Zygote(control, lambda: 0, Refused).serve(never, wake[0])
+    reports = [decode_report(root.recv(1 << 16)) for _ in range(2)]
+    assert reports == [ForkFailed(req, "[Errno 11] Resource temporarily unavailable") for req in (1, 2)]
+    for descriptor in (*pipe, *wake, never, writer):
+        os.close(descriptor)
+
+
+def test_end_of_the_root_ends_the_zygote(line: tuple[socket.socket, socket.socket]) -> None:
+    """A pidfd that becomes readable outweighs everything that is still asked for."""
+    root, control = line
+    pidfd, end = os.pipe()
+    wake = os.pipe()
+    os.close(end)
+    root.send(b"not even read")
+    Zygote(control, lambda: 0, Refused).serve(pidfd, wake[0])
+    assert control.recv(64) == b"not even read"
+    for descriptor in (pidfd, *wake):
+        os.close(descriptor)
