@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.messages import Message, Reply, ToolResult, text_of, tool_uses
 from orch_protocol.spec import Limits
 from orch_worker.backends.base import Backend
-from orch_worker.loop import run_turn
+from orch_worker.loop import Brake, run_turn
 from orch_worker.tools.base import Tool, Toolbox, ToolContext
 
 
@@ -39,7 +38,7 @@ class Talk:
         self.box = Toolbox(tools, ToolContext(cwd, seconds=seconds))
         self.recorded: list[Message] = []
         self.reports: list[tuple[str, str, int]] = []
-        self.cancel = asyncio.Event()
+        self.brake = Brake()
         backend.append_system("", self.box.specs())
 
     async def ask(self, prompt: str = "go", limits: Limits | None = None) -> Reply:
@@ -53,7 +52,7 @@ class Talk:
             record=self.record,
             limits=limits or Limits(),
             report=lambda *report: self.reports.append(report),
-            cancel=self.cancel,
+            brake=self.brake,
         )
 
     def record(self, message: Message) -> None:

@@ -21,9 +21,11 @@ from orch_protocol.commands import Hello
 from orch_protocol.errors import ProtocolError
 from orch_protocol.wire import VERSION, Channel
 from orch_worker.courier import Courier
-from orch_worker.drain import MAX_FRAME, Drain
+from orch_worker.drain import MAX_FRAME, NOBLOCK, Drain
 
 __all__ = ["Deliver", "Peer", "PeerTable", "Router", "Switchboard"]
+
+RCVMORE = int(zmq.RCVMORE)
 
 Deliver = Callable[["Peer", str, str, Struct], None]
 """Called with the peer, the frame's kind and id, and its body."""
@@ -160,21 +162,21 @@ class Router:
 
     def _receive(self) -> None:
         socket = self._socket
-        ident = socket.recv(zmq.NOBLOCK)
-        if not socket.getsockopt(zmq.RCVMORE):
+        ident = socket.recv(NOBLOCK)
+        if not socket.getsockopt(RCVMORE):
             self.peers.counters["bad_frame"] += 1
             return
         if self.peers.needs_sender(ident):
-            frame = socket.recv(zmq.NOBLOCK, copy=False)
+            frame = socket.recv(NOBLOCK, copy=False)
             data, sender = frame.bytes, self._sender(frame)
         else:
-            data, sender = socket.recv(zmq.NOBLOCK), 0
-        if not socket.getsockopt(zmq.RCVMORE):
+            data, sender = socket.recv(NOBLOCK), 0
+        if not socket.getsockopt(RCVMORE):
             self.peers.accept(ident, data, sender)
             return
         self.peers.counters["bad_frame"] += 1
-        while socket.getsockopt(zmq.RCVMORE):
-            socket.recv(zmq.NOBLOCK)
+        while socket.getsockopt(RCVMORE):
+            socket.recv(NOBLOCK)
 
     def _sender(self, frame: zmq.Frame) -> int:
         """Return the pid behind `frame`, or -1 when it is another user's."""

@@ -14,6 +14,7 @@ from orch_protocol.messages import Message, Reply, ToolUse, assistant, text_of, 
 from orch_protocol.spec import Limits
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText
 from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.loop import Brake
 from orch_worker.tools.base import ToolOutput, tool
 from talk import Talk, assert_valid
 
@@ -195,7 +196,7 @@ class TestLimits:
     async def test_cancel_while_the_model_thinks(self) -> None:
         """Cancelling ends a request under way."""
         talk = Talk(script({"sleep": 3600, "text": "late"}))
-        talk.reports = Setting(talk.cancel, "model")
+        talk.reports = Pulling(talk.brake, "model")
         reply = await talk.ask()
         assert (reply.stop_reason, reply.text, reply.steps) == ("cancelled", "[The turn was cancelled.]", 0)
         assert_valid(talk.recorded)
@@ -212,7 +213,7 @@ class TestLimits:
         @tool
         async def forever() -> None:
             await done.wait()
-            talk.cancel.set()
+            talk.brake.pull()
             await asyncio.Event().wait()
 
         talk = Talk(script({"tools": [{"tool": "forever"}, {"tool": "quick"}]}), quick, forever)
@@ -224,16 +225,16 @@ class TestLimits:
     async def test_cancelled_turn_can_go_on(self) -> None:
         """After a cancellation the next turn gives the response that was not given."""
         talk = Talk(script("first", "second"))
-        talk.cancel.set()
+        talk.brake.pull()
         assert (await talk.ask()).stop_reason == "cancelled"
-        talk.cancel.clear()
+        talk.brake = Brake()
         assert (await talk.ask()).text == "first"
         assert_valid(talk.recorded)
 
     async def test_cancel_between_quick_steps(self) -> None:
         """A turn whose every step is over at once is cancelled too; calls not begun are not run."""
         talk = Talk(script({"loop": [{"tool": "shout", "input": {"word": "a"}}]}), shout)
-        talk.reports = Setting(talk.cancel, "model", step=3)
+        talk.reports = Pulling(talk.brake, "model", step=3)
         reply = await talk.ask()
         assert (reply.stop_reason, reply.steps, reply.tool_calls) == ("cancelled", 3, 2)
         assert talk.texts()[2] == "Not run: The turn was cancelled."
@@ -314,19 +315,19 @@ class Broken(Silent):
         return BackendInfo("broken", "")
 
 
-class Setting(list[tuple[str, str, int]]):
-    """A list of reports that sets an event when a phase is reported."""
+class Pulling(list[tuple[str, str, int]]):
+    """A list of reports that pulls a brake when a phase is reported."""
 
-    def __init__(self, event: asyncio.Event, phase: str, step: int = 1) -> None:
+    def __init__(self, brake: Brake, phase: str, step: int = 1) -> None:
         super().__init__()
-        self._event = event
+        self._brake = brake
         self._when = (phase, step)
 
     def append(self, report: tuple[str, str, int]) -> None:
         """Add `report`."""
         super().append(report)
         if (report[0], report[2]) == self._when:
-            self._event.set()
+            self._brake.pull()
 
 
 calls = st.sampled_from(

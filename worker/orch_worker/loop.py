@@ -29,7 +29,7 @@ from .backends.base import AssistantTurn, Backend, OnText
 from .tokens import CHARS_PER_TOKEN, clip
 from .tools.base import Outcome, Toolbox, refuse
 
-__all__ = ["run_turn"]
+__all__ = ["Brake", "run_turn"]
 
 GRACE_SECONDS: Final = 1.0
 
@@ -49,6 +49,32 @@ CUT_OFF: Final = (
 )
 
 
+class Brake:
+    """Ends a turn before it is done: when it is pulled, which may be at any time, or at the turn's deadline."""
+
+    def __init__(self) -> None:
+        self._pulled = False
+        self._timeout: asyncio.Timeout | None = None
+
+    def pull(self) -> None:
+        """End the turn at its next await, with stop reason `cancelled`."""
+        self._pulled = True
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    def until(self, deadline: float) -> asyncio.Timeout:
+        """Return the context in which the brake and `deadline` (loop time) raise TimeoutError."""
+        self._timeout = asyncio.timeout_at(deadline)
+        return self._timeout
+
+    def cut(self) -> Cut | None:
+        """Return why the turn is to end now, None while it may go on."""
+        if self._pulled:
+            return "cancelled"
+        when = self._timeout.when() if self._timeout is not None else None
+        return "timeout" if when is not None and asyncio.get_running_loop().time() >= when else None
+
+
 async def run_turn(
     *,
     query_id: str,
@@ -59,18 +85,18 @@ async def run_turn(
     record: Record,
     limits: Limits,
     report: Report,
-    cancel: asyncio.Event,
+    brake: Brake,
     on_text: OnText | None = None,
 ) -> Reply:
     """Run one turn and return its reply.
 
-    Every message goes through `record` before it becomes part of the conversation. `cancel` ends the turn at once with
+    Every message goes through `record` before it becomes part of the conversation. `brake` ends the turn with
     stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`. Raises BackendError, with
     the turn's `usage` so far as an attribute, and ConfigError for an empty prompt.
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(backend, toolbox, record, limits, report, cancel, on_text)
+    turn = _Turn(backend, toolbox, record, limits, report, brake, on_text)
     return await turn.run(query_id, agent_id, scrub(prompt))
 
 
@@ -82,17 +108,16 @@ class _Turn:
         record: Record,
         limits: Limits,
         report: Report,
-        cancel: asyncio.Event,
+        brake: Brake,
         on_text: OnText | None,
     ) -> None:
         self._backend = backend
         self._toolbox = toolbox
         self._record = record
         self._limits = limits
-        self._cancel = cancel
         self._report = report
+        self._brake = brake
         self._on_text = on_text
-        self._deadline = asyncio.get_running_loop().time() + limits.turn_seconds
         self._usage = Usage()
         self._steps = 0
         self._calls = 0
@@ -104,14 +129,16 @@ class _Turn:
         message = user(prompt)
         self._record(message)
         self._backend.append_user(message.content)
-        cancelled = asyncio.create_task(self._cancel.wait())
+        deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
-            stop = await self._steps_until_done(cancelled)
+            async with self._brake.until(deadline):
+                stop = await self._steps_until_done()
+        except TimeoutError:
+            stop = self._brake.cut() or "timeout"
         except BackendError as error:
             vars(error)["usage"] = self._usage
             raise
         finally:
-            cancelled.cancel()
             self._report("idle", "", self._steps)
         return Reply(
             id=agent_id,
@@ -132,31 +159,26 @@ class _Turn:
             why = "No result: the process ended before the call was done. It may have had effects."
             self._append_results([refuse(call, why).result for call in left])
 
-    async def _steps_until_done(self, cancelled: asyncio.Task[bool]) -> StopReason:
+    async def _steps_until_done(self) -> StopReason:
         while self._steps < self._limits.max_turns:
-            if cut := self._cut():
+            if cut := self._brake.cut():
                 return cut
-            turn = await self._response(cancelled)
-            if not isinstance(turn, AssistantTurn):
-                return turn
+            turn = await self._response()
             calls = tool_uses(turn.message)
             if not calls:
                 return turn.stop_reason
-            cut = await self._run_calls(calls, turn.stop_reason, cancelled)
-            if cut:
-                return cut
+            if turn.stop_reason in NOT_COMPLETE:
+                self._append_results([refuse(call, CUT_OFF.format(why=turn.stop_reason)).result for call in calls])
+            else:
+                await self._run_calls(calls)
         return "max_turns"
 
-    async def _response(self, cancelled: asyncio.Task[bool]) -> AssistantTurn | Cut:
-        """Return the next model response, recorded, or what cut it short."""
+    async def _response(self) -> AssistantTurn:
+        """Return the next model response, recorded."""
         info = self._backend.info()
         self._report("model", f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1)
-        task = asyncio.create_task(self._backend.assistant_turn(self._on_text))
-        cut = await self._wait([task], cancelled)
-        if cut:
-            return cut
         try:
-            turn = task.result()
+            turn = await self._backend.assistant_turn(self._on_text)
         except OrchError:
             raise
         except Exception as error:
@@ -169,53 +191,32 @@ class _Turn:
         self._backend.append_assistant(message)
         return turn
 
-    async def _run_calls(
-        self, calls: Sequence[ToolUse], stop_reason: StopReason, cancelled: asyncio.Task[bool]
-    ) -> Cut | None:
-        """Run `calls` at once and append their results in call order; return what cut them short, if anything."""
-        if stop_reason in NOT_COMPLETE:
-            self._append_results([refuse(call, CUT_OFF.format(why=stop_reason)).result for call in calls])
-            return None
-        if cut := self._cut():
+    async def _run_calls(self, calls: Sequence[ToolUse]) -> None:
+        """Run `calls` at once and append their results in call order, also those of calls that the brake ends."""
+        if cut := self._brake.cut():
             self._append_results([refuse(call, f"Not run: {WHY[cut]}").result for call in calls])
-            return cut
+            return
         self._report("tool", ", ".join(dict.fromkeys(call.name for call in calls)), self._steps)
         tasks = [asyncio.create_task(self._toolbox.dispatch(call)) for call in calls]
-        cut = await self._wait(tasks, cancelled)
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            await _end(tasks)
+            if cut := self._brake.cut():
+                self._take(calls, tasks, cut)
+            raise
+        self._take(calls, tasks, None)
+
+    def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[Outcome]], cut: Cut | None) -> None:
         outcomes = [_outcome(call, task, cut) for call, task in zip(calls, tasks, strict=True)]
         for outcome in outcomes:
             self._calls += outcome.ran
             self._files |= dict.fromkeys(outcome.files_changed)
         self._append_results([outcome.result for outcome in outcomes])
-        return cut
 
     def _append_results(self, results: Sequence[ToolResult]) -> None:
         self._record(Message("user", tuple(results)))
         self._backend.append_tool_result(results)
-
-    def _cut(self) -> Cut | None:
-        if self._cancel.is_set():
-            return "cancelled"
-        return "timeout" if asyncio.get_running_loop().time() >= self._deadline else None
-
-    async def _wait(
-        self,
-        tasks: Sequence[asyncio.Task[AssistantTurn]] | Sequence[asyncio.Task[Outcome]],
-        cancelled: asyncio.Task[bool],
-    ) -> Cut | None:
-        """Wait until all `tasks` are done, or end them for the reason that is returned."""
-        pending: set[asyncio.Task[AssistantTurn] | asyncio.Task[Outcome]] = set(tasks)
-        clock = asyncio.get_running_loop().time
-        try:
-            while pending:
-                left = max(0.0, self._deadline - clock())
-                done, _ = await asyncio.wait({*pending, cancelled}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                pending -= done
-                if pending and (cancelled in done or not done):
-                    return "cancelled" if done else "timeout"
-            return None
-        finally:
-            await _end(pending)
 
     def _reply_text(self, stop: StopReason) -> str:
         why = WHY.get(stop, "").format(steps=self._steps)
@@ -230,15 +231,16 @@ def _outcome(call: ToolUse, task: asyncio.Task[Outcome], cut: Cut | None) -> Out
     return Outcome(refuse(call, why).result)
 
 
-async def _end(tasks: set[asyncio.Task[AssistantTurn] | asyncio.Task[Outcome]]) -> None:
-    """Cancel `tasks`, and wait a moment for them; one that will not end is left behind."""
-    for task in tasks:
+async def _end(tasks: Sequence[asyncio.Task[Outcome]]) -> None:
+    """Cancel those of `tasks` that still run, and wait a moment for them; one that will not end is left behind."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
         task.cancel()
         task.add_done_callback(_retrieve)
-    if tasks:
-        await asyncio.wait(tasks, timeout=GRACE_SECONDS)
+    if running:
+        await asyncio.wait(running, timeout=GRACE_SECONDS)
 
 
-def _retrieve(task: asyncio.Task[AssistantTurn] | asyncio.Task[Outcome]) -> None:
+def _retrieve(task: asyncio.Task[Outcome]) -> None:
     if not task.cancelled():
         task.exception()

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import Finished, Query, Ready
@@ -16,7 +17,7 @@ from orch_protocol.messages import Message, Usage
 from orch_protocol.spec import AgentSpec, Birth
 
 from .backends.registry import make_backend
-from .loop import run_turn
+from .loop import Brake, run_turn
 from .prompt import first_prompt, system_prompt
 from .tools.base import ToolContext
 from .tools.presets import make_toolbox
@@ -45,7 +46,7 @@ class Runtime:
     def __init__(self, spec: AgentSpec, keys: dict[str, str], root: Root) -> None:
         self.spec = spec
         self._root = root
-        self._cancel = asyncio.Event()
+        self._brake = Brake()
         self._sync_due = False
         self.backend = make_backend(spec.backend, keys)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
@@ -91,7 +92,10 @@ class Runtime:
     async def query(self, query_id: str, query: Query) -> Finished:
         """Run a turn and return its end, durable in the transcript. Must not raise, unless cancelled from outside."""
         session = self.transcript.session
-        self._cancel.clear()
+        self._brake = Brake()
+        limits = self.spec.limits
+        if query.seconds is not None and query.seconds < limits.turn_seconds:
+            limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
         try:
             prompt = query.prompt
             if session.interrupted is not None:
@@ -107,9 +111,9 @@ class Runtime:
                 backend=self.backend,
                 toolbox=self.toolbox,
                 record=lambda message: self._record(message, query_id),
-                limits=self.spec.limits,
+                limits=limits,
                 report=self._root.report,
-                cancel=self._cancel,
+                brake=self._brake,
             )
             self.transcript.turn_end(query_id, reply)
         except Exception as error:
@@ -120,7 +124,7 @@ class Runtime:
 
     def cancel(self) -> None:
         """End the running turn at its next safe point."""
-        self._cancel.set()
+        self._brake.pull()
 
     def close(self) -> None:
         """Make everything durable and give the transcript up."""
