@@ -37,11 +37,6 @@ __all__ = ["AsyncOrchestrator", "ToolLike"]
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, or a function of the user's program, which runs there."""
 
-NO_MODEL = (
-    "orch: no model is configured, so the extractive backend answers: offline, by quotation. "
-    "Set ORCH_MODEL=provider:model, or model in config.toml, to use one."
-)
-
 
 class Scripted(Protocol):
     """A backend that can be told as data, such as ScriptedBackend."""
@@ -241,7 +236,7 @@ class AsyncOrchestrator:
     def _tell_no_model(self) -> None:
         if not self._told_no_model:
             self._told_no_model = True
-            print(NO_MODEL, file=sys.stderr, flush=True)
+            print(configuration.NO_MODEL, file=sys.stderr, flush=True)
 
 
 _RUNNING: WeakSet[AsyncOrchestrator] = WeakSet()

@@ -23,9 +23,13 @@ from orch_protocol.errors import ConfigError
 from . import paths
 from .trust import is_trusted, project_file
 
-__all__ = ["DEFAULT", "Loaded", "load"]
+__all__ = ["DEFAULT", "NO_MODEL", "Loaded", "flat", "load"]
 
 DEFAULT: Final = "default"
+NO_MODEL: Final = (
+    "orch: no model is configured: the offline extractive backend answers, in quotations. For a model, set its key "
+    "and ORCH_MODEL=provider:model, or `model` in config.toml"
+)
 NOT_SETTINGS: Final = ("ORCH_HOME", "ORCH_RUN")
 
 

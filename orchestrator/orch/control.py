@@ -32,6 +32,7 @@ ANY_VERSION: Final = frozenset({"daemon_status", "daemon_stop"})
 """What a client of another version may ask, so that it can replace the daemon."""
 WAITS: Final = frozenset({"collect", "query", "wait"})
 """What ends when its asker is gone, because it would take the answer along."""
+BACKLOG: Final = 1024
 ACCEPT_PASSES: Final = 6
 """Passes of the event loop after which a connection that waited in the backlog has been met."""
 
@@ -89,7 +90,9 @@ class ControlServer:
         try:
             listener.bind(self._path)
             os.chmod(self._path, 0o600)
-            self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=self.max_line)
+            self._server = await asyncio.start_unix_server(
+                self._connected, sock=listener, limit=self.max_line, backlog=BACKLOG
+            )
         except BaseException:
             listener.close()
             raise

@@ -417,3 +417,12 @@ def test_the_doctor_passes_here(shell: Shell) -> None:
     shell.run("daemon", "start")
     found = {each["check"]: each for each in shell.data("doctor")}
     assert found["daemon"]["detail"].startswith("process ")
+
+
+def test_a_log_that_cannot_be_written_is_told(shell: Shell) -> None:
+    """The command says which file, and starts nothing."""
+    (shell.home / "daemon" / "log").mkdir(parents=True)
+    told = shell.run("list", code=1).stderr.decode()
+    assert told.count("\n") == 1
+    assert "daemon/log cannot be written: Is a directory" in told
+    assert shell.ours() == []

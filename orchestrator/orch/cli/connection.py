@@ -87,9 +87,9 @@ class Connection:
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, ConnectionResetError):
             connected.close()
             return None
-        except OSError as error:
+        except OSError as error:  # such as a backlog full of others, when the daemon hangs
             connected.close()
-            raise Failure("OSError", f"cannot connect to {path}: {error.strerror or error}") from error
+            raise Failure("OSError", f"cannot connect to {path}: {error.strerror or error}; see {self.log}") from error
         return connected
 
     def _connect(self) -> socket.socket:

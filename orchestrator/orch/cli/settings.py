@@ -18,10 +18,6 @@ from ..trust import project_file
 __all__ = ["spawn_settings"]
 
 OFFLINE: Final = "extractive:"
-NO_MODEL: Final = (
-    "orch: no model is configured: the offline extractive backend answers, in quotations. For a model, set its key "
-    "and ORCH_MODEL=provider:model (or model in config.toml, or --model)"
-)
 OF_THE_ROOT: Final = (
     *("durability", "daemon.idle_minutes", "subagents.max_concurrent", "subagents.depth_cap"),
     *("subagents.allow_nested", "subagents.timeout_minutes"),
@@ -48,7 +44,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> dict[str, Any]:
     if arguments.script is None:
         model = arguments.model or loaded.config.model
         if model is None:
-            print(NO_MODEL, file=sys.stderr)
+            print(config.NO_MODEL, file=sys.stderr)
         settings["model"] = model or OFFLINE
     if arguments.tools is not None:
         settings["tools"] = [name for name in arguments.tools.replace(",", " ").split() if name]

@@ -29,8 +29,9 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
     keys = {name: value for name, value in env.items() if name not in theirs}
     keys_read, keys_write = os.pipe()
     ready_read, ready_write = os.pipe()
-    log_descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    log_descriptor = -1
     try:
+        log_descriptor = _open_log(log)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "orch.daemon", "--keys", str(keys_read), "--ready", str(ready_write)],
             cwd=home,
@@ -70,6 +71,16 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
         raise Failure(error["type"], error["message"], int(error["exit_code"]))
     process.returncode = 0  # it is not ours to wait for: it outlives us
     return True
+
+
+def _open_log(log: str) -> int:
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+    except OSError as error:
+        message = f"the daemon's log {log} cannot be written: {error.strerror}. Make it so, or set another ORCH_HOME"
+        raise Failure("StoreError", message) from error
+    return descriptor
 
 
 def _python_path(env: Mapping[str, str]) -> str:
