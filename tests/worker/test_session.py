@@ -119,6 +119,15 @@ class TestTurns:
         session = Session.fold(entries(said(user("a")), said(user("b"), "q2"), ended("q2")))
         assert session.interrupted is None
 
+    def test_only_its_own_end_or_notice_settles_a_turn(self) -> None:
+        """The end of another turn, or a start that names another one, leaves the turn interrupted."""
+        assert Session.fold(entries(said(user("b"), "q2"), ended("q1"))).interrupted == "q2"
+        assert Session.fold(entries(said(user("b"), "q2"), restarted("q3", "q1"))).interrupted == "q2"
+
+    def test_words_after_the_end_do_not_reopen_a_turn(self) -> None:
+        """A message of a turn that has its reply interrupts nothing."""
+        assert Session.fold(entries(said(user("a")), ended(), said(assistant("b")))).interrupted is None
+
     def test_seeded_history_is_no_turn(self) -> None:
         """Messages that belong to no query are not an interrupted turn."""
         assert Session.fold(entries(said(user("a"), ""), said(assistant("b"), ""))).interrupted is None

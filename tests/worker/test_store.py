@@ -208,6 +208,17 @@ def test_line_behind_a_lost_one_is_read_unchecked(path: Path, line: bytes | None
     assert "follows lost lines, so that it cannot be checked" in loaded.report
 
 
+def test_neighbouring_damage_is_all_found(path: Path) -> None:
+    """Altered lines in a row are each skipped: a bad line is still good enough to check the next one against."""
+    data = written(path, *((encoded(number),) for number in range(1, 6)))
+    for number in (3, 4):
+        data = damaged(data, number, data.split(b"\n")[number - 1].replace(b'"x"', b'"y"'))
+    path.write_bytes(data)
+    loaded = load(path, header=HEADER)
+    assert loaded.objects == [encoded(1), encoded(4), encoded(5)]
+    assert [damage.line for damage in loaded.damage] == [3, 4]
+
+
 def test_carriage_return_inside_is_damage(path: Path) -> None:
     """A line that an editor ended with CRLF is skipped; the next one is still checked against it."""
     data = written(path, (encoded(1),), (encoded(2),), (encoded(3),))

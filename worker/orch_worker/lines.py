@@ -90,13 +90,12 @@ class Chain:
         self.seq = 0
         self.checksum = 0
         self._seeds: tuple[int, ...] = (0,)
-        self._expected: int | None = 1
+        self._expected = 1
 
     def take(self, line: bytes, sealed: Sealed | None) -> tuple[bool, str]:
         """Return whether `line`, `sealed` by `unseal`'s word, is good; and what is to be said about it, mostly ""."""
         if sealed is None:
             self._suspect(_STATED.findall(line[-40:]))
-            self._expected = None
             return False, "not a line of ours"
         for seed in self._seeds:
             if sealed.fits(seed):
@@ -107,7 +106,7 @@ class Chain:
         known = sealed.seq == self._expected
         if known or sealed.seq <= self.seq or not _is_json(line):
             self._suspect([sealed.stated, *(b"%08x" % crc32(sealed.body, seed) for seed in self._seeds)])
-            self._expected = sealed.seq + 1 if known else None
+            self._expected += known
             return False, "its checksum does not match"
         self._accept(sealed)
         return True, "follows lost lines, so that it cannot be checked"

@@ -166,6 +166,8 @@ class _History:
 
     def _match(self, message: Message) -> Message:
         """Return `message` with each result that answers no open call turned into text."""
+        if not any(type(block) is ToolResult for block in message.content):
+            return message
         blocks: list[Block] = []
         for block in message.content:
             if not isinstance(block, ToolResult):
