@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Container
 
@@ -20,8 +21,8 @@ def new_id() -> str:
 
 
 def new_entry_id(taken: Container[str]) -> str:
-    """Return 8 hex characters (pi's entry id) not in `taken`."""
-    while (candidate := secrets.token_hex(4)) in taken:
+    """Return 8 hex characters (pi's entry id) not in `taken`: unique in one file, and no secret."""
+    while (candidate := f"{random.getrandbits(32):08x}") in taken:
         pass
     return candidate
 

@@ -16,7 +16,7 @@ import msgspec
 from orch_protocol.entries import Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
-from orch_protocol.messages import Message, Reply
+from orch_protocol.messages import Message, Reply, Text
 from orch_protocol.spec import Durability
 from orch_protocol.text import scrub
 
@@ -79,7 +79,9 @@ class Transcript:
         entry cannot be encoded or the file not written; then nothing was recorded.
         """
         lines = [_encode(entry) for entry in entries]
-        stored = [_decode_exactly(line) for line in lines]
+        stored = [
+            entry if _is_plain(entry) else _decode_exactly(line) for entry, line in zip(entries, lines, strict=True)
+        ]
         self.log.append(*lines, sync=sync)
         for entry in stored:
             self.session.apply(entry)
@@ -164,6 +166,13 @@ def _encode(entry: Entry) -> bytes:
             return _encoder.encode(scrub(msgspec.to_builtins(entry)))
     except _ENCODE_ERRORS as error:
         raise StoreError(f"cannot record a {type(entry).__name__}: {error}") from error
+
+
+def _is_plain(entry: Entry) -> bool:
+    """Whether `entry` is read from its line just as it was written, because nothing but ASCII text is in it."""
+    return isinstance(entry, MessageEntry) and all(
+        type(block) is Text and block.text.isascii() for block in entry.message.content
+    )
 
 
 def _decode_exactly(line: bytes) -> Entry:
