@@ -160,7 +160,8 @@ class Journal:
     def open(cls, path: Path, *, durability: Durability = "process") -> Journal:
         """Open or create the journal at `path`. Lines that are damaged or unknown are kept, skipped and noted."""
         log, loaded = AppendLog.open(path, durability=durability, header=HEADER)
-        entries, notes = [], [str(damage) for damage in loaded.damage]
+        entries: list[Entry] = []
+        notes = [f"{path}: {loaded.report}"] if loaded.report else []
         for number, line in enumerate(loaded.objects):
             try:
                 entries.append(_decoder.decode(line))

@@ -1,0 +1,161 @@
+"""Who is believed: fresh identities, the kernel's word on the sender, and a token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from orch.router import Peer, PeerTable, Router
+from orch_protocol.commands import Hello, Nothing, Query, Ready
+from orch_protocol.wire import VERSION, Channel
+
+TOKEN = b"t" * 32
+IDENT = b"worker"
+PID = 4242
+
+
+class Table:
+    """A peer table that expects one worker, and what it delivered and sent."""
+
+    def __init__(self, spool: Path, pid: int | None = PID) -> None:
+        self.delivered: list[tuple[str, Any]] = []
+        self.sent: list[tuple[bytes, bytes]] = []
+        self.table = PeerTable(spool, lambda ident, data: self.sent.append((ident, data)), self._deliver)
+        self.peer = self.table.expect("a1", 7, IDENT, TOKEN)
+        self.worker = Channel(7, spool)
+        if pid is not None:
+            self.table.confirm(self.peer, pid)
+
+    def _deliver(self, _: Peer, kind: str, _id: str, body: Any) -> None:
+        self.delivered.append((kind, body))
+
+    def hello(self, token: bytes = TOKEN, version: int = VERSION, pid: int = PID, sender: int = PID) -> None:
+        self.table.accept(IDENT, self.worker.encode("hello", Hello(token, version, pid)), sender)
+
+    def counts(self) -> dict[str, int]:
+        return dict(self.table.counters)
+
+
+@pytest.fixture
+async def table(tmp_path: Path) -> Table:
+    return Table(tmp_path)
+
+
+async def test_a_worker_that_shows_its_token_is_believed(table: Table) -> None:
+    """Its hello and what follows are delivered, and its sender is not looked at again."""
+    table.hello()
+    assert not table.table.needs_sender(IDENT)
+    table.table.accept(IDENT, table.worker.encode("ready", Ready(), now=0.0), 0)
+    assert [kind for kind, _ in table.delivered] == ["hello", "ready"]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"token": b"x" * 32},
+        {"version": VERSION + 1},
+        {"sender": PID + 1},
+        {"sender": -1},
+        {"pid": PID + 1},
+    ],
+    ids=["token", "version", "another process", "another user", "pid"],
+)
+async def test_an_impostor_is_turned_away(table: Table, lie: dict[str, Any]) -> None:
+    """Nothing of it is delivered, and it is counted."""
+    table.hello(**lie)
+    assert table.delivered == []
+    assert table.counts() == {"impostor": 1}
+    assert table.table.needs_sender(IDENT)
+
+
+async def test_nobody_speaks_before_hello(table: Table) -> None:
+    """A first frame that is no hello is an impostor's."""
+    table.table.accept(IDENT, table.worker.encode("ready", Ready()), PID)
+    assert table.delivered == []
+    assert table.counts() == {"impostor": 1}
+
+
+async def test_a_hello_that_overtakes_the_launcher_is_parked(tmp_path: Path) -> None:
+    """It is heard once the launcher has told the pid, and judged by it."""
+    table = Table(tmp_path, pid=None)
+    table.hello()
+    assert table.delivered == []
+    table.table.confirm(table.peer, PID)
+    assert [kind for kind, _ in table.delivered] == ["hello"]
+    other = Table(tmp_path, pid=None)
+    other.hello()
+    other.table.confirm(other.peer, PID + 1)
+    assert other.delivered == []
+
+
+async def test_strangers_and_junk_are_counted_and_dropped(table: Table) -> None:
+    """An unknown identity, bytes that are no frame, a frame of an earlier incarnation: none reaches anybody."""
+    table.hello()
+    table.table.accept(b"nobody", b"junk", 1)
+    table.table.accept(IDENT, b"junk", 0)
+    table.table.accept(IDENT, Channel(6, Path("/")).encode("ready", Ready()), 0)
+    assert table.counts() == {"unknown_peer": 1, "bad_frame": 2}
+    assert [kind for kind, _ in table.delivered] == ["hello"]
+
+
+async def test_a_forgotten_worker_is_a_stranger(table: Table) -> None:
+    """After its end nothing is believed of it, and no timer runs for it."""
+    table.hello()
+    table.peer.send("query", Query("x"), "q")
+    table.table.forget(table.peer)
+    table.table.accept(IDENT, table.worker.encode("ready", Ready()), 0)
+    assert table.counts() == {"unknown_peer": 1}
+
+
+async def test_what_is_owed_is_acknowledged(table: Table) -> None:
+    """A frame that nothing answers is acknowledged by itself when the peer leaves."""
+    table.hello()
+    table.table.accept(IDENT, table.worker.encode("ready", Ready(), now=0.0), 0)
+    assert table.worker.unacked == 1
+    table.peer.courier.flush()
+    assert table.worker.decode(table.sent[-1][1]) is None
+    assert table.worker.unacked == 0
+    table.peer.courier.close()
+
+
+async def test_the_kernel_names_the_sender(tmp_path: Path) -> None:
+    """Over a real socket the router learns this process's pid, and multi-part junk is counted."""
+    heard: list[tuple[str, Any]] = []
+    router = Router(tmp_path / "r.sock", tmp_path, lambda _peer, kind, _id, body: heard.append((kind, body)))
+    peer = router.peers.expect("a1", 1, IDENT, TOKEN)
+    router.peers.confirm(peer, os.getpid())
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.IDENTITY, IDENT)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.connect(router.address)
+    worker = Channel(1, tmp_path)
+    try:
+        dealer.send_multipart([b"a", b"b", b"c"])
+        dealer.send(worker.encode("hello", Hello(TOKEN, VERSION, os.getpid())))
+        await _until(lambda: bool(heard))
+        assert [kind for kind, _ in heard] == ["hello"]
+        assert router.peers.counters["bad_frame"] == 1
+        peer.send("stop", Nothing())
+        assert dealer.poll(5000)
+        received = worker.decode(dealer.recv())
+        assert received is not None
+        assert received[0].kind == "stop"
+    finally:
+        dealer.close()
+        context.term()
+        router.peers.forget(peer)
+        router.close()
+    assert not (tmp_path / "r.sock").exists()
+
+
+async def _until(condition: Any) -> None:
+    import asyncio
+
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)

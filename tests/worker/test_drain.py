@@ -1,0 +1,166 @@
+"""A socket on an event loop loses no message and no wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import zmq
+
+from orch_protocol.commands import Nothing, Query
+from orch_protocol.wire import RESEND_SECONDS, Channel
+from orch_worker.courier import Courier
+from orch_worker.drain import Dealer, Drain
+
+
+class Echo:
+    """A ROUTER that sends everything back, driven by a Drain."""
+
+    def __init__(self, address: str) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.bind(address)
+        self.drain = Drain(self.socket, self._receive, keep=False)
+
+    def _receive(self) -> None:
+        self.drain.send(self.socket.recv_multipart(zmq.NOBLOCK))
+
+    def close(self) -> None:
+        self.drain.close(0)
+        self.context.term()
+
+
+async def test_thousands_of_messages_come_back_in_order(tmp_path: Path) -> None:
+    """Bursts larger than a batch, sent before the connection stands, all arrive; nothing stalls."""
+    address = f"ipc://{tmp_path}/echo"
+    heard: list[int] = []
+    done = asyncio.Event()
+    total = 3000
+
+    def on_data(data: bytes) -> None:
+        heard.append(int(data))
+        if len(heard) == total:
+            done.set()
+
+    dealer = Dealer(address, b"me", on_data)
+    for number in range(1000):
+        dealer.send(b"%d" % number)
+    echo = Echo(address)
+    try:
+        for start in range(1000, total, 100):
+            await asyncio.sleep(0)
+            for number in range(start, start + 100):
+                dealer.send(b"%d" % number)
+        async with asyncio.timeout(20):
+            await done.wait()
+    finally:
+        dealer.close()
+        echo.close()
+    assert heard == list(range(total))
+
+
+async def test_ping_pong_never_stalls(tmp_path: Path) -> None:
+    """One message under way at a time, thousands of times: the pattern in which a simpler rule loses an edge."""
+    address = f"ipc://{tmp_path}/echo"
+    echo = Echo(address)
+    left = 3000
+    done = asyncio.Event()
+
+    def on_data(_: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            dealer.send(b"again")
+        else:
+            done.set()
+
+    dealer = Dealer(address, b"me", on_data)
+    try:
+        dealer.send(b"first")
+        async with asyncio.timeout(20):
+            await done.wait()
+    finally:
+        dealer.close()
+        echo.close()
+    assert left == 0
+
+
+async def test_a_message_to_nobody_is_dropped_and_closing_twice_is_harmless(tmp_path: Path) -> None:
+    """A ROUTER that must route says so by an error, which is no error of ours."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.bind(f"ipc://{tmp_path}/router")
+    drain = Drain(socket, lambda: None, keep=False)
+    drain.send([b"nobody", b"x"])
+    drain.close(0)
+    drain.close(0)
+    drain.send([b"nobody", b"x"])
+    context.term()
+
+
+async def test_what_nobody_acknowledged_is_sent_again(tmp_path: Path) -> None:
+    """Timers run while something is owed, and only then."""
+    loop = _Clock()
+    sent: list[bytes] = []
+    courier = Courier(Channel(1, tmp_path), sent.append)
+    courier._loop = loop  # type: ignore[assignment]
+    courier.send("query", Query("x"), "q")
+    assert loop.pending() == [RESEND_SECONDS]
+    loop.advance(RESEND_SECONDS)
+    assert len(sent) == 2
+    assert sent[0] == sent[1]
+    other = Channel(1, tmp_path)
+    other.decode(sent[0])
+    courier.receive(other.encode("ack", Nothing()))
+    loop.advance(RESEND_SECONDS)
+    assert len(sent) == 2
+    assert loop.pending() == []
+
+
+async def test_an_arrival_that_nothing_answers_is_acknowledged_soon(tmp_path: Path) -> None:
+    """The ack travels by itself unless another frame carried it meanwhile."""
+    loop = _Clock()
+    sent: list[bytes] = []
+    courier, other = Courier(Channel(1, tmp_path), sent.append), Channel(1, tmp_path)
+    courier._loop = loop  # type: ignore[assignment]
+    courier.receive(other.encode("query", Query("x"), "q", now=0.0))
+    loop.advance(0.02)
+    other.decode(sent[-1])
+    assert other.unacked == 0
+    courier.receive(other.encode("query", Query("y"), "q", now=0.0))
+    courier.send("pong", Nothing(), reliable=False)
+    count = len(sent)
+    loop.advance(0.02)
+    assert len(sent) == count
+    assert loop.pending() == []
+
+
+class _Handle:
+    def cancel(self) -> None:
+        """Never mind."""
+
+
+class _Clock:
+    """An event loop's clock and timers, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, object]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: object) -> _Handle:
+        self._timers.append((self.now + delay, callback))
+        return _Handle()
+
+    def pending(self) -> list[float]:
+        return [when - self.now for when, _ in self._timers]
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        due = [timer for timer in self._timers if timer[0] <= self.now]
+        self._timers = [timer for timer in self._timers if timer[0] > self.now]
+        for _, callback in due:
+            callback()  # type: ignore[operator]
