@@ -21,7 +21,7 @@ from orch_protocol.wire import VERSION, Channel
 from .courier import Courier
 from .runtime import Runtime
 
-__all__ = ["Host", "Line"]
+__all__ = ["Host", "Line", "main"]
 
 ROOT_CALL_SECONDS = 3600.0
 CONNECT_SECONDS = 10.0
@@ -183,3 +183,19 @@ class Host:
         self._courier.flush()
         self._courier.close()
         self._line.close()
+
+
+def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
+    """Serve the root at `address` as `incarnation` of the agent it will name; return the exit code."""
+    from .drain import Dealer
+
+    async def serve() -> int:
+        host = Host(
+            lambda on_data: Dealer(address, ident, on_data),
+            birth=birth,
+            incarnation=incarnation,
+            spool=Path(spool),
+        )
+        return await host.serve()
+
+    return asyncio.run(serve())

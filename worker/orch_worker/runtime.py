@@ -14,7 +14,7 @@ from orch_protocol.commands import Finished, Query, Ready
 from orch_protocol.entries import MessageEntry
 from orch_protocol.errors import error_info
 from orch_protocol.messages import Message, Usage
-from orch_protocol.spec import AgentSpec, Birth
+from orch_protocol.spec import AgentSpec
 
 from .backends.registry import make_backend
 from .loop import Brake, run_turn
@@ -23,7 +23,7 @@ from .tools.base import ToolContext
 from .tools.presets import make_toolbox
 from .transcript import Transcript
 
-__all__ = ["Root", "Runtime", "main"]
+__all__ = ["Root", "Runtime"]
 
 GROUP_SYNC_SECONDS = 0.05
 
@@ -142,20 +142,3 @@ class Runtime:
         self._sync_due = False
         if self.transcript.log.dirty:
             self.transcript.log.sync()
-
-
-def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
-    """Serve the root at `address` as `incarnation` of the agent it will name; return the exit code."""
-    from .drain import Dealer
-    from .host import Host
-
-    async def serve() -> int:
-        host = Host(
-            lambda on_data: Dealer(address, ident, on_data),
-            birth=birth,
-            incarnation=incarnation,
-            spool=Path(spool),
-        )
-        return await host.serve()
-
-    return asyncio.run(serve())
