@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,22 @@ class Shell:
         return "script.json"
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+@contextmanager
+def opened(folder: Path) -> Iterator[Shell]:
     """A shell; afterwards its daemon is stopped and nothing of it is left."""
-    made = Shell(tmp_path)
-    yield made
-    made.run("daemon", "stop")
+    made = Shell(folder)
+    try:
+        yield made
+    finally:
+        made.run("daemon", "stop")
     assert made.ours() == []
     assert list(made.home.glob("**/*.sock")) == []
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    with opened(tmp_path) as made:
+        yield made
 
 
 def ended(pid: int) -> None:
@@ -337,13 +346,11 @@ def test_every_process_carries_its_run(shell: Shell) -> None:
 def test_a_long_home_works(tmp_path: Path) -> None:
     """Where the socket's path would be too long, it lies elsewhere, and everything else at home."""
     (tmp_path / ("d" * 100)).mkdir()
-    shell = Shell(tmp_path / ("d" * 100))
     (tmp_path / "runtime").mkdir(mode=0o700)
-    shell.env["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
-    shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
-    assert shell.run("query", "a", "?").stdout == b"hello\n"
-    shell.run("daemon", "stop")
-    assert shell.ours() == []
+    with opened(tmp_path / ("d" * 100)) as shell:
+        shell.env["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
+        shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
+        assert shell.run("query", "a", "?").stdout == b"hello\n"
 
 
 def test_a_broken_configuration_stops_the_daemon_with_file_and_line(shell: Shell) -> None:
@@ -373,7 +380,7 @@ def test_the_socket_speaks_lines(shell: Shell) -> None:
     error = say(shell, {"id": 2, "method": "list", "version": VERSION + 1})["error"]
     assert error["type"] == "VersionMismatchError"
     assert say(shell, {"id": 3, "method": "daemon_status", "version": VERSION + 1})["result"]["protocol"] == VERSION
-    assert "pid" in say(shell, {"id": 4, "method": "daemon_stop", "version": VERSION + 1})["result"]
+    ended(say(shell, {"id": 4, "method": "daemon_stop", "version": VERSION + 1})["result"]["pid"])
 
 
 def test_list_imports_next_to_nothing(shell: Shell) -> None:
