@@ -270,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         home = paths.private_dir(paths.home())
         folder = paths.private_dir(paths.daemon_dir(home))
         try:
-            lock = FolderLock.acquire(folder)
+            FolderLock.acquire(folder)  # never released: it shows others that this process is still there
         except LockedError as error:
             print(f"orch: another daemon serves {home}: {error}", file=sys.stderr)
             return ALREADY_RUNNING
@@ -280,7 +280,6 @@ def main(argv: list[str] | None = None) -> int:
             level=logging.INFO,
         )
         asyncio.run(serve(home, load(None, os.environ, home=home).config, env, arguments.ready))
-        lock.release()
     except (OrchError, OSError) as error:
         log.exception("the daemon could not go on")
         info = error_info(error)

@@ -7,7 +7,7 @@ import os
 import sys
 
 from .. import paths
-from .connection import Connection, await_end
+from .connection import GONE, NOT_RUNNING, Connection, await_end
 from .failure import Failure
 from .verb import Verb, dump
 
@@ -47,7 +47,12 @@ def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
 
 def _stop(arguments: Namespace) -> int:
     connection = Connection(start=None)
-    pid = connection.call("daemon_stop")["pid"] if connection.dial() else _on_its_way_out()
+    try:
+        pid = connection.call("daemon_stop")["pid"]
+    except Failure as failure:
+        if failure.kind not in (NOT_RUNNING, GONE):
+            raise
+        pid = _on_its_way_out()
     if pid is not None:
         await_end(pid)
     else:

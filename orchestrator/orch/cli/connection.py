@@ -24,6 +24,8 @@ __all__ = ["PROTOCOL", "Connection", "await_end"]
 PROTOCOL = 1
 """`orch_protocol.wire.VERSION`, which importing would cost more than everything else here."""
 LEAVING = "DaemonLeaving"
+NOT_RUNNING = "DaemonNotRunning"
+GONE = "DaemonGone"
 MAX_LINE = 64 << 20
 PATIENCE = 15.0
 """Seconds of silence after which the daemon is asked whether it lives, and after which it does not."""
@@ -96,9 +98,9 @@ class Connection:
         deadline = time.monotonic() + START_SECONDS
         while not self.dial():
             if self._start is None:
-                raise Failure("DaemonNotRunning", "no daemon is running: orch daemon start", 3)
+                raise Failure(NOT_RUNNING, "no daemon is running: orch daemon start", 3)
             if time.monotonic() > deadline:
-                raise Failure("DaemonNotRunning", f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
+                raise Failure(NOT_RUNNING, f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
             if not self._start(self._env, self.log, START_SECONDS):
                 time.sleep(0.02)  # another process is just starting, or ending, one
         assert self._socket is not None
@@ -147,7 +149,7 @@ class Connection:
             if not chunk:
                 self.close()
                 raise Failure(
-                    "DaemonGone",
+                    GONE,
                     "the daemon ended before it answered; what agents finished is kept: orch list, then orch collect "
                     f"REF. Why it ended: {self.log}",
                 )
