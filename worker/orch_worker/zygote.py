@@ -16,6 +16,7 @@ import sys
 import traceback
 from typing import Any, Final
 
+from orch_protocol.spec import BackendSpec
 from orch_protocol.zygote import (
     Booted,
     BootFailed,
@@ -29,6 +30,8 @@ from orch_protocol.zygote import (
 )
 
 from . import birth, kernel
+from .backends.registry import PROVIDERS, make_backend
+from .tools.presets import BUILTIN
 
 __all__ = ["main"]
 
@@ -48,7 +51,7 @@ def worker_process() -> type[Any]:
     dill = sys.modules.get("dill")
     sys.modules["dill"] = None  # type: ignore[assignment]
     try:
-        from multiprocess import get_context
+        from multiprocess import get_context, util  # noqa: F401  each worker's first step imports util
     finally:
         del sys.modules["dill"]
         if dill is not None:
@@ -90,6 +93,8 @@ class Zygote:
         self._entry = entry
         self._process = process
         self._alive: dict[int, tuple[int, Any]] = {}
+        # Listed before the first fork: looking through all modules would make the pages they are on a worker's own.
+        self._hidden = [name for name in sys.modules if name.partition(".")[0] == "multiprocess"]
 
     def serve(self, root: int, wake: int) -> None:
         """Work until the process behind the pidfd `root` has ended or has hung up."""
@@ -127,7 +132,7 @@ class Zygote:
         signal.set_wakeup_fd(-1)
         self._control.detach()
         # Whoever imports multiprocess in a worker gets all of it, dill included.
-        for name in [name for name in sys.modules if name.partition(".")[0] == "multiprocess"]:
+        for name in self._hidden:
             del sys.modules[name]
         birth.live(lambda: self._entry, fork, pipe)
 
@@ -149,6 +154,8 @@ def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
     function, process = birth.load(entry), worker_process()
     for module in _modules(template):
         importlib.import_module(module)
+    # The types of a script's items are worked out when the first one is read: here, not in every worker.
+    make_backend(BackendSpec("scripted", options={"items": [{"text": "warm"}]}), {})
     if template == "sdk":
         from .backends import warm
 
@@ -164,9 +171,6 @@ def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
 
 
 def _modules(template: str) -> list[str]:
-    from .backends.registry import PROVIDERS
-    from .tools.presets import BUILTIN
-
     providers = [provider.module for provider in PROVIDERS.values() if provider.template in ("lean", template)]
     return [*EVERY_WORKER, *providers, *(tool.module for tool in BUILTIN.values())]
 
