@@ -162,10 +162,8 @@ class Router:
 
     def _receive(self) -> None:
         socket = self._socket
+        # A ROUTER's message is the sender's identity and at least one part.
         ident = socket.recv(NOBLOCK)
-        if not socket.getsockopt(RCVMORE):
-            self.peers.counters["bad_frame"] += 1
-            return
         if self.peers.needs_sender(ident):
             frame = socket.recv(NOBLOCK, copy=False)
             data, sender = frame.bytes, self._sender(frame)

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ class Supervisor:
         self._takers: dict[str, str] = {}
         self._boot_errors: dict[str, str] = {}
         self._waiters: defaultdict[str, list[asyncio.Future[Any]]] = defaultdict(list)
+        self._ping_ids = count(1)
         self._pongs: dict[str, asyncio.Future[None]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -300,7 +302,7 @@ class Supervisor:
         peer = self._peers.get(node.spec.id)
         if peer is None or not peer.trusted:
             raise AgentDiedError(f"agent {node.spec.name!r} ({node.spec.id}) has no process; a query starts one")
-        ping_id = new_id()
+        ping_id = str(next(self._ping_ids))
         pong = self._pongs[ping_id] = self._loop.create_future()
         timer = self._loop.call_later(seconds, _expire, pong, node.spec.name, seconds)
         peer.send("ping", Ping(payload), ping_id, reliable=False)

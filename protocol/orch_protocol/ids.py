@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 from collections.abc import Container
@@ -17,7 +18,8 @@ def new_id() -> str:
     Random rather than sortable: the first four characters already tell two agents apart; order is the sequence
     number's work.
     """
-    return "abcdef"[secrets.randbelow(6)] + secrets.token_hex(6)[1:]
+    random_bytes = os.urandom(6)
+    return "abcdef"[random_bytes[0] % 6] + random_bytes.hex()[1:]
 
 
 def new_entry_id(taken: Container[str]) -> str:

@@ -164,3 +164,31 @@ class _Clock:
         self._timers = [timer for timer in self._timers if timer[0] > self.now]
         for _, callback in due:
             callback()  # type: ignore[operator]
+
+
+async def test_a_receiver_that_raises_does_not_stop_the_flow(tmp_path: Path) -> None:
+    """The error goes to the event loop; the messages behind the one it was about are delivered."""
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+    echo = Echo(f"ipc://{tmp_path}/echo")
+    heard: list[bytes] = []
+    done = asyncio.Event()
+
+    def on_data(data: bytes) -> None:
+        heard.append(data)
+        if data == b"3":
+            done.set()
+        if data == b"1":
+            raise ValueError("bad one")
+
+    dealer = Dealer(f"ipc://{tmp_path}/echo", b"me", on_data)
+    try:
+        for number in range(1, 4):
+            dealer.send(b"%d" % number)
+        async with asyncio.timeout(10):
+            await done.wait()
+    finally:
+        dealer.close()
+        echo.close()
+    assert heard == [b"1", b"2", b"3"]
+    assert errors == ["bad one"]

@@ -18,6 +18,7 @@ __all__ = ["Dealer", "Drain"]
 
 BATCH = 64
 # Plain integers: arithmetic on the enum's members costs more than the calls it guards.
+MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 IN, OUT, EVENTS, NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS), int(zmq.NOBLOCK)
 MAX_FRAME = 2 << 20
 
@@ -35,7 +36,9 @@ class Drain:
         self._keep = keep
         self._queue: deque[list[bytes]] = deque()
         self._scheduled = False
+        self._draining = False
         self._closed = False
+        self._seen = -1
         self._loop = asyncio.get_running_loop()
         self._descriptor = cast(int, socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
@@ -49,7 +52,8 @@ class Drain:
             self._queue.append(parts)
         else:
             self._attempt(parts)
-        self._look_again()
+        if not self._draining and self._wants(self._look()):
+            self._schedule()
 
     def close(self, linger: int = 1000) -> None:
         """Stop driving and close the socket; what libzmq already holds gets `linger` milliseconds to leave."""
@@ -62,8 +66,11 @@ class Drain:
         self._socket.close(linger)
 
     def _attempt(self, parts: list[bytes]) -> bool:
+        self._seen = -1
         try:
-            self._socket.send_multipart(parts, NOBLOCK)
+            for part in parts[:-1]:
+                self._socket.send(part, MORE)
+            self._socket.send(parts[-1], NOBLOCK)
         except zmq.Again:
             if self._keep and not self._closed:
                 self._queue.appendleft(parts)
@@ -73,10 +80,14 @@ class Drain:
                 raise
         return True
 
-    def _look_again(self) -> None:
-        events = cast(int, self._socket.getsockopt(EVENTS))
-        if events & IN or (self._queue and events & OUT):
-            self._schedule()
+    def _look(self) -> int:
+        """Return EVENTS, read after the last call into the socket: what comes later is an edge of its own."""
+        if self._seen < 0:
+            self._seen = cast(int, self._socket.getsockopt(EVENTS))
+        return self._seen
+
+    def _wants(self, events: int) -> bool:
+        return bool(events & IN or (self._queue and events & OUT))
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -85,17 +96,25 @@ class Drain:
 
     def _drain(self) -> None:
         self._scheduled = False
-        for _ in range(BATCH):
-            if self._closed:
-                return
-            events = cast(int, self._socket.getsockopt(EVENTS))
-            if events & IN:
-                self._receive()
-            elif self._queue and events & OUT:
-                self._attempt(self._queue.popleft())
-            else:
-                return
-        self._schedule()
+        self._seen = -1
+        self._draining = True
+        try:
+            for _ in range(BATCH):
+                if self._closed:
+                    return
+                events = self._look()
+                if events & IN:
+                    self._seen = -1
+                    self._receive()
+                elif self._queue and events & OUT:
+                    self._attempt(self._queue.popleft())
+                else:
+                    return
+        finally:
+            self._draining = False
+            # After a full batch, and after an error in a receiver, there may be more.
+            if self._seen < 0 or self._wants(self._seen):
+                self._schedule()
 
 
 class Dealer:
