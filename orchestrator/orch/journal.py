@@ -136,7 +136,6 @@ Entry: TypeAlias = (
     Opened | Spawned | Launched | Up | Asked | Answered | Collected | Stopping | Ended | Killed | Resumed | Woken
 )
 
-_SYNCED = (Collected, Killed)
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
@@ -151,15 +150,16 @@ def _encode(entry: Entry) -> bytes:
 class Journal:
     """The open journal of a run. Its owner holds the run folder's lock."""
 
-    def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str]) -> None:
+    def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str], synced: tuple[type[Entry], ...]) -> None:
         self.log = log
+        self._synced = synced
         self.entries = entries
         self.notes = notes
 
     @classmethod
     def open(cls, path: Path, *, durability: Durability = "process") -> Journal:
         """Open or create the journal at `path`. Lines that are damaged or unknown are kept, skipped and noted."""
-        log, loaded = AppendLog.open(path, durability=durability, header=HEADER)
+        log, loaded = AppendLog.open(path, header=HEADER)
         entries: list[Entry] = []
         notes = [f"{path}: {loaded.report}"] if loaded.report else []
         for number, line in enumerate(loaded.objects):
@@ -167,13 +167,21 @@ class Journal:
                 entries.append(_decoder.decode(line))
             except msgspec.MsgspecError as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        return cls(log, entries, notes)
+        return cls(log, entries, notes, (Collected, Killed, Spawned) if durability == "power" else (Collected, Killed))
 
     def append(self, entries: list[Entry]) -> None:
-        """Write `entries` in one write; a collect or a kill reaches the disk before this returns. Raises StoreError."""
+        """Write `entries` in one write. Raises StoreError.
+
+        A collect or a kill is on the disk when this returns, with durability "power" a spawn too: no transcript has it.
+        """
         if entries:
-            sync = any(isinstance(entry, _SYNCED) for entry in entries)
+            sync = any(type(entry) in self._synced for entry in entries)
             self.log.append(*map(_encode, entries), sync=sync)
+
+    def sync(self) -> None:
+        """Bring everything to the disk; may run in another thread than `append`. Raises StoreError."""
+        if self.log.dirty:
+            self.log.sync()
 
     def close(self) -> None:
         """Sync and close."""

@@ -55,6 +55,7 @@ from .tree import Tree
 __all__ = ["Supervisor"]
 
 DRAIN_SECONDS = 0.25
+GROUP_SYNC_SECONDS = 0.05
 LOG_TAIL = 2000
 
 Serve = Callable[["Supervisor", str, RootCall], Awaitable[msgspec.Raw]]
@@ -89,6 +90,7 @@ class Supervisor:
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.entries)
         self._journal = journal
+        journal.log.on_dirty = self._sync_soon
         self._launcher = launcher
         self._serve = serve
         self._logs = logs
@@ -106,6 +108,7 @@ class Supervisor:
         self._ping_ids = count(1)
         self._pongs: dict[str, asyncio.Future[None]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        self._syncing: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -144,6 +147,8 @@ class Supervisor:
         for peer in list(self._peers.values()):
             self._board.peers.forget(peer)
         self._board.close()
+        if self._syncing is not None:
+            await asyncio.wait([self._syncing])
         settle = self.tree.decide(Recover(os.getpid()), self._clock())
         self._journal.append(settle.entries)
         self.tree.apply(settle.entries)
@@ -209,12 +214,7 @@ class Supervisor:
         self._peers[send.id].send("query", Query(prompt, seconds), send.query_id)
 
     def _perform_timer(self, timer: Timer) -> None:
-        def fire() -> None:
-            self._timers.discard(handle)
-            self.handle(timer.event)
-
-        handle = self._loop.call_later(timer.seconds, fire)
-        self._timers.add(handle)
+        self._later(timer.seconds, lambda: self.handle(timer.event))
 
     def _perform_notify(self, notify: Notify) -> None:
         kind, _, rest = notify.topic.partition(":")
@@ -338,8 +338,7 @@ class Supervisor:
         node = self.tree.nodes[id]
         if node.pending is not None and node.status == "busy":
             # Its last words may still be in the socket; the transcript knows better, but later.
-            handle = self._loop.call_later(DRAIN_SECONDS, self._bury, id, incarnation, code)
-            self._timers.add(handle)
+            self._later(DRAIN_SECONDS, lambda: self._bury(id, incarnation, code))
         else:
             self._bury(id, incarnation, code)
 
@@ -401,6 +400,23 @@ class Supervisor:
             # Killed in the meantime, or no room to revive: the news waits in the inbox for the next turn's end.
             with contextlib.suppress(OrchError):
                 self.ask(node, "\n\n".join(node.inbox), from_inbox=True)
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        def fire() -> None:
+            self._timers.discard(handle)
+            act()
+
+        handle = self._loop.call_later(seconds, fire)
+        self._timers.add(handle)
+
+    def _sync_soon(self) -> None:
+        self._later(GROUP_SYNC_SECONDS, self._sync)
+
+    def _sync(self) -> None:
+        # In a thread: the root serves everybody, and a busy disk takes its time. A failure ends the journal, and the
+        # next that writes to it is told.
+        self._syncing = self._loop.run_in_executor(None, self._journal.sync)
+        self._syncing.add_done_callback(lambda syncing: syncing.cancelled() or syncing.exception())
 
     def _spawn_task(self, work: Any) -> None:
         task = self._loop.create_task(work)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from orch_protocol.commands import Finished, Query, Ready
 from orch_protocol.entries import MessageEntry
-from orch_protocol.errors import error_info
+from orch_protocol.errors import StoreError, error_info
 from orch_protocol.messages import Message, Usage
 from orch_protocol.spec import AgentSpec
 
@@ -26,6 +26,7 @@ from .transcript import Transcript
 __all__ = ["Root", "Runtime"]
 
 GROUP_SYNC_SECONDS = 0.05
+EXIT_STORE = 74
 
 INTERRUPTED = "[The turn before this one was cut short when its process ended; what it recorded is above.]"
 
@@ -38,6 +39,9 @@ class Root(Protocol):
 
     async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
         """Ask for a service and return its result."""
+
+    def stop(self, code: int = 0) -> None:
+        """End this agent's process with exit code `code`."""
 
 
 class Runtime:
@@ -140,5 +144,10 @@ class Runtime:
 
     def _sync(self) -> None:
         self._sync_due = False
-        if self.transcript.log.dirty:
-            self.transcript.log.sync()
+        try:
+            if self.transcript.log.dirty:
+                self.transcript.log.sync()
+        except StoreError as error:
+            # What the file holds is uncertain now. The next process of this agent reads it anew.
+            print(error, flush=True)
+            self._root.stop(EXIT_STORE)

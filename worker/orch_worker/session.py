@@ -45,7 +45,6 @@ class Session:
         """How many turns are finished."""
         self._places: dict[str, int] = {}
         self._parents: list[int] = []
-        self._history: _History | None = _History()
         self._messages: tuple[Message, ...] | None = ()
 
     @classmethod
@@ -72,12 +71,11 @@ class Session:
         missing says that the process ended, one whose call is missing becomes text.
         """
         if self._messages is None:
-            if self._history is None:
-                self._history = _History()
-                for entry in self._path():
-                    if isinstance(entry, MessageEntry):
-                        self._history.add(entry.message)
-            self._messages = self._history.messages()
+            history = _History()
+            for entry in self._path():
+                if isinstance(entry, MessageEntry):
+                    history.add(entry.message)
+            self._messages = history.messages()
         return self._messages
 
     def reply(self, query_id: str) -> Reply | None:
@@ -91,15 +89,12 @@ class Session:
             return
         last = len(self.entries) - 1
         parent = -1 if entry.parent_id is None else self._places.get(entry.parent_id, last)
-        if parent != last:
-            self._history = self._messages = None  # another branch: gathered anew when asked for
         self._parents.append(parent)
         self._places[entry.id] = last + 1
         self.entries.append(entry)
+        # Gathered when asked for: a worker at work asks once in its life, and records all the time.
+        self._messages = None
         if isinstance(entry, MessageEntry):
-            self._messages = None
-            if self._history is not None:
-                self._history.add(entry.message)
             if entry.turn and entry.turn not in self.replies:
                 self.interrupted = entry.turn
         elif isinstance(entry, TurnEnd):

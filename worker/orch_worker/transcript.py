@@ -16,7 +16,7 @@ import msgspec
 from orch_protocol.entries import Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
-from orch_protocol.messages import Message, Reply, Text
+from orch_protocol.messages import Message, Reply, Text, tool_uses
 from orch_protocol.spec import Durability
 from orch_protocol.text import scrub
 
@@ -39,17 +39,21 @@ _ENCODE_ERRORS: Final = (*_DECODE_ERRORS, TypeError, ValueError, NotImplementedE
 class Transcript:
     """The open transcript of one agent. Made by `Transcript.open`; its folder is locked until `close`."""
 
-    def __init__(self, lock: FolderLock, log: AppendLog, session: Session, repaired: str) -> None:
+    def __init__(self, lock: FolderLock, log: AppendLog, session: Session, repaired: str, power: bool) -> None:
         self.log = log
         self.path = log.path
         self.session = session
         self.repaired = repaired
         """One line about what was damaged or cut off when the file was opened, "" when it was sound."""
         self._lock = lock
+        self._power = power
 
     @classmethod
     def open(cls, folder: Path, *, agent: str, cwd: str, durability: Durability = "process") -> Transcript:
         """Lock `folder`, create or load its session file, cut off what a death left unfinished, and fold it.
+
+        With durability "power" a reply and a tool call are on the disk before anything follows from them; the rest
+        reaches it whenever the log is synced.
 
         Raises LockedError when another process has it open, ForeignFileError when the file is not a transcript of
         `agent` (it is left alone), StoreError when folder or file cannot be used.
@@ -58,7 +62,7 @@ class Transcript:
         log = None
         try:
             header = _encode(SessionHeader(id=new_id(), timestamp=_timestamp(), cwd=cwd, agent=agent))
-            log, loaded = AppendLog.open(folder / NAME, durability=durability, header=header)
+            log, loaded = AppendLog.open(folder / NAME, header=header)
             session = _fold(loaded)
             if loaded.end == 0:
                 session.apply(_decode_exactly(header))
@@ -70,7 +74,8 @@ class Transcript:
                 log.close()
             lock.release()
             raise
-        return cls(lock, log, session, f"{log.path}: {loaded.report}" if loaded.report else "")
+        repaired = f"{log.path}: {loaded.report}" if loaded.report else ""
+        return cls(lock, log, session, repaired, durability == "power")
 
     def append(self, *entries: Entry, sync: bool = False) -> list[Entry]:
         """Record `entries`, which follow each other, in one write: all or none. Return them as they are on disk.
@@ -82,7 +87,7 @@ class Transcript:
         stored = [
             entry if _is_plain(entry) else _decode_exactly(line) for entry, line in zip(entries, lines, strict=True)
         ]
-        self.log.append(*lines, sync=sync)
+        self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))
         for entry in stored:
             self.session.apply(entry)
         return stored
@@ -116,7 +121,7 @@ class Transcript:
             id = new_entry_id(entries)
             entries[id] = MessageEntry(id=id, parent_id=parent, timestamp=timestamp, message=message)
             parent = id
-        self.append(*entries.values())
+        self.append(*entries.values(), sync=self._power)
 
     def close(self) -> None:
         """Make everything durable and give the folder up; closing twice does nothing."""
@@ -170,9 +175,15 @@ def _encode(entry: Entry) -> bytes:
 
 def _is_plain(entry: Entry) -> bool:
     """Whether `entry` is read from its line just as it was written, because nothing but ASCII text is in it."""
-    return isinstance(entry, MessageEntry) and all(
-        type(block) is Text and block.text.isascii() for block in entry.message.content
-    )
+    if not isinstance(entry, MessageEntry) or len(entry.message.content) != 1:
+        return False
+    block = entry.message.content[0]
+    return type(block) is Text and block.text.isascii()
+
+
+def _is_acted_on(entry: Entry) -> bool:
+    """Whether something follows from `entry` that a loss of power must not undo: an answer, the run of a tool."""
+    return isinstance(entry, TurnEnd) or (isinstance(entry, MessageEntry) and bool(tool_uses(entry.message)))
 
 
 def _decode_exactly(line: bytes) -> Entry:
