@@ -2,7 +2,7 @@
 
 The language of a fence says what becomes of it:
 
-    python    a program. A line that ends in `#> text` prints `text`; `...` in it stands for anything.
+    python    a program. A line that ends in `# -> text` prints `text`; `...` in it stands for anything.
     console   `$ command` lines, each followed by what it prints; a line `...` stands for any lines, `...` inside a
               line for anything, two spaces for any number, and `? 3` for exit code 3. Standard error is shown to
               people and not compared.
@@ -86,8 +86,8 @@ def commands(text: str) -> list[Command]:
 
 
 def expected(program: str) -> str:
-    """Return what the `#>` comments of a python block say it prints."""
-    return "".join(f"{match[1]}\n" for match in re.finditer(r"#> (.*)$", program, re.MULTILINE))
+    """Return what the `# ->` comments of a python block say it prints."""
+    return "".join(f"{match[1]}\n" for match in re.finditer(r"# -> (.*)$", program, re.MULTILINE))
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -264,10 +264,15 @@ def test_output_is_compared(pattern: str, text: str, same: bool) -> None:
 
 def test_wrong_examples_are_caught(reader: Reader) -> None:
     """A program that prints something else, fails or warns is reported; so are commands and unknown make targets."""
-    run_python(Block(1, "python", "print(1)  #> 1\n"), reader, "here")
+    run_python(Block(1, "python", "print(1)  # -> 1\n"), reader, "here")
     run_console(Block(1, "console", "$ echo a > f\n$ cat f\na\n$ exit 3\n? 3\n"), reader, "here")
     check_sh(Block(1, "sh", "make test\npython3 -m venv .venv\n"), "here")
-    for program in ("print(2)  #> 1\n", "raise SystemExit(1)\n", "import warnings; warnings.warn('x')\n", "print(1)\n"):
+    for program in (
+        "print(2)  # -> 1\n",
+        "raise SystemExit(1)\n",
+        "import warnings; warnings.warn('x')\n",
+        "print(1)\n",
+    ):
         with pytest.raises(AssertionError, match="here"):
             run_python(Block(1, "python", program), reader, "here")
     for session in ("$ echo b\na\n", "$ exit 3\n", "$ echo more\n"):
