@@ -40,7 +40,7 @@ __all__ = [
 # Events: what happened, or what somebody wants.
 
 
-class Spawn(Struct, frozen=True):
+class Spawn(Struct, frozen=True, gc=False):
     """`caller` (an agent's id, None for the user's program) wants an agent; the tree sets seq, name and depth."""
 
     spec: AgentSpec
@@ -48,7 +48,7 @@ class Spawn(Struct, frozen=True):
     request_id: str | None = None
 
 
-class Ask(Struct, frozen=True):
+class Ask(Struct, frozen=True, gc=False):
     """`asker` puts a query to agent `id`. `waits` says that it will block until the answer."""
 
     id: str
@@ -61,7 +61,7 @@ class Ask(Struct, frozen=True):
     request_id: str | None = None
 
 
-class WorkerUp(Struct, frozen=True):
+class WorkerUp(Struct, frozen=True, gc=False):
     """The process of incarnation `incarnation` is ready."""
 
     id: str
@@ -72,7 +72,7 @@ class WorkerUp(Struct, frozen=True):
     context_limit: int = 0
 
 
-class Finish(Struct, frozen=True):
+class Finish(Struct, frozen=True, gc=False):
     """The worker reports the end of a query; `taken_by` names a waiter that gets it now."""
 
     id: str
@@ -84,7 +84,7 @@ class Finish(Struct, frozen=True):
     taken_by: str | None = None
 
 
-class LaunchFailed(Struct, frozen=True):
+class LaunchFailed(Struct, frozen=True, gc=False):
     """No process came to be."""
 
     id: str
@@ -92,7 +92,7 @@ class LaunchFailed(Struct, frozen=True):
     error: str
 
 
-class Gone(Struct, frozen=True):
+class Gone(Struct, frozen=True, gc=False):
     """The process ended. `recovered` is the pending query's reply if the transcript holds it."""
 
     id: str
@@ -103,25 +103,25 @@ class Gone(Struct, frozen=True):
     detail: str = ""
 
 
-class BootOverdue(Struct, frozen=True):
+class BootOverdue(Struct, frozen=True, gc=False):
     """The process had its time to become ready."""
 
     id: str
     incarnation: int
 
 
-class StopOverdue(Struct, frozen=True):
+class StopOverdue(Struct, frozen=True, gc=False):
     """The process was asked to leave and had its time."""
 
     id: str
     incarnation: int
 
 
-class Sweep(Struct, frozen=True):
+class Sweep(Struct, frozen=True, gc=False):
     """Time to look for agents that have idled long enough."""
 
 
-class Collect(Struct, frozen=True):
+class Collect(Struct, frozen=True, gc=False):
     """`by` wants the answer to the last query of agent `id`."""
 
     id: str
@@ -129,20 +129,20 @@ class Collect(Struct, frozen=True):
     again: bool = False
 
 
-class Kill(Struct, frozen=True):
+class Kill(Struct, frozen=True, gc=False):
     """`by` ends the agents `ids` and everything below them."""
 
     ids: tuple[str, ...]
     by: str
 
 
-class Resume(Struct, frozen=True):
+class Resume(Struct, frozen=True, gc=False):
     """Let a killed or failed agent answer again."""
 
     id: str
 
 
-class Recover(Struct, frozen=True):
+class Recover(Struct, frozen=True, gc=False):
     """A root takes over: no process of the last one is left. `replies` are found in transcripts, by query id."""
 
     pid: int
@@ -169,14 +169,14 @@ Event: TypeAlias = (
 # Instructions: the five things a supervisor can do.
 
 
-class Launch(Struct, frozen=True):
+class Launch(Struct, frozen=True, gc=False):
     """Start a process for agent `id`."""
 
     id: str
     incarnation: int
 
 
-class Signal(Struct, frozen=True):
+class Signal(Struct, frozen=True, gc=False):
     """End a process: `stop` asks it to leave, `kill` does not ask."""
 
     id: str
@@ -184,21 +184,21 @@ class Signal(Struct, frozen=True):
     how: str
 
 
-class Send(Struct, frozen=True):
+class Send(Struct, frozen=True, gc=False):
     """Put query `query_id` to the worker of agent `id`."""
 
     id: str
     query_id: str
 
 
-class Timer(Struct, frozen=True):
+class Timer(Struct, frozen=True, gc=False):
     """Hand `event` in after `seconds`."""
 
     seconds: float
     event: Event
 
 
-class Notify(Struct, frozen=True):
+class Notify(Struct, frozen=True, gc=False):
     """Tell whoever waits for `topic` (`query:ID`, `up:ID:N`, `gone:ID:N`, `wake:ID`)."""
 
     topic: str
@@ -209,7 +209,7 @@ class Notify(Struct, frozen=True):
 Instruction: TypeAlias = Launch | Signal | Send | Timer | Notify
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """What follows from an event: entries to write, instructions to perform then, and a value for the one who asked."""
 
     entries: list[Entry] = []

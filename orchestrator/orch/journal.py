@@ -37,34 +37,34 @@ __all__ = [
 HEADER = b'{"type":"orch_journal","version":1}'
 
 
-class _Entry(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", omit_defaults=True):
     at: float
 
 
-class Opened(_Entry, frozen=True, kw_only=True, tag="opened"):
+class Opened(_Entry, frozen=True, gc=False, kw_only=True, tag="opened"):
     """A root took the run over."""
 
     pid: int
 
 
-class _Agent(_Entry, frozen=True, kw_only=True, omit_defaults=True):
+class _Agent(_Entry, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     id: str
 
 
-class Spawned(_Agent, frozen=True, kw_only=True, tag="spawned"):
+class Spawned(_Agent, frozen=True, gc=False, kw_only=True, tag="spawned"):
     """An agent exists. `request_id` is the caller's, for a repeated request."""
 
     spec: AgentSpec
     request_id: str | None = None
 
 
-class Launched(_Agent, frozen=True, kw_only=True, tag="launched"):
+class Launched(_Agent, frozen=True, gc=False, kw_only=True, tag="launched"):
     """A process was asked for."""
 
     incarnation: int
 
 
-class Up(_Agent, frozen=True, kw_only=True, tag="up"):
+class Up(_Agent, frozen=True, gc=False, kw_only=True, tag="up"):
     """The process has opened its transcript and waits."""
 
     pid: int
@@ -73,7 +73,7 @@ class Up(_Agent, frozen=True, kw_only=True, tag="up"):
     context_limit: int = 0
 
 
-class Asked(_Agent, frozen=True, kw_only=True, tag="asked"):
+class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
     """A query was accepted. `asker` is the agent that asks, None for the user's program."""
 
     query_id: str
@@ -85,7 +85,7 @@ class Asked(_Agent, frozen=True, kw_only=True, tag="asked"):
     request_id: str | None = None
 
 
-class Answered(_Agent, frozen=True, kw_only=True, tag="answered"):
+class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):
     """A query is over, one way or the other. `taken_by` says who waited and so got the answer."""
 
     query_id: str
@@ -96,18 +96,18 @@ class Answered(_Agent, frozen=True, kw_only=True, tag="answered"):
     taken_by: str | None = None
 
 
-class Collected(_Agent, frozen=True, kw_only=True, tag="collected"):
+class Collected(_Agent, frozen=True, gc=False, kw_only=True, tag="collected"):
     """Somebody took the answer."""
 
     query_id: str
     by: str
 
 
-class Stopping(_Agent, frozen=True, kw_only=True, tag="stopping"):
+class Stopping(_Agent, frozen=True, gc=False, kw_only=True, tag="stopping"):
     """The process was asked to leave; its agent goes cold."""
 
 
-class Ended(_Agent, frozen=True, kw_only=True, tag="ended"):
+class Ended(_Agent, frozen=True, gc=False, kw_only=True, tag="ended"):
     """The process is gone. `status` is what the agent is now: cold, died, failed or killed."""
 
     incarnation: int
@@ -116,17 +116,17 @@ class Ended(_Agent, frozen=True, kw_only=True, tag="ended"):
     error: str | None = None
 
 
-class Killed(_Agent, frozen=True, kw_only=True, tag="killed"):
+class Killed(_Agent, frozen=True, gc=False, kw_only=True, tag="killed"):
     """The agent was killed on purpose."""
 
     by: str
 
 
-class Resumed(_Agent, frozen=True, kw_only=True, tag="resumed"):
+class Resumed(_Agent, frozen=True, gc=False, kw_only=True, tag="resumed"):
     """A killed or failed agent may answer again."""
 
 
-class Woken(_Agent, frozen=True, kw_only=True, tag="woken"):
+class Woken(_Agent, frozen=True, gc=False, kw_only=True, tag="woken"):
     """News for the agent, to be its next prompt."""
 
     text: str

@@ -55,6 +55,7 @@ from .tree import Tree
 __all__ = ["Supervisor"]
 
 DRAIN_SECONDS = 0.25
+PONG_CHECK_SECONDS = 0.5
 GROUP_SYNC_SECONDS = 0.05
 LOG_TAIL = 2000
 
@@ -106,7 +107,8 @@ class Supervisor:
         self._boot_errors: dict[str, str] = {}
         self._waiters: defaultdict[str, list[asyncio.Future[Any]]] = defaultdict(list)
         self._ping_ids = count(1)
-        self._pongs: dict[str, asyncio.Future[None]] = {}
+        self._checking_pongs = False
+        self._pongs: dict[str, tuple[asyncio.Future[None], float]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._syncing: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -153,7 +155,8 @@ class Supervisor:
         self._journal.append(settle.entries)
         self.tree.apply(settle.entries)
         self._journal.close()
-        for future in [future for futures in self._waiters.values() for future in futures] + list(self._pongs.values()):
+        waiting = [future for futures in self._waiters.values() for future in futures]
+        for future in (*waiting, *(pong for pong, _ in self._pongs.values())):
             if not future.done():
                 future.set_exception(AgentDiedError("the orchestrator was closed while somebody waited for an agent"))
 
@@ -278,8 +281,13 @@ class Supervisor:
 
     async def until(self, topic: str, seconds: float) -> Any:
         """Wait for `topic` to be notified, at most `seconds`. Raises TimeoutError, or the error that is notified."""
-        async with asyncio.timeout(seconds):
-            return await self.watch(topic)
+        future = self.watch(topic)
+        timer = self._loop.call_later(seconds, _expire, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            future.cancel()
 
     def watch(self, topic: str) -> asyncio.Future[Any]:
         """Return a future of `topic`, which hears of it from this very moment on. Cancel it when done with it."""
@@ -303,14 +311,28 @@ class Supervisor:
         if peer is None or not peer.trusted:
             raise AgentDiedError(f"agent {node.spec.name!r} ({node.spec.id}) has no process; a query starts one")
         ping_id = str(next(self._ping_ids))
-        pong = self._pongs[ping_id] = self._loop.create_future()
-        timer = self._loop.call_later(seconds, _expire, pong, node.spec.name, seconds)
+        pong: asyncio.Future[None] = self._loop.create_future()
+        if not self._checking_pongs:
+            self._checking_pongs = True
+            self._later(PONG_CHECK_SECONDS, self._check_pongs)
+        self._pongs[ping_id] = pong, self._loop.time() + seconds
         peer.send("ping", Ping(payload), ping_id, reliable=False)
         try:
             await pong
+        except TimeoutError:
+            raise AgentDiedError(f"agent {node.spec.name!r} did not answer a ping within {seconds:g} s") from None
         finally:
-            timer.cancel()
-            del self._pongs[ping_id]
+            self._pongs.pop(ping_id, None)
+
+    def _check_pongs(self) -> None:
+        """Fail the pings whose time is over. One timer for all: a timer each would cost more than the ping."""
+        now = self._loop.time()
+        for pong, deadline in self._pongs.values():
+            if now >= deadline:
+                _expire(pong)
+        self._checking_pongs = bool(self._pongs)
+        if self._checking_pongs:
+            self._later(PONG_CHECK_SECONDS, self._check_pongs)
 
     # Workers.
 
@@ -381,7 +403,7 @@ class Supervisor:
             case _ if kind == "hello":
                 peer.send("init", Init(self.tree.nodes[agent_id].spec), "init")
             case _ if kind == "pong":
-                pong = self._pongs.get(id)
+                pong, _ = self._pongs.get(id, (None, 0.0))
                 if pong is not None and not pong.done():
                     pong.set_result(None)
             case _:
@@ -434,6 +456,6 @@ class Supervisor:
         return f"the end of its log:\n{text}" if text else ""
 
 
-def _expire(pong: asyncio.Future[None], name: str, seconds: float) -> None:
-    if not pong.done():
-        pong.set_exception(AgentDiedError(f"agent {name!r} did not answer a ping within {seconds:g} s"))
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())

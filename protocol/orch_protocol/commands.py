@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 
-class Nothing(Struct, frozen=True):
+class Nothing(Struct, frozen=True, gc=False):
     """An empty body."""
 
 
-class Hello(Struct, frozen=True):
+class Hello(Struct, frozen=True, gc=False):
     """A worker's first word. The root answers Init only when token, version, incarnation, pid and uid all match."""
 
     token: bytes
@@ -45,13 +45,13 @@ class Hello(Struct, frozen=True):
     pid: int
 
 
-class Init(Struct, frozen=True):
+class Init(Struct, frozen=True, gc=False):
     """Who the worker is."""
 
     spec: AgentSpec
 
 
-class Ready(Struct, frozen=True):
+class Ready(Struct, frozen=True, gc=False):
     """The worker has opened its transcript. `interrupted` names the query that a death cut short, if one was."""
 
     entries: int = 0
@@ -62,20 +62,20 @@ class Ready(Struct, frozen=True):
     repaired: str = ""
 
 
-class Ping(Struct, frozen=True):
+class Ping(Struct, frozen=True, gc=False):
     """Are you there? `payload` comes back in the pong only as its length."""
 
     payload: bytes = b""
 
 
-class Query(Struct, frozen=True):
+class Query(Struct, frozen=True, gc=False):
     """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline."""
 
     prompt: str
     seconds: float | None = None
 
 
-class Finished(Struct, frozen=True, omit_defaults=True):
+class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
     """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set.
 
     `usage` is what a failed turn used before it failed; a reply carries its own.
@@ -87,15 +87,15 @@ class Finished(Struct, frozen=True, omit_defaults=True):
     context_tokens: int = 0
 
 
-class Cancel(Struct, frozen=True):
+class Cancel(Struct, frozen=True, gc=False):
     """End the running turn at the next safe point; it finishes with stop reason `cancelled`."""
 
 
-class Stop(Struct, frozen=True):
+class Stop(Struct, frozen=True, gc=False):
     """Leave: finish nothing new, close the transcript, exit 0."""
 
 
-class Progress(Struct, frozen=True):
+class Progress(Struct, frozen=True, gc=False):
     """What the agent does just now, for people (`phase` is `model`, `tool` or `idle`; `detail` one line)."""
 
     phase: str
@@ -103,7 +103,7 @@ class Progress(Struct, frozen=True):
     step: int = 0
 
 
-class RootCall(Struct, frozen=True):
+class RootCall(Struct, frozen=True, gc=False):
     """Something a worker asks of the root. `payload` is the service's own parameter struct, as msgpack."""
 
     service: str
@@ -111,7 +111,7 @@ class RootCall(Struct, frozen=True):
     seconds: float | None = None
 
 
-class RootReply(Struct, frozen=True, omit_defaults=True):
+class RootReply(Struct, frozen=True, gc=False, omit_defaults=True):
     """The answer to the RootCall with the same frame id. Exactly one of `payload` and `error` is set."""
 
     payload: msgspec.Raw = msgspec.Raw(b"\xc0")

@@ -18,7 +18,7 @@ __all__ = ["SESSION_VERSION", "Custom", "Entry", "MessageEntry", "SessionHeader"
 SESSION_VERSION = 3
 
 
-class SessionHeader(Struct, frozen=True, tag="session", tag_field="type", rename="camel"):
+class SessionHeader(Struct, frozen=True, gc=False, tag="session", tag_field="type", rename="camel"):
     """The first line of a session file. `agent` is the id of the agent whose transcript this is."""
 
     id: str
@@ -29,41 +29,41 @@ class SessionHeader(Struct, frozen=True, tag="session", tag_field="type", rename
     parent_session: str | None = None
 
 
-class _Entry(Struct, frozen=True, kw_only=True, tag_field="type", rename="camel", omit_defaults=True):
+class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", rename="camel", omit_defaults=True):
     id: str
     parent_id: str | None
     timestamp: str
 
 
-class MessageEntry(_Entry, frozen=True, kw_only=True, tag="message"):
+class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history)."""
 
     message: Message
     turn: str = ""
 
 
-class TurnStart(_Entry, frozen=True, kw_only=True, tag="turn_start"):
+class TurnStart(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):
     """A query was accepted. Written only when the turn before it was cut short, to say so."""
 
     turn: str
     interrupted: str
 
 
-class TurnEnd(_Entry, frozen=True, kw_only=True, tag="turn_end"):
+class TurnEnd(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_end"):
     """A turn is over. This line is what makes a reply true: without it the turn was interrupted."""
 
     turn: str
     reply: Reply
 
 
-class Custom(_Entry, frozen=True, kw_only=True, tag="custom"):
+class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     """State of an extension; never in the model's context."""
 
     custom_type: str
     data: Any = None
 
 
-class SessionInfo(_Entry, frozen=True, kw_only=True, tag="session_info"):
+class SessionInfo(_Entry, frozen=True, gc=False, kw_only=True, tag="session_info"):
     """A name for the session."""
 
     name: str | None = None

@@ -42,27 +42,27 @@ StopReason: TypeAlias = Literal[
 ]
 
 
-class Text(Struct, frozen=True, tag="text"):
+class Text(Struct, frozen=True, gc=False, tag="text"):
     """Plain text."""
 
     text: str
 
 
-class Thinking(Struct, frozen=True, tag="thinking", omit_defaults=True):
+class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True):
     """A model's reasoning; `signature` must return to the provider byte for byte."""
 
     thinking: str
     signature: str | None = None
 
 
-class Image(Struct, frozen=True, tag="image"):
+class Image(Struct, frozen=True, gc=False, tag="image"):
     """An image: base64 `data` of type `media_type` (image/png, image/jpeg, image/gif, image/webp)."""
 
     media_type: str
     data: str
 
 
-class ToolUse(Struct, frozen=True, tag="tool_use"):
+class ToolUse(Struct, frozen=True, gc=False, tag="tool_use"):
     """A call the model asks for. `input` is the parsed argument object."""
 
     id: str
@@ -70,7 +70,7 @@ class ToolUse(Struct, frozen=True, tag="tool_use"):
     input: dict[str, Any]
 
 
-class ToolResult(Struct, frozen=True, tag="tool_result", omit_defaults=True):
+class ToolResult(Struct, frozen=True, gc=False, tag="tool_result", omit_defaults=True):
     """The one answer to the `ToolUse` with id `tool_use_id`."""
 
     tool_use_id: str
@@ -78,7 +78,7 @@ class ToolResult(Struct, frozen=True, tag="tool_result", omit_defaults=True):
     is_error: bool = False
 
 
-class Opaque(Struct, frozen=True, tag="opaque"):
+class Opaque(Struct, frozen=True, gc=False, tag="opaque"):
     """A provider's own block, kept as it came (`raw` is JSON data) and shown to that provider alone."""
 
     provider: str
@@ -88,14 +88,14 @@ class Opaque(Struct, frozen=True, tag="opaque"):
 Block: TypeAlias = Text | Thinking | Image | ToolUse | ToolResult | Opaque
 
 
-class Message(Struct, frozen=True):
+class Message(Struct, frozen=True, gc=False):
     """One message of a conversation. Tool results live in user messages."""
 
     role: Literal["user", "assistant", "system"]
     content: tuple[Block, ...]
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, gc=False):
     """Tokens and money. `cost_usd` is a floor while `cost_known` is false (a price was missing)."""
 
     input_tokens: int = 0
@@ -116,7 +116,7 @@ class Usage(Struct, frozen=True):
         )
 
 
-class Reply(Struct, frozen=True):
+class Reply(Struct, frozen=True, gc=False):
     """What a turn came to: prompt to final reply.
 
     `id` is the agent's, `query_id` the turn's. `steps` counts model responses, `tool_calls` the calls that ran: a
