@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
+from inspect import signature
+from itertools import dropwhile, takewhile
 
 import msgspec
 
 import orch
+from orch.cli import VERBS
 from orch.config import flat
 from orch_protocol import errors
 from orch_protocol.config import Config
 from orch_protocol.entries import Entry
 from orch_protocol.services import Status
+from orch_worker.backends.registry import PROVIDERS
 from orch_worker.tools.presets import BUILTIN, PRESETS
 from sources import ROOT
 
@@ -23,9 +27,9 @@ def page(name: str) -> str:
 
 
 def first_cells(name: str, heading: str) -> list[str]:
-    """Return the code in the first column of the table below the line of a page that begins with `heading`."""
-    table = page(name).partition(f"\n{heading}")[2].partition("\n\n")[0 if heading.startswith("|") else 2]
-    rows = table[table.index("|---") :].split("\n\n")[0].splitlines()[1:]
+    """Return the code in the first column of the first table at or below the line that begins with `heading`."""
+    lines = dropwhile(lambda line: not line.startswith(heading), page(name).splitlines())
+    rows = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: not line.startswith("|---"), lines))
     return [code for row in rows for code in re.findall(r"`([^`]+)`", row.split("|")[1])]
 
 
@@ -49,6 +53,22 @@ def test_tools_page_lists_tools_and_presets() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|$", page("tools.md"), re.MULTILINE)
     shown = {name: tuple(re.findall(r"`(\w+)`", cell)) for name, cell in rows if name in PRESETS}
     assert shown == PRESETS
+
+
+def test_backends_page_describes_every_provider() -> None:
+    """docs/backends.md has a section for each backend there is, and for no other."""
+    assert sorted(re.findall(r"^## (.+)$", page("backends.md"), re.MULTILINE)) == sorted(PROVIDERS)
+
+
+def test_cli_page_lists_every_command() -> None:
+    """docs/cli.md names each command of `orch`."""
+    assert {cell.split()[1] for cell in first_cells("cli.md", "| command")} == set(VERBS)
+
+
+def test_agents_page_explains_every_argument_of_spawn() -> None:
+    """docs/agents.md explains each argument of `spawn`."""
+    taken = set(signature(orch.Orchestrator.spawn).parameters) - {"self"}
+    assert sorted(first_cells("agents.md", "## Spawn")) == sorted(taken)
 
 
 def test_processes_page_lists_every_status() -> None:
