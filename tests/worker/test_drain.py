@@ -192,3 +192,27 @@ async def test_a_receiver_that_raises_does_not_stop_the_flow(tmp_path: Path) -> 
         echo.close()
     assert heard == [b"1", b"2", b"3"]
     assert errors == ["bad one"]
+
+
+async def test_a_closed_socket_costs_nothing(tmp_path: Path) -> None:
+    """Work that was scheduled when it was closed is the last there is."""
+    dealer = Dealer(f"ipc://{tmp_path}/nobody", b"me", lambda _: None)
+    dealer.close()
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not dealer._drain._scheduled
+    assert not [handle for handle in loop._ready if "Drain" in repr(handle)]  # type: ignore[attr-defined]
+
+
+async def test_a_courier_that_was_closed_sends_nothing_more(tmp_path: Path) -> None:
+    """What is still said to a peer that is gone is dropped, and no timer is kept for it."""
+    loop = _Clock()
+    sent: list[bytes] = []
+    courier = Courier(Channel(1, tmp_path), sent.append)
+    courier._loop = loop  # type: ignore[assignment]
+    courier.close()
+    courier.send("query", Query("x"), "q")
+    loop.advance(RESEND_SECONDS)
+    assert sent == []
+    assert loop.pending() == []

@@ -27,9 +27,16 @@ class Courier:
         self._loop = asyncio.get_running_loop()
         self._resend: asyncio.TimerHandle | None = None
         self._ack: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def send(self, kind: str, body: Struct, id: str = "", *, reliable: bool = True) -> None:
-        """Send `body`; a reliable one is kept and re-sent until the peer has it. Raises MessageTooLargeError."""
+        """Send `body`; a reliable one is kept and re-sent until the peer has it. A closed courier drops it.
+
+        Raises MessageTooLargeError or ProtocolError for a body that cannot travel, OSError when the file for a large
+        one cannot be written.
+        """
+        if self._closed:
+            return
         self._transmit(self.channel.encode(kind, body, id, now=self._loop.time() if reliable else None))
         if reliable and self._resend is None:
             self._resend = self._loop.call_later(RESEND_SECONDS, self._send_overdue)
@@ -39,7 +46,7 @@ class Courier:
         try:
             return self.channel.decode(data)
         finally:
-            if self._ack is None and self.channel.owes_ack:
+            if self._ack is None and self.channel.owes_ack and not self._closed:
                 self._ack = self._loop.call_later(ACK_SECONDS, self._send_ack)
 
     def flush(self) -> None:
@@ -48,7 +55,8 @@ class Courier:
             self._transmit(self.channel.encode("ack", Nothing()))
 
     def close(self) -> None:
-        """Stop the timers."""
+        """The peer is gone: stop the timers, and send nothing more."""
+        self._closed = True
         for timer in (self._resend, self._ack):
             if timer is not None:
                 timer.cancel()

@@ -113,7 +113,7 @@ class Drain:
         finally:
             self._draining = False
             # After a full batch, and after an error in a receiver, there may be more.
-            if self._seen < 0 or self._wants(self._seen):
+            if not self._closed and (self._seen < 0 or self._wants(self._seen)):
                 self._schedule()
 
 
