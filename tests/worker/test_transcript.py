@@ -218,7 +218,7 @@ def test_what_cannot_be_recorded_is_refused(transcript: Transcript, folder: Path
     """An entry that could not be read again is a StoreError, and leaves no trace."""
     before = transcript.path.read_bytes()
     deep: list[Any] = []
-    for _ in range(5000):
+    for _ in range(50_000):
         deep = [deep]
     for value in (deep, object(), {"x": {1, object()}}):
         with pytest.raises(StoreError, match="cannot record"):
