@@ -28,8 +28,9 @@ from .journal import (
     Up,
     Woken,
 )
+from .news import news_line
 
-__all__ = ["Node", "Nodes", "Result", "head_of", "iso", "news_line"]
+__all__ = ["Node", "Nodes", "Result", "head_of", "iso"]
 
 HEAD = 80
 
@@ -54,6 +55,8 @@ class Node:
     last_activity: float
     status: Status = "starting"
     incarnation: int = 0
+    running: bool = False
+    """Whether a process exists or is being made, also one that was told to end."""
     pid: int | None = None
     pending: Asked | None = None
     stopping: bool = False
@@ -72,8 +75,8 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether a process exists or is being made that has not been asked to leave."""
-        return self.status in ("starting", "idle", "busy") and not self.stopping
+        """Whether it counts against the limit: it has a process, or is to have one as soon as the last one has left."""
+        return self.running and self.status != "killed" and (not self.stopping or self.pending is not None)
 
 
 class Nodes:
@@ -163,7 +166,7 @@ class Nodes:
         return node
 
     def _apply_launched(self, node: Node, entry: Launched) -> None:
-        node.status, node.incarnation, node.pid = "starting", entry.incarnation, None
+        node.status, node.incarnation, node.pid, node.running = "starting", entry.incarnation, None, True
         node.stopping, node.error, node.last_activity = False, None, entry.at
 
     def _apply_up(self, node: Node, entry: Up) -> None:
@@ -209,7 +212,7 @@ class Nodes:
 
     def _apply_ended(self, node: Node, entry: Ended) -> None:
         node.status = entry.status  # type: ignore[assignment]
-        node.pid, node.stopping, node.error = None, False, entry.error
+        node.pid, node.running, node.stopping, node.error = None, False, False, entry.error
 
     def _apply_killed(self, node: Node, entry: Killed) -> None:
         node.status, node.last_activity, node.stopping = "killed", entry.at, False
@@ -231,15 +234,6 @@ def head_of(prompt: str) -> str:
 def iso(at: float) -> str:
     """Return epoch time `at` as ISO 8601 UTC to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def news_line(node: Node, answered: Answered) -> str:
-    """Return one line that tells how a query to `node` ended."""
-    if answered.reply is not None:
-        return (
-            f"- {node.spec.id} ({node.spec.name}): {answered.reply.stop_reason}, {answered.reply.tool_calls} tool calls"
-        )
-    return f"- {node.spec.id} ({node.spec.name}): failed: {answered.error.message if answered.error else 'no answer'}"
 
 
 def _model(spec: AgentSpec) -> str:

@@ -67,9 +67,9 @@ from .journal import (
     Spawned,
     Stopping,
     Up,
-    Woken,
 )
-from .nodes import Node, Nodes, iso, news_line
+from .news import News
+from .nodes import Node, Nodes, iso
 
 __all__ = ["Tree"]
 
@@ -105,6 +105,8 @@ class Tree:
         parent = self.nodes[event.caller] if event.caller is not None else None
         spec = event.spec
         depth = spec.depth if parent is None else parent.spec.depth + 1
+        if parent is not None:
+            _require_life(parent)
         if parent is not None and not config.allow_nested:
             raise DepthCapError(
                 f"agent {parent.spec.name!r} may not spawn: nested spawning is off "
@@ -116,7 +118,7 @@ class Tree:
             self._check_grant(parent, spec)
         self._check_width()
         seq = len(self.nodes) + 1
-        name = spec.name or f"agent-{seq}"
+        name = spec.name or self._free_name(seq)
         self._check_name(name)
         spec = msgspec.structs.replace(
             spec, seq=seq, name=name, depth=depth, parent_id=event.caller if parent else spec.parent_id
@@ -135,6 +137,13 @@ class Tree:
                 f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, wider))}: it does not hold "
                 f"{'it' if len(wider) == 1 else 'them'} itself; it holds {', '.join(granted) or 'no tools'}"
             )
+
+    def _free_name(self, seq: int) -> str:
+        name, number = f"agent-{seq}", 1
+        while name in self.nodes.names:
+            number += 1
+            name = f"agent-{seq}-{number}"
+        return name
 
     def _check_name(self, name: str) -> None:
         if name.isdigit():
@@ -188,6 +197,8 @@ class Tree:
             return Decision(value=node.requests[event.request_id])
         spec = node.spec
         asker = event.asker
+        if asker is not None:
+            _require_life(self.nodes[asker])
         if asker == spec.id or (asker and event.waits and asker in self.nodes.waited_for_by(spec.id)):
             raise QueryCycleError(
                 f"agent {spec.name!r} waits, directly or not, for the agent that asks it; "
@@ -218,24 +229,23 @@ class Tree:
         )
         if node.status == "idle" and not node.stopping:
             return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
-        if node.status == "starting" or node.stopping:
+        if node.status == "starting":
             return Decision([asked], [], event.query_id)
-        entries, instructions = self._revive(node, now)
+        entries, instructions = self._make_room(now)
+        if not node.running:
+            incarnation = node.incarnation + 1
+            entries.append(Launched(at=now, id=spec.id, incarnation=incarnation))
+            instructions += self._launch(spec.id, incarnation)
         return Decision([asked, *entries], instructions, event.query_id)
 
-    def _revive(self, node: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
-        """Bring a process back for `node`; at the limit the agent that idled longest makes room."""
-        entries: list[Entry] = []
-        instructions: list[Instruction] = []
-        if len(self.nodes.alive) >= self.config.max_concurrent:
-            idle = [other for other in self.nodes.alive.values() if other.status == "idle"]
-            if not idle:
-                self._check_width()
-            oldest = min(idle, key=lambda other: other.last_activity)
-            entries, instructions = self._retire(oldest, now)
-        incarnation = node.incarnation + 1
-        launched = Launched(at=now, id=node.spec.id, incarnation=incarnation)
-        return [*entries, launched], [*instructions, *self._launch(node.spec.id, incarnation)]
+    def _make_room(self, now: float) -> tuple[list[Entry], list[Instruction]]:
+        """Let there be room for one more process: at the limit the agent that idled longest is sent to sleep."""
+        if len(self.nodes.alive) < self.config.max_concurrent:
+            return [], []
+        idle = [other for other in self.nodes.alive.values() if other.status == "idle" and not other.stopping]
+        if not idle:
+            self._check_width()
+        return self._retire(min(idle, key=lambda other: other.last_activity), now)
 
     def _retire(self, node: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
         id, incarnation = node.spec.id, node.incarnation
@@ -248,48 +258,36 @@ class Tree:
         node = self.nodes[event.id]
         if node.pending is None or node.pending.query_id != event.query_id:
             return Decision()
-        return self._answer(
-            node,
-            Answered(
-                at=now,
-                id=event.id,
-                query_id=event.query_id,
-                reply=event.reply,
-                error=event.error,
-                usage=event.reply.usage if event.reply else event.usage,
-                context_tokens=event.context_tokens,
-                taken_by=event.taken_by,
-            ),
-            now,
+        answered = Answered(
+            at=now,
+            id=event.id,
+            query_id=event.query_id,
+            reply=event.reply,
+            error=event.error,
+            usage=event.reply.usage if event.reply else event.usage,
+            context_tokens=event.context_tokens,
+            taken_by=event.taken_by,
         )
+        return self._settle([answered])
 
-    def _answer(self, node: Node, answered: Answered, now: float) -> Decision:
-        """Settle the pending query of `node`, tell its waiter, and wake whoever asked to be woken."""
-        entries: list[Entry] = [answered]
-        instructions: list[Instruction] = [Notify(f"query:{answered.query_id}", answered.reply, answered.error)]
-        pending = node.pending
-        asker = self.nodes.get(pending.asker) if pending else None
-        if pending and pending.wake is not None and asker is not None:
-            woken = self._news(asker, node, answered)
-            if woken is not None:
-                entries.append(Woken(at=now, id=asker.spec.id, text=woken))
-                if asker.pending is None:
-                    instructions.append(Notify(f"wake:{asker.spec.id}"))
-        if node.inbox:
-            instructions.append(Notify(f"wake:{node.spec.id}"))
+    def _settle(self, answers: list[Answered]) -> Decision:
+        """Settle pending queries, tell their waiters, and wake whoever asked to be woken."""
+        entries: list[Entry] = []
+        instructions: list[Instruction] = []
+        news = News(self.nodes)
+        for answered in answers:
+            node = self.nodes[answered.id]
+            entries.append(answered)
+            instructions.append(Notify(f"query:{answered.query_id}", answered.reply, answered.error))
+            if node.pending is not None and node.pending.wake is not None:
+                woken = news.of(node, answered)
+                if woken is not None:
+                    entries.append(woken)
+                    if self.nodes[woken.id].pending is None:
+                        instructions.append(Notify(f"wake:{woken.id}"))
+            if node.inbox:
+                instructions.append(Notify(f"wake:{node.spec.id}"))
         return Decision(entries, instructions)
-
-    def _news(self, asker: Node, node: Node, answered: Answered) -> str | None:
-        """Return the text that wakes `asker`, or None while too few of the agents it watches are done."""
-        mode = asker.watching.get(node.spec.id)
-        if mode is None:
-            return None
-        news = [*asker.news, news_line(node, answered)]
-        still = len(asker.watching) - 1
-        wanted = 1 if mode == "any" else int(mode) if isinstance(mode, int) else None
-        if still and (wanted is None or len(news) < wanted):
-            return None
-        return "[subagents finished]\n" + "\n".join(news) + "\nTheir answers wait: collect_subagent(id)."
 
     # Ending.
 
@@ -307,10 +305,8 @@ class Tree:
         taken_by: str | None = None,
     ) -> Decision:
         node = self.nodes[id]
-        if node.incarnation != incarnation or node.status not in ("starting", "idle", "busy", "killed"):
+        if node.incarnation != incarnation or not node.running:
             return Decision()
-        if node.status == "killed" and node.pid is None:
-            return Decision([], [Notify(f"gone:{id}:{incarnation}")])
         entries: list[Entry] = []
         instructions: list[Instruction] = []
         status: Status = "died"
@@ -338,7 +334,7 @@ class Tree:
                 context_tokens=node.context_tokens,
                 taken_by=taken_by,
             )
-            answer = self._answer(node, answered, now)
+            answer = self._settle([answered])
             entries += answer.entries
             instructions += answer.instructions
         entries.append(Ended(at=now, id=id, incarnation=incarnation, status=status, code=code, error=error))
@@ -378,7 +374,8 @@ class Tree:
         doomed: dict[str, Node] = {}
         for id in event.ids:
             doomed |= {node.spec.id: node for node in self.nodes.subtree(id) if node.status != "killed"}
-        entries: list[Entry] = []
+        answers: list[Answered] = []
+        killed: list[Entry] = []
         instructions: list[Instruction] = []
         for id, node in doomed.items():
             if node.pending is not None:
@@ -386,21 +383,24 @@ class Tree:
                     f"agent {node.spec.name!r} ({id}) was killed by {event.by}; "
                     f"`orch resume {node.spec.seq}` brings it back"
                 )
-                answered = Answered(at=now, id=id, query_id=node.pending.query_id, error=error_info(gone))
-                entries.append(answered)
-                instructions.append(Notify(f"query:{answered.query_id}", None, answered.error))
+                answers.append(Answered(at=now, id=id, query_id=node.pending.query_id, error=error_info(gone)))
             if node.status == "starting":
                 gone = AgentGoneError(f"agent {node.spec.name!r} ({id}) was killed by {event.by} as it started")
                 instructions.append(Notify(f"up:{id}:{node.incarnation}", None, error_info(gone)))
-            entries.append(Killed(at=now, id=id, by=event.by))
-            if node.status in ("starting", "idle", "busy"):
+            killed.append(Killed(at=now, id=id, by=event.by))
+            if node.running:
                 instructions.append(Signal(id, node.incarnation, "kill"))
-        return Decision(entries, instructions, tuple(doomed))
+        settled = self._settle(answers)
+        return Decision([*settled.entries, *killed], [*settled.instructions, *instructions], tuple(doomed))
 
     def _on_resume(self, event: Resume, now: float) -> Decision:
         node = self.nodes[event.id]
         if node.status not in ("killed", "failed"):
             return Decision()
+        if node.running:
+            raise AgentBusyError(
+                f"the process of agent {node.spec.name!r} ({event.id}) was killed and has not ended yet: try again soon"
+            )
         holder = self.nodes.names.get(node.spec.name)
         if holder is not None and holder is not node:
             raise SpawnError(f"name {node.spec.name!r} is now agent {holder.spec.id}'s; kill that one first")
@@ -424,16 +424,17 @@ class Tree:
         )
 
     def _on_recover(self, event: Recover, now: float) -> Decision:
-        entries: list[Entry] = [Opened(at=now, pid=event.pid)]
+        answers: list[Answered] = []
+        ended: list[Entry] = []
         for node in self.nodes:
             id = node.spec.id
-            status: Status = node.status
+            status: Status = "killed" if node.status == "killed" else "cold"
             if node.pending is not None:
                 reply = event.replies.get(node.pending.query_id)
                 lost = AgentDiedError(
                     f"agent {node.spec.name!r} ({id}) was cut short when its root ended; the next query revives it"
                 )
-                entries.append(
+                answers.append(
                     Answered(
                         at=now,
                         id=id,
@@ -445,11 +446,16 @@ class Tree:
                     )
                 )
                 status = "cold" if reply else "died"
-            elif status in ("starting", "idle", "busy"):
-                status = "cold"
-            if node.status in ("starting", "idle", "busy"):
-                entries.append(Ended(at=now, id=id, incarnation=node.incarnation, status=status))
-        return Decision(entries)
+            if node.running:
+                ended.append(Ended(at=now, id=id, incarnation=node.incarnation, status=status))
+        # News waits for its reader's next turn: nobody starts to work because a root did.
+        return Decision([Opened(at=now, pid=event.pid), *self._settle(answers).entries, *ended])
+
+
+def _require_life(asker: Node) -> None:
+    """Raise AgentGoneError for an agent that was killed: what it still asks for comes too late."""
+    if asker.status == "killed":
+        raise AgentGoneError(f"agent {asker.spec.name!r} ({asker.spec.id}) was killed and asks for nothing any more")
 
 
 def _how(code: int | None) -> str:

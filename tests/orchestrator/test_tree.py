@@ -109,9 +109,33 @@ def test_a_name_is_unique_among_the_living() -> None:
     with pytest.raises(SpawnError, match="sequence number"):
         forest.spawn(name="12")
     forest.handle(Kill((first,), "the user"))
+    forest.gone(first)
     forest.spawn(name="scout")
     with pytest.raises(SpawnError, match="kill that one first"):
         forest.handle(Resume(first))
+
+
+def test_a_default_name_is_one_that_is_free() -> None:
+    """Somebody who took a name that looks like ours keeps nobody from spawning."""
+    forest = Forest()
+    forest.spawn(name="agent-2")
+    forest.spawn(name="agent-3-2")
+    names = [forest.tree.nodes[forest.spawn()].spec.name for _ in range(2)]
+    assert names == ["agent-3", "agent-4"]
+    taken = Forest()
+    taken.spawn(name="agent-2")
+    assert taken.tree.nodes[taken.spawn()].spec.name == "agent-2-2"
+
+
+def test_what_a_killed_agent_still_asks_for_comes_too_late() -> None:
+    """Its process may have said it before it ended: nothing new comes to be below it, and nobody works for it."""
+    forest = Forest(allow_nested=True)
+    parent, other = forest.spawn(), forest.spawn()
+    forest.handle(Kill((parent,), "the user"))
+    with pytest.raises(AgentGoneError, match="was killed and asks for nothing"):
+        forest.spawn(parent)
+    with pytest.raises(AgentGoneError, match="was killed and asks for nothing"):
+        forest.ask(other, asker=parent)
 
 
 def test_a_repeated_spawn_is_the_same_agent() -> None:
@@ -255,6 +279,24 @@ def test_reviving_at_the_limit_sends_the_longest_idle_agent_to_sleep() -> None:
         forest.ask(old, "q3")
 
 
+def test_a_query_to_an_agent_that_is_leaving_needs_room_too() -> None:
+    """It is to have a process again, so it counts; without room it is refused."""
+    forest = Forest(max_concurrent=2)
+    cold, old = forest.spawn(), forest.spawn()
+    forest.gone(cold)
+    forest.now += 10
+    young = forest.spawn()
+    forest.ask(cold)
+    assert forest.told(Signal) == [Signal(old, 1, "stop")]
+    forest.ask(old, "q2")
+    assert forest.told(Signal) == [Signal(young, 1, "stop")]
+    with pytest.raises(ConcurrencyLimitError):
+        forest.ask(young, "q3")
+    forest.gone(old, 0)
+    assert forest.told(Launch) == [Launch(old, 2)]
+    assert len(forest.tree.nodes.alive) == 2
+
+
 # Collecting.
 
 
@@ -371,6 +413,36 @@ def test_a_killed_agent_keeps_its_usage_and_answers_after_resume() -> None:
     assert forest.told(Launch) == [Launch(id, 2)]
 
 
+def test_an_agent_is_resumed_when_its_last_process_is_gone() -> None:
+    """Two processes of one agent would fight for its transcript; until then the error says to wait."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.handle(Kill((id,), "the user"))
+    with pytest.raises(AgentBusyError, match="has not ended yet"):
+        forest.handle(Resume(id))
+    forest.gone(id)
+    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
+    forest.handle(Resume(id))
+    assert forest.status(id) == "cold"
+
+
+def test_an_agent_killed_as_it_starts_is_gone_when_its_launch_is() -> None:
+    """Whether a process comes of it or not, the end is on record and told once."""
+    forest = Forest()
+    failed, started = forest.spawn(up=False), forest.spawn(up=False)
+    forest.handle(Kill((failed, started), "the user"))
+    forest.handle(LaunchFailed(failed, 1, "too late"))
+    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{failed}:1"]
+    forest.handle(WorkerUp(started, 1, 7))
+    forest.gone(started)
+    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{started}:1"]
+    forest.gone(started)
+    assert forest.last == []
+    for id in (failed, started):
+        forest.handle(Resume(id))
+        assert forest.status(id) == "cold"
+
+
 def test_usage_rolls_up_the_tree() -> None:
     """A parent's tree usage holds its children's, killed ones too."""
     forest = Forest(allow_nested=True)
@@ -459,6 +531,22 @@ def test_a_busy_asker_is_woken_when_its_turn_is_over() -> None:
     assert forest.tree.nodes[parent].inbox == []
 
 
+def test_a_killed_agent_wakes_its_asker_too() -> None:
+    """Its end is news like an answer; several in one stroke are one wake-up."""
+    forest = Forest(allow_nested=True)
+    parent = forest.spawn()
+    children = [forest.spawn(parent) for _ in range(3)]
+    for child in children:
+        forest.ask(child, f"q-{child}", asker=parent, wake="all")
+    forest.handle(Kill((children[0],), "the user"))
+    assert not any(notify.topic.startswith("wake") for notify in forest.told(Notify))
+    forest.handle(Kill(tuple(children[1:]), "the user"))
+    assert [notify.topic for notify in forest.told(Notify) if "wake" in notify.topic] == [f"wake:{parent}"]
+    [news] = forest.tree.nodes[parent].inbox
+    assert all(child in news for child in children)
+    assert forest.tree.nodes[parent].news == []
+
+
 # Recovery.
 
 
@@ -476,6 +564,29 @@ def test_a_new_root_finds_every_agent_of_the_last_one() -> None:
     assert forest.handle(Collect(lost, "the user")).error.type == "AgentDiedError"
     assert forest.tree.nodes[idle].spec.name == "idle"
     assert not forest.tree.nodes.alive
+
+
+def test_news_of_a_run_that_ended_waits_for_its_reader() -> None:
+    """Who asked to be woken finds it with the next turn; nobody starts to work because a root did."""
+    forest = Forest(allow_nested=True)
+    parent = forest.spawn()
+    child = forest.spawn(parent)
+    forest.ask(child, "q", asker=parent, wake="all")
+    forest.tree = forest.refold()
+    forest.handle(Recover(1))
+    assert forest.last == []
+    assert "cut short" in forest.tree.nodes[parent].inbox[0]
+
+
+def test_a_process_that_was_killed_is_forgotten_with_its_root() -> None:
+    """Its end was never heard of, and the agent can be resumed."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.handle(Kill((id,), "the user"))
+    forest.tree = forest.refold()
+    forest.handle(Recover(1))
+    assert (forest.status(id), forest.tree.nodes[id].pid) == ("killed", None)
+    forest.handle(Resume(id))
 
 
 def test_entries_about_unknown_agents_are_skipped() -> None:
@@ -582,6 +693,8 @@ class Life(RuleBasedStateMachine):
                 assert node.pending is not None
             if node.status == "idle" and not node.stopping:
                 assert node.pending is None
+            if node.status in ("starting", "idle", "busy"):
+                assert node.running
 
 
 Life.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -38,12 +38,7 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
     if params.dry_run:
         doomed = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
         return Killed(tuple(dict.fromkeys(doomed)))
-    processes = [
-        (node.spec.id, node.incarnation)
-        for id in ids
-        for node in nodes.subtree(id)
-        if node.status in ("starting", "idle", "busy")
-    ]
+    processes = [(node.spec.id, node.incarnation) for id in ids for node in nodes.subtree(id) if node.running]
     gone = [root.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
     by = "the user" if caller is None else f"agent {nodes[caller].spec.name!r}"
     try:
