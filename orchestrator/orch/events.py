@@ -93,12 +93,14 @@ class LaunchFailed(Struct, frozen=True, gc=False):
 
 
 class Gone(Struct, frozen=True, gc=False):
-    """The process ended. `recovered` is the pending query's reply if the transcript holds it."""
+    """The process ended. `recovered` is the pending query's reply if the transcript holds it, `begun` whether that
+    holds anything of the query at all."""
 
     id: str
     incarnation: int
     code: int | None
     recovered: Reply | None = None
+    begun: bool = True
     taken_by: str | None = None
     detail: str = ""
 

@@ -68,6 +68,8 @@ class Node:
     context_limit: int = 0
     error: str | None = None
     children: list[str] = field(default_factory=list)
+    retried: bool = False
+    """Whether a process was started for the pending query since it was asked."""
     inbox: list[str] = field(default_factory=list)
     watching: dict[str, str | int] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
@@ -168,6 +170,7 @@ class Nodes:
     def _apply_launched(self, node: Node, entry: Launched) -> None:
         node.status, node.incarnation, node.pid, node.running = "starting", entry.incarnation, None, True
         node.stopping, node.error, node.last_activity = False, None, entry.at
+        node.retried = node.pending is not None
 
     def _apply_up(self, node: Node, entry: Up) -> None:
         node.status = "busy" if node.pending else "idle"
@@ -178,7 +181,7 @@ class Nodes:
         node.spec = msgspec.structs.replace(node.spec, history=())
 
     def _apply_asked(self, node: Node, entry: Asked) -> None:
-        node.pending, node.last_activity = entry, entry.at
+        node.pending, node.last_activity, node.retried = entry, entry.at, False
         node.queries += 1
         if node.status == "idle" and not node.stopping:
             node.status = "busy"

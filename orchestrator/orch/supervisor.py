@@ -28,7 +28,7 @@ from orch_protocol.ids import new_id, new_token
 from orch_protocol.messages import Reply
 from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
-from orch_worker.transcript import read_tail_reply
+from orch_worker.transcript import read_last_turn
 
 from .events import (
     Ask,
@@ -123,8 +123,9 @@ class Supervisor:
         """Settle what the last root of this run left behind, and begin to look for idle agents."""
         replies: dict[str, Reply] = {}
         for node in self.tree.nodes.pending.values():
-            if node.pending and (reply := read_tail_reply(Path(node.spec.folder), node.pending.query_id)):
-                replies[node.pending.query_id] = reply
+            last = read_last_turn(Path(node.spec.folder))
+            if last is not None and last.reply is not None:
+                replies[last.query_id] = last.reply
         self.handle(Recover(os.getpid(), replies))
         self.handle(Sweep())
 
@@ -371,15 +372,18 @@ class Supervisor:
         self.activity.pop(id, None)
         node = self.tree.nodes[id]
         recovered: Reply | None = None
+        begun = True
         taker: str | None = None
         if node.pending is not None and node.status == "busy":
             with contextlib.suppress(OrchError):
-                recovered = read_tail_reply(Path(node.spec.folder), node.pending.query_id)
+                last = read_last_turn(Path(node.spec.folder))
+                begun = last is not None and last.query_id == node.pending.query_id
+                recovered = last.reply if last is not None and begun else None
             taker = self._takers.get(node.pending.query_id)
         detail = self._boot_errors.pop(id, "")
         if not detail and code != 0 and node.status in ("starting", "busy"):
             detail = self._log_tail(id)
-        self.handle(Gone(id, incarnation, code, recovered, taker, detail))
+        self.handle(Gone(id, incarnation, code, recovered, begun, taker, detail))
 
     def _on_frame(self, peer: Peer, kind: str, id: str, body: Struct) -> None:
         agent_id = peer.agent_id

@@ -292,7 +292,19 @@ class Tree:
     # Ending.
 
     def _on_gone(self, event: Gone, now: float) -> Decision:
+        node = self.nodes[event.id]
+        if node.status == "busy" and node.incarnation == event.incarnation and not event.begun and not node.retried:
+            # It was dead before it heard the query: nothing was begun, so the next process may begin it.
+            return self._ask_again(node, "died", event.code, now)
         return self._lost(event.id, event.incarnation, event.code, event.detail, now, event.recovered, event.taken_by)
+
+    def _ask_again(self, node: Node, status: Status, code: int | None, now: float) -> Decision:
+        """Let the next process answer the pending query of a process that is gone."""
+        id, incarnation = node.spec.id, node.incarnation
+        ended = Ended(at=now, id=id, incarnation=incarnation, status=status, code=code)
+        launched = Launched(at=now, id=id, incarnation=incarnation + 1)
+        gone = Notify(f"gone:{id}:{incarnation}")
+        return Decision([ended, launched], [gone, *self._launch(id, incarnation + 1)])
 
     def _lost(
         self,
@@ -319,9 +331,7 @@ class Tree:
             status = "failed"
         if node.pending is not None and node.stopping:
             # A query arrived while the process was leaving: it is answered by the next one.
-            ended = Ended(at=now, id=id, incarnation=incarnation, status="cold", code=code)
-            launched = Launched(at=now, id=id, incarnation=incarnation + 1)
-            return Decision([ended, launched], self._launch(id, incarnation + 1))
+            return self._ask_again(node, "cold", code, now)
         if node.pending is not None:
             failure = None if recovered else self._obituary(node, code, detail)
             answered = Answered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +415,39 @@ async def test_a_closed_orchestrator_says_so(world: Open) -> None:
         await future
     with pytest.raises(ConfigError, match="not running"):
         await o.spawn("more")
+
+
+@pytest.mark.parametrize("world", ["zygote"], indirect=True)
+async def test_a_query_right_after_the_death_of_an_idle_agent_is_answered(world: Open) -> None:
+    """The root may not have heard of the death when it sends the query; the next process answers it all the same."""
+    o = await world()
+    agent = await o.spawn("work", backend=ScriptedBackend(["one", "two"]))
+    await agent.query("first")
+    assert agent.pid
+    os.kill(agent.pid, signal.SIGKILL)
+    assert (await agent.query("second", timeout=30)).text == "two"
+    assert [text_of(message) for message in (await agent.show()).messages][-2:] == ["second", "two"]
+
+
+@pytest.mark.parametrize("world", ["zygote"], indirect=True)
+async def test_a_process_killed_in_a_turn_takes_nothing_with_it(world: Open) -> None:
+    """SIGKILL in the middle of a turn: the query is told, the others go on, the agent answers from its transcript."""
+    called = asyncio.Event()
+
+    async def hang() -> None:
+        """Never return."""
+        called.set()
+        await asyncio.Event().wait()
+
+    o = await world()
+    agent = await o.spawn("work", backend=ScriptedBackend(["one", {"tool": "hang"}, "three"]), tools=[hang])
+    other = await o.spawn("other", backend=ScriptedBackend(["fine"]))
+    await agent.query("first")
+    future = agent.submit("second")
+    await called.wait()
+    assert agent.pid
+    os.kill(agent.pid, signal.SIGKILL)
+    with pytest.raises(AgentDiedError, match="signal 9"):
+        await future
+    assert (await other.query("go")).text == "fine"
+    assert (await agent.query("third")).text == "three"

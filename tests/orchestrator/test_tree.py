@@ -361,6 +361,21 @@ def test_a_death_in_a_turn_fails_the_query_unless_the_transcript_has_the_reply()
     assert forest.status(lost) == forest.status(saved) == "died"
 
 
+def test_a_query_that_was_never_begun_is_asked_again_once() -> None:
+    """A process that was dead before it heard the query cost nothing: the next one answers it."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.ask(id)
+    forest.gone(id, begun=False)
+    assert forest.told(Launch) == [Launch(id, 2)]
+    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
+    forest.up(id)
+    assert forest.told(Send) == [Send(id, "q")]
+    forest.gone(id, begun=False)
+    assert forest.told(Notify)[0].error.type == "AgentDiedError"
+    assert forest.status(id) == "died"
+
+
 def test_news_of_an_older_incarnation_changes_nothing() -> None:
     """A death or readiness that belongs to the past is ignored."""
     forest = Forest()

@@ -19,7 +19,7 @@ from orch_protocol.errors import ForeignFileError, LockedError, StoreError
 from orch_protocol.messages import Message, Opaque, Reply, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
 from orch_worker.session import Session
 from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript, read_session, read_tail_reply
+from orch_worker.transcript import Transcript, read_last_turn, read_session
 
 
 def opened(folder: Path, agent: str = "agent") -> Transcript:
@@ -30,6 +30,12 @@ def opened(folder: Path, agent: str = "agent") -> Transcript:
 def reply(query_id: str, text: str = "done") -> Reply:
     """Return a reply to `query_id`."""
     return Reply("agent", query_id, text, usage=Usage(1, 2, cost_usd=0.25), steps=1)
+
+
+def reply_to(folder: Path, query_id: str) -> Reply | None:
+    """Return the reply to `query_id` if that is the last turn on record and finished."""
+    last = read_last_turn(folder)
+    return last.reply if last is not None and last.query_id == query_id else None
 
 
 def state(session: Session) -> dict[str, Any]:
@@ -65,10 +71,10 @@ def test_turn_is_on_disk_at_once(transcript: Transcript, folder: Path) -> None:
     entry = transcript.message(user("hi"), "q1")
     assert read_session(folder).messages == (user("hi"),)
     assert read_session(folder).interrupted == "q1"
-    assert read_tail_reply(folder, "q1") is None
+    assert reply_to(folder, "q1") is None
     transcript.message(assistant("ho"), "q1")
     transcript.turn_end("q1", reply("q1"))
-    assert read_tail_reply(folder, "q1") == reply("q1")
+    assert reply_to(folder, "q1") == reply("q1")
     assert state(read_session(folder)) == state(transcript.session)
     assert transcript.session.entries[0] == entry
 
@@ -279,7 +285,7 @@ def test_foreign_session_file_is_refused(folder: Path, data: bytes) -> None:
     for attempt in (lambda: opened(folder), lambda: read_session(folder)):
         with pytest.raises(ForeignFileError):
             attempt()
-    assert read_tail_reply(folder, "q1") is None
+    assert reply_to(folder, "q1") is None
     assert path.read_bytes() == data
     path.unlink()
     opened(folder).close()
@@ -288,7 +294,7 @@ def test_foreign_session_file_is_refused(folder: Path, data: bytes) -> None:
 def test_nothing_there_is_an_empty_session(folder: Path) -> None:
     """An agent that died before its first word has an empty session and no reply; looking creates nothing."""
     assert read_session(folder).entries == []
-    assert read_tail_reply(folder, "q1") is None
+    assert reply_to(folder, "q1") is None
     assert not folder.exists()
 
 
@@ -311,7 +317,7 @@ class TestTailReply:
         with transcript.path.open("ab") as file:
             file.write(b'{"type":"turn_end","id"')
         data = transcript.path.read_bytes()
-        assert read_tail_reply(folder, "q1") == reply("q1", "b" * 100_000)
+        assert reply_to(folder, "q1") == reply("q1", "b" * 100_000)
         assert transcript.path.read_bytes() == data
 
     def test_half_a_reply_is_none(self, folder: Path) -> None:
@@ -324,18 +330,18 @@ class TestTailReply:
         data = transcript.path.read_bytes()
         for end in range(whole, len(data)):
             transcript.path.write_bytes(data[:end])
-            assert read_tail_reply(folder, "q1") is None
+            assert reply_to(folder, "q1") is None
 
     def test_earlier_turns_reply_is_not_the_last(self, transcript: Transcript, folder: Path) -> None:
         """Only the last turn counts, and only when it is finished."""
         transcript.message(user("a"), "q1")
         transcript.turn_end("q1", reply("q1"))
-        assert read_tail_reply(folder, "q2") is None
+        assert reply_to(folder, "q2") is None
         transcript.append(Custom(id="c", parent_id=transcript.session.leaf, timestamp="t", custom_type="x"))
-        assert read_tail_reply(folder, "q1") == reply("q1")
+        assert reply_to(folder, "q1") == reply("q1")
         transcript.message(user("b"), "q2")
-        assert read_tail_reply(folder, "q1") is None
-        assert read_tail_reply(folder, "q2") is None
+        assert reply_to(folder, "q1") is None
+        assert reply_to(folder, "q2") is None
 
 
 texts = st.text(st.characters(codec=None), max_size=12)
@@ -384,3 +390,18 @@ def test_folder_no_file_can_name(folder: Path) -> None:
     transcript = Transcript.open(folder, agent="a", cwd="/tmp/\udcff")
     transcript.close()
     assert state(read_session(folder)) == state(transcript.session)
+
+
+def test_last_turn_is_told_from_its_first_message_on(folder: Path) -> None:
+    """Whether a query was begun, and whether it was finished, is read from the file alone."""
+    assert read_last_turn(folder) is None
+    transcript = opened(folder)
+    transcript.seed([user("before")])
+    assert read_last_turn(folder) is None
+    transcript.message(user("hi"), "q1")
+    assert read_last_turn(folder) == ("q1", None)
+    transcript.turn_end("q1", reply("q1"))
+    assert read_last_turn(folder) == ("q1", reply("q1"))
+    transcript.turn_start("q2", "q1")
+    assert read_last_turn(folder) == ("q2", None)
+    transcript.close()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -23,7 +23,7 @@ from orch_protocol.text import scrub
 from .session import Session, UnknownEntry
 from .store import AppendLog, FolderLock, Loaded, load, newest_first
 
-__all__ = ["Transcript", "read_session", "read_tail_reply"]
+__all__ = ["Transcript", "read_last_turn", "read_session"]
 
 NAME: Final = "session.jsonl"
 
@@ -139,17 +139,24 @@ def read_session(folder: Path) -> Session:
     return _fold(load(folder / NAME, header=_HEADER))
 
 
-def read_tail_reply(folder: Path, query_id: str) -> Reply | None:
-    """Return the reply to `query_id` if that is the last turn in the folder's transcript and it is finished.
+class LastTurn(NamedTuple):
+    """The last turn that a transcript tells of, and its reply if it is finished."""
+
+    query_id: str
+    reply: Reply | None
+
+
+def read_last_turn(folder: Path) -> LastTurn | None:
+    """Return the last turn of which anything is on record in the folder's transcript, None if there is none.
 
     Reads the end of the file alone, without lock. Raises StoreError when it cannot be read.
     """
     for line in newest_first(folder / NAME):
         entry = _decode(line)
         if isinstance(entry, TurnEnd):
-            return entry.reply if entry.turn == query_id else None
-        if isinstance(entry, MessageEntry):
-            return None
+            return LastTurn(entry.turn, entry.reply)
+        if isinstance(entry, (MessageEntry, TurnStart)):
+            return LastTurn(entry.turn, None) if entry.turn else None
     return None
 
 
