@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from orch_protocol.spec import Birth
 from orch_protocol.zygote import LENGTH_BYTES, Fork, decode_birth, decode_fork
@@ -84,11 +85,25 @@ def _settle(fork: Fork, pipe: int) -> Birth:
     if os.environ.get(DEBUG_SWITCH) != "1":
         kernel.hide_memory()
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = _Log.stream(1), _Log.stream(2)
     faulthandler.enable(file=2)
     gc.enable()
     return birth
+
+
+class _Log(io.FileIO):
+    """A log that is lost when it cannot be written: a full disk must not turn a report of an error into another."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+    @classmethod
+    def stream(cls, descriptor: int) -> io.TextIOWrapper:
+        raw = io.BufferedWriter(cls(descriptor, "w", closefd=False))
+        return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def _read_birth(pipe: int) -> Birth:

@@ -164,7 +164,11 @@ class Host:
             self._courier.send("progress", self._progress, reliable=False)
 
     async def _run(self, runtime: Runtime, query_id: str, query: Query) -> None:
-        self._finish(query_id, await runtime.query(query_id, query))
+        try:
+            finished = await runtime.query(query_id, query)
+        except Exception as error:
+            finished = Finished(error=error_info(error))
+        self._finish(query_id, finished)
 
     def _finish(self, query_id: str, finished: Finished) -> None:
         try:

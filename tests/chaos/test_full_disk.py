@@ -1,0 +1,58 @@
+"""A disk that is full, seen from outside: a clear error, nothing lost, and work goes on when there is room again."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from orch import AsyncOrchestrator, ScriptedBackend
+from orch_protocol.errors import StoreError
+from orch_protocol.messages import text_of
+from orch_worker.transcript import read_session
+
+
+def limit_files(pid: int, size: int) -> None:
+    """Let no file of process `pid` grow beyond `size` bytes: what a full disk is to it."""
+    hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+async def test_a_worker_without_room_fails_its_query_and_not_its_transcript(tmp_path: Path) -> None:
+    """The error says what could not be written; what was recorded before is whole; with room, the agent goes on."""
+    async with AsyncOrchestrator(home=tmp_path, env={}) as o:
+        agent = await o.spawn("work", backend=ScriptedBackend(["one", "two", "three"]))
+        await agent.query("first")
+        assert agent.pid
+        folder = Path((await agent.state()).folder)
+        size = (folder / "session.jsonl").stat().st_size
+        limit_files(agent.pid, size + 10)
+        with pytest.raises(StoreError, match=r"session\.jsonl"):
+            await agent.query("second")
+        assert (folder / "session.jsonl").stat().st_size == size
+        limit_files(agent.pid, resource.RLIM_INFINITY)
+        assert (await agent.query("third")).text == "two"
+    texts = [text_of(message) for message in read_session(folder).messages]
+    assert texts[-2:] == ["third", "two"]
+
+
+async def test_a_root_without_room_refuses_and_recovers(tmp_path: Path) -> None:
+    """A query that cannot be written down is not asked; agents that are there stay, and go on when there is room."""
+    import os
+
+    async with AsyncOrchestrator(home=tmp_path, env={}, run="full") as o:
+        agent = await o.spawn("work", backend=ScriptedBackend(["one", "two"]))
+        await agent.query("first")
+        journal = tmp_path / "runs" / "full" / "journal.jsonl"
+        limit_files(os.getpid(), journal.stat().st_size + 10)
+        try:
+            with pytest.raises(StoreError, match=r"journal\.jsonl"):
+                await agent.query("second")
+            with pytest.raises(StoreError, match=r"journal\.jsonl"):
+                await o.spawn("more", backend=ScriptedBackend(["x"]))
+        finally:
+            limit_files(os.getpid(), resource.RLIM_INFINITY)
+        assert (await agent.state()).status == "idle"
+        assert (await agent.query("third")).text == "two"
+        assert len(await o.agents(all=True)) == 1
