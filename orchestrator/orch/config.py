@@ -10,9 +10,9 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -23,14 +23,34 @@ from orch_protocol.errors import ConfigError
 from . import paths
 from .trust import is_trusted, project_file
 
-__all__ = ["DEFAULT", "NO_MODEL", "Loaded", "flat", "load"]
+if TYPE_CHECKING:
+    from orch_worker.backends.models import Models
+
+__all__ = ["DEFAULT", "Default", "Loaded", "flat", "load"]
 
 DEFAULT: Final = "default"
 NO_MODEL: Final = (
     "orch: no model is configured: the offline extractive backend answers, in quotations. For a model, set its key "
     "and ORCH_MODEL=provider:model, or `model` in config.toml"
 )
-NOT_SETTINGS: Final = ("ORCH_HOME", "ORCH_RUN")
+KEY_FOUND: Final = (
+    "orch: no model is configured: {model} answers, since its key is there. For another, set ORCH_MODEL=provider:model "
+    "or `model` in config.toml; `extractive:` is the offline one"
+)
+NOT_SETTINGS: Final = ("ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
+
+
+class Default(Struct, frozen=True):
+    """What answers when no model is configured (None: the offline backend), and the line that tells people so."""
+
+    model: str | None
+    says: str
+
+    @classmethod
+    def of(cls, known: Models, keys: Container[str]) -> Default:
+        """Return the default for somebody who has `keys` (names of variables)."""
+        model = known.default(keys)
+        return cls(model, NO_MODEL if model is None else KEY_FOUND.format(model=model))
 
 
 class Loaded(Struct, frozen=True):
