@@ -12,7 +12,8 @@ from orch_protocol.messages import Message, Reply, ToolResult, text_of, tool_use
 from orch_protocol.spec import Limits
 from orch_worker.backends.base import Backend
 from orch_worker.loop import Brake, run_turn
-from orch_worker.tools.base import Tool, Toolbox, ToolContext
+from orch_worker.tools.base import Tool, ToolContext
+from orch_worker.tools.toolbox import Toolbox
 
 
 class Root:

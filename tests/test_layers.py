@@ -14,7 +14,7 @@ from sources import PACKAGES, ROOT, Module, imports_of, modules
 OURS = tuple(PACKAGES)
 DOORS: dict[str, set[str]] = {
     "anthropic": {"orch_worker.backends.warm"},
-    "httpx2": {"orch_worker.backends.warm"},
+    "httpx2": {"orch_worker.backends.warm", "orch_worker.tools.http"},
     "multiprocess": {"orch_worker.zygote"},
     "openai": {"orch_worker.backends.warm"},
     "structlog": set(),

@@ -33,11 +33,12 @@ class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolSpec(Struct, frozen=True):
-    """A tool as the model sees it. `input_schema` is JSON Schema of type object."""
+    """A tool as the model sees it. `input_schema` is JSON Schema of type object; `exclusive` is not for the model."""
 
     name: str
     description: str
     input_schema: dict[str, Any]
+    exclusive: bool = False
 
 
 class AgentSpec(Struct, frozen=True):

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from orch_protocol.spec import AgentSpec, BackendSpec, ToolSpec
+from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.prompt import first_prompt, split_first_prompt, system_prompt
 
-SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), "/folder", "/cwd", tools=("read_file",))
+SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), "/folder", "/cwd")
+TOOLS = ["read_file"]
 
 
 def test_siblings_share_the_system_text() -> None:
     """Nothing that tells one agent from its sibling is in the system text, least of all the task."""
     sibling = replace(SPEC, id="b2", seq=2, name="other", task="Count the yaks", folder="/elsewhere")
-    assert system_prompt(SPEC) == system_prompt(sibling)
-    assert "zebras" not in system_prompt(SPEC)
+    assert system_prompt(SPEC, TOOLS) == system_prompt(sibling, TOOLS)
+    assert "zebras" not in system_prompt(SPEC, TOOLS)
 
 
 def test_tools_are_named() -> None:
-    """The system text names the tools, built in and the program's own, or says that there are none."""
-    spec = replace(SPEC, root_tools=(ToolSpec("area", "", {}),))
-    assert "read_file, area." in system_prompt(spec)
-    assert "You have no tools" in system_prompt(replace(SPEC, tools=()))
+    """The system text names the tools that can be used, or says that there are none."""
+    assert "read_file, area." in system_prompt(SPEC, [*TOOLS, "area"])
+    assert "You have no tools" in system_prompt(SPEC, [])
 
 
 def test_nesting_is_mentioned_when_granted() -> None:
     """Agents that may have agents are told how; the others are not."""
-    assert "subagents for parts" in system_prompt(replace(SPEC, tools=("spawn_subagent",)))
-    assert "subagents for parts" not in system_prompt(SPEC)
+    assert "subagents for parts" in system_prompt(SPEC, ["spawn_subagent"])
+    assert "subagents for parts" not in system_prompt(SPEC, TOOLS)
 
 
 def test_blocked_agents_report() -> None:
     """Every agent is told to report that it is blocked rather than to try again."""
-    assert "report that you are blocked" in system_prompt(SPEC)
+    assert "report that you are blocked" in system_prompt(SPEC, TOOLS)
 
 
 def test_own_system_text() -> None:
     """A system text of the user's takes the place of ours."""
-    assert system_prompt(replace(SPEC, system="Be a pirate.")) == "Be a pirate."
+    assert system_prompt(replace(SPEC, system="Be a pirate."), TOOLS) == "Be a pirate."
 
 
 def test_first_prompt_carries_the_task() -> None:

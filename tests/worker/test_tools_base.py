@@ -15,7 +15,8 @@ from orch_protocol.errors import AgentBusyError, ConfigError
 from orch_protocol.messages import Text, ToolUse
 from orch_protocol.services import RunTool, ToolRan
 from orch_protocol.spec import ToolSpec
-from orch_worker.tools.base import Outcome, Tool, Toolbox, ToolContext, ToolError, ToolOutput, root_tool, tool
+from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput, root_tool, tool
+from orch_worker.tools.toolbox import Outcome, Toolbox
 from talk import Root
 
 HERE = ToolContext(Path("/"))
@@ -288,7 +289,9 @@ class TestDispatch:
         def shout() -> str:
             return "a" * 50_000 + "z" * 50_000
 
-        shown = text(await dispatch(shout))
+        box, call = Toolbox([shout], HERE), ToolUse("c1", "shout", {})
+        (outcome,) = box.shown([call], [await box.dispatch(call)])
+        shown = text(outcome)
         assert len(shown) <= 30_000
         assert (shown[:3], shown[-3:]) == ("aaa", "zzz")
         assert "of 100,000 characters left out" in shown

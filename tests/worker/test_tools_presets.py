@@ -9,24 +9,35 @@ import pytest
 from orch_protocol.errors import ConfigError, ToolNotGrantedError
 from orch_protocol.spec import ToolSpec
 from orch_worker.tools.base import ToolContext
-from orch_worker.tools.presets import BUILTIN, PRESETS, load, make_toolbox, resolve
+from orch_worker.tools.presets import BUILTIN, CATEGORIES, PRESETS, load, make_toolbox, resolve
 
 LOOK = ("list_files", "grep_files", "read_file")
+GIT = ("git_status", "git_diff", "git_log")
+INVESTIGATE = (*LOOK, *GIT, "py_help", "web_search", "fetch_url", "read_handle")
+CHANGE = ("write_file", "replace_in_file")
+RUN = ("bash", "bg_status", "bg_kill", "run_python", "run_python_script", "installed_packages")
+AGENTS = tuple(name for name, row in BUILTIN.items() if row.category == "agents")
 
 
 @pytest.mark.parametrize(
     ("preset", "tools", "names"),
     [
-        (None, None, LOOK),
+        (None, None, INVESTIGATE),
         ("minimal", None, LOOK),
-        ("investigate", None, LOOK),
+        ("investigate", None, INVESTIGATE),
+        ("work", None, (*INVESTIGATE, *CHANGE, *RUN)),
         ("holder", None, ()),
+        (None, ["file"], (*LOOK, *CHANGE)),
+        (None, ["git", "read_file", "git_log"], (*GIT, "read_file")),
+        (None, ["core"], (*LOOK, *CHANGE, *RUN[:3], *GIT, "read_handle")),
+        (None, ["agents"], AGENTS),
+        (None, ["all"], tuple(BUILTIN)),
         (None, (), ()),
         ("minimal", ["read_file", "read_file"], ("read_file",)),
     ],
 )
 def test_resolve(preset: str | None, tools: list[str] | None, names: tuple[str, ...]) -> None:
-    """Tools beat the preset, none are a choice too, and neither means the default."""
+    """What each preset and category grants; tools beat the preset, none are a choice too, neither means the default."""
     assert resolve(preset, tools) == names
 
 
@@ -34,7 +45,7 @@ def test_unknown_preset() -> None:
     """An unknown preset is an error that lists the presets there are."""
     with pytest.raises(ConfigError, match=r"Unknown preset 'minimum'. Use: holder, .*Did you mean 'minimal'\?"):
         resolve("minimum")
-    with pytest.raises(ConfigError, match=r"Unknown preset 'x'\. Use: holder, investigate, minimal$"):
+    with pytest.raises(ConfigError, match=r"Unknown preset 'x'\. Use: holder, investigate, minimal, work$"):
         resolve("x", ["read_file"])
 
 
@@ -42,6 +53,8 @@ def test_unknown_tool() -> None:
     """An unknown tool is an error that lists the tools there are and the one that was meant."""
     with pytest.raises(ToolNotGrantedError, match=r"Unknown tool 'readfile'. Known: list_files, .*'read_file'\?"):
         resolve(None, ["readfile"])
+    with pytest.raises(ToolNotGrantedError, match=r"Unknown tool 'pyhton'.* category: .*Did you mean 'python'\?"):
+        resolve(None, ["pyhton"])
 
 
 def test_text_is_no_list_of_tools() -> None:
@@ -62,6 +75,17 @@ def test_every_builtin_is_what_its_row_says() -> None:
 def test_presets_name_tools_that_exist() -> None:
     """Every tool of a preset is in the table."""
     assert all(name in BUILTIN for names in PRESETS.values() for name in names)
+
+
+def test_a_category_is_no_tool() -> None:
+    """Names of categories and of tools are told apart, and every tool is in one category."""
+    assert not set(CATEGORIES) & set(BUILTIN)
+    assert set(CATEGORIES) == {row.category for row in BUILTIN.values()} | {"core", "all"}
+
+
+def test_looking_presets_change_nothing() -> None:
+    """What investigate and minimal grant writes no file and runs no command of the model's."""
+    assert not {*CHANGE, *RUN[:-1]} & {*PRESETS["investigate"], *PRESETS["minimal"]}
 
 
 def test_toolbox_holds_exactly_the_grant() -> None:

@@ -23,8 +23,9 @@ from orch_protocol.services import (
     Wait,
     Waited,
 )
-from orch_worker.tools.base import Toolbox, ToolContext
+from orch_worker.tools.base import ToolContext
 from orch_worker.tools.presets import BUILTIN, load
+from orch_worker.tools.toolbox import Toolbox
 from talk import Root
 
 AGENTS = [name for name, row in BUILTIN.items() if row.category == "agents"]

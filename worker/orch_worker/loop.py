@@ -27,7 +27,7 @@ from orch_protocol.text import scrub
 
 from .backends.base import AssistantTurn, Backend, OnText
 from .tokens import CHARS_PER_TOKEN, clip
-from .tools.base import Outcome, Toolbox, refuse
+from .tools.toolbox import Executor, Outcome, refuse
 
 __all__ = ["Brake", "run_turn"]
 
@@ -81,7 +81,7 @@ async def run_turn(
     agent_id: str,
     prompt: str,
     backend: Backend,
-    toolbox: Toolbox,
+    toolbox: Executor,
     record: Record,
     limits: Limits,
     report: Report,
@@ -104,7 +104,7 @@ class _Turn:
     def __init__(
         self,
         backend: Backend,
-        toolbox: Toolbox,
+        toolbox: Executor,
         record: Record,
         limits: Limits,
         report: Report,
@@ -208,7 +208,8 @@ class _Turn:
         self._take(calls, tasks, None)
 
     def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[Outcome]], cut: Cut | None) -> None:
-        outcomes = [_outcome(call, task, cut) for call, task in zip(calls, tasks, strict=True)]
+        whole = [_outcome(call, task, cut) for call, task in zip(calls, tasks, strict=True)]
+        outcomes = self._toolbox.shown(calls, whole)
         for outcome in outcomes:
             self._calls += outcome.ran
             self._files |= dict.fromkeys(outcome.files_changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.spec import AgentSpec
@@ -28,14 +29,14 @@ You may start subagents for parts that stand on their own. A subagent sees nothi
 needs into its task."""
 
 
-def system_prompt(spec: AgentSpec) -> str:
+def system_prompt(spec: AgentSpec, names: Sequence[str]) -> str:
     """Return the system text of an agent: the same for all agents with the same tools, so that they share a prefix.
 
-    `spec.system` takes the place of all of it. The task is not in it; see `first_prompt`.
+    `names` are the tools it can use. `spec.system` takes the place of all of it. The task is not in it; see
+    `first_prompt`.
     """
     if spec.system is not None:
         return spec.system
-    names = [*spec.tools, *(tool.name for tool in spec.root_tools)]
     parts = [WHO, TOOLS.format(names=", ".join(names)) if names else NO_TOOLS]
     if "spawn_subagent" in names:
         parts.append(SUBAGENTS)

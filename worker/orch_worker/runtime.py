@@ -19,7 +19,7 @@ from orch_protocol.spec import AgentSpec
 from .backends.registry import make_backend
 from .loop import Brake, run_turn
 from .prompt import first_prompt, system_prompt
-from .tools.base import ToolContext
+from .tools.base import Keys, ToolContext
 from .tools.presets import make_toolbox
 from .transcript import Transcript
 
@@ -65,9 +65,12 @@ class Runtime:
                 depth=spec.depth,
                 call_root=root.call_root,
                 seconds=spec.limits.tool_seconds,
+                folder=Path(spec.folder),
+                keys=Keys(keys),
             )
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context)
-            self.backend.append_system(system_prompt(spec), self.toolbox.specs())
+            tools = self.toolbox.specs()
+            self.backend.append_system(system_prompt(spec, [tool.name for tool in tools]), tools)
             own = [
                 entry.message
                 for entry in self.transcript.session.entries
@@ -131,8 +134,11 @@ class Runtime:
         self._brake.pull()
 
     def close(self) -> None:
-        """Make everything durable and give the transcript up."""
-        self.transcript.close()
+        """End what the tools keep running, make everything durable and give the transcript up."""
+        try:
+            self.toolbox.close()
+        finally:
+            self.transcript.close()
 
     def _record(self, message: Message, turn: str) -> None:
         self.transcript.message(message, turn)

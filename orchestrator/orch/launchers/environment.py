@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import site
 import sys
 import sysconfig
@@ -14,15 +13,11 @@ from typing import Final
 import orch_protocol
 import orch_worker
 from orch_protocol.errors import LaunchError, UnsupportedPlatformError
-from orch_worker.backends.vendors import VENDORS
+from orch_worker.secret import is_secret
 
 __all__ = ["check_platform", "clean_environment", "command"]
 
 RUN_VARIABLE: Final = "ORCH_RUN"
-SECRET: Final = re.compile(
-    r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|KEY)S?($|_)|(^|_)(TOKEN|PAT)($|_)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL",
-    re.IGNORECASE,
-)
 # They would make an interpreter of ours wait for a person, or run code that nobody asked for.
 INTERACTIVE: Final = {"PYTHONINSPECT", "PYTHONSTARTUP"}
 
@@ -48,14 +43,10 @@ def clean_environment(run_id: str, environ: Mapping[str, str] | None = None) -> 
     Keys reach workers through their birth pipes: any process of the same user can read another's environment.
     """
     environ = os.environ if environ is None else environ
-    kept = {name: value for name, value in environ.items() if not _is_secret(name) and name not in INTERACTIVE}
+    kept = {name: value for name, value in environ.items() if not is_secret(name) and name not in INTERACTIVE}
     path = [*_package_roots(), *(os.path.abspath(part) for part in environ.get("PYTHONPATH", "").split(":") if part)]
     kept.pop("PYTHONPATH", None)
     return kept | ({"PYTHONPATH": ":".join(path)} if path else {}) | {RUN_VARIABLE: run_id}
-
-
-def _is_secret(name: str) -> bool:
-    return name.upper().startswith(VENDORS) or SECRET.search(name) is not None
 
 
 def _package_roots() -> list[str]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.messages import Text, ToolUse
 from orch_protocol.services import RunTool, ToolRan
-from orch_worker.tools.base import Tool, Toolbox, ToolContext
+from orch_worker.tools.base import Tool, ToolContext
+from orch_worker.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor

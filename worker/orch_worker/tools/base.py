@@ -1,4 +1,4 @@
-"""A tool: a function with a name, a description and a schema; and the toolbox that runs the granted ones."""
+"""A tool: a function with a name, a description and a schema; and what it knows of the agent that calls it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import asyncio
 import inspect
 import re
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, Protocol, TypeVar, overload
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from orch_protocol.errors import ConfigError, OrchError
-from orch_protocol.messages import Text, ToolResult, ToolUse
+from orch_protocol.errors import ConfigError
 from orch_protocol.services import RunTool
 from orch_protocol.spec import ToolSpec
-from orch_protocol.text import scrub
 
-from ..tokens import clip
+from .belongings import Belongings
 
-__all__ = ["CallRoot", "Outcome", "Tool", "ToolContext", "ToolError", "ToolOutput", "Toolbox", "root_tool", "tool"]
+__all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput", "root_tool", "tool"]
 
-MAX_SHOWN: Final = 30_000
+T = TypeVar("T")
+
 NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,63}")
 ARGUMENT_LINE: Final = re.compile(r"(\w+)(?: \(.*?\))?: +(.+)")
 
@@ -45,8 +44,21 @@ async def _no_root(service: str, params: Struct, seconds: float | None = None) -
     raise ToolError(f"there is no root here to ask for {service!r}")
 
 
+class Keys(dict[str, str]):
+    """Secrets by the names of their variables. Shows how many, never which."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} keys>"
+
+    __str__ = __repr__
+
+
 class ToolContext(Struct, frozen=True):
-    """What a tool knows of its agent. Paths are relative to `cwd`; `seconds` is a call's deadline."""
+    """What a tool knows of its agent.
+
+    Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
+    there is none to write to.
+    """
 
     cwd: Path
     env: Mapping[str, str] = {}
@@ -54,6 +66,13 @@ class ToolContext(Struct, frozen=True):
     depth: int = 0
     seconds: float = 120.0
     call_root: CallRoot = _no_root
+    folder: Path | None = None
+    keys: Keys = field(default_factory=Keys)
+    belongings: Belongings = field(default_factory=Belongings)
+
+    def own(self, kind: Callable[[ToolContext], T]) -> T:
+        """Return the agent's one `kind`, made with this context when it is first asked for. Any thread may ask."""
+        return self.belongings.get(kind, lambda: kind(self))
 
 
 class ToolOutput(Struct, frozen=True):
@@ -64,10 +83,14 @@ class ToolOutput(Struct, frozen=True):
     files_changed: tuple[str, ...] = ()
 
 
+Available = Callable[[ToolContext], bool]
+
+
 class Tool(Struct, frozen=True):
     """A tool. `parse` turns the model's arguments into what `call` takes, or raises ToolError naming the field.
 
-    Called like a function, it is the function it was made of.
+    Where `available` says no, the model does not see it. An `exclusive` one runs alone; calls whose argument `locks`
+    names the same file run one after the other. Called like a function, it is the function it was made of.
     """
 
     name: str
@@ -77,10 +100,13 @@ class Tool(Struct, frozen=True):
     parse: Callable[[dict[str, Any]], Any]
     call: Callable[[ToolContext, Any], Awaitable[ToolOutput]]
     function: Callable[..., Any]
+    available: Available | None = None
+    exclusive: bool = False
+    locks: str = ""
 
     def spec(self) -> ToolSpec:
         """Return the tool as the model sees it."""
-        return ToolSpec(self.name, self.description, self.input_schema)
+        return ToolSpec(self.name, self.description, self.input_schema, self.exclusive)
 
     async def run(self, context: ToolContext, input: dict[str, Any]) -> ToolOutput:
         """Check `input` and run the tool with it. Raises ToolError, and whatever the function raises."""
@@ -94,7 +120,13 @@ class Tool(Struct, frozen=True):
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, category: str = "user"
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    category: str = "user",
+    available: Available | None = None,
+    exclusive: bool = False,
+    locks: str = "",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -103,16 +135,30 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     category: str = "user",
+    available: Available | None = None,
+    exclusive: bool = False,
+    locks: str = "",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: its annotations are the schema, its docstring tells the model what it does.
 
     A parameter annotated `ToolContext` receives the context and is not part of the schema. Lines `name: text` under
     `Args:` in the docstring describe the arguments. A sync function runs in a thread. The result may be text, a
-    ToolOutput, or anything that is JSON. Raises ConfigError for a function that cannot be a tool.
+    ToolOutput, or anything that is JSON.
+
+    `available` is asked with the context: where it says no, the model does not see the tool and a call is refused. An
+    `exclusive` tool runs alone among the calls of a step. `locks` names a parameter that is a path: calls for the same
+    file run one after the other. Raises ConfigError for a function that cannot be a tool.
     """
+
+    def make(function: Callable[..., Any]) -> Tool:
+        made = _make(function, name, description, category)
+        if locks and locks not in made.input_schema.get("properties", {}):
+            raise ConfigError(f"tool {made.name!r}: it has no parameter {locks!r} to lock")
+        return msgspec.structs.replace(made, available=available, exclusive=exclusive, locks=locks)
+
     if function is None:
-        return lambda function: _make(function, name, description, category)
-    return function if isinstance(function, Tool) else _make(function, name, description, category)
+        return make
+    return function if isinstance(function, Tool) else make(function)
 
 
 def root_tool(spec: ToolSpec) -> Tool:
@@ -122,84 +168,16 @@ def root_tool(spec: ToolSpec) -> Tool:
         ran = await context.call_root("run_tool", RunTool(spec.name, input), context.seconds)
         return ToolOutput(ran.text, ran.is_error)
 
-    return Tool(spec.name, spec.description, "user", spec.input_schema, lambda input: input, call, call)
-
-
-class Outcome(Struct, frozen=True):
-    """What became of one call. `ran` is false when the tool was never started."""
-
-    result: ToolResult
-    ran: bool = True
-    files_changed: tuple[str, ...] = ()
-
-
-class Toolbox:
-    """The tools one agent was granted. Whatever else it calls for is refused here, at dispatch."""
-
-    def __init__(self, tools: Iterable[Tool], context: ToolContext) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        self._context = context
-        self._abandoned: set[asyncio.Task[ToolOutput]] = set()
-
-    def specs(self) -> tuple[ToolSpec, ...]:
-        """Return the tools as the model sees them, in the order they were granted."""
-        return tuple(tool.spec() for tool in self._tools.values())
-
-    async def dispatch(self, call: ToolUse) -> Outcome:
-        """Run `call` and return its one result. Never raises: what goes wrong is an error result."""
-        tool = self._tools.get(call.name)
-        if tool is None:
-            granted = ", ".join(self._tools) or "none"
-            return refuse(call, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}.")
-        try:
-            arguments = tool.parse(call.input)
-        except Exception as error:
-            return refuse(call, _say(error))
-        output = await self._within_deadline(tool, arguments)
-        return Outcome(_result(call, output), files_changed=output.files_changed)
-
-    async def _within_deadline(self, tool: Tool, arguments: Any) -> ToolOutput:
-        # A task of its own, left behind when time is up: a tool that ignores cancellation must not hold the turn.
-        task = asyncio.create_task(_caught(tool.call(self._context, arguments)))
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self._context.seconds)
-        except asyncio.CancelledError:
-            self._abandon(task)
-            raise
-        if done and not task.cancelled():
-            return task.result()
-        self._abandon(task)
-        seconds = f"{self._context.seconds:g} s"
-        why = "was cancelled" if done else f"did not finish within {seconds} and was given up; it may still be running"
-        return ToolOutput(f"Tool {tool.name!r} {why}.", is_error=True)
-
-    def _abandon(self, task: asyncio.Task[ToolOutput]) -> None:
-        task.cancel()
-        self._abandoned.add(task)
-        task.add_done_callback(self._abandoned.discard)
-
-
-def refuse(call: ToolUse, why: str) -> Outcome:
-    """Return the outcome of a call that was not run, and `why`."""
-    return Outcome(_result(call, ToolOutput(why, is_error=True)), ran=False)
-
-
-def _result(call: ToolUse, output: ToolOutput) -> ToolResult:
-    text = clip(scrub(output.text), MAX_SHOWN, "ask for less at once") or "(no output)"
-    return ToolResult(call.id, (Text(text),), output.is_error)
-
-
-async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:
-    try:
-        return await running
-    except (Exception, SystemExit) as error:
-        return ToolOutput(_say(error), is_error=True)
-
-
-def _say(error: BaseException) -> str:
-    if isinstance(error, (ToolError, OrchError)) and str(error):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+    return Tool(
+        spec.name,
+        spec.description,
+        "user",
+        spec.input_schema,
+        parse=lambda input: input,
+        call=call,
+        function=call,
+        exclusive=spec.exclusive,
+    )
 
 
 def _make(function: Callable[..., Any], given: str | None, description: str | None, category: str) -> Tool:

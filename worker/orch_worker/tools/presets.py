@@ -11,9 +11,10 @@ from msgspec import Struct
 from orch_protocol.errors import ConfigError, ToolNotGrantedError
 from orch_protocol.spec import ToolSpec
 
-from .base import Tool, Toolbox, ToolContext, root_tool
+from .base import Tool, ToolContext, root_tool
+from .toolbox import Toolbox
 
-__all__ = ["BUILTIN", "DEFAULT_PRESET", "PRESETS", "Builtin", "load", "make_toolbox", "resolve"]
+__all__ = ["BUILTIN", "CATEGORIES", "DEFAULT_PRESET", "PRESETS", "Builtin", "load", "make_toolbox", "resolve"]
 
 
 class Builtin(Struct, frozen=True):
@@ -24,6 +25,12 @@ class Builtin(Struct, frozen=True):
 
 
 _LOOK: Final = ("list_files", "grep_files", "read_file")
+_CHANGE: Final = ("write_file", "replace_in_file")
+_SHELL: Final = ("bash", "bg_status", "bg_kill")
+_GIT: Final = ("git_status", "git_diff", "git_log")
+_WEB: Final = ("web_search", "fetch_url")
+_PYTHON: Final = ("run_python", "run_python_script", "py_help", "installed_packages")
+_MEMORY: Final = ("read_handle",)
 _AGENTS: Final = (
     "spawn_subagent",
     "query_subagent",
@@ -35,17 +42,41 @@ _AGENTS: Final = (
 
 BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_LOOK, Builtin("orch_worker.tools.files", "file")),
+    **dict.fromkeys(_CHANGE, Builtin("orch_worker.tools.edits", "file")),
+    **dict.fromkeys(_SHELL, Builtin("orch_worker.tools.shell", "code")),
+    **dict.fromkeys(_GIT, Builtin("orch_worker.tools.git", "git")),
+    **dict.fromkeys(_WEB, Builtin("orch_worker.tools.web", "web")),
+    **dict.fromkeys(_PYTHON, Builtin("orch_worker.tools.python", "python")),
+    **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
     **dict.fromkeys(_AGENTS, Builtin("orch_worker.tools.subagents", "agents")),
 }
-PRESETS: Final[dict[str, tuple[str, ...]]] = {"holder": (), "investigate": _LOOK, "minimal": _LOOK}
+
+_INVESTIGATE: Final = (*_LOOK, *_GIT, "py_help", *_WEB, *_MEMORY)
+PRESETS: Final[dict[str, tuple[str, ...]]] = {
+    "holder": (),
+    "investigate": _INVESTIGATE,
+    "minimal": _LOOK,
+    "work": (*_INVESTIGATE, *_CHANGE, *_SHELL, "run_python", "run_python_script", "installed_packages"),
+}
 DEFAULT_PRESET: Final = "investigate"
+
+_CORE: Final = ("file", "code", "git", "memory")
+CATEGORIES: Final[dict[str, tuple[str, ...]]] = {
+    **{
+        category: tuple(name for name, row in BUILTIN.items() if row.category == category)
+        for category in dict.fromkeys(row.category for row in BUILTIN.values())
+    },
+    "core": tuple(name for name, row in BUILTIN.items() if row.category in _CORE),
+    "all": tuple(BUILTIN),
+}
+"""Names that stand for several tools wherever tools are named."""
 
 
 def resolve(preset: str | None = None, tools: Iterable[str] | None = None) -> tuple[str, ...]:
     """Return the names of the tools that `tools`, or else `preset`, grants; neither means the default preset.
 
-    No tools at all is a choice like any other. Raises ConfigError for an unknown preset and ToolNotGrantedError for
-    an unknown tool; both say what there is.
+    The name of a category stands for its tools. No tools at all is a choice like any other. Raises ConfigError for an
+    unknown preset and ToolNotGrantedError for an unknown tool; both say what there is.
     """
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"Unknown preset {preset!r}. Use: {', '.join(PRESETS)}{_similar(preset, PRESETS)}")
@@ -53,12 +84,17 @@ def resolve(preset: str | None = None, tools: Iterable[str] | None = None) -> tu
         return PRESETS[preset or DEFAULT_PRESET]
     if isinstance(tools, str):
         raise ConfigError(f"tools is a list of names, not the text {tools!r}")
-    names = tuple(dict.fromkeys(tools))
-    for name in names:
-        if name not in BUILTIN:
-            known = ", ".join(BUILTIN)
-            raise ToolNotGrantedError(f"Unknown tool {name!r}. Known: {known}{_similar(str(name), BUILTIN)}")
-    return names
+    names: dict[str, None] = {}
+    for name in tools:
+        if name in BUILTIN:
+            names[name] = None
+        elif name in CATEGORIES:
+            names |= dict.fromkeys(CATEGORIES[name])
+        else:
+            known = f"{', '.join(BUILTIN)}; or all of a category: {', '.join(CATEGORIES)}"
+            similar = _similar(str(name), (*BUILTIN, *CATEGORIES))
+            raise ToolNotGrantedError(f"Unknown tool {name!r}. Known: {known}{similar}")
+    return tuple(names)
 
 
 def load(names: Iterable[str]) -> tuple[Tool, ...]:

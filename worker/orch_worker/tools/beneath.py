@@ -1,0 +1,112 @@
+"""Writing a file below the agent's folder: whole or not at all, and nowhere else, whatever is swapped meanwhile."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Final
+
+from ..files import cause
+from .base import ToolContext, ToolError
+from .files import inside
+
+__all__ = ["Place", "place"]
+
+FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Place:
+    """Where a file is or will be: its name in an open folder."""
+
+    def __init__(self, folder: int, path: str) -> None:
+        self.path = path
+        """Relative to the agent's folder, with links resolved."""
+        self._folder = folder
+        self._name = PurePosixPath(path).name
+
+    def read(self, most: int) -> bytes | None:
+        """Return what the file holds, None when there is none. Raises ToolError when it is over `most` bytes."""
+        if self._mode() is None:
+            return None
+        descriptor = os.open(
+            self._name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder
+        )
+        with open(descriptor, "rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise ToolError(f"{self.path!r} is over {most // 1_000_000} MB.")
+        return data
+
+    def write(self, data: bytes) -> None:
+        """Put `data` in place of what was there, in one step; the mode of the file stays. Raises OSError."""
+        mode = self._mode()
+        beside = f".{secrets.token_hex(8)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(beside, flags, 0o666, dir_fd=self._folder)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                if mode is not None:
+                    os.fchmod(descriptor, mode)
+                os.fsync(descriptor)
+            os.replace(beside, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except BaseException:
+            os.unlink(beside, dir_fd=self._folder)
+            raise
+
+    def _mode(self) -> int | None:
+        """Return the permissions of the file, None when there is none. Raises ToolError for one not to be written."""
+        try:
+            mode = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(mode):
+            raise ToolError(f"{self.path!r} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}.")
+        # A rename needs no leave of the file it replaces, so a file that says "do not write" is asked first.
+        if not mode & 0o222:
+            raise ToolError(f"{self.path!r} is read-only.")
+        return mode & 0o777
+
+
+@contextmanager
+def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Iterator[Place]:
+    """Open the folder that `path` lies in. Raises ToolError when that is not below the context's folder.
+
+    Links are resolved once, and the result is walked folder by folder without following any: a link put there
+    afterwards is an error, not a way out.
+    """
+    root = context.cwd.resolve()
+    real = inside(context, path)
+    if real == root:
+        raise ToolError(f"{path!r} is the working folder itself: name a file.")
+    relative = real.relative_to(root)
+    try:
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in relative.parts[:-1]:
+                child = _enter(folder, part, make_folders)
+                os.close(folder)
+                folder = child
+            yield Place(folder, relative.as_posix())
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ToolError(f"{path!r} cannot be written: {cause(error)}.") from error
+
+
+def _enter(folder: int, name: str, make: bool) -> int:
+    try:
+        return os.open(name, FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        if not make:
+            raise
+    try:
+        os.mkdir(name, dir_fd=folder)
+    except FileExistsError:
+        pass  # by a call beside this one
+    return os.open(name, FOLDER, dir_fd=folder)

@@ -1,0 +1,248 @@
+"""A command in a session of its own: it reads nothing, all it writes is taken, and no process of it is left.
+
+Everything it starts carries a mark in its environment, by which it is found again after it has left the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from .base import ToolError
+
+__all__ = ["Command"]
+
+MARK: Final = "ORCH_CALL"
+CHUNK: Final = 1 << 16
+POLITE_SECONDS: Final = 1.0
+SWEEP_SECONDS: Final = 2.0
+LAST_WORDS_SECONDS: Final = 0.2
+PAUSE: Final = 0.005
+
+
+class Command:
+    """`argv` at work. Each piece of output goes to `sink`; past `flood` bytes of it the command is killed.
+
+    Raises ToolError when it cannot be started. `code` is the exit code, or minus the signal, once it has ended.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        sink: Callable[[bytes], None],
+        flood: int | None = None,
+    ) -> None:
+        self.code: int | None = None
+        self.strays = 0
+        """How many processes it left behind; they were killed."""
+        self.flooded = False
+        self._sink, self._flood, self._written = sink, flood, 0
+        self._killed: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self._mark = secrets.token_hex(8)
+        self._pipe, writer = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env={**env, MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            os.close(self._pipe)
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ToolError(f"{argv[0]} cannot be started in {str(cwd)!r}: {why}.") from error
+        finally:
+            os.close(writer)
+        self._silent: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(self._pipe, False)
+        self._loop.add_reader(self._pipe, self._read)
+        self._exited = self._watch()
+        self._life = self._loop.create_task(self._live())
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until it has ended, at most `seconds`; say whether it has. What it leaves behind is killed with it."""
+        return bool((await asyncio.wait({self._life}, timeout=seconds))[0])
+
+    async def end(self) -> None:
+        """Ask it to end, and kill it if it has not within a second."""
+        self._signal(signal.SIGTERM)
+        if not await self.wait(POLITE_SECONDS):
+            self.kill()
+            await self.wait(2 * SWEEP_SECONDS)
+
+    def kill(self) -> None:
+        """Kill every process of it, now. Nothing happens when it has ended."""
+        if self.code is None:
+            self._sweep()
+
+    def close(self) -> None:
+        """Kill every process of it and wait until they are gone, at most 2 s."""
+        if self.code is None:
+            self._life.cancel()
+            self._exited.cancel()
+            self._bury()
+
+    def _watch(self) -> asyncio.Future[None]:
+        """Return a future that is done when the leader has ended, not yet reaped: its pid is still its own."""
+        exited: asyncio.Future[None] = self._loop.create_future()
+
+        def on_exit() -> None:
+            if not exited.done():
+                exited.set_result(None)
+
+        def wait() -> None:
+            self._process.wait()
+            try:
+                self._loop.call_soon_threadsafe(on_exit)
+            except RuntimeError:
+                pass  # the loop is closed; nobody waits any more
+
+        try:
+            pidfd = os.pidfd_open(self._process.pid)
+        except (AttributeError, OSError):  # not Linux
+            threading.Thread(target=wait, name="command", daemon=True).start()
+        else:
+            self._loop.add_reader(pidfd, on_exit)
+
+            def let_go(_: object) -> None:
+                self._loop.remove_reader(pidfd)
+                os.close(pidfd)
+
+            exited.add_done_callback(let_go)
+        return exited
+
+    async def _live(self) -> None:
+        try:
+            await self._exited
+            # Who still holds the pipe may have something to say; not for long.
+            await asyncio.wait({self._silent}, timeout=LAST_WORDS_SECONDS)
+            found = self._sweep()
+            self.strays = len(found)
+            deadline = time.monotonic() + SWEEP_SECONDS
+            while found and time.monotonic() < deadline:
+                await asyncio.sleep(PAUSE)
+                found = self._sweep()
+            await asyncio.wait({self._silent}, timeout=LAST_WORDS_SECONDS)
+        finally:
+            self._exited.cancel()
+            self._bury()
+
+    def _bury(self) -> None:
+        """Kill and reap what there is of it, which is nothing but the leader unless it is ended in the middle."""
+        deadline = time.monotonic() + SWEEP_SECONDS
+        if self._process.poll() is None:
+            while self._sweep() and time.monotonic() < deadline:
+                time.sleep(PAUSE)
+        try:
+            self.code = self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.returncode = self.code = -signal.SIGKILL  # it cannot die, so nobody can wait for it
+        while (dying := {pid for pid in self._killed if _is_dying(pid)}) and time.monotonic() < deadline:
+            self._killed = dying
+            time.sleep(PAUSE)
+        _reap_session(self._process.pid)
+        self._hang_up()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._pipe, CHUNK)
+        except BlockingIOError:
+            return
+        self._written += len(data)
+        if not data:
+            self._hang_up()
+        elif self._flood is not None and self._written > self._flood:
+            if not self.flooded:
+                self.flooded = True
+                self._sweep()
+        else:
+            self._sink(data)
+
+    def _hang_up(self) -> None:
+        if not self._silent.done():
+            self._loop.remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._silent.set_result(None)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the whole group. Its number is ours as long as its leader is not reaped."""
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def _sweep(self) -> set[int]:
+        """Kill all that is found of it, and return what was found besides its leader's group."""
+        self._signal(signal.SIGKILL)
+        found = self._marked()
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        self._killed |= found
+        return found
+
+    def _marked(self) -> set[int]:
+        """Return the processes that carry the mark, but for the leader. None where there is no /proc."""
+        mark, found = f"{MARK}={self._mark}".encode(), set()
+        try:
+            names = os.listdir("/proc")
+        except OSError:
+            return set()
+        for name in names:
+            if name.isdigit():
+                try:
+                    with open(f"/proc/{name}/environ", "rb") as file:
+                        if mark in file.read():
+                            found.add(int(name))
+                except OSError:
+                    pass  # gone, or somebody else's
+        return found - {self._process.pid}
+
+
+def _is_dying(pid: int) -> bool:
+    """Reap the killed process `pid` if it is dead and fell to us; say whether it is ours and not dead yet."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+def _reap_session(leader: int) -> None:
+    """Reap the processes of the session that fell to this one when their parents ended, and ended by themselves."""
+    for pid in _children():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, _, _, session, *_ = file.read().rpartition(b") ")[2].split()
+            if state == b"Z" and int(session) == leader:
+                os.waitpid(pid, os.WNOHANG)
+        except (OSError, ValueError):
+            pass
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found

@@ -1,0 +1,22 @@
+"""The environment of what tools start: what the agent was given, without secrets."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from ..secret import is_secret
+from .base import ToolContext
+
+__all__ = ["tool_environment"]
+
+INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "ORCH_RUN")
+FIXED: Final = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def tool_environment(context: ToolContext) -> dict[str, str]:
+    """Return the variables of `context`, on top of the few every program needs; none that looks like a secret."""
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    given = {name: value for name, value in context.env.items() if not is_secret(name)}
+    return {"PATH": DEFAULT_PATH, **inherited, **given, **FIXED}

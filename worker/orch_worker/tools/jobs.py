@@ -1,0 +1,115 @@
+"""Commands that go on in the background, each with its output in a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from .base import ToolContext, ToolError
+from .command import Command
+
+__all__ = ["Job", "Jobs", "Log"]
+
+MAX_RUNNING: Final = 16
+MAX_LOG: Final = 64 << 20
+NAME: Final = re.compile(r"(job_\d+)\.log")
+
+
+class Log:
+    """The file that a job's output goes to, up to 64 MiB; what follows is dropped and counted."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self.dropped = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+
+    def __call__(self, data: bytes) -> None:
+        """Take the next bytes."""
+        kept = data[: max(0, MAX_LOG - self.size)]
+        try:
+            written = os.write(self._file, kept) if kept else 0
+        except OSError:
+            written = 0  # a full disk must not end the job
+        self.size += written
+        self.dropped += len(data) - written
+
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._file)
+
+
+class Job:
+    """One command in the background."""
+
+    def __init__(self, id: str, shown: str, command: Command, log: Log) -> None:
+        self.id = id
+        self.shown = shown
+        self.command = command
+        self.log = log
+        self.began = time.monotonic()
+
+
+class Jobs:
+    """The jobs of one agent. They end with it; their output stays in its session folder."""
+
+    def __init__(self, context: ToolContext) -> None:
+        if context.folder is None:
+            raise ToolError("no background jobs here: this agent has no session folder for their output")
+        self._folder = context.folder / "jobs"
+        self._jobs: dict[str, Job] = {}
+
+    def start(self, shown: str, make: Callable[[Log], Command]) -> Job:
+        """Start what `make` returns, called with the log to write to. Raises ToolError when there are too many."""
+        running = [job.id for job in self._jobs.values() if job.command.code is None]
+        if len(running) >= MAX_RUNNING:
+            raise ToolError(f"{MAX_RUNNING} jobs are running already ({', '.join(running)}): end one with bg_kill.")
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        # The numbers of jobs that an earlier process of this agent ran are taken.
+        number = 1 + max((int(id.removeprefix("job_")) for id in self._logs()), default=0)
+        log = Log(self._folder / f"job_{number}.log")
+        try:
+            job = Job(f"job_{number}", shown, make(log), log)
+        except BaseException:
+            log.close()
+            raise
+        self._jobs[job.id] = job
+        return job
+
+    def all(self) -> list[Job]:
+        """Return every job of this process, oldest first."""
+        return list(self._jobs.values())
+
+    def get(self, id: str) -> Job:
+        """Return the job `id`. Raises ToolError."""
+        try:
+            return self._jobs[id]
+        except KeyError:
+            known = ", ".join(self._jobs) or "none"
+            raise ToolError(f"There is no job {id!r}. Jobs: {known}.") from None
+
+    def output(self, id: str) -> Path:
+        """Return the file with the output of the job `id`, also of an earlier process. Raises ToolError."""
+        logs = self._logs()
+        if id not in logs:
+            raise ToolError(f"There is no job {id!r}. Jobs: {', '.join(logs) or 'none'}.")
+        return logs[id]
+
+    def close(self) -> None:
+        """End every job."""
+        for job in self._jobs.values():
+            job.command.close()
+            job.log.close()
+
+    def _logs(self) -> dict[str, Path]:
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return {}
+        matches = sorted(filter(None, map(NAME.fullmatch, names)), key=lambda match: int(match[1][4:]))
+        return {match[1]: self._folder / match[0] for match in matches}

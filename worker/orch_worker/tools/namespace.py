@@ -1,0 +1,209 @@
+"""Live Python: code run in this process, in names that stay bound from one run to the next."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import ctypes
+import io
+import linecache
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from types import CodeType, TracebackType
+from typing import Any, Final, TextIO
+
+from .base import ToolContext, ToolError, ToolOutput
+from .capture import Capture
+
+__all__ = ["Namespace"]
+
+GRACE_SECONDS: Final = 1.0
+NUDGE_SECONDS: Final = 0.05
+
+_taken: ContextVar[Capture | None] = ContextVar("_taken", default=None)
+
+
+class Stopped(BaseException):
+    """Raised in the thread of a run whose time is up. No Exception, so that few handlers catch it."""
+
+
+class Namespace:
+    """The names of one agent. One run at a time."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self.names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, "input": _no_input}
+        self._agent = context.agent_id
+        self._runs = 0
+        self._running: _Run | None = None
+
+    async def run(self, code: str, seconds: float) -> ToolOutput:
+        """Run `code` and return what it printed and the value of its last expression, or its traceback.
+
+        After `seconds` it is stopped; what cannot be stopped is left behind, and then no other run can start.
+        """
+        if self._running is not None:
+            raise ToolError("the code of an earlier call still runs and cannot be stopped: use run_python_script")
+        self._runs += 1
+        run = self._running = _Run(code, f"<python {self._agent}:{self._runs}>", self.names)
+        with _prints_taken():
+            run.start()
+            try:
+                in_time = await run.wait(seconds)
+            finally:
+                stopped = run.done or await run.stop()
+                if stopped:
+                    self._running = None
+        text = run.capture.text().rstrip("\n")
+        if in_time:
+            return ToolOutput(text, is_error=run.failed)
+        how = "was stopped" if stopped else "cannot be stopped: it still runs, and nothing else can until it is done"
+        return ToolOutput(f"{text}\n[not done after {seconds:.0f} s; it {how}]".lstrip(), is_error=True)
+
+
+class _Run:
+    """One piece of code in a thread of its own."""
+
+    def __init__(self, code: str, name: str, names: dict[str, Any]) -> None:
+        self.capture = Capture()
+        self.failed = False
+        self.done = False
+        self._code, self._name, self._names = code, name, names
+        self._loop = asyncio.get_running_loop()
+        self._over = self._loop.create_future()
+        self._lock = threading.Lock()
+        context = copy_context()
+        context.run(_taken.set, self.capture)
+        self._thread = threading.Thread(target=context.run, args=(self._live,), name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def wait(self, seconds: float) -> bool:
+        return bool((await asyncio.wait({self._over}, timeout=seconds))[0])
+
+    async def stop(self) -> bool:
+        """Raise Stopped in the thread until it has ended, for a second; say whether it has."""
+        deadline = self._loop.time() + GRACE_SECONDS
+        while self._loop.time() < deadline:
+            with self._lock:
+                if not self.done:
+                    _raise_in(self._thread, Stopped)
+            if await self.wait(NUDGE_SECONDS):
+                return True
+        return False
+
+    def _live(self) -> None:
+        try:
+            try:
+                self.failed = not self._execute()
+            finally:
+                with self._lock:  # from here on nobody raises anything in this thread
+                    self.done = True
+                    _raise_in(self._thread, None)
+        except Stopped:
+            self.failed = self.done = True
+        try:
+            self._loop.call_soon_threadsafe(self._end)
+        except RuntimeError:
+            pass  # the loop is closed; nobody waits any more
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _execute(self) -> bool:
+        """Run the code; say whether it went well. What went wrong is printed."""
+        linecache.cache[self._name] = (len(self._code), None, self._code.splitlines(keepends=True), self._name)
+        try:
+            body, last = _compiled(self._code, self._name)
+            exec(body, self._names)
+            value = eval(last, self._names) if last is not None else None
+            if value is not None:
+                self._names["_"] = value
+                self._print(f"{value!r}\n")
+        except Stopped:
+            raise
+        except SystemExit as error:
+            self._print(f"SystemExit: {error}\n")
+            return error.code in (None, 0)
+        except BaseException as error:
+            self._print("".join(traceback.format_exception(error.with_traceback(self._own(error.__traceback__)))))
+            return False
+        return True
+
+    def _own(self, found: TracebackType | None) -> TracebackType | None:
+        """Return the traceback from the first line of the code on: the frames above it are ours."""
+        while found is not None and found.tb_frame.f_code.co_filename != self._name:
+            found = found.tb_next
+        return found
+
+    def _print(self, text: str) -> None:
+        self.capture(text.encode(errors="replace"))
+
+
+def _compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
+    """Return `code` in two parts, the second of which is its last statement when that is an expression."""
+    tree = ast.parse(code, name)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        last = compile(expression, name, "eval", dont_inherit=True)
+    return compile(tree, name, "exec", dont_inherit=True), last
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> None:
+    """Raise `error` in `thread` at its next instruction; None takes back what was not raised yet."""
+    what = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), what)
+
+
+def _no_input(prompt: object = "") -> str:
+    raise EOFError(f"nobody is there to answer {str(prompt)!r}")
+
+
+class _Switch(io.TextIOBase):
+    """Stands in for a standard stream: what a run prints goes to the run, all else to where it went before."""
+
+    def __init__(self, before: TextIO) -> None:
+        self._before = before
+
+    def write(self, text: str) -> int:
+        capture = _taken.get()
+        if capture is None:
+            return self._before.write(text)
+        capture(text.encode(errors="replace"))
+        return len(text)
+
+    def flush(self) -> None:
+        self._before.flush()
+
+    def fileno(self) -> int:
+        return self._before.fileno()
+
+
+_switching = threading.Lock()
+_switches = 0
+_before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
+
+
+@contextmanager
+def _prints_taken() -> Iterator[None]:
+    """Have what runs print go to them, as long as any run is on in this process, whichever agent's it is."""
+    global _switches, _before
+    with _switching:
+        if _switches == 0:
+            _before = (sys.stdout, sys.stderr)
+            sys.stdout, sys.stderr = _Switch(sys.stdout), _Switch(sys.stderr)
+        _switches += 1
+    try:
+        yield
+    finally:
+        with _switching:
+            _switches -= 1
+            if _switches == 0:
+                sys.stdout, sys.stderr = _before

@@ -1,0 +1,141 @@
+"""Running commands: bash, and bg_status and bg_kill for those in the background."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from .base import ToolContext, ToolOutput, tool
+from .capture import Capture, plain
+from .command import Command
+from .environment import tool_environment
+from .jobs import Job, Jobs
+from .regular import open_regular
+
+__all__ = ["bash", "bg_kill", "bg_status", "run"]
+
+MAX_WRITTEN: Final = 64 << 20
+MAX_READ: Final = 28_000
+TAIL: Final = 4_000
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+@tool(category="code")
+async def bash(
+    context: ToolContext,
+    command: str,
+    timeout: Seconds | None = None,  # noqa: ASYNC109
+    background: bool = False,
+) -> ToolOutput:
+    """Run a shell command in the working folder, without input or terminal; answers with its output and exit status.
+
+    When it ends, so does everything it started: what is to go on needs background, and no "&".
+
+    Args:
+        command: The command, as bash reads it.
+        timeout: After how many seconds to end it; a call's own limit holds in any case.
+        background: Whether to return at once, with the id of a job for bg_status and bg_kill.
+    """
+    argv = [shutil.which("bash") or "/bin/sh", "-c", command]
+    env = tool_environment(context)
+    if not background:
+        return await run(context, argv, env, timeout)
+    jobs = context.own(Jobs)
+    job = jobs.start(command, lambda log: Command(argv, cwd=context.cwd, env=env, sink=log))
+    return ToolOutput(f"Started {job.id}. See how it does with bg_status, end it with bg_kill.")
+
+
+@tool(category="code")
+async def bg_status(
+    context: ToolContext,
+    id: str | None = None,
+    offset: Annotated[int, Meta(ge=0)] | None = None,
+    limit: Annotated[int, Meta(ge=1, le=MAX_READ)] = TAIL,
+    wait: Annotated[float, Meta(ge=0)] = 0.0,
+) -> str:
+    """Say how background jobs do: all of them in a line each, or one with its output.
+
+    Args:
+        id: The job; without it, all are listed.
+        offset: The first byte of its output to show; without it, its end is shown.
+        limit: How many bytes of output to show at most.
+        wait: How many seconds to wait for its end, if it has not ended.
+    """
+    jobs = context.own(Jobs)
+    if id is None:
+        return "\n".join(f"{_state(job)}: {job.shown[:200]}" for job in jobs.all()) or "There are no jobs."
+    file = jobs.output(id)
+    known = [job for job in jobs.all() if job.id == id]
+    for job in known:
+        await job.command.wait(min(wait, context.seconds * 0.8))
+    state = _state(known[0]) if known else f"{id} ended with the process that ran it"
+    with open_regular(file) as log:
+        size = log.seek(0, 2)
+        start = max(0, size - limit) if offset is None else min(offset, size)
+        log.seek(start)
+        data = log.read(limit)
+    end = start + len(data)
+    more = f"; go on with offset={end}" if end < size or (known and known[0].command.code is None) else ""
+    return f"{plain(data)}\n[{state}; bytes {start:,} to {end:,} of {size:,}{more}]"
+
+
+@tool(category="code")
+async def bg_kill(context: ToolContext, id: str) -> str:
+    """End a background job and everything it started. Its output can still be read with bg_status.
+
+    Args:
+        id: The job.
+    """
+    job = context.own(Jobs).get(id)
+    if job.command.code is not None:
+        return f"{_state(job)} already."
+    await job.command.end()
+    return f"{_state(job)}."
+
+
+async def run(context: ToolContext, argv: list[str], env: dict[str, str], seconds: float | None = None) -> ToolOutput:
+    """Run `argv` to its end and return what it wrote and its exit status; anything but 0 is an error."""
+    capture = Capture()
+    # Ahead of the call's own deadline, so that what it wrote so far is told rather than thrown away.
+    seconds = min(context.seconds * 0.95, seconds or context.seconds)
+    command = Command(argv, cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN)
+    began = time.monotonic()
+    try:
+        in_time = await command.wait(seconds)
+        if not in_time:
+            await command.end()
+    finally:
+        command.kill()
+    notes = []
+    if command.flooded:
+        notes.append(f"[killed: it wrote more than {MAX_WRITTEN >> 20} MiB; send long output to a file]")
+    elif not in_time:
+        notes.append(f"[timed out after {time.monotonic() - began:.0f} s and was ended; longer work needs background]")
+    else:
+        if command.strays:
+            notes.append(f"[processes it left behind, now ended: {command.strays}; what is to go on needs background]")
+        notes.append(f"[{_exit(command.code)}]")
+    text = capture.text()
+    return ToolOutput("\n".join([*([text.rstrip("\n")] if text else []), *notes]), is_error=command.code != 0)
+
+
+def _state(job: Job) -> str:
+    code = job.command.code
+    dropped = f", {job.log.dropped:,} bytes of output dropped" if job.log.dropped else ""
+    if code is None:
+        return f"{job.id} running for {time.monotonic() - job.began:.0f} s{dropped}"
+    return f"{job.id} ended with {_exit(code)}{dropped}"
+
+
+def _exit(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit status {code}"

@@ -1,0 +1,211 @@
+"""Running the calls of an agent: only what was granted, within deadlines, in order where order matters, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orch_protocol.errors import OrchError
+from orch_protocol.messages import Text, ToolResult, ToolUse
+from orch_protocol.spec import ToolSpec
+from orch_protocol.text import scrub
+
+from ..tokens import clip
+from .base import Tool, ToolContext, ToolError, ToolOutput
+from .stash import Stash, level
+
+__all__ = ["Executor", "Outcome", "Toolbox", "refuse"]
+
+MAX_CAPTURED: Final = 1 << 20
+MAX_SHOWN: Final = 30_000
+MAX_SHOWN_A_STEP: Final = 100_000
+READER: Final = "read_handle"
+
+
+class Outcome(Struct, frozen=True):
+    """What became of one call. `ran` is false when the tool was never started."""
+
+    result: ToolResult
+    ran: bool = True
+    files_changed: tuple[str, ...] = ()
+
+
+class Executor(Protocol):
+    """Runs an agent's calls, wherever that is."""
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Return the tools as the model sees them."""
+
+    async def dispatch(self, call: ToolUse) -> Outcome:
+        """Run `call` and return its one result, whole. Must not raise."""
+
+    def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Return the outcomes of one step in the size that the model sees."""
+
+
+class Toolbox:
+    """The tools one agent was granted. Whatever else it calls for is refused here, at dispatch."""
+
+    def __init__(self, tools: Iterable[Tool], context: ToolContext) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._context = context
+        self._abandoned: set[asyncio.Task[ToolOutput]] = set()
+        self._turnstile = asyncio.Lock()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._running = 0
+        self._files: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Return the tools as the model sees them, in the order they were granted, without what is not available."""
+        return tuple(tool.spec() for tool in self._tools.values() if not self._missing(tool))
+
+    async def dispatch(self, call: ToolUse) -> Outcome:
+        """Run `call` and return its one result, of at most 1 Mi characters. Never raises: an error is a result too.
+
+        Calls that are dispatched in an order and must not run side by side run in that order.
+        """
+        tool = self._tools.get(call.name)
+        if tool is None:
+            granted = ", ".join(self._tools) or "none"
+            return refuse(call, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}.")
+        if why := self._missing(tool):
+            return refuse(call, why)
+        try:
+            arguments = tool.parse(call.input)
+        except Exception as error:
+            return refuse(call, _say(error))
+        async with self._admitted(tool), self._file(tool, arguments):
+            output = await self._within_deadline(tool, arguments)
+        return Outcome(_result(call, output), files_changed=output.files_changed)
+
+    def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Return `outcomes`, those of the `calls` of one step, bounded as a set: the longest are cut first.
+
+        Of what is cut the whole is stashed, when the agent can read it there.
+        """
+        texts = [_text(outcome.result) for outcome in outcomes]
+        most = level(map(len, texts), MAX_SHOWN_A_STEP, MAX_SHOWN)
+        return [
+            outcome if len(text) <= most else _with_text(outcome, self._cut(text, most, call.name))
+            for call, outcome, text in zip(calls, outcomes, texts, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End what the tools keep running."""
+        self._context.belongings.close()
+
+    def _cut(self, text: str, most: int, name: str) -> str:
+        hint = "ask for less at once"
+        # What was read from the stash is there already.
+        if READER in self._tools and name != READER and self._context.folder is not None:
+            try:
+                handle = self._context.own(Stash).keep(text)
+            except OSError as error:
+                hint = f"{hint}, for the whole could not be kept: {error.strerror}"
+            else:
+                hint = f"{READER} with {handle} shows any part"
+        return clip(text, most, hint)
+
+    def _missing(self, tool: Tool) -> str:
+        """Return why `tool` cannot be used here, or ""."""
+        try:
+            if tool.available is None or tool.available(self._context):
+                return ""
+        except Exception as error:
+            return f"Tool {tool.name!r} is not available here: {_say(error)}."
+        return f"Tool {tool.name!r} is not available here."
+
+    @asynccontextmanager
+    async def _admitted(self, tool: Tool) -> AsyncIterator[None]:
+        """Let calls through side by side and an exclusive one alone, first come, first served."""
+        async with self._turnstile:
+            if tool.exclusive:
+                await self._idle.wait()
+                yield
+                return
+            self._running += 1
+            self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def _file(self, tool: Tool, arguments: Any) -> AsyncIterator[None]:
+        """Let calls for one file through one after the other."""
+        if not tool.locks:
+            yield
+            return
+        path = _real(self._context.cwd, str(getattr(arguments, tool.locks)))
+        async with self._files.setdefault(path, asyncio.Lock()):
+            yield
+
+    async def _within_deadline(self, tool: Tool, arguments: Any) -> ToolOutput:
+        # A task of its own, left behind when time is up: a tool that ignores cancellation must not hold the turn.
+        task = asyncio.create_task(_caught(tool.call(self._context, arguments)))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._context.seconds)
+        except asyncio.CancelledError:
+            self._abandon(task)
+            raise
+        if done and not task.cancelled():
+            return task.result()
+        self._abandon(task)
+        seconds = f"{self._context.seconds:g} s"
+        why = "was cancelled" if done else f"did not finish within {seconds} and was given up; it may still be running"
+        return ToolOutput(f"Tool {tool.name!r} {why}.", is_error=True)
+
+    def _abandon(self, task: asyncio.Task[ToolOutput]) -> None:
+        task.cancel()
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
+
+
+def refuse(call: ToolUse, why: str) -> Outcome:
+    """Return the outcome of a call that was not run, and `why`."""
+    return Outcome(_result(call, ToolOutput(why, is_error=True)), ran=False)
+
+
+def _result(call: ToolUse, output: ToolOutput) -> ToolResult:
+    text = clip(scrub(output.text), MAX_CAPTURED, "it was too long to be kept") or "(no output)"
+    return ToolResult(call.id, (Text(text),), output.is_error)
+
+
+def _real(cwd: Path, path: str) -> str:
+    try:
+        return os.path.realpath(cwd / path)
+    except (OSError, ValueError):
+        return path  # no path at all, as the tool will say
+
+
+def _text(result: ToolResult) -> str:
+    return "".join(block.text for block in result.content if isinstance(block, Text))
+
+
+def _with_text(outcome: Outcome, text: str) -> Outcome:
+    others = tuple(block for block in outcome.result.content if not isinstance(block, Text))
+    return replace(outcome, result=replace(outcome.result, content=(Text(text), *others)))
+
+
+async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:
+    try:
+        return await running
+    except (Exception, SystemExit) as error:
+        return ToolOutput(_say(error), is_error=True)
+
+
+def _say(error: BaseException) -> str:
+    if isinstance(error, (ToolError, OrchError)) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
