@@ -9,7 +9,7 @@ import zmq
 
 from orch_protocol.commands import Nothing, Query
 from orch_protocol.wire import RESEND_SECONDS, Channel
-from orch_worker.courier import Courier
+from orch_worker.courier import ACK_SECONDS, Courier
 from orch_worker.drain import Dealer, Drain
 
 
@@ -125,13 +125,13 @@ async def test_an_arrival_that_nothing_answers_is_acknowledged_soon(tmp_path: Pa
     courier, other = Courier(Channel(1, tmp_path), sent.append), Channel(1, tmp_path)
     courier._loop = loop  # type: ignore[assignment]
     courier.receive(other.encode("query", Query("x"), "q", now=0.0))
-    loop.advance(0.02)
+    loop.advance(ACK_SECONDS)
     other.decode(sent[-1])
     assert other.unacked == 0
     courier.receive(other.encode("query", Query("y"), "q", now=0.0))
     courier.send("pong", Nothing(), reliable=False)
     count = len(sent)
-    loop.advance(0.02)
+    loop.advance(ACK_SECONDS)
     assert len(sent) == count
     assert loop.pending() == []
 

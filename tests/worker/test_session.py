@@ -148,8 +148,8 @@ class TestTree:
         )
         assert session.messages == (user("a"), assistant("b"))
         assert (session.leaf, len(session.entries)) == ("4", 4)
-        assert "3" in session
-        assert "5" not in session
+        assert "3" in session.places
+        assert "5" not in session.places
 
     def test_branch_leaves_the_other_one_out(self) -> None:
         """An entry that follows an earlier one begins a branch; the context is the path to the last entry."""

@@ -12,7 +12,8 @@ from orch_protocol.wire import RESEND_SECONDS, Channel, Frame
 
 __all__ = ["Courier"]
 
-ACK_SECONDS = 0.02
+# Long enough for most answers to carry the ack, short of the re-send by far: an idle process is not woken for it.
+ACK_SECONDS = 0.25
 
 
 class Courier:

@@ -43,7 +43,8 @@ class Session:
         """What all finished turns used together."""
         self.turns = 0
         """How many turns are finished."""
-        self._places: dict[str, int] = {}
+        self.places: dict[str, int] = {}
+        """Where each entry stands in `entries`, by its id."""
         self._parents: list[int] = []
         self._messages: tuple[Message, ...] | None = ()
 
@@ -54,9 +55,6 @@ class Session:
         for entry in entries:
             session.apply(entry)
         return session
-
-    def __contains__(self, entry_id: object) -> bool:
-        return entry_id in self._places
 
     @property
     def leaf(self) -> str | None:
@@ -88,9 +86,9 @@ class Session:
             self.header = self.header or entry
             return
         last = len(self.entries) - 1
-        parent = -1 if entry.parent_id is None else self._places.get(entry.parent_id, last)
+        parent = -1 if entry.parent_id is None else self.places.get(entry.parent_id, last)
         self._parents.append(parent)
-        self._places[entry.id] = last + 1
+        self.places[entry.id] = last + 1
         self.entries.append(entry)
         # Gathered when asked for: a worker at work asks once in its life, and records all the time.
         self._messages = None

@@ -95,20 +95,20 @@ class Transcript:
     def message(self, message: Message, turn: str = "") -> MessageEntry:
         """Record `message` as the next one of the query `turn`, and return its entry as it is on disk."""
         session = self.session
-        id, now = new_entry_id(session), _timestamp()
+        id, now = new_entry_id(session.places), _timestamp()
         entry = MessageEntry(id=id, parent_id=session.leaf, timestamp=now, message=message, turn=turn)
         return cast(MessageEntry, self.append(entry)[0])
 
     def turn_start(self, turn: str, interrupted: str) -> None:
         """Record that the query `turn` was accepted after the turn `interrupted` had been cut short."""
         session = self.session
-        id, now = new_entry_id(session), _timestamp()
+        id, now = new_entry_id(session.places), _timestamp()
         self.append(TurnStart(id=id, parent_id=session.leaf, timestamp=now, turn=turn, interrupted=interrupted))
 
     def turn_end(self, turn: str, reply: Reply) -> None:
         """Record that the query `turn` came to `reply`."""
         session = self.session
-        id, now = new_entry_id(session), _timestamp()
+        id, now = new_entry_id(session.places), _timestamp()
         self.append(TurnEnd(id=id, parent_id=session.leaf, timestamp=now, turn=turn, reply=reply))
 
     def seed(self, history: Iterable[Message]) -> None:
