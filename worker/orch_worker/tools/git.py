@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import cache
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -31,8 +32,13 @@ THEIR_OWN: Final = ("local", "worktree")
 
 def _in_repository(context: ToolContext) -> bool:
     """Whether there is Git, and a repository around the agent's folder."""
-    folder = context.cwd.resolve()
-    return shutil.which("git") is not None and any((each / ".git").exists() for each in (folder, *folder.parents))
+    folder = context.cwd
+    return any((each / ".git").exists() for each in (folder, *folder.parents)) and _git() is not None
+
+
+@cache
+def _git() -> str | None:
+    return shutil.which("git")
 
 
 @tool(category="git", available=_in_repository)
