@@ -13,6 +13,7 @@ from orch_protocol.spec import AgentSpec
 from .journal import Entry
 
 __all__ = [
+    "REQUESTS",
     "Ask",
     "BootOverdue",
     "Collect",
@@ -33,6 +34,7 @@ __all__ = [
     "StopOverdue",
     "Sweep",
     "Timer",
+    "TurnOverdue",
     "WorkerUp",
 ]
 
@@ -119,6 +121,14 @@ class StopOverdue(Struct, frozen=True, gc=False):
     incarnation: int
 
 
+class TurnOverdue(Struct, frozen=True, gc=False):
+    """The process was to end its turn by itself, and had more than its time."""
+
+    id: str
+    incarnation: int
+    query_id: str
+
+
 class Sweep(Struct, frozen=True, gc=False):
     """Time to look for agents that have idled long enough."""
 
@@ -160,12 +170,16 @@ Event: TypeAlias = (
     | Gone
     | BootOverdue
     | StopOverdue
+    | TurnOverdue
     | Sweep
     | Collect
     | Kill
     | Resume
     | Recover
 )
+
+REQUESTS = (Spawn, Ask, Collect, Resume)
+"""Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 
 # Instructions: the five things a supervisor can do.

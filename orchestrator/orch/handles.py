@@ -9,6 +9,8 @@ from orch_protocol.errors import QueryTimeoutError
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Collect, Kill, QueryAgent, Ref, Resume, Show, Shown
 
+from .services.asking import answer
+
 if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
     from .nodes import Node
@@ -83,7 +85,7 @@ class AsyncSubagent:
     async def _submit(self, prompt: str) -> Reply:
         root = self._orchestrator.supervisor
         submitted = await self._call("submit", QueryAgent(self.id, prompt))
-        return await root.answer(self._node, submitted.query_id, seconds=None, taker=None)
+        return await answer(root, self._node, submitted.query_id)
 
     @property
     def _node(self) -> Node:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.errors import ErrorInfo
+from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, Durability
 from orch_protocol.text import scrub
@@ -155,6 +155,7 @@ class Journal:
         self._synced = synced
         self.entries = entries
         self.notes = notes
+        self._owed: list[Entry] = []
 
     @classmethod
     def open(cls, path: Path, *, durability: Durability = "process") -> Journal:
@@ -170,13 +171,23 @@ class Journal:
         return cls(log, entries, notes, (Collected, Killed, Spawned) if durability == "power" else (Collected, Killed))
 
     def append(self, entries: list[Entry]) -> None:
-        """Write `entries` in one write. Raises StoreError.
+        """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
 
         A collect or a kill is on the disk when this returns, with durability "power" a spawn too: no transcript has it.
         """
+        if self._owed:
+            entries = self._owed + entries
         if entries:
             sync = any(type(entry) in self._synced for entry in entries)
             self.log.append(*map(_encode, entries), sync=sync)
+            self._owed = []
+
+    def record(self, entries: list[Entry]) -> None:
+        """Write what is a fact already. When that fails (a full disk) it is owed, and written with what comes next."""
+        try:
+            self.append(entries)
+        except StoreError:
+            self._owed = self._owed + entries
 
     def sync(self) -> None:
         """Bring everything to the disk; may run in another thread than `append`. Raises StoreError."""

@@ -18,7 +18,7 @@ import zmq
 from msgspec import Struct
 
 from orch_protocol.commands import Hello
-from orch_protocol.errors import ProtocolError
+from orch_protocol.errors import ErrorInfo, ProtocolError
 from orch_protocol.wire import VERSION, Channel
 from orch_worker.courier import Courier
 from orch_worker.drain import MAX_FRAME, NOBLOCK, Drain
@@ -93,9 +93,14 @@ class PeerTable:
         if peer is None:
             self.counters["unknown_peer"] += 1
             return
-        if not peer.trusted and peer.pid is None:
-            peer.parked = (data, sender)
-            return
+        if not peer.trusted:
+            if peer.pid is None:
+                peer.parked = (data, sender)
+                return
+            if sender != peer.pid:
+                # Not even looked at: it must not use up a number of the worker's own frames.
+                self.counters["impostor"] += 1
+                return
         try:
             received = peer.courier.receive(data)
         except ProtocolError:
@@ -105,18 +110,16 @@ class PeerTable:
             return
         frame, body = received
         if not peer.trusted:
-            if not isinstance(body, Hello) or not self._is_it(peer, body, sender):
+            if not isinstance(body, Hello) or not self._is_it(peer, body):
                 self.counters["impostor"] += 1
                 return
             peer.trusted = True
+        if isinstance(body, ErrorInfo):
+            self.counters["bad_frame"] += 1
         self._deliver(peer, frame.kind, frame.id, body)
 
-    def _is_it(self, peer: Peer, hello: Hello, sender: int) -> bool:
-        return (
-            hmac.compare_digest(hello.token, peer.token)
-            and hello.version == VERSION
-            and sender == peer.pid == hello.pid
-        )
+    def _is_it(self, peer: Peer, hello: Hello) -> bool:
+        return hmac.compare_digest(hello.token, peer.token) and hello.version == VERSION and hello.pid == peer.pid
 
 
 class Switchboard(Protocol):

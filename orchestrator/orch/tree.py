@@ -52,6 +52,7 @@ from .events import (
     StopOverdue,
     Sweep,
     Timer,
+    TurnOverdue,
     WorkerUp,
 )
 from .journal import (
@@ -366,6 +367,12 @@ class Tree:
     def _on_stopoverdue(self, event: StopOverdue, _: float) -> Decision:
         node = self.nodes[event.id]
         if node.incarnation != event.incarnation or not node.stopping:
+            return Decision()
+        return Decision([], [Signal(event.id, event.incarnation, "kill")])
+
+    def _on_turnoverdue(self, event: TurnOverdue, _: float) -> Decision:
+        node = self.nodes[event.id]
+        if node.incarnation != event.incarnation or node.pending is None or node.pending.query_id != event.query_id:
             return Decision()
         return Decision([], [Signal(event.id, event.incarnation, "kill")])
 

@@ -1,7 +1,7 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
 Root to worker: `init ping query cancel stop root_reply`.
-Worker to root: `hello ready pong finished progress root_call`.
+Worker to root: `hello ready pong finished progress root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -88,7 +88,10 @@ class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Cancel(Struct, frozen=True, gc=False):
-    """End the running turn at the next safe point; it finishes with stop reason `cancelled`."""
+    """End the running turn at the next safe point; it finishes with stop reason `cancelled`.
+
+    From a worker: it does not wait any more for the answer to the RootCall of that frame id.
+    """
 
 
 class Stop(Struct, frozen=True, gc=False):

@@ -11,17 +11,18 @@ it to `spool` and sends a `FileRef`; the receiver checks length and SHA-256, rea
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections import deque
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from .commands import BODIES
-from .errors import MessageTooLargeError, ProtocolError
+from .errors import ErrorInfo, MessageTooLargeError, ProtocolError, StoreError, error_info
 from .ids import new_id
 from .text import scrub
 
@@ -64,8 +65,8 @@ _ref_decoder = msgspec.msgpack.Decoder(FileRef)
 _body_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in BODIES.items()}
 
 
-def encode_body(body: Struct) -> bytes:
-    """Return `body` as msgpack. Lone surrogates, which no encoding carries, become U+FFFD."""
+def encode_body(body: Any) -> bytes:
+    """Return `body` (structs, lists) as msgpack. Lone surrogates, which no encoding carries, become U+FFFD."""
     try:
         return _encoder.encode(body)
     except UnicodeEncodeError:
@@ -105,7 +106,11 @@ class Channel:
         return len(self._waiting)
 
     def encode(self, kind: str, body: Struct, id: str = "", *, now: float | None = None) -> bytes:
-        """Return the frame that carries `body`. With `now` (monotonic s) it is kept until acked."""
+        """Return the frame that carries `body`. With `now` (monotonic s) it is kept until acked.
+
+        Raises MessageTooLargeError or ProtocolError for a body that cannot travel, StoreError when the file for a large
+        one cannot be written.
+        """
         data, spilled = encode_body(body), False
         if len(data) > MAX_BODY:
             data, spilled = _encoder.encode(self._spill(kind, data)), True
@@ -122,7 +127,9 @@ class Channel:
     def decode(self, data: bytes) -> tuple[Frame, Struct] | None:
         """Return the frame and its typed body, or None when there is nothing to deliver (an ack, a repeat, a gap).
 
-        Raises ProtocolError for bytes that are no frame, an unknown kind, or another incarnation's frame.
+        In place of a body that cannot be read stands an ErrorInfo: the frame counts as received and will not come
+        again, so whoever waits for it must be told. Raises ProtocolError for bytes that are no frame, an unknown kind,
+        or another incarnation's frame.
         """
         try:
             frame = _frame_decoder.decode(data)
@@ -142,11 +149,13 @@ class Channel:
                 self._acked_to_peer = min(self._acked_to_peer, self._received - 1)
                 return None
             self._received = frame.seq
-        body = self._fetch(frame) if frame.spilled else frame.body
         try:
+            body = self._fetch(frame) if frame.spilled else frame.body
             return frame, _body_decoders[frame.kind].decode(body)
+        except ProtocolError as error:
+            return frame, error_info(error)
         except DECODE_ERRORS as error:
-            raise ProtocolError(f"not a body of kind {frame.kind!r}: {error}") from error
+            return frame, ErrorInfo("ProtocolError", f"not a body of kind {frame.kind!r}: {error}")
 
     def overdue(self, now: float) -> list[bytes]:
         """Return the frames, in order, that have waited RESEND_SECONDS for their ack, and start their wait anew."""
@@ -159,10 +168,16 @@ class Channel:
         if len(data) > MAX_SPILL:
             raise MessageTooLargeError(f"a {kind} of {len(data)} bytes, the most is {MAX_SPILL}: pass a path instead")
         name = f"{new_id()}.spill"
-        self._spool.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self._spool / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(data)
+        path = self._spool / name
+        try:
+            self._spool.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise StoreError(f"a {kind} of {len(data)} bytes cannot be spilled to {path}: {error.strerror}") from error
         return FileRef(name, len(data), hashlib.sha256(data).hexdigest())
 
     def _fetch(self, frame: Frame) -> bytes:

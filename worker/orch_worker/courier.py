@@ -33,7 +33,7 @@ class Courier:
     def send(self, kind: str, body: Struct, id: str = "", *, reliable: bool = True) -> None:
         """Send `body`; a reliable one is kept and re-sent until the peer has it. A closed courier drops it.
 
-        Raises MessageTooLargeError or ProtocolError for a body that cannot travel, OSError when the file for a large
+        Raises MessageTooLargeError or ProtocolError for a body that cannot travel, StoreError when the file for a large
         one cannot be written.
         """
         if self._closed:
@@ -43,7 +43,10 @@ class Courier:
             self._resend = self._loop.call_later(RESEND_SECONDS, self._send_overdue)
 
     def receive(self, data: bytes) -> tuple[Frame, Struct] | None:
-        """Return the frame in `data` with its body, or None if there is nothing to deliver. Raises ProtocolError."""
+        """Return the frame in `data` with its body, or None if there is nothing to deliver; see `Channel.decode`.
+
+        Raises ProtocolError.
+        """
         try:
             return self.channel.decode(data)
         finally:

@@ -11,12 +11,12 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Hello, Init, Nothing, Ping, Progress, Query, RootCall, RootReply
+from orch_protocol.commands import Cancel, Finished, Hello, Init, Nothing, Ping, Progress, Query, RootCall, RootReply
 from orch_protocol.errors import AgentBusyError, ErrorInfo, ProtocolError, QueryTimeoutError, error_from, error_info
 from orch_protocol.ids import new_id
 from orch_protocol.services import SERVICES
 from orch_protocol.spec import Birth
-from orch_protocol.wire import VERSION, Channel
+from orch_protocol.wire import VERSION, Channel, encode_body
 
 from .courier import Courier
 from .runtime import Runtime
@@ -63,7 +63,7 @@ class Host:
 
     async def serve(self) -> int:
         """Say hello, then serve until told to leave; return the exit code. Waits at most 10 s to be initialised."""
-        self._courier.send("hello", Hello(self._birth.token, VERSION, os.getpid()), reliable=False)
+        self._courier.send("hello", Hello(self._birth.token, VERSION, os.getpid()))
         overdue = asyncio.get_running_loop().call_later(CONNECT_SECONDS, self._on_no_init)
         try:
             return await self._stopped
@@ -89,7 +89,7 @@ class Host:
         seconds = ROOT_CALL_SECONDS if seconds is None else seconds
         answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            payload = msgspec.Raw(msgspec.msgpack.encode(params))
+            payload = msgspec.Raw(encode_body(params))
             self._courier.send("root_call", RootCall(service, payload, seconds), call_id)
             async with asyncio.timeout(seconds):
                 reply: RootReply = await answer
@@ -97,6 +97,9 @@ class Host:
             raise QueryTimeoutError(f"the root did not answer {service!r} within {seconds:g} s") from None
         finally:
             del self._calls[call_id]
+            if not answer.done() or answer.cancelled():
+                # The root must not take an answer for somebody who has given up.
+                self._courier.send("cancel", Cancel(), call_id)
         if reply.error is not None:
             raise error_from(reply.error)
         result: Struct = msgspec.msgpack.decode(reply.payload, type=result_type)
@@ -112,10 +115,23 @@ class Host:
             return
         if received is not None:
             frame, body = received
-            getattr(self, f"_on_{frame.kind}", self._on_unexpected)(frame.id, body)
+            if isinstance(body, ErrorInfo):
+                self._on_unreadable(frame.kind, frame.id, body)
+            else:
+                getattr(self, f"_on_{frame.kind}", self._on_unexpected)(frame.id, body)
 
     def _on_unexpected(self, id: str, body: Struct) -> None:
         print(f"a root does not send {type(body).__name__} ({id}): dropped", flush=True)
+
+    def _on_unreadable(self, kind: str, id: str, error: ErrorInfo) -> None:
+        """A frame arrived without its body, and will not come again: whoever waits for what it asks for is told."""
+        print(f"{kind} {id} cannot be read: {error.message}", flush=True)
+        if kind in ("init", "query"):
+            self._finish(id, Finished(error=error))
+        if kind == "init":
+            self.stop(71)
+        if kind == "root_reply":
+            self._on_root_reply(id, RootReply(error=error))
 
     def _on_no_init(self) -> None:
         if self._runtime is None:
@@ -182,11 +198,13 @@ class Host:
         if self._turn is not None and not self._turn.done():
             self._turn.cancel()
             await asyncio.wait([self._turn], timeout=2.0)
-        if self._runtime is not None:
-            self._runtime.close()
-        self._courier.flush()
-        self._courier.close()
-        self._line.close()
+        try:
+            if self._runtime is not None:
+                self._runtime.close()
+        finally:
+            self._courier.flush()
+            self._courier.close()
+            self._line.close()
 
 
 def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:

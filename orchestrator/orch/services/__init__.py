@@ -14,7 +14,7 @@ from msgspec import Struct
 from orch_protocol.commands import RootCall
 from orch_protocol.errors import ProtocolError
 from orch_protocol.services import SERVICES
-from orch_protocol.wire import DECODE_ERRORS
+from orch_protocol.wire import DECODE_ERRORS, encode_body
 
 from . import asking, ending, looking, spawning, tools
 
@@ -54,4 +54,4 @@ async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgs
         params = msgspec.msgpack.decode(request.payload, type=SERVICES[request.service][0])
     except DECODE_ERRORS as error:
         raise ProtocolError(f"parameters of {request.service!r}: {error}") from error
-    return msgspec.Raw(msgspec.msgpack.encode(await call(root, caller, request.service, params)))
+    return msgspec.Raw(encode_body(await call(root, caller, request.service, params)))

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orch_protocol.errors import ConfigError, OrchError, QueryTimeoutError, error_from
+from orch_protocol.errors import ConfigError, NoResultError, OrchError, QueryTimeoutError, error_from
 from orch_protocol.messages import Reply
 from orch_protocol.services import Collect, QueryAgent, Submitted, Wait, Waited
 
 from .. import events
 from ..nodes import Node, Result
 from ..refs import resolve
+from ..turns import PATIENCE_SECONDS
 from .ending import own_subtree
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["collect", "query", "submit", "wait"]
+__all__ = ["answer", "collect", "query", "submit", "wait"]
 
 
 async def query(root: Supervisor, caller: str | None, params: QueryAgent) -> Reply:
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
     node = resolve(root.tree.nodes, params.ref)
     query_id = _ask(root, node, caller, params, waits=True)
-    return await root.answer(node, query_id, seconds=params.timeout, taker=who(root, caller))
+    return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
 
 
 async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Submitted:
@@ -40,16 +41,13 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
     pending = node.pending
     if pending is not None and params.timeout != 0:
         try:
-            await root.answer(node, pending.query_id, seconds=params.timeout, taker=None)
+            await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
             pass  # out of time, which is told below, or failed, which is the answer to collect
     if node.pending is not None:
         raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}")
     result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again))
-    if result.error is not None:
-        raise error_from(result.error)
-    assert result.reply is not None
-    return result.reply
+    return _reply(result)
 
 
 async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
@@ -66,7 +64,7 @@ async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
     seconds = max(node.spec.limits.turn_seconds for node in nodes) if params.timeout is None else params.timeout
     deadline = loop.time() + seconds
     watchers = {
-        node.spec.id: root.watch(f"query:{node.pending.query_id}") for node in nodes if node.pending is not None
+        node.spec.id: root.waiters.watch(f"query:{node.pending.query_id}") for node in nodes if node.pending is not None
     }
     try:
         while True:
@@ -82,6 +80,23 @@ async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
         tuple(node.spec.id for node in nodes if node.pending is None),
         tuple(node.spec.id for node in nodes if node.pending is not None),
     )
+
+
+async def answer(
+    root: Supervisor, node: Node, query_id: str, seconds: float | None = None, *, taker: str | None = None
+) -> Reply:
+    """Wait for a query's reply, at most `seconds`; `taker` names who gets it, None leaves it to collect."""
+    if node.pending is None or node.pending.query_id != query_id:
+        return _answered(node, query_id)
+    seconds = node.spec.limits.turn_seconds + PATIENCE_SECONDS if seconds is None else seconds
+    try:
+        reply: Reply = await root.waiters.until(f"query:{query_id}", seconds, taker)
+    except TimeoutError:
+        raise QueryTimeoutError(
+            f"agent {node.spec.name!r} ({node.spec.id}) has not answered within {seconds:g} s; "
+            f"it works on: `orch collect {node.spec.seq}` takes the answer later"
+        ) from None
+    return reply
 
 
 def who(root: Supervisor, caller: str | None) -> str:
@@ -103,3 +118,17 @@ def _ask(root: Supervisor, node: Node, caller: str | None, params: QueryAgent, *
         seconds=params.timeout if waits and caller is not None else None,
         request_id=params.request_id,
     )
+
+
+def _answered(node: Node, query_id: str) -> Reply:
+    """Return the reply that settled a query already, or raise its error."""
+    if node.last is None or node.last.query_id != query_id:
+        raise NoResultError(f"the answer of agent {node.spec.name!r} to that query gave way to a later one")
+    return _reply(node.last)
+
+
+def _reply(result: Result) -> Reply:
+    if result.error is not None:
+        raise error_from(result.error)
+    assert result.reply is not None
+    return result.reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orch_protocol.errors import AgentError, ConfigError
+from orch_protocol.errors import AgentError, ConfigError, StoreError
 from orch_protocol.services import AgentRow, Kill, Killed, Resume
 
 from .. import events
@@ -22,14 +22,18 @@ GONE_SECONDS = 5.0
 
 
 async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
-    """End agents with everything below them and wait until their processes are gone. Transcripts stay."""
+    """End agents with everything below them and wait until their processes are gone. Transcripts stay.
+
+    Raises StoreError when that could not be recorded; they are killed all the same.
+    """
     nodes = root.tree.nodes
     if params.all and params.refs:
         raise ConfigError("name agents, or all of them, not both")
     if not params.all and not params.refs:
         raise ConfigError("say which agents to kill, or all")
     if params.all:
-        targets = [node for node in nodes if node.spec.parent_id == caller and node.status != "killed"]
+        below = nodes if caller is None else nodes.subtree(caller)[:-1]
+        targets = [node for node in below if node.status != "killed"]
     else:
         targets = [resolve(nodes, ref) for ref in params.refs]
     for target in targets:
@@ -39,7 +43,7 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
         doomed = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
         return Killed(tuple(dict.fromkeys(doomed)))
     processes = [(node.spec.id, node.incarnation) for id in ids for node in nodes.subtree(id) if node.running]
-    gone = [root.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
+    gone = [root.waiters.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
     by = "the user" if caller is None else f"agent {nodes[caller].spec.name!r}"
     try:
         killed: tuple[str, ...] = root.handle(events.Kill(ids, by))
@@ -48,6 +52,10 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
     finally:
         for watcher in gone:
             watcher.cancel()
+    try:
+        root.write_down()
+    except StoreError as error:
+        raise StoreError(f"killed {', '.join(killed) or 'nobody'}, which is not on record: {error}") from error
     return Killed(killed)
 
 

@@ -38,7 +38,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     node = root.tree.nodes[id]
     if node.status == "starting":
         try:
-            await root.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS + 5)
+            await root.waiters.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS + 5)
         except TimeoutError:
             raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
     return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid)

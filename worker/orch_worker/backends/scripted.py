@@ -76,7 +76,7 @@ class ScriptedBackend(Conversation):
 
     def spec(self) -> BackendSpec:
         """Return the script as data, for `spawn` and the worker."""
-        return BackendSpec("scripted", options={"items": self._items})
+        return BackendSpec("scripted", options={"items": list(self._items)})
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next item as a response."""

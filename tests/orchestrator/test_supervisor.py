@@ -1,0 +1,607 @@
+"""A root with agents on the test's own loop: faults, races and deadlines, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orch import AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend, SubagentsConfig
+from orch.journal import Journal
+from orch.launchers.base import LaunchRequest
+from orch.services import call
+from orch.testing import FakeLauncher, FakeWorker, fake_world
+from orch.tree import Tree
+from orch_protocol.errors import (
+    AgentDiedError,
+    AgentGoneError,
+    LaunchError,
+    NoResultError,
+    OrchError,
+    QueryTimeoutError,
+    StoreError,
+)
+from orch_protocol.messages import Reply, text_of
+from orch_protocol.services import Collect, QueryAgent
+from orch_protocol.wire import MAX_BODY, Frame
+from orch_worker.transcript import read_session
+from virtual import passed, until, virtual
+
+NEST = ["spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"]
+
+
+class World(AsyncOrchestrator):
+    """An orchestrator whose agents run here, with what tests need to interfere."""
+
+    def __init__(self, home: Path, launcher: FakeLauncher | None = None, **options: Any) -> None:
+        self.launcher = launcher or FakeLauncher()
+        super().__init__(home=home, env={}, **(fake_world(self.launcher) | options))
+
+    def lose(self, lost: Callable[[str], bool]) -> None:
+        """Lose the frames whose kind `lost` says, in both directions."""
+        assert self.launcher.board is not None
+        self.launcher.board.lose = lambda data: lost(kind_of(data))
+
+    def fill_disk(self) -> Callable[[], None]:
+        """Let every write to the journal fail; return what makes room again."""
+        log = self.supervisor._journal.log
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        log._write = full  # type: ignore[method-assign]
+        return lambda: vars(log).pop("_write") and None
+
+    def refolded(self) -> Tree:
+        """Return the tree that the journal's file makes."""
+        path = self.supervisor._journal.log.path
+        copy = path.with_name("copy.jsonl")
+        copy.write_bytes(path.read_bytes())
+        journal = Journal.open(copy)
+        journal.close()
+        return Tree(self.config.subagents, journal.entries)
+
+    def status(self, agent: AsyncSubagent) -> str:
+        """Return what the agent is now."""
+        return self.supervisor.tree.nodes[agent.id].status
+
+    async def scripted(self, *items: Any, **options: Any) -> AsyncSubagent:
+        """Spawn an agent that says `items`."""
+        return await self.spawn("work", backend=ScriptedBackend(items), **options)
+
+
+@asynccontextmanager
+async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
+    """A running orchestrator whose tree, after everything, is the fold of its journal."""
+    world = World(home, **options)
+    async with world:
+        yield world
+        folded, live = world.refolded().nodes, world.supervisor.tree.nodes
+        assert folded.by_id == live.by_id
+        assert world.supervisor.waiters._topics == {}
+        assert world.supervisor._turns._prompts.keys() == {node.pending.query_id for node in pending(world)}
+
+
+def pending(world: World) -> list[Any]:
+    """Return the agents with a query under way."""
+    return list(world.supervisor.tree.nodes.pending.values())
+
+
+def kind_of(data: bytes) -> str:
+    """Return the kind of the frame in `data`."""
+    return msgspec.msgpack.decode(data, type=Frame).kind
+
+
+def nesting(**more: Any) -> Config:
+    """Return a configuration that lets agents have agents."""
+    return Config(subagents=SubagentsConfig(allow_nested=True, **more))
+
+
+class Gate:
+    """A tool that says when it was called and returns when it may."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.called = asyncio.Event()
+        self.open = asyncio.Event()
+
+    def tool(self) -> Any:
+        """Return the function that agents call."""
+
+        async def gate() -> str:
+            """Wait until the gate is open."""
+            self.calls += 1
+            self.called.set()
+            await self.open.wait()
+            return "open"
+
+        return gate
+
+
+# Frames that are lost.
+
+
+@pytest.mark.parametrize(
+    "kind", ["hello", "init", "ready", "query", "finished", "root_call", "root_reply", "ack", "progress"]
+)
+@pytest.mark.parametrize("times", [1, 3])
+@virtual
+async def test_a_conversation_survives_the_loss_of_a_frame(tmp_path: Path, kind: str, times: int) -> None:
+    """Whatever is lost comes again, and nothing happens twice."""
+    lost: list[str] = []
+    calls: list[str] = []
+
+    async def note(word: str) -> str:
+        """Note a word."""
+        calls.append(word)
+        return f"noted {word}"
+
+    def lose(found: str) -> bool:
+        if found == kind and len(lost) < times:
+            lost.append(found)
+            return True
+        return False
+
+    async with opened(tmp_path) as world:
+        world.lose(lose)
+        agent = await world.scripted({"tool": "note", "input": {"word": "x"}}, "one", "two", tools=[note])
+        first, second = await agent.query("first"), await agent.query("second")
+        assert (first.text, first.tool_calls, second.text) == ("one", 1, "two")
+        assert calls == ["x"]
+        session = read_session(Path((await agent.state()).folder))
+        assert [text_of(message) for message in session.messages if message.role == "assistant"] == ["", "one", "two"]
+    if kind != "progress":
+        assert len(lost) in (times, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@virtual
+async def test_conversations_survive_a_line_that_loses_a_third_of_everything(tmp_path: Path, seed: int) -> None:
+    """Each of many questions is answered once, each tool runs once."""
+    luck = random.Random(seed)
+    calls: list[int] = []
+
+    async def count(number: int) -> str:
+        """Count."""
+        calls.append(number)
+        return "counted"
+
+    items = [item for number in range(6) for item in ({"tool": "count", "input": {"number": number}}, f"{number}")]
+    async with opened(tmp_path) as world:
+        world.lose(lambda _: luck.random() < 0.33)
+        agent = await world.scripted(*items, tools=[count])
+        for number in range(6):
+            assert (await agent.query(f"number {number}")).text == f"{number}"
+        assert calls == list(range(6))
+
+
+# Disks that are full.
+
+
+@virtual
+async def test_a_full_disk_refuses_requests_and_loses_no_fact(tmp_path: Path) -> None:
+    """What was under way is finished and answered; what happened is written when there is room."""
+    gate = Gate()
+    async with opened(tmp_path) as world:
+        agent = await world.scripted({"tool": "gate"}, "done", "again", tools=[gate.tool()])
+        other = await world.scripted("fine")
+        future = agent.submit("go")
+        await gate.called.wait()
+        make_room = world.fill_disk()
+        for attempt in (world.scripted(), other.query("you?")):
+            with pytest.raises(StoreError, match="disk full"):
+                await attempt
+        gate.open.set()
+        assert (await future).text == "done"
+        world.launcher.worker(other.id).die(-9)
+        await passed(1)
+        assert (await other.state()).status == "died"
+        with pytest.raises(StoreError, match="disk full"):
+            await agent.collect()
+        make_room()
+        reply = await agent.collect()
+        assert reply is not None
+        assert reply.text == "done"
+        assert (await other.query("you?")).text == "fine"
+
+
+@virtual
+async def test_agents_are_killed_on_a_full_disk(tmp_path: Path) -> None:
+    """The process ends, and whoever killed it hears that it is not on record yet."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted()
+        make_room = world.fill_disk()
+        with pytest.raises(StoreError, match=r"killed .* not on record.*disk full"):
+            await agent.kill()
+        assert (await agent.state()).status == "killed"
+        assert world.launcher.worker(agent.id).ended.done()
+        make_room()
+        await world.scripted()
+
+
+@virtual
+async def test_an_agent_whose_launch_fails_on_a_full_disk_has_failed(tmp_path: Path) -> None:
+    """Its spawner is told at once."""
+    launcher = Slow()
+    async with opened(tmp_path, launcher=launcher) as world:
+        spawning = asyncio.ensure_future(world.scripted())
+        await launcher.asked.wait()
+        make_room = world.fill_disk()
+        launcher.failures.append("no memory")
+        launcher.go.set()
+        with pytest.raises(LaunchError, match="no memory"):
+            await spawning
+        make_room()
+        await world.scripted()
+
+
+@virtual
+async def test_a_prompt_that_cannot_be_handed_over_fails_its_query(tmp_path: Path) -> None:
+    """A large prompt goes through a file; when that cannot be written the agent is free again at once."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("fine")
+        spool = world.supervisor._spool
+        spool.rmdir()
+        spool.write_text("in the way")
+        with pytest.raises(StoreError, match="spill"):
+            await agent.query("x" * (MAX_BODY + 1))
+        assert (await agent.state()).status == "idle"
+        spool.unlink()
+        assert (await agent.query("x" * (MAX_BODY + 1))).text == "fine"
+
+
+# Answers, and who gets them.
+
+
+@virtual
+async def test_an_impatient_collector_does_not_change_who_gets_the_answer(tmp_path: Path) -> None:
+    """The one who asked and waits gets it; it is not there for a second one."""
+    gate = Gate()
+    async with opened(tmp_path) as world:
+        agent = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()])
+        asking = asyncio.ensure_future(agent.query("go"))
+        await gate.called.wait()
+        assert await agent.collect(timeout=1) is None
+        gate.open.set()
+        assert (await asking).text == "done"
+        with pytest.raises(NoResultError, match="taken by the user"):
+            await agent.collect()
+
+
+@virtual
+async def test_an_answer_is_the_waiters_or_is_there_to_collect(tmp_path: Path) -> None:
+    """Also when it comes in the very moment in which the waiter's time is over."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted(*[{"text": "done", "sleep": 5}] * 20)
+        loop = asyncio.get_running_loop()
+        for early in range(20):
+            started = loop.time()
+            try:
+                reply = await agent.query("go", timeout=5 + early * 1e-4 - 1e-3)
+            except QueryTimeoutError:
+                collected = await agent.collect(timeout=60)
+                assert collected is not None
+                reply = collected
+            assert reply.text == "done"
+            assert loop.time() - started < 10
+            with pytest.raises(NoResultError):
+                await agent.collect(timeout=0)
+
+
+@virtual
+async def test_a_repeated_query_gets_the_same_answer(tmp_path: Path) -> None:
+    """A client that asks again, because it does not know what became of its request, hears the same, at once."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("one", {"error": "RateLimitError", "message": "slow down"})
+        root = world.supervisor
+
+        async def ask(request_id: str) -> Reply:
+            reply: Reply = await call(root, None, "query", QueryAgent(agent.id, "go", request_id=request_id))
+            return reply
+
+        first, twin = await asyncio.gather(ask("r1"), ask("r1"))
+        assert first == twin == await ask("r1")
+        for _ in range(2):
+            with pytest.raises(OrchError, match="slow down"):
+                await ask("r2")
+        assert (await agent.state()).queries == 2
+
+
+@virtual
+async def test_what_a_dead_worker_waited_for_is_there_for_others(tmp_path: Path) -> None:
+    """Its call ends with it: the answer of its subagent is not taken by nobody."""
+    gate = Gate()
+    async with opened(tmp_path, config=nesting()) as world:
+        child = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()], name="child")
+        parent = await world.scripted(
+            {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}, "asked", tools=NEST
+        )
+        parent.submit("go")
+        await gate.called.wait()
+        world.launcher.worker(parent.id).die(-9)
+        await until(lambda: world.status(parent) == "died")
+        gate.open.set()
+        reply = await child.collect()
+        assert reply is not None
+        assert reply.text == "done"
+
+
+# Launches.
+
+
+class Slow(FakeLauncher):
+    """A launcher that launches when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def launch(self, request: LaunchRequest) -> FakeWorker:
+        """Return a worker, when `go` is set."""
+        self.asked.set()
+        await self.go.wait()
+        return await super().launch(request)
+
+
+@virtual
+async def test_a_failed_launch_is_told_and_tried_again_after_resume(tmp_path: Path) -> None:
+    """The spawner gets the reason, so does whoever asks; resume gives another chance."""
+    launcher = FakeLauncher()
+    launcher.failures.append("no memory")
+    async with opened(tmp_path, launcher=launcher) as world:
+        with pytest.raises(LaunchError, match="no memory"):
+            await world.scripted("fine", name="x")
+        agent = await world.get("x")
+        assert (await agent.state()).status == "failed"
+        with pytest.raises(AgentGoneError, match="no memory"):
+            await agent.query("go")
+        await agent.resume()
+        assert (await agent.query("go")).text == "fine"
+
+
+@virtual
+async def test_an_agent_killed_as_it_is_launched_is_gone_at_once(tmp_path: Path) -> None:
+    """The launch is called off, also one that did not begin yet, and nothing comes of it later."""
+    launcher = Slow()
+    async with opened(tmp_path, launcher=launcher) as world:
+        for begun in (True, False):
+            spawning = asyncio.ensure_future(world.scripted(name="x"))
+            if begun:
+                await launcher.asked.wait()
+            else:
+                await asyncio.sleep(0)
+            started = asyncio.get_running_loop().time()
+            assert len(await world.kill("x")) == 1
+            assert asyncio.get_running_loop().time() - started < 0.01
+            with pytest.raises(AgentGoneError, match="as it started"):
+                await spawning
+        launcher.go.set()
+        await passed(1)
+        assert launcher.workers == []
+        assert {row.status for row in await world.agents(all=True)} == {"killed"}
+
+
+@virtual
+async def test_a_launch_without_end_is_called_off(tmp_path: Path) -> None:
+    """The agent has failed, its room is free, and nothing comes of it later."""
+    launcher = Slow()
+    async with opened(tmp_path, launcher=launcher) as world:
+        with pytest.raises(LaunchError, match="no process in time"):
+            await world.scripted(name="x")
+        assert not world.supervisor.tree.nodes.alive
+        launcher.go.set()
+        await passed(1)
+        assert launcher.workers == []
+
+
+@virtual
+async def test_a_process_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
+    """Its spawner hears of it, and it is not left behind."""
+    async with opened(tmp_path) as world:
+        world.lose(lambda kind: kind == "ready")
+        with pytest.raises(LaunchError, match="did not come up"):
+            await world.scripted()
+        assert [worker.ended.done() for worker in world.launcher.workers] == [True]
+
+
+# Deaths.
+
+
+@virtual
+async def test_a_reply_on_disk_outlives_its_process(tmp_path: Path) -> None:
+    """The frame that carried it was lost with the process; the transcript has it."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("done", "more")
+        world.lose(lambda kind: kind == "finished")
+        asking = asyncio.ensure_future(agent.query("go"))
+        folder = Path((await agent.state()).folder)
+        await until(lambda: read_session(folder).turns)
+        world.launcher.worker(agent.id).die(-9)
+        assert (await asking).text == "done"
+        world.lose(lambda _: False)
+        assert (await agent.query("more?")).text == "more"
+
+
+@virtual
+async def test_a_last_word_that_comes_after_the_death_is_heard(tmp_path: Path) -> None:
+    """It settles the query and the death at once, so that the next query starts the next process."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("done", "more")
+        held: list[tuple[bytes, bytes]] = []
+        board = world.launcher.board
+        assert board is not None
+        accept = board.peers.accept
+        board.peers.accept = lambda ident, data, _: held.append((ident, data))  # type: ignore[method-assign,misc]
+        asking = asyncio.ensure_future(agent.query("go"))
+        await until(lambda: "finished" in [kind_of(data) for _, data in held])
+        worker = world.launcher.worker(agent.id)
+        worker.die(-9)
+        await worker.ended
+        board.peers.accept = accept  # type: ignore[method-assign]
+        for ident, data in held:
+            accept(ident, data, worker.pid)
+        assert (await agent.state()).status == "died"
+        assert (await asking).text == "done"
+        for ident, data in held:
+            accept(ident, data, worker.pid)
+        assert world.supervisor.counters["unknown_peer"] == len(held)
+        assert (await agent.query("more?")).text == "more"
+
+
+@virtual
+async def test_a_turn_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    """Some time after the turn's own limit its process is killed, and the query is over."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("done", "more")
+        world.lose(lambda kind: kind == "finished")
+        assert (await agent.query("go")).text == "done"
+        assert world.status(agent) == "died"
+        world.lose(lambda kind: kind == "query")
+        with pytest.raises(AgentDiedError, match="did not end when its time was over"):
+            await agent.submit("more?")
+        world.lose(lambda _: False)
+        assert (await agent.query("more?")).text == "more"
+
+
+# Waking.
+
+
+@virtual
+async def test_an_agent_is_woken_by_its_subagents(tmp_path: Path) -> None:
+    """It ends its turn, and gets a new one when they are done, with who and how; then it collects."""
+    gate = Gate()
+    async with opened(tmp_path, config=nesting()) as world:
+        parent = await world.scripted(
+            {"tool": "query_subagent", "input": {"id": "child", "prompt": "go", "wake": "all"}},
+            "waiting",
+            {"tool": "collect_subagent", "input": {"id": "child"}},
+            {"echo": True},
+            tools=[*NEST, gate.tool()],
+            name="parent",
+        )
+        tree = world.supervisor.tree
+        child = await world.scripted({"tool": "gate"}, "child's answer", tools=[gate.tool()], name="child")
+        tree.nodes[parent.id].children.append(child.id)
+        tree.nodes[child.id].spec = msgspec.structs.replace(tree.nodes[child.id].spec, parent_id=parent.id)
+        assert (await parent.query("start")).text == "waiting"
+        gate.open.set()
+        await until(lambda: world.supervisor.tree.nodes[parent.id].queries == 2)
+        reply = await parent.collect()
+        assert reply is not None
+        assert child.id in reply.text
+        assert reply.text.startswith("[subagents finished]")
+        assert reply.tool_calls == 1
+        tree.nodes[parent.id].children.clear()
+        tree.nodes[child.id].spec = msgspec.structs.replace(tree.nodes[child.id].spec, parent_id=None)
+
+
+@virtual
+async def test_news_finds_its_reader_when_there_is_room(tmp_path: Path) -> None:
+    """An agent that died while its subagents worked, and that nothing makes room for, is woken as soon as there is."""
+    gate = Gate()
+    async with opened(tmp_path, config=nesting(max_concurrent=2)) as world:
+        parent = await world.scripted("woken", tools=NEST)
+        child = await world.scripted({"tool": "gate"}, "done", {"text": "more", "sleep": 99}, tools=[gate.tool()])
+        root = world.supervisor
+        node = root.tree.nodes[child.id]
+        query_id = root.ask(node, "go", asker=parent.id, wake="all")
+        await gate.called.wait()
+        world.launcher.worker(parent.id).die(-9)
+        await until(lambda: world.status(parent) == "died")
+        other = await world.scripted({"text": "busy", "sleep": 50})
+        busy = other.submit("go")
+        root.waiters.watch(f"query:{query_id}").add_done_callback(lambda _: root.ask(node, "again"))
+        gate.open.set()
+        await passed(20)
+        assert (world.status(parent), world.status(child)) == ("died", "busy")
+        await busy
+        await until(lambda: root.tree.nodes[parent.id].queries, 10)
+        reply = await parent.collect()
+        assert reply is not None
+        assert reply.text == "woken"
+
+
+# Closing.
+
+
+@virtual
+async def test_who_waits_while_the_root_closes_is_told(tmp_path: Path) -> None:
+    """Queries, waits and pings end with an error, not with silence."""
+    gate = Gate()
+    world = World(tmp_path)
+    await world.start()
+    agent = await world.scripted({"tool": "gate"}, tools=[gate.tool()])
+    future, waiting = agent.submit("go"), asyncio.ensure_future(world.wait(agent))
+    await gate.called.wait()
+    world.lose(lambda kind: kind == "pong")
+    ping = asyncio.ensure_future(agent.ping())
+    await asyncio.sleep(0)
+    await world.close()
+    with pytest.raises(AgentDiedError, match="closed"):
+        await future
+    with pytest.raises(AgentDiedError, match="closed"):
+        await ping
+    assert (await waiting).pending == ()
+
+
+@virtual
+async def test_a_turn_that_finished_as_the_root_closed_has_its_reply(tmp_path: Path) -> None:
+    """Its last frame was not heard any more; whoever opens the run again collects the answer."""
+    world = World(tmp_path, run="r")
+    await world.start()
+    agent = await world.scripted("done")
+    world.lose(lambda kind: kind == "finished")
+    future = agent.submit("go")
+    folder = Path((await agent.state()).folder)
+    await until(lambda: read_session(folder).turns)
+    await world.close()
+    with pytest.raises(AgentDiedError):
+        await future
+    async with opened(tmp_path, run="r") as reopened:
+        reply = await (await reopened.get(agent.id)).collect()
+        assert reply is not None
+        assert reply.text == "done"
+
+
+@virtual
+async def test_a_transcript_that_cannot_be_read_does_not_close_the_run(tmp_path: Path) -> None:
+    """The other agents of the run answer; the damaged one says what is wrong when it is asked."""
+    world = World(tmp_path, run="r")
+    await world.start()
+    agent = await world.scripted({"text": "x", "sleep": 9}, name="bad")
+    await world.scripted("fine", name="good")
+    agent.submit("go")
+    await passed(1)
+    transcript = Path((await agent.state()).folder) / "session.jsonl"
+    await world.close()
+    # As after a kill -9: the query is still under way, says the journal.
+    journal = tmp_path / "runs" / "r" / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-3]))
+    transcript.unlink()
+    transcript.mkdir()
+    async with opened(tmp_path, run="r") as reopened:
+        assert (await (await reopened.get("good")).query("go")).text == "fine"
+        with pytest.raises(OrchError):
+            await (await reopened.get("bad")).query("go")
+
+
+@virtual
+async def test_collecting_while_another_collects(tmp_path: Path) -> None:
+    """One of them gets the answer, the other one hears who did."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted({"text": "done", "sleep": 1})
+        agent.submit("go")
+        await passed(1)
+        root = world.supervisor
+        both = [call(root, None, "collect", Collect(agent.id)) for _ in range(2)]
+        one, other = await asyncio.gather(*both, return_exceptions=True)
+        assert one.text == "done"
+        assert isinstance(other, NoResultError)

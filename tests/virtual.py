@@ -1,0 +1,60 @@
+"""An event loop whose clock jumps to the next timer as soon as nothing else is to be done."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+__all__ = ["VirtualLoop", "passed", "until", "virtual"]
+
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        ready = super().select(0)
+        if not ready:
+            self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Hours pass in no time. Not for what waits for threads or processes: the clock does not wait for them."""
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        """Return the seconds that have passed."""
+        return self._virtual.now
+
+
+def virtual(test: Test) -> Callable[..., None]:
+    """Run an asynchronous test on a VirtualLoop."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+async def passed(seconds: float) -> None:
+    """Return when so much time has passed."""
+    await asyncio.sleep(seconds)
+
+
+async def until(condition: Callable[[], object], most: float = 1000.0) -> None:
+    """Return when `condition` holds. Raises TimeoutError when it does not within `most` seconds."""
+    async with asyncio.timeout(most):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
