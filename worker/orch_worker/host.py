@@ -41,7 +41,10 @@ class Line(Protocol):
 
 
 class Host:
-    """Serves one agent over the line that `connect` opens with a callback for arriving frames."""
+    """Serves one agent over the line that `connect` opens with a callback for arriving frames.
+
+    `enter` is called with the agent's folder before anything else of it; a process of its own goes there.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,9 @@ class Host:
         birth: Birth,
         incarnation: int,
         spool: Path,
+        enter: Callable[[str], None] | None = None,
     ) -> None:
+        self._enter = enter
         self._birth = birth
         self._runtime: Runtime | None = None
         self._turn: asyncio.Task[None] | None = None
@@ -140,6 +145,8 @@ class Host:
 
     def _on_init(self, id: str, body: Init) -> None:
         try:
+            if self._enter is not None:
+                self._enter(body.spec.cwd)
             self._runtime = Runtime(body.spec, self._birth.keys, self)
         except Exception as error:
             import traceback
@@ -217,7 +224,16 @@ def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: s
             birth=birth,
             incarnation=incarnation,
             spool=Path(spool),
+            enter=_enter,
         )
         return await host.serve()
 
     return asyncio.run(serve())
+
+
+def _enter(folder: str) -> None:
+    """Go to `folder`, which is where code that the agent runs in this process expects to be."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        print(f"cannot go to {folder}: {error.strerror}", flush=True)  # the agent's tools will say so too

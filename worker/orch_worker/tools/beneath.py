@@ -16,6 +16,7 @@ from .files import inside
 
 __all__ = ["Place", "place"]
 
+MAX_PATH: Final = 4_000
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -84,6 +85,8 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
     real = inside(context, path)
     if real == root:
         raise ToolError(f"{path!r} is the working folder itself: name a file.")
+    if len(os.fsencode(real)) > MAX_PATH:  # a walk would get there, and nobody by the name
+        raise ToolError(f"{path[:80]!r}... is too long a path.")
     relative = real.relative_to(root)
     try:
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

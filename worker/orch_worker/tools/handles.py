@@ -61,8 +61,9 @@ def _search(text: str, pattern: str, offset: int, stop_at: float) -> str:
             begin = max(0, match.start() - AROUND)
             found.append(f"{start}: {line[begin : match.end() + AROUND].strip()[: 4 * AROUND]}")
             size += len(found[-1])
-        if len(found) == MAX_MATCHES or size > MAX_READ or time.monotonic() > stop_at:
-            return "\n".join([*found, f"[stopped here; go on with offset={start + len(line) + 1}]"])
+        after = start + len(line) + 1
+        if after < len(text) and (len(found) == MAX_MATCHES or size > MAX_READ or time.monotonic() > stop_at):
+            return "\n".join([*found, f"[stopped here; go on with offset={after}]"])
     return "\n".join(found) or f"No match for {pattern!r} from character {offset:,} on."
 
 

@@ -46,7 +46,7 @@ class Namespace:
 
         After `seconds` it is stopped; what cannot be stopped is left behind, and then no other run can start.
         """
-        if self._running is not None:
+        if self._running is not None and self._running.alive():
             raise ToolError("the code of an earlier call still runs and cannot be stopped: use run_python_script")
         self._runs += 1
         run = self._running = _Run(code, f"<python {self._agent}:{self._runs}>", self.names)
@@ -56,8 +56,6 @@ class Namespace:
                 in_time = await run.wait(seconds)
             finally:
                 stopped = run.done or await run.stop()
-                if stopped:
-                    self._running = None
         text = run.capture.text().rstrip("\n")
         if in_time:
             return ToolOutput(text, is_error=run.failed)
@@ -82,6 +80,9 @@ class _Run:
 
     def start(self) -> None:
         self._thread.start()
+
+    def alive(self) -> bool:
+        return not self.done and self._thread.is_alive()
 
     async def wait(self, seconds: float) -> bool:
         return bool((await asyncio.wait({self._over}, timeout=seconds))[0])
@@ -129,7 +130,7 @@ class _Run:
         except Stopped:
             raise
         except SystemExit as error:
-            self._print(f"SystemExit: {error}\n")
+            self._print(f"SystemExit: {error}".rstrip(": "))
             return error.code in (None, 0)
         except BaseException as error:
             self._print("".join(traceback.format_exception(error.with_traceback(self._own(error.__traceback__)))))
