@@ -13,12 +13,12 @@ from sources import PACKAGES, ROOT, Module, imports_of, modules
 
 OURS = tuple(PACKAGES)
 DOORS: dict[str, set[str]] = {
-    "anthropic": {"orch_worker.backends.warm"},
-    "httpx2": {"orch_worker.backends.warm", "orch_worker.tools.http"},
+    "anthropic": {"orch_worker.backends.anthropic"},
+    "httpx2": {"orch_worker.backends.transport", "orch_worker.tools.http"},
     "multiprocess": {"orch_worker.zygote"},
-    "openai": {"orch_worker.backends.warm"},
+    "openai": {"orch_worker.backends.openai"},
     "structlog": set(),
-    "tenacity": set(),
+    "tenacity": {"orch_worker.backends.retry"},
     # Both ends of the one wire: the worker's DEALER with the adapter that both drive, and the root's ROUTER.
     "zmq": {"orch_worker.drain", "orch.router"},
 }

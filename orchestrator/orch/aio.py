@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakSet
@@ -18,6 +19,8 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 from orch_protocol.services import AgentRow, Kill, Killed, List, Resume, Spawn, Wait, Waited
 from orch_protocol.spec import BackendSpec, Limits, Template
+from orch_worker.backends import models
+from orch_worker.backends.registry import complete
 from orch_worker.lock import FolderLock
 from orch_worker.tools.base import Tool, tool
 
@@ -33,6 +36,9 @@ from .services import call, serve_worker
 from .supervisor import Supervisor
 
 __all__ = ["AsyncOrchestrator", "ToolLike"]
+
+SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
+"""Ends of the names of variables that let one in at a provider."""
 
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, or a function of the user's program, which runs there."""
@@ -52,9 +58,10 @@ class AsyncOrchestrator:
             agent = await o.spawn("Explain this repo")
             print((await agent.query("What does README promise?")).text)
 
-    `model` is `provider:model`; None is the configured one. `run` names a run folder that outlives the program: opened
-    again, its agents answer again. Without it the run is this program's alone; transcripts stay in `home` either way.
-    `config` replaces what configuration files and variables say. Raises ConfigError, LockedError, StoreError.
+    `model` is `provider:model`; None is the configured one, else a provider's default for which a key is there. `run`
+    names a run folder that outlives the program: opened again, its agents answer again. Without it the run is this
+    program's alone; transcripts stay in `home` either way. `config` replaces what configuration files and variables
+    say. `env` is where keys and addresses are looked up. Raises ConfigError, LockedError, StoreError.
     """
 
     def __init__(
@@ -75,18 +82,21 @@ class AsyncOrchestrator:
         self.home = paths.home(environ) if home is None else Path(home).absolute()
         loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
         found = config or (loaded.config if loaded else Config())
-        self.config = msgspec.structs.replace(found, model=model) if model is not None else found
+        self._keys = dict(keys) if keys is not None else keys_in(environ)
+        known = models.load(self.home)
+        self._complete = partial(complete, known=known, env=environ, keys=self._keys)
+        default = configuration.Default.of(known, self._keys)
+        self._default = default.says if model is None and found.model is None else None
+        self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
         self._named = run is not None
         self.run = run or f"run-{new_id()}"
-        self._keys = dict(keys) if keys is not None else keys_in(environ)
         self._make_launcher = launcher or default_launcher
         self._connect = connect or Router
         self._pid = os.getpid()
         self._lock: FolderLock | None = None
         self._supervisor: Supervisor | None = None
-        self._told_no_model = self.config.model is not None
 
     # Life.
 
@@ -113,6 +123,7 @@ class AsyncOrchestrator:
                 sessions=sessions,
                 logs=logs,
                 spool=spool,
+                complete=self._complete,
                 keys=self._keys,
             )
             self._supervisor.start()
@@ -178,7 +189,7 @@ class AsyncOrchestrator:
                 raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
             script = tuple(spec.options["items"])
         elif model is None:
-            self._tell_no_model()
+            self._tell_default()
         spawned = await self._call(
             "spawn",
             Spawn(
@@ -233,10 +244,10 @@ class AsyncOrchestrator:
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
         return await call(self.supervisor, None, method, params)
 
-    def _tell_no_model(self) -> None:
-        if not self._told_no_model:
-            self._told_no_model = True
-            print(configuration.NO_MODEL, file=sys.stderr, flush=True)
+    def _tell_default(self) -> None:
+        if self._default is not None:
+            print(self._default, file=sys.stderr, flush=True)
+            self._default = None
 
 
 _RUNNING: WeakSet[AsyncOrchestrator] = WeakSet()
@@ -256,8 +267,8 @@ def _let_go() -> None:
 
 
 def keys_in(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the providers' keys in `env`, for workers to read from their birth pipe and nowhere else."""
-    return {name: value for name, value in env.items() if name.endswith("_API_KEY") and value}
+    """Return the providers' secrets in `env`, for workers to read from their birth pipe and nowhere else."""
+    return {name: value for name, value in env.items() if name.endswith(SECRETS) and value}
 
 
 def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:

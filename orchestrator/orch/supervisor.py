@@ -26,7 +26,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.ids import new_id, new_token
 from orch_protocol.messages import Reply
-from orch_protocol.spec import Birth
+from orch_protocol.spec import BackendSpec, Birth
 from orch_protocol.text import scrub
 from orch_worker.transcript import LastTurn, read_last_turn
 
@@ -86,11 +86,14 @@ class Supervisor:
         sessions: Path,
         logs: Path,
         spool: Path,
+        complete: Callable[[BackendSpec], BackendSpec],
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
         self.sessions = sessions
+        self.complete = complete
+        """Adds to a backend's description what a worker needs to know of it. Raises ConfigError."""
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}

@@ -49,10 +49,11 @@ class Text(Struct, frozen=True, gc=False, tag="text"):
 
 
 class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True):
-    """A model's reasoning; `signature` must return to the provider byte for byte."""
+    """A model's reasoning; `signature` must return byte for byte to `provider`, and to it alone."""
 
     thinking: str
     signature: str | None = None
+    provider: str = ""
 
 
 class Image(Struct, frozen=True, gc=False, tag="image"):

@@ -30,7 +30,7 @@ from orch_protocol.zygote import (
 )
 
 from . import birth, kernel
-from .backends.registry import PROVIDERS, make_backend
+from .backends.registry import APIS, PROVIDERS, make_backend
 from .tools.presets import BUILTIN
 
 __all__ = ["main"]
@@ -171,7 +171,8 @@ def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
 
 
 def _modules(template: str) -> list[str]:
-    providers = [provider.module for provider in PROVIDERS.values() if provider.template in ("lean", template)]
+    backends = (*PROVIDERS.values(), *APIS.values())
+    providers = [backend.module for backend in backends if backend.template in ("lean", template)]
     return [*EVERY_WORKER, *providers, *(tool.module for tool in BUILTIN.values())]
 
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.errors import ConfigError
+from orch_worker.backends import models
 
-from .. import config
+from .. import config, paths
 from ..trust import project_file
 
 __all__ = ["spawn_settings"]
@@ -23,6 +24,14 @@ OF_THE_ROOT: Final = (
     *("subagents.allow_nested", "subagents.timeout_minutes"),
 )
 """What holds for all of the daemon's agents, and therefore cannot follow one caller's folder."""
+
+
+def _default_model() -> str:
+    default = config.Default.of(
+        models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value}
+    )
+    print(default.says, file=sys.stderr)
+    return default.model or OFFLINE
 
 
 def spawn_settings(cwd: str, arguments: Namespace) -> dict[str, Any]:
@@ -42,10 +51,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> dict[str, Any]:
         raise ConfigError(f"spawning is switched off: subagents.enabled is false ({source})")
     settings: dict[str, Any] = {"limits": msgspec.to_builtins(loaded.config.limits)}
     if arguments.script is None:
-        model = arguments.model or loaded.config.model
-        if model is None:
-            print(config.NO_MODEL, file=sys.stderr)
-        settings["model"] = model or OFFLINE
+        settings["model"] = arguments.model or loaded.config.model or _default_model()
     if arguments.tools is not None:
         settings["tools"] = [name for name in arguments.tools.replace(",", " ").split() if name]
     elif arguments.preset is not None or subagents.default_tools is None:

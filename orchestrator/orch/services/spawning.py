@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     parent = root.tree.nodes[caller] if caller is not None else None
     if parent is not None and "spawn_subagent" not in parent.spec.tools:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
-    spec = describe(request, parent.spec if parent else None, root.config, root.sessions)
+    spec = describe(request, parent.spec if parent else None, root.config, root.sessions, root.complete)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
     node = root.tree.nodes[id]
     if node.status == "starting":
@@ -44,10 +45,17 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid)
 
 
-def describe(request: Spawn, parent: AgentSpec | None, config: Config, sessions: Path) -> AgentSpec:
+def describe(
+    request: Spawn,
+    parent: AgentSpec | None,
+    config: Config,
+    sessions: Path,
+    complete: Callable[[BackendSpec], BackendSpec],
+) -> AgentSpec:
     """Return the spec of the agent that `request` asks for; sequence number, depth and name's default are the tree's.
 
-    What the request leaves open is the parent's, then the configuration's. Raises ConfigError, ToolNotGrantedError.
+    What the request leaves open is the parent's, then the configuration's. `complete` adds what is known of a model.
+    Raises ConfigError, ToolNotGrantedError.
     """
     if not request.task.strip():
         raise ConfigError("an agent needs a task: say in a sentence what it is for")
@@ -57,7 +65,7 @@ def describe(request: Spawn, parent: AgentSpec | None, config: Config, sessions:
             "of the first two or '_'"
         )
     preset, tools = _tools(request, config)
-    backend = _backend(request, parent, config)
+    backend = complete(_backend(request, parent, config))
     id = new_id()
     return AgentSpec(
         id=id,

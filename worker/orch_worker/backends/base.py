@@ -8,16 +8,40 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from orch_protocol.errors import ConfigError
+from orch_protocol.errors import BackendError, ConfigError
 from orch_protocol.messages import Block, Message, StopReason, ToolResult, Usage
 from orch_protocol.spec import ToolSpec
 
 from ..tokens import message_tokens, text_tokens
 
-__all__ = ["AssistantTurn", "Backend", "BackendInfo", "Conversation", "OnText", "check_backend"]
+__all__ = [
+    "AssistantTurn",
+    "Backend",
+    "BackendInfo",
+    "Conversation",
+    "OnRetry",
+    "OnText",
+    "Retry",
+    "check_backend",
+]
 
 OnText: TypeAlias = Callable[[str], None]
 """Called with each piece of text as it arrives. Must not raise."""
+
+
+class Retry(Struct, frozen=True):
+    """Attempt number `attempt` failed with `error`, and the next one begins in `seconds`, from the beginning.
+
+    Text that was streamed since the last response belongs to the failed attempt, and counts for nothing.
+    """
+
+    attempt: int
+    seconds: float
+    error: BackendError
+
+
+OnRetry: TypeAlias = Callable[[Retry], None]
+"""Called before each repetition of a request. Must not raise."""
 
 
 class AssistantTurn(Struct, frozen=True):
@@ -43,6 +67,8 @@ class Backend(Protocol):
     not recorded first. Several user messages in a row are legal, and so is a tool result for each call of the
     assistant message before; what a provider wants beyond that, its backend arranges.
     """
+
+    on_retry: OnRetry | None
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer, instead of those set before."""
@@ -74,6 +100,9 @@ class Backend(Protocol):
     def clear(self) -> None:
         """Forget the conversation; the system text and the tools stay."""
 
+    async def close(self) -> None:
+        """Give up connections, if there are any. The next `assistant_turn` opens new ones."""
+
 
 METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_"))
 
@@ -93,6 +122,7 @@ class Conversation:
     """The part of a backend that is the same for all: what was said, and how long it is."""
 
     def __init__(self) -> None:
+        self.on_retry: OnRetry | None = None
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []
@@ -134,6 +164,9 @@ class Conversation:
     def clear(self) -> None:
         """Forget the conversation."""
         self.load(())
+
+    async def close(self) -> None:
+        """Do nothing: there is no connection."""
 
     def _append(self, message: Message) -> None:
         self.messages.append(message)

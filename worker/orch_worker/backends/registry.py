@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from importlib import import_module
 from typing import Final
 
@@ -11,9 +11,10 @@ from msgspec import Struct
 from orch_protocol.errors import ConfigError
 from orch_protocol.spec import BackendSpec, Template
 
+from . import models
 from .base import Backend, check_backend
 
-__all__ = ["PROVIDERS", "Provider", "make_backend", "template_for"]
+__all__ = ["APIS", "PROVIDERS", "Provider", "complete", "make_backend", "template_for"]
 
 
 class Provider(Struct, frozen=True):
@@ -27,10 +28,31 @@ PROVIDERS: Final[dict[str, Provider]] = {
     "extractive": Provider("orch_worker.backends.extractive", "lean"),
     "scripted": Provider("orch_worker.backends.scripted", "lean"),
 }
+"""Those that need nobody else. All others are data, see `models`."""
+
+APIS: Final[dict[models.Api, Provider]] = {
+    "messages": Provider("orch_worker.backends.anthropic", "sdk"),
+    "chat": Provider("orch_worker.backends.openai", "sdk"),
+    "responses": Provider("orch_worker.backends.openai", "sdk"),
+}
+"""What speaks for a provider that is data, by the API that its model is reached by."""
+
+
+def complete(spec: BackendSpec, known: models.Models, env: Mapping[str, str], keys: Container[str]) -> BackendSpec:
+    """Return `spec` with all that a worker needs to make the backend, as far as it is no secret.
+
+    `env` may name addresses, `keys` are the names of the secrets at hand. Raises ConfigError when there is no such
+    provider, no model is named or no key is there.
+    """
+    if spec.provider in PROVIDERS:
+        return spec
+    if spec.provider not in known.providers:
+        raise _unknown(spec, known)
+    return models.equip(spec, known, env, keys)
 
 
 def make_backend(spec: BackendSpec, keys: Mapping[str, str]) -> Backend:
-    """Return the backend that `spec` describes; `keys` are the secrets by name. Raises ConfigError if there is none."""
+    """Return the backend of a complete `spec`; `keys` are the secrets by name. Raises ConfigError if there is none."""
     from_spec: Callable[[BackendSpec, Mapping[str, str]], object] = import_module(_provider(spec).module).from_spec
     return check_backend(from_spec(spec, keys))
 
@@ -41,10 +63,12 @@ def template_for(spec: BackendSpec) -> Template:
 
 
 def _provider(spec: BackendSpec) -> Provider:
-    try:
-        return PROVIDERS[spec.provider]
-    except KeyError:
-        known = ", ".join(PROVIDERS)
-        raise ConfigError(
-            f"unknown provider {spec.provider!r}: a model is `provider:model` with one of {known}"
-        ) from None
+    found = PROVIDERS.get(spec.provider) or APIS.get(spec.options.get("api", ""))
+    if found is None:
+        raise _unknown(spec, models.load())
+    return found
+
+
+def _unknown(spec: BackendSpec, known: models.Models) -> ConfigError:
+    names = ", ".join([*PROVIDERS, *known.providers])
+    return ConfigError(f"unknown provider {spec.provider!r}: a model is `provider:model` with one of {names}")

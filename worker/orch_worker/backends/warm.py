@@ -1,48 +1,62 @@
 """The provider SDKs, imported and used once, so that every worker forked afterwards makes its first call warm.
 
 Half of a first call's time goes into the transport's own imports and half into parsing the CA bundle. So one call of
-each SDK runs over loopback against a server in a forked child that is gone before this returns, and `ssl_context` is
+each API runs over loopback against a server in a forked child that is gone before this returns, and the TLS context is
 made once, for every client to share.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
-import ssl
 import traceback
-from functools import cache
 from typing import Any, Final, NoReturn
 
-import anthropic
-import httpx2
-import openai
+import msgspec
+
+from orch_protocol.messages import Text
+from orch_protocol.spec import BackendSpec, ToolSpec
 
 from .. import kernel
+from .models import Api, Model
+from .registry import APIS, make_backend
+from .transport import ssl_context
 
-__all__ = ["ssl_context", "warm"]
+__all__ = ["warm"]
 
 SECONDS: Final = 5.0
 EVENT_STREAM: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-ANTHROPIC_STREAM: Final = (
-    b'event: ping\ndata: {"type": "ping"}\n\nevent: message_stop\ndata: {"type": "message_stop"}\n\n'
-)
-OPENAI_STREAM: Final = (
-    b'data: {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "x", "choices": []}\n\n'
-    b"data: [DONE]\n\n"
-)
-
-
-@cache
-def ssl_context() -> ssl.SSLContext:
-    """Return the one context that verifies providers' certificates, made by the SDKs' own rules."""
-    return httpx2.create_ssl_context()
+CALL: Final = {"id": "fc_1", "type": "function_call", "call_id": "c", "name": "t", "arguments": "{}"}
+COUNTS: Final = {"input_tokens": 1, "output_tokens": 1}
+DETAILS: Final = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}, "output_tokens_details": {}}
+STREAMS: Final[dict[Api, tuple[dict[str, Any], ...]]] = {
+    "messages": (
+        {"type": "message_start", "message": {"id": "m", "usage": COUNTS}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": COUNTS},
+        {"type": "message_stop"},
+    ),
+    "chat": (
+        {"id": "x", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]},
+        {"id": "x", "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}},
+    ),
+    "responses": (
+        {"type": "response.created", "response": {"id": "r", "status": "in_progress"}},
+        {"type": "response.output_text.delta", "delta": "x"},
+        {"type": "response.output_item.done", "output_index": 0, "item": CALL},
+        {"type": "response.completed", "response": {"id": "r", "usage": COUNTS | DETAILS}},
+    ),
+}
+PATHS: Final[dict[bytes, Api]] = {b"/messages": "messages", b"/chat/completions": "chat", b"/responses": "responses"}
 
 
 def warm() -> None:
-    """Make the context and one streamed call with each SDK. A machine without loopback only loses the head start."""
+    """Make the context and one streamed call of each API. A machine without loopback only loses the head start."""
     ssl_context()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         parent = os.getpid()
@@ -59,15 +73,21 @@ def warm() -> None:
 
 
 async def _call(url: str) -> None:
-    message: list[Any] = [{"role": "user", "content": "x"}]
-    options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": SECONDS}
-    async with httpx2.AsyncClient(verify=ssl_context(), trust_env=False) as http:
-        claude = anthropic.AsyncAnthropic(base_url=url, http_client=http, **options)
-        async for _ in await claude.messages.create(model="x", max_tokens=1, messages=message, stream=True):
-            pass
-        gpt = openai.AsyncOpenAI(base_url=url, http_client=http, **options)
-        async for _ in await gpt.chat.completions.create(model="x", messages=message, stream=True):
-            pass
+    for api in APIS:
+        options = msgspec.to_builtins(Model(api=api, base_url=url, context=1000))
+        backend = make_backend(BackendSpec("loopback", "x", options), {})
+        backend.append_system("x", (ToolSpec("t", "x", {"type": "object"}),))
+        backend.append_user((Text("x"),))
+        async with asyncio.timeout(SECONDS):
+            await backend.assistant_turn()
+        await backend.close()
+
+
+def _events(path: bytes) -> bytes:
+    """Return the stream that answers a request to `path`."""
+    api = next(api for end, api in PATHS.items() if end in path)
+    lines = [f"event: {event.get('type', 'x')}\ndata: {json.dumps(event)}\n\n" for event in STREAMS[api]]
+    return "".join([*lines, "data: [DONE]\n\n" if api == "chat" else ""]).encode()
 
 
 def _serve(listener: socket.socket, parent: int) -> NoReturn:
@@ -82,6 +102,6 @@ def _serve(listener: socket.socket, parent: int) -> NoReturn:
                     if header.startswith(b"content-length:"):
                         length = int(header.partition(b":")[2])
                 request.read(length)
-                line.sendall(EVENT_STREAM + (ANTHROPIC_STREAM if b"/v1/messages" in path else OPENAI_STREAM))
+                line.sendall(EVENT_STREAM + _events(path))
     finally:
         os._exit(1)

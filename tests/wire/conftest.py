@@ -1,0 +1,44 @@
+"""A strict model server, and backends that talk to it with the real SDKs and never really wait."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from wire.model_server import ModelServer
+from wire.peers import PEERS, Peer, Talk
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    """A server without a script."""
+    async with ModelServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def begin(server: ModelServer) -> AsyncIterator[Callable[..., Talk]]:
+    """Begins conversations with the server and closes their clients afterwards."""
+    talks: list[Talk] = []
+
+    def begin(peer: Peer, **options: Any) -> Talk:
+        talks.append(peer.talk(server, **options))
+        return talks[-1]
+
+    yield begin
+    for talk in talks:
+        await talk.backend.close()
+
+
+@pytest.fixture(params=PEERS)
+def peer(request: pytest.FixtureRequest) -> Peer:
+    """Each API in turn."""
+    return PEERS[request.param]
+
+
+@pytest.fixture
+def talk(peer: Peer, begin: Callable[..., Talk]) -> Talk:
+    """A conversation by each API in turn."""
+    return begin(peer)

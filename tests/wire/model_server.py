@@ -1,0 +1,222 @@
+"""A model server on loopback that speaks the Messages, Chat Completions and Responses APIs, strictly and by script.
+
+It refuses what the real servers refuse, keeps every request as it came, answers what the test says, and can break off
+in all the ways in which real servers do. Nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from wire import chat_rules, messages_rules, responses_rules
+from wire.rules import Refused
+
+How = Literal["eof", "drop", "reset", "error", "garbage", "stall"]
+APIS: dict[str, Any] = {
+    "/v1/messages": messages_rules,
+    "/v1/chat/completions": chat_rules,
+    "/v1/responses": responses_rules,
+}
+
+
+class Request(Struct):
+    """A request as it came. `refused` is why it was not accepted, if it was not."""
+
+    path: str
+    headers: dict[str, str]
+    raw: bytes
+    refused: str | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the body."""
+        content: dict[str, Any] = json.loads(self.raw)
+        return content
+
+
+class Answer(Struct, kw_only=True):
+    """What the server does with one request.
+
+    `blocks` are dicts: `{"text"}`, `{"thinking"}`, `{"redacted"}`, `{"call", "input", "id"?, "raw"?}`, `{"other"}`.
+    `usage` has input, output, cache_read and cache_write. With `status` it is an error of type `kind`. After `after`
+    events (None: all of them) the stream ends as `how` says. `hangup` closes the line before a byte is sent. `gate` is
+    waited for first. `crumbs` sends the stream in pieces of that many bytes.
+    """
+
+    blocks: tuple[dict[str, Any], ...] = ()
+    stop: str | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    status: int = 200
+    kind: str = "api_error"
+    message: str = "something happened"
+    headers: dict[str, str] = field(default_factory=dict)
+    after: int | None = None
+    how: How = "eof"
+    hangup: bool = False
+    gate: asyncio.Event | None = None
+    crumbs: int = 0
+
+
+def say(text: str, **more: Any) -> Answer:
+    """Return an answer of text."""
+    return Answer(blocks=({"text": text},), **more)
+
+
+def call(*calls: dict[str, Any], text: str = "", thinking: str = "", **more: Any) -> Answer:
+    """Return an answer that makes `calls`: dicts with `call`, `input` and perhaps `id`."""
+    before = ({"thinking": thinking},) if thinking else ()
+    return Answer(blocks=(*before, *(({"text": text},) if text else ()), *calls), **more)
+
+
+def fail(status: int, kind: str = "api_error", message: str = "something happened", **headers: str) -> Answer:
+    """Return an error answer; an underscore in a header's name is a dash."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status=status, kind=kind, message=message, headers=named)
+
+
+class ModelServer:
+    """Answers by `script`, one item a request, then by `otherwise`. Begins with `async with`, at `url`."""
+
+    def __init__(self, *script: Answer, otherwise: Callable[[Request], Answer] | None = None) -> None:
+        self.script = deque(script)
+        self.otherwise = otherwise or (lambda _: say("done"))
+        self.requests: list[Request] = []
+        self.connections = 0
+        self.issued: dict[str, Any] = {}
+        """What was sent that must come back unchanged, by its signature or id."""
+        self.arrived = asyncio.Event()
+        """Set by every request; clear it to wait for the next."""
+        self._lines: set[asyncio.StreamWriter] = set()
+        self._number = 0
+
+    @property
+    def url(self) -> str:
+        """The address without a path."""
+        host, port = self._server.sockets[0].getsockname()
+        return f"http://{host}:{port}"
+
+    @property
+    def refused(self) -> list[str]:
+        """Why requests were not accepted."""
+        return [request.refused for request in self.requests if request.refused is not None]
+
+    async def __aenter__(self) -> ModelServer:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for line in list(self._lines):
+            line.close()
+        await self._server.wait_closed()
+
+    def number(self) -> int:
+        """Return the next number for an id."""
+        self._number += 1
+        return self._number
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._lines.add(writer)
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._lines.discard(writer)
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Serve one request; return whether the line goes on."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+        raw = await reader.readexactly(int(headers.get("content-length", "0")))
+        request = Request(head[0].split()[1].partition("?")[0], headers, raw)
+        self.requests.append(request)
+        self.arrived.set()
+        api = APIS.get(request.path)
+        if api is None:
+            answer = fail(404, "not_found_error", f"no such path: {request.path}")
+        else:
+            try:
+                api.check(request.body, request.headers, self.issued)
+                answer = self.script.popleft() if self.script else self.otherwise(request)
+            except Refused as refused:
+                request.refused = str(refused)
+                answer = fail(refused.status, refused.kind, str(refused))
+        if answer.gate is not None:
+            await answer.gate.wait()
+        if answer.hangup:
+            return False
+        if answer.status != 200:
+            body = json.dumps((api or messages_rules).error(answer.kind, answer.message)).encode()
+            extra = {"content-type": "application/json", "content-length": str(len(body)), **answer.headers}
+            writer.write(_head(answer.status, extra) + body)
+            await writer.drain()
+            return True
+        return await self._stream(api, request, answer, writer)
+
+    async def _stream(self, api: Any, request: Request, answer: Answer, writer: asyncio.StreamWriter) -> bool:
+        writer.write(
+            _head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **answer.headers})
+        )
+        sent = 0
+        async for event in _each(api.events(answer, request.body, self)):
+            if answer.after is not None and sent >= answer.after:
+                return await self._break(api, answer, writer)
+            sent += 1
+            for piece in _pieces(event, answer.crumbs):
+                writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                await writer.drain()
+                if answer.crumbs:
+                    await asyncio.sleep(0)
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return True
+
+    async def _break(self, api: Any, answer: Answer, writer: asyncio.StreamWriter) -> bool:
+        match answer.how:
+            case "eof":
+                writer.write(b"0\r\n\r\n")
+                await writer.drain()
+                return True
+            case "error":
+                event = api.error_event(answer.kind, answer.message)
+                writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n0\r\n\r\n")
+                await writer.drain()
+                return True
+            case "garbage":
+                event = b"event: message\ndata: {half an eve\n\n"
+                writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n0\r\n\r\n")
+                await writer.drain()
+                return True
+            case "stall":
+                await asyncio.Event().wait()
+            case "reset":
+                line: socket.socket = writer.get_extra_info("socket")
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+        return False
+
+
+async def _each(events: Any) -> AsyncIterator[bytes]:
+    for event in events:
+        yield event
+
+
+def _pieces(event: bytes, size: int) -> list[bytes]:
+    return [event[start : start + size] for start in range(0, len(event), size)] if size else [event]
+
+
+def _head(status: int, headers: dict[str, str]) -> bytes:
+    lines = [f"HTTP/1.1 {status} Status", *(f"{name}: {value}" for name, value in headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()

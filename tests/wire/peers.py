@@ -1,0 +1,83 @@
+"""Conversations with models behind the wire, by each API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from orch_protocol.messages import Message, Text, ToolResult, tool_uses
+from orch_protocol.spec import BackendSpec, ToolSpec
+from orch_worker.backends import models
+from orch_worker.backends.base import AssistantTurn, Retry
+from orch_worker.backends.registry import complete, make_backend
+from orch_worker.backends.remote import Remote
+from wire.model_server import ModelServer
+
+KEYS = {"ANTHROPIC_API_KEY": "k1", "OPENAI_API_KEY": "k2", "MOONSHOT_API_KEY": "k3"}
+WEATHER = ToolSpec("weather", "Tell the weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
+class Talk:
+    """A backend, what it streamed, and how it waited between its attempts."""
+
+    def __init__(self, backend: Remote) -> None:
+        self.backend = backend
+        self.texts: list[str] = []
+        self.retries: list[Retry] = []
+        self.waits: list[float] = []
+        backend.on_retry = self.retries.append
+        backend.sleep = self._sleep
+        backend.append_system("You are terse.", (WEATHER,))
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    async def ask(self, text: str = "hi") -> AssistantTurn:
+        """Say `text` and return the response, which is then part of the conversation."""
+        self.backend.append_user((Text(text),))
+        return await self.turn()
+
+    async def turn(self) -> AssistantTurn:
+        """Return the next response, which is then part of the conversation."""
+        turn = await self.backend.assistant_turn(self.texts.append)
+        self.backend.append_assistant(turn.message)
+        return turn
+
+    def answer(self, turn: AssistantTurn, *texts: str) -> None:
+        """Answer the calls of `turn`, in order, with `texts` or something of their own."""
+        calls = tool_uses(turn.message)
+        said = texts or tuple(f"result of {call.id}" for call in calls)
+        results = [ToolResult(call.id, (Text(text),)) for call, text in zip(calls, said, strict=True)]
+        self.backend.append_tool_result(results)
+
+    def messages(self) -> list[Message]:
+        """Return the conversation."""
+        return list(self.backend.transcript())
+
+
+class Peer(Struct, frozen=True):
+    """One model by one API, and the path its requests go to."""
+
+    provider: str
+    model: str
+    path: str
+    prefix: str = ""
+
+    def spec(self, server: ModelServer, **options: Any) -> BackendSpec:
+        """Return the complete spec for this model at `server`."""
+        given = BackendSpec(self.provider, self.model, {"base_url": server.url + self.prefix, **options})
+        return complete(given, models.load(), {}, KEYS)
+
+    def talk(self, server: ModelServer, **options: Any) -> Talk:
+        """Return a new conversation with this model at `server`."""
+        backend = make_backend(self.spec(server, **options), KEYS)
+        assert isinstance(backend, Remote)
+        return Talk(backend)
+
+
+MESSAGES = Peer("anthropic", "claude-sonnet-5-5", "/v1/messages")
+CHAT = Peer("openai", "gpt-4o", "/v1/chat/completions", "/v1")
+RESPONSES = Peer("openai", "gpt-6-luna", "/v1/responses", "/v1")
+KIMI = Peer("moonshot", "kimi-k3", "/v1/chat/completions", "/v1")
+PEERS = {"messages": MESSAGES, "chat": CHAT, "responses": RESPONSES}

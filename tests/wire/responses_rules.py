@@ -1,0 +1,154 @@
+"""The Responses API without stored state: what it accepts, and how it streams an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wire.rules import bearer, encodable, halves, need, only, sign, sse
+
+FIELDS = frozenset(
+    {"model", "input", "instructions", "tools", "tool_choice", "stream", "max_output_tokens", "store", "include"}
+    | {"prompt_cache_key", "reasoning", "parallel_tool_calls", "text"}
+)
+ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+INCOMPLETE = {"max_tokens": "max_output_tokens", "refusal": "content_filter"}
+
+
+def error(kind: str, message: str) -> dict[str, Any]:
+    """Return the body of an error."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": kind}}
+
+
+def error_event(kind: str, message: str) -> bytes:
+    """Return an error as an event of a stream."""
+    return sse({"type": "error", "code": kind, "message": message, "param": None, "sequence_number": 9}, "error")
+
+
+def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, Any]) -> None:
+    """Refuse what the real server refuses, and whatever would make it keep state."""
+    bearer(headers)
+    encodable(body)
+    only(body, FIELDS, "body")
+    need(body.get("stream") is True, "Streaming is required")
+    need(body.get("store") is False, "store must be false: nothing is kept here")
+    need(body["input"], "input: [] is too short")
+    for tool in body.get("tools") or []:
+        need(tool.get("strict") is False, f"Invalid schema for function {tool['name']!r}: strict needs required fields")
+    open_calls: list[str] = []
+    calls: set[str] = set()
+    reasoning = False
+    for place, item in enumerate(body["input"]):
+        where, kind = f"input[{place}]", item["type"]
+        if kind == "function_call_output":
+            need(
+                item["call_id"] in open_calls,
+                f"No tool call found for function call output with call_id {item['call_id']}.",
+            )
+            open_calls.remove(item["call_id"])
+            need(item["output"], f"{where}.output: must not be empty")
+            continue
+        output = kind in ("function_call", "reasoning") or item.get("role") == "assistant"
+        need(output or not open_calls, f"No tool output found for function call {open_calls}.")
+        need(output or not reasoning, f"{where}: 'reasoning' was provided without its required following item.")
+        if kind == "reasoning":
+            need(issued.get(item["id"]) == item, f"{where}: The encrypted content could not be verified.")
+        elif kind == "function_call":
+            need(ID.fullmatch(item["call_id"]), f"{where}.call_id: invalid")
+            need(item["call_id"] not in calls, f"{where}: Duplicate call_id {item['call_id']}")
+            calls.add(item["call_id"])
+            open_calls.append(item["call_id"])
+            need(isinstance(json.loads(item["arguments"]), dict), f"{where}.arguments: must be an object")
+        else:
+            need(kind == "message", f"{where}.type: invalid value {kind!r}")
+            _check_message(item, where, issued)
+        reasoning = kind == "reasoning"
+    need(not open_calls, f"No tool output found for function call {open_calls}.")
+    need(not reasoning, "'reasoning' was provided without its required following item.")
+    need(body["input"][-1].get("role") != "assistant", "the last item must not be the assistant's")
+
+
+def _check_message(item: dict[str, Any], where: str, issued: dict[str, Any]) -> None:
+    need(item["content"], f"{where}.content: must not be empty")
+    kinds = {"output_text", "refusal"} if item["role"] == "assistant" else {"input_text", "input_image"}
+    for part in item["content"]:
+        need(part["type"] in kinds, f"{where}.content[0].type: invalid value {part['type']!r}")
+        need(part.get("text") != "", f"{where}.content[0].text: must not be empty")
+    if item["role"] == "assistant":
+        phase = issued.get(f"phase/{item['content'][0].get('text')}")
+        need(item.get("phase") == phase, f"{where}.phase: {item.get('phase')!r} is not what was sent ({phase!r})")
+
+
+def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
+    """Yield the events of the stream that gives `answer`."""
+    response = {"id": f"resp_{server.number()}", "object": "response", "created_at": 1, "model": body["model"]}
+    response |= {"output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "in_progress"}
+    yield _event({"type": "response.created", "response": response})
+    yield _event({"type": "response.in_progress", "response": response})
+    items = []
+    for index, block in enumerate(answer.blocks):
+        item = _item(block, body, server)
+        items.append(item)
+        yield _event({"type": "response.output_item.added", "output_index": index, "item": item})
+        base = {"item_id": item["id"], "output_index": index, "content_index": 0}
+        for piece in halves(block.get("text", "")):
+            yield _event(base | {"type": "response.output_text.delta", "delta": piece, "logprobs": []})
+        for piece in halves(block.get("refusal", "")):
+            yield _event(base | {"type": "response.refusal.delta", "delta": piece})
+        for piece in halves(item.get("arguments", "")):
+            yield _event(base | {"type": "response.function_call_arguments.delta", "delta": piece})
+        yield _event({"type": "response.output_item.done", "output_index": index, "item": item})
+    ended = response | {"output": items, "usage": _usage(answer.usage), "status": "completed"}
+    if answer.stop == "failed":
+        failed = ended | {"status": "failed", "error": {"code": answer.kind, "message": answer.message}}
+        yield _event({"type": "response.failed", "response": failed})
+    elif answer.stop in INCOMPLETE:
+        details = {"reason": INCOMPLETE[answer.stop]}
+        short = ended | {"status": "incomplete", "incomplete_details": details}
+        yield _event({"type": "response.incomplete", "response": short})
+    else:
+        yield _event({"type": "response.completed", "response": ended})
+
+
+def _item(block: dict[str, Any], body: dict[str, Any], server: Any) -> dict[str, Any]:
+    number = server.number()
+    if "text" in block or "refusal" in block:
+        part = (
+            {"type": "output_text", "text": block["text"], "annotations": []}
+            if "text" in block
+            else block | {"type": "refusal"}
+        )
+        item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
+        if "phase" in block:
+            server.issued[f"phase/{block['text']}"] = item["phase"] = block["phase"]
+        return item
+    if "thinking" in block:
+        asked = "reasoning.encrypted_content" in body.get("include", [])
+        item = {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": None}
+        item["encrypted_content"] = sign(block["thinking"]) if asked else None
+        server.issued[item["id"]] = item
+        return item
+    arguments = block["raw"] if "raw" in block else json.dumps(block.get("input", {}))
+    call = {"type": "function_call", "id": f"fc_{number}", "status": "completed", "name": block["call"]}
+    return call | {"call_id": block.get("id") or f"call_{number}", "arguments": arguments}
+
+
+def _usage(used: dict[str, int]) -> dict[str, Any]:
+    read, written = used.get("cache_read", 0), used.get("cache_write", 0)
+    prompt, output = used.get("input", 10) + read + written, used.get("output", 5)
+    return {
+        "input_tokens": prompt,
+        "output_tokens": output,
+        "total_tokens": prompt + output,
+        "input_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return sse(data, data["type"])
+
+
+__all__ = ["check", "error", "error_event", "events"]

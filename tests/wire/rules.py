@@ -1,0 +1,63 @@
+"""What the rules of all APIs have in common: refusing, and things that must come back as they were sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Refused(Exception):
+    """The request is not accepted, with an HTTP status and the API's word for why."""
+
+    def __init__(self, message: str, status: int = 400, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+
+def need(condition: object, message: str) -> None:
+    """Refuse unless `condition`."""
+    if not condition:
+        raise Refused(message)
+
+
+def sign(text: str) -> str:
+    """Return what only this server would put under `text`."""
+    return (
+        "sig/" + hashlib.sha256(f"a secret of the server\n{text}".encode("utf-8", "surrogatepass")).hexdigest() + "=="
+    )
+
+
+def bearer(headers: Mapping[str, str]) -> None:
+    """Refuse a request without a key, or with a wrong one."""
+    key = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+    if not key.strip() or key == "wrong":
+        raise Refused("invalid x-api-key", 401, "authentication_error")
+
+
+def only(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Refuse names that the API does not know."""
+    for name in given:
+        need(name in known, f"{where}.{name}: Extra inputs are not permitted")
+
+
+def encodable(value: Any) -> None:
+    """Refuse text that no encoding carries."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Refused("The request body is not valid JSON: no low surrogate in string") from error
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """Return one server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data)
+    return (f"event: {event}\n" if event else "").encode() + f"data: {text}\n\n".encode()
+
+
+def halves(text: str) -> tuple[str, ...]:
+    """Return `text` in two pieces, as a stream brings it."""
+    middle = len(text) // 2
+    return tuple(piece for piece in (text[:middle], text[middle:]) if piece)

@@ -1,0 +1,248 @@
+"""What is known of models and their providers: addresses, limits, prices, quirks. Data, and looking things up in it.
+
+`models.json` beside this module is made by `scripts/make_models.py`. A `models.json` in `$ORCH_HOME` of the same shape
+is laid over it, value by value: another provider, another price, another quirk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Usage
+from orch_protocol.spec import BackendSpec
+
+__all__ = ["Api", "Flags", "Model", "Models", "Price", "Provider", "cost", "equip", "load"]
+
+FILE: Final = "models.json"
+UNKNOWN_CONTEXT: Final = 32_768
+# What may follow a listed name without making it another model: a date, `latest`, a version.
+SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
+
+Api: TypeAlias = Literal["messages", "chat", "responses"]
+
+
+class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """USD per million tokens, for requests of more than `above` tokens; None where it is not known."""
+
+    input: float | None = None
+    output: float | None = None
+    cache_read: float | None = None
+    cache_write: float | None = None
+    above: int = 0
+
+
+class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a model or its server does differently from others with the same API."""
+
+    images: bool = True
+    system_messages: bool = False
+    """Takes messages of role system after the first user message."""
+    cache_markers: bool = False
+    reasoning: bool = False
+    """Returns its reasoning encrypted, when asked to."""
+    reasoning_field: str = ""
+    """The field of a message that holds the reasoning in plain text."""
+    max_tokens_field: str = "max_tokens"
+    never_store: bool = False
+    prompt_cache_key: bool = False
+    local: bool = False
+    """Runs on this machine: nobody listening there will not be cured by waiting."""
+
+
+class Provider(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to reach a provider. `keys` and the `*_variable`s name environment variables; the first key found is used.
+
+    `headers` are sent along, with "{key}" in them replaced. `context` and `output` (tokens; 0: not known) hold for
+    models that are not listed. `default` is the model used when only a key is there.
+    """
+
+    api: Api
+    base_url: str
+    base_url_variable: str = ""
+    base_path: str = ""
+    headers: dict[str, str] = {}
+    headers_variable: str = ""
+    keys: tuple[str, ...] = ()
+    default: str = ""
+    context: int = UNKNOWN_CONTEXT
+    output: int = 0
+    free: bool = False
+    flags: dict[str, Any] = {}
+    body: dict[str, Any] = {}
+
+
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One listed model, by the beginning of its name; what it leaves out is its provider's."""
+
+    context: int | None = None
+    output: int | None = None
+    api: Api | None = None
+    prices: tuple[Price, ...] = ()
+    flags: dict[str, Any] = {}
+    body: dict[str, Any] = {}
+
+
+class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Everything a backend needs to know of the model it talks to: the options of its BackendSpec.
+
+    `prices` are the lowest known ones of the provider while `price_known` is false. `body` goes into every request.
+    """
+
+    api: Api
+    base_url: str
+    context: int
+    output: int = 0
+    keys: tuple[str, ...] = ()
+    headers: dict[str, str] = {}
+    headers_variable: str = ""
+    prices: tuple[Price, ...] = ()
+    price_known: bool = True
+    flags: Flags = Flags()
+    body: dict[str, Any] = {}
+
+
+class Models(Struct, frozen=True, forbid_unknown_fields=True):
+    """Every provider, and the models of each by the beginning of their names."""
+
+    providers: dict[str, Provider]
+    models: dict[str, dict[str, Entry]]
+    source: str = ""
+    made_by: str = ""
+
+    def look_up(self, provider: str, name: str) -> Model:
+        """Return what is known of the model: the entry with the longest name that `name` begins with.
+
+        A price counts only for the entry's own name and its dated versions: another model of the family may cost
+        anything. Raises ConfigError for an unknown provider.
+        """
+        about = self.provider(provider)
+        listed = self.models.get(provider, {})
+        found = max((known for known in listed if name.startswith(known)), key=len, default=None)
+        entry = listed[found] if found is not None else Entry()
+        own = found is not None and bool(entry.prices) and SAME_MODEL.fullmatch(name[len(found) :]) is not None
+        return Model(
+            api=entry.api or about.api,
+            base_url=about.base_url,
+            context=entry.context or about.context,
+            output=about.output if entry.output is None else entry.output,
+            keys=about.keys,
+            headers=about.headers,
+            headers_variable=about.headers_variable,
+            prices=() if about.free else entry.prices if own else self._floor(provider),
+            price_known=own or about.free,
+            flags=msgspec.convert(about.flags | entry.flags, Flags),
+            body=about.body | entry.body,
+        )
+
+    def provider(self, name: str) -> Provider:
+        """Return the provider called `name`. Raises ConfigError."""
+        if name not in self.providers:
+            raise ConfigError(f"unknown provider {name!r}: known are {', '.join(self.providers)}")
+        return self.providers[name]
+
+    def default(self, keys: Container[str]) -> str | None:
+        """Return the `provider:model` to use when none is named: of the first provider that has a key in `keys`."""
+        for name, about in self.providers.items():
+            if about.default and any(key in keys for key in about.keys):
+                return f"{name}:{about.default}"
+        return None
+
+    def _floor(self, provider: str) -> tuple[Price, ...]:
+        known = [entry.prices[0] for entry in self.models.get(provider, {}).values() if entry.prices]
+
+        def lowest(kind: str) -> float | None:
+            return min((price for each in known if (price := getattr(each, kind)) is not None), default=None)
+
+        prices = Price(lowest("input"), lowest("output"), lowest("cache_read"), lowest("cache_write"))
+        return (prices,) if known else ()
+
+
+def load(home: Path | None = None) -> Models:
+    """Return what is known, with `home`'s own models.json laid over it. Raises ConfigError if that does not fit."""
+    own = home / FILE if home is not None else None
+    if own is None or not own.exists():
+        return _shipped()
+    try:
+        content = msgspec.json.decode(own.read_bytes(), type=dict[str, Any])
+        loaded = msgspec.convert(_over(_raw(), content), Models)
+        for provider, listed in loaded.models.items():
+            for name in listed:
+                loaded.look_up(provider, name)
+    except (OSError, msgspec.MsgspecError, ConfigError) as error:
+        raise ConfigError(
+            f"{own} does not fit: {error}; its shape is that of {Path(__file__).with_name(FILE)}"
+        ) from error
+    return loaded
+
+
+def equip(spec: BackendSpec, models: Models, env: Mapping[str, str], keys: Container[str]) -> BackendSpec:
+    """Return `spec` with all its worker needs to know: the options are a Model, at the address that `env` says.
+
+    `keys` are the names of the secrets at hand. Raises ConfigError when no model is named or no key is there.
+    """
+    about = models.provider(spec.provider)
+    name = spec.model or about.default
+    if not name:
+        raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
+    if about.keys and not any(key in keys for key in about.keys):
+        raise ConfigError(
+            f"{spec.provider}:{name} needs a key: set {' or '.join(about.keys)} where orch is started "
+            "(a daemon that runs already does not see it: orch daemon stop)"
+        )
+    model = models.look_up(spec.provider, name)
+    if address := env.get(about.base_url_variable, ""):
+        model = msgspec.structs.replace(model, base_url=_address(address, about.base_path))
+    return BackendSpec(spec.provider, name, {**msgspec.to_builtins(model), **spec.options})
+
+
+def cost(model: Model, usage: Usage) -> Usage:
+    """Return `usage` with its price by `model`; a floor where a price is missing."""
+    total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    price = max((each for each in model.prices if total > each.above or not each.above), key=_above, default=Price())
+    parts = (
+        (usage.input_tokens, price.input),
+        (usage.output_tokens, price.output),
+        (usage.cache_read_tokens, price.cache_read),
+        (usage.cache_write_tokens, price.cache_write),
+    )
+    free = model.price_known and not model.prices
+    known = free or (model.price_known and all(each is not None for tokens, each in parts if tokens))
+    dollars = sum(tokens * (each or 0.0) for tokens, each in parts) / 1e6
+    return msgspec.structs.replace(usage, cost_usd=dollars, cost_known=known)
+
+
+def _above(price: Price) -> int:
+    return price.above
+
+
+def _address(text: str, path: str) -> str:
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    return url if url.endswith(path) else url + path
+
+
+@cache
+def _raw() -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.json.decode(Path(__file__).with_name(FILE).read_bytes())
+    return content
+
+
+@cache
+def _shipped() -> Models:
+    return msgspec.convert(_raw(), Models)
+
+
+def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` with `above` laid over it; tables are merged, anything else replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,231 @@
+"""A conversation with a model somewhere else: one request, made again until it succeeds, in the words of a dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import BackendError, ConfigError
+from orch_protocol.messages import Block, Message, StopReason, ToolUse, Usage
+from orch_protocol.spec import BackendSpec, ToolSpec
+from orch_protocol.text import scrub
+
+from .arrange import whole
+from .base import AssistantTurn, BackendInfo, Conversation, OnText
+from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
+from .models import Model, cost
+from .retry import Failure, Policy, Sleep, persist
+from .transport import Deadlines, listening, trouble
+
+__all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "parse_input"]
+
+MOST_OUTPUT: Final = 64_000
+INVALID_INPUT: Final = "invalid_json"
+NO_KEY: Final = "none"
+
+
+class Ask(Struct, frozen=True):
+    """What is asked of a model. `most_output` is the most tokens it may answer with; 0 leaves that to the provider."""
+
+    provider: str
+    name: str
+    model: Model
+    system: str
+    tools: tuple[ToolSpec, ...]
+    messages: tuple[Message, ...]
+    most_output: int
+
+
+class Complained(Exception):
+    """The provider said within a stream that something is wrong."""
+
+    def __init__(self, complaint: Complaint) -> None:
+        super().__init__(complaint.text)
+        self.complaint = complaint
+
+
+class Reading(Protocol):
+    """One response as its events come in. `stop` is None until it is known, `done` false until all was said."""
+
+    usage: Usage
+    stop: StopReason | None
+    done: bool
+
+    def feed(self, event: Any) -> str:
+        """Take the next event in and return the text that it adds. Raises Complained."""
+
+    def blocks(self) -> list[Block]:
+        """Return what the response consists of."""
+
+
+class Stream(Protocol):
+    """Events of an SDK, and the HTTP response they come in."""
+
+    response: Any
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Iterate over the events."""
+
+    async def close(self) -> None:
+        """Give the response up."""
+
+
+class Dialect(Protocol):
+    """One API of one SDK."""
+
+    def request(self, ask: Ask) -> dict[str, Any]:
+        """Return the arguments of the call that asks it."""
+
+    def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
+        """Return a client that never tries anything twice."""
+
+    async def open(self, client: Any, request: dict[str, Any]) -> Stream:
+        """Send the request and return the stream of its response."""
+
+    def reading(self, provider: str) -> Reading:
+        """Return what reads one response."""
+
+    def complaint(self, error: Exception) -> Complaint | None:
+        """Return what the provider said when `error` was raised; None if it said nothing."""
+
+
+class Remote(Conversation):
+    """A conversation with the model that `spec` names; its options are a `models.Model`, `keys` the secrets by name.
+
+    The client is made by the first request, in the process and event loop that use it. Raises ConfigError when the
+    options do not fit or no key is there.
+    """
+
+    def __init__(self, spec: BackendSpec, keys: Mapping[str, str], dialect: Dialect) -> None:
+        super().__init__()
+        self.policy = Policy()
+        self.deadlines = Deadlines()
+        self.sleep: Sleep = asyncio.sleep
+        try:
+            self.model = msgspec.convert(spec.options, Model)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the options of {spec.provider}:{spec.model} do not fit: {error}") from error
+        self._key = next((keys[name] for name in self.model.keys if name in keys), NO_KEY)
+        if self._key == NO_KEY and self.model.keys:
+            raise ConfigError(f"{spec.provider}:{spec.model} needs a key: set {' or '.join(self.model.keys)}")
+        self._headers = _headers(keys.get(self.model.headers_variable, ""))
+        self._headers |= {name: value.replace("{key}", self._key) for name, value in self.model.headers.items()}
+        self._who = Who(spec.provider, spec.model, self.model.base_url, self.model.keys, self.model.flags.local)
+        self._dialect = dialect
+        self._client: Any = None
+        self._unclaimed = Usage()
+
+    def info(self) -> BackendInfo:
+        """Return who answers."""
+        return BackendInfo(self._who.provider, self._who.model, self.model.context)
+
+    async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
+        """Return the next response. Its usage holds that of the failed attempts since the one before."""
+        request = self._dialect.request(self._ask())
+        reading = await persist(lambda: self._attempt(request, on_text), self.policy, self.on_retry, self.sleep)
+        blocks = tuple(reading.blocks())
+        stop = reading.stop or "error"
+        if stop == "end_turn" and any(isinstance(block, ToolUse) for block in blocks):
+            stop = "tool_use"  # some servers say that they are done either way
+        usage, self._unclaimed = self._unclaimed + cost(self.model, reading.usage), Usage()
+        return AssistantTurn(Message("assistant", blocks), stop, usage)
+
+    async def close(self) -> None:
+        """Give the connections up."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _ask(self) -> Ask:
+        if not self.messages:
+            raise BackendError("there is nothing to answer: the conversation is empty")
+        return Ask(
+            provider=self._who.provider,
+            name=self._who.model,
+            model=self.model,
+            system=self.system,
+            tools=self.tools,
+            messages=tuple(self.messages),
+            most_output=min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2)),
+        )
+
+    async def _attempt(self, request: dict[str, Any], on_text: OnText | None) -> Reading:
+        """Return one whole response. Raises Failure."""
+        reading = self._dialect.reading(self._who.provider)
+        try:
+            await self._read(request, reading, on_text)
+        except Exception as error:
+            if reading.stop is None:
+                self._claim(reading)
+                if (failure := self._failure(error)) is None:
+                    raise
+                raise failure from error
+            # All of the response is there; how its connection ended is nobody's concern.
+        if reading.stop is None:
+            self._claim(reading)
+            raise truncated(self._who)
+        return reading
+
+    async def _read(self, request: dict[str, Any], reading: Reading, on_text: OnText | None) -> None:
+        if self._client is None:
+            self._client = self._dialect.client(self._key, self.model.base_url, self._headers, self.deadlines)
+        async with listening(self.deadlines) as ear:
+            stream = await self._dialect.open(self._client, request)
+            try:
+                ear.on(stream.response)
+                async for event in stream:
+                    text = reading.feed(event)
+                    if text and on_text is not None:
+                        on_text(whole(text))
+                    if reading.done:
+                        ear.last()
+            finally:
+                await stream.close()
+
+    def _failure(self, error: Exception) -> Failure | None:
+        if isinstance(error, Complained):
+            return judge(self._who, error.complaint)
+        if (complaint := self._dialect.complaint(error)) is not None:
+            return judge(self._who, complaint)
+        if isinstance(error, TimeoutError):
+            return silent(self._who)
+        if (found := trouble(error)) is not None:
+            what, cause = found
+            return silent(self._who) if what == "silent" else unreachable(self._who, cause, refused=what == "refused")
+        if isinstance(error, ValueError):
+            return garbled(self._who, error)
+        return None
+
+    def _claim(self, reading: Reading) -> None:
+        """Keep what a failed attempt used: it is paid for, as far as it was told."""
+        if reading.usage != Usage():
+            self._unclaimed += cost(self.model, reading.usage)
+
+
+def parse_input(text: str) -> dict[str, Any]:
+    """Return the arguments of a call from their JSON text.
+
+    What is no JSON object comes back whole under a name that no tool knows: the call is refused, and the model sees
+    what it wrote.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = scrub(json.loads(text))
+        msgspec.json.encode(value)
+    except (ValueError, OverflowError, RecursionError):
+        value = text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {INVALID_INPUT: whole(text)}
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Return the headers that a variable holds, one `name: value` a line."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon and name.strip()}
