@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orch_protocol.errors import BackendError, ConfigError, RateLimitError
 from orch_protocol.messages import Message, Reply, ToolUse, assistant, text_of, user
 from orch_protocol.spec import Limits
-from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText
+from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText, Retry
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.loop import Brake
 from orch_worker.tools.base import ToolOutput, tool
@@ -94,6 +94,19 @@ class TestReply:
             ("model", "scripted", 2),
             ("idle", "", 2),
         ]
+
+    async def test_repeated_requests_are_reported(self) -> None:
+        """Each failed attempt of a request is told while it is made again."""
+
+        class Flaky(ScriptedBackend):
+            async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
+                assert self.on_retry is not None
+                self.on_retry(Retry(1, 2.5, RateLimitError("slow down")))
+                return await super().assistant_turn(on_text)
+
+        talk = Talk(Flaky(["hello"]))
+        await talk.ask()
+        assert ("model", "scripted: attempt 1 failed, the next one in 2.5 s: slow down", 1) in talk.reports
 
     async def test_empty_response(self) -> None:
         """A response of nothing leaves no empty message behind."""

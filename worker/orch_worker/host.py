@@ -208,6 +208,7 @@ class Host:
         try:
             if self._runtime is not None:
                 self._runtime.close()
+                await self._runtime.backend.close()
         finally:
             self._courier.flush()
             self._courier.close()

@@ -176,7 +176,9 @@ class _Turn:
     async def _response(self) -> AssistantTurn:
         """Return the next model response, recorded."""
         info = self._backend.info()
-        self._report("model", f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1)
+        who, step = f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1
+        self._report("model", who, step)
+        self._backend.on_retry = lambda retry: self._report("model", f"{who}: {retry}", step)
         try:
             turn = await self._backend.assistant_turn(self._on_text)
         except OrchError:

@@ -39,6 +39,9 @@ class Retry(Struct, frozen=True):
     seconds: float
     error: BackendError
 
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} failed, the next one in {self.seconds:.1f} s: {self.error}"
+
 
 OnRetry: TypeAlias = Callable[[Retry], None]
 """Called before each repetition of a request. Must not raise."""

@@ -27,6 +27,7 @@ __all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "parse
 MOST_OUTPUT: Final = 64_000
 INVALID_INPUT: Final = "invalid_json"
 NO_KEY: Final = "none"
+CLOSE_SECONDS: Final = 2.0
 
 
 class Ask(Struct, frozen=True):
@@ -139,7 +140,11 @@ class Remote(Conversation):
         """Give the connections up."""
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await client.close()
+            except (TimeoutError, OSError):
+                pass  # the other end is gone, or will notice
 
     def _ask(self) -> Ask:
         if not self.messages:

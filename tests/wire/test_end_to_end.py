@@ -1,0 +1,185 @@
+"""Agents in processes of their own that talk to a model over the wire: the whole way, and back after kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orch import AsyncOrchestrator
+from orch.launchers.in_process import InProcessLauncher
+from orch.testing import FakeLauncher, fake_world
+from orch_protocol.errors import AgentDiedError, BackendError, ConfigError
+from wire.model_server import Answer, ModelServer, Request, call, fail, say
+
+MODEL = "anthropic:claude-sonnet-5-5"
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return a call that reads `path`."""
+    return {"call": "read_file", "input": {"path": path}}
+
+
+def environment(server: ModelServer) -> dict[str, str]:
+    """Return what a user's environment says of the models at `server`."""
+    return {
+        "ANTHROPIC_API_KEY": "k1",
+        "ANTHROPIC_BASE_URL": server.url,
+        "OPENAI_API_KEY": "k2",
+        "OPENAI_BASE_URL": f"{server.url}/v1",
+        "PATH": os.environ["PATH"],
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder to ask about."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"this is {name}\n")
+    return tmp_path
+
+
+@pytest.fixture
+async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrchestrator]:
+    """A root with real processes whose model is the server's."""
+    before = set(psutil.Process().children(recursive=True))
+    async with AsyncOrchestrator(MODEL, home=tmp_path / "home", env=environment(server)) as root:
+        yield root
+    left = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    assert not psutil.wait_procs(left, timeout=5)[1]
+
+
+async def test_an_agent_in_its_own_process(server: ModelServer, root: AsyncOrchestrator, folder: Path) -> None:
+    """A prompt goes out, parallel calls come back and are answered at once, through a failure; then kill -9 and on.
+
+    The server refuses any conversation that is not whole, so what it answers after the death was valid.
+    """
+    stuck = Answer(gate=asyncio.Event())
+    server.script += [
+        call(read("one.txt"), read("two.txt"), thinking="Both."),
+        fail(529, "overloaded_error", retry_after="0"),
+        say("Two files.", usage={"input": 100, "output": 10, "cache_read": 50}),
+        call(read("one.txt"), read("two.txt"), thinking="Again."),
+        stuck,
+    ]
+    agent = await root.spawn("Read the files", cwd=folder)
+    row = await agent.state()
+    assert row.model == MODEL
+    assert row.context_limit == 1_000_000
+
+    reply = await agent.query("What do they say?")
+    assert (reply.text, reply.stop_reason, reply.steps, reply.tool_calls) == ("Two files.", "end_turn", 2, 2)
+    assert reply.usage.cache_read_tokens == 50
+    assert reply.usage.cost_usd > 0
+    assert reply.usage.cost_known
+    results = server.requests[1].body["messages"][2]["content"]
+    assert [part["type"] for part in results] == ["tool_result", "tool_result"]
+    assert "this is one" in str(results[0])
+    assert "this is two" in str(results[1])
+
+    asking = asyncio.create_task(agent.query("Once more?"))
+    while len(server.requests) < 5:
+        server.arrived.clear()
+        await server.arrived.wait()
+    pid = (await agent.state()).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(AgentDiedError):
+        await asking
+    server.script.append(say("Here I am."))
+    assert (await agent.query("Are you there?")).text == "Here I am."
+    assert server.refused == []
+    sent = server.requests[-1].body["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant"] * 3 + ["user"]
+    thoughts = [block for message in sent for block in message["content"] if block["type"] == "thinking"]
+    assert [thought["thinking"] for thought in thoughts] == ["Both.", "Again."]
+    assert "cut short" in str(sent[-1])
+    assert pid != (await agent.state()).pid
+
+
+async def test_other_models_beside_it(server: ModelServer, root: AsyncOrchestrator, folder: Path) -> None:
+    """Agents of one root may have other models, by other APIs, each in its process; a wrong key is told by name."""
+
+    def by_api(request: Request) -> Answer:
+        return say(f"by {request.path}")
+
+    server.otherwise = by_api
+    agents = [await root.spawn("x", cwd=folder, model=model) for model in ("openai:gpt-6-luna", "openai:gpt-4o", MODEL)]
+    replies = await asyncio.gather(*(agent.query("hi") for agent in agents))
+    assert [reply.text for reply in replies] == ["by /v1/responses", "by /v1/chat/completions", "by /v1/messages"]
+    server.script.append(fail(401, "authentication_error", "invalid key"))
+    with pytest.raises(BackendError, match="set ANTHROPIC_API_KEY"):
+        await agents[2].query("hi")
+    assert (await agents[2].query("hi")).text == "by /v1/messages"
+    for process in psutil.Process().children(recursive=True):
+        assert not {"ANTHROPIC_API_KEY", "OPENAI_API_KEY"} & set(process.environ())
+
+
+@pytest.mark.parametrize("how", ["fake", "in_process"])
+async def test_inside_this_process(server: ModelServer, folder: Path, how: str) -> None:
+    """Without a process of its own an agent talks to its model just the same, and leaves no connection behind."""
+    where = fake_world(FakeLauncher()) if how == "fake" else {"launcher": InProcessLauncher}
+    async with AsyncOrchestrator(MODEL, home=folder / "home", env=environment(server), **where) as root:
+        agent = await root.spawn("x", cwd=folder)
+        assert (await agent.query("hi")).text == "done"
+    assert server.refused == []
+
+
+class TestChoosing:
+    """Which model answers."""
+
+    async def test_a_missing_key_is_told_at_spawn(self, tmp_path: Path) -> None:
+        """Without a key there is no agent, and the error names the variable."""
+        async with AsyncOrchestrator(MODEL, home=tmp_path, env={}, **fake_world()) as root:
+            with pytest.raises(ConfigError, match="set ANTHROPIC_API_KEY"):
+                await root.spawn("x")
+            assert await root.agents(all=True) == []
+
+    async def test_a_key_is_enough(
+        self, server: ModelServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With a key and no model configured, the provider's default answers, and one line says so."""
+        async with AsyncOrchestrator(home=tmp_path, env=environment(server), **fake_world()) as root:
+            agent = await root.spawn("x")
+            await root.spawn("y")
+            assert (await agent.state()).model == MODEL
+            assert (await agent.query("hi")).text == "done"
+        said = capsys.readouterr().err.splitlines()
+        assert [line for line in said if "no model is configured" in line] == [said[0]]
+        assert MODEL in said[0]
+
+    async def test_neither_key_nor_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Without either the offline backend answers, and one line says how to get a model."""
+        async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as root:
+            assert (await (await root.spawn("x")).state()).model == "extractive"
+        assert "offline extractive backend" in capsys.readouterr().err
+
+    async def test_a_provider_of_ones_own(self, server: ModelServer, tmp_path: Path) -> None:
+        """A provider that only $ORCH_HOME/models.json knows is asked like the others."""
+        own = '{"providers": {"acme": {"api": "chat", "base_url": "URL/v1", "keys": ["ACME_API_KEY"]}}}'
+        (tmp_path / "models.json").write_text(own.replace("URL", server.url))
+        env = {"ACME_API_KEY": "k"}
+        async with AsyncOrchestrator("acme:large", home=tmp_path, env=env, **fake_world()) as root:
+            reply = await (await root.spawn("x")).query("hi")
+        assert (reply.text, reply.usage.cost_known) == ("done", False)
+        assert server.requests[0].headers["authorization"] == "Bearer k"
+
+    async def test_children_have_their_parents_model(self, server: ModelServer, tmp_path: Path) -> None:
+        """A subagent that is spawned without a model has that of its parent, at the same address."""
+        from orch import Config, SubagentsConfig
+
+        config = Config(subagents=SubagentsConfig(allow_nested=True))
+        spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"]}}
+        server.script += [call(spawning), say("done")]
+        async with AsyncOrchestrator(
+            "openai:gpt-4o", config=config, home=tmp_path, env=environment(server), **fake_world()
+        ) as root:
+            agent = await root.spawn("x", tools=["spawn_subagent", "read_file"])
+            await agent.query("go")
+            assert [row.model for row in await root.agents()] == 2 * ["openai:gpt-4o"]
