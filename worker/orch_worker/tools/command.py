@@ -188,9 +188,9 @@ class Command:
                 pass
 
     def _sweep(self) -> set[int]:
-        """Kill all that is found of it, and return what was found besides its leader's group."""
-        self._signal(signal.SIGKILL)
+        """Kill all that is found of it, and return what was found besides its leader."""
         found = self._marked()
+        self._signal(signal.SIGKILL)
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -172,15 +172,15 @@ async def _body(response: Response) -> tuple[bytes, bool]:
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise ToolError(f"The answer is encoded as {encoding!r}, which was not asked for.")
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 32) if encoding not in ("identity", "") else None
-    body, received = bytearray(), 0
+    body, unpacked = bytearray(), 0
     async for chunk in response.aiter_raw():
-        received += len(chunk)
         room = MAX_BYTES + 1 - len(body)
         try:
             body += decoder.decompress(chunk, room) if decoder else chunk[:room]
         except zlib.error as error:
             raise ToolError(f"The answer is not the {encoding} it says it is: {error}.") from error
-        if len(body) > RATIO_FROM and len(body) > MAX_RATIO * received:
+        unpacked += len(chunk) - (len(decoder.unconsumed_tail) if decoder else 0)
+        if len(body) > RATIO_FROM and len(body) > MAX_RATIO * unpacked:
             raise ToolError(f"The answer unpacks to more than {MAX_RATIO} times its size: refused.")
         if len(body) > MAX_BYTES:
             return bytes(body[:MAX_BYTES]), True

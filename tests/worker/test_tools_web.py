@@ -1,0 +1,498 @@
+"""The web: where a fetch may lead, how much it may bring, what is made of it, and searches."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_worker.tools.addresses import public, resolve
+from orch_worker.tools.base import Keys, ToolContext, ToolError
+from orch_worker.tools.html_text import html_text
+from orch_worker.tools.http import MAX_BYTES, Page, fetch
+from orch_worker.tools.presets import make_toolbox
+from orch_worker.tools.web import fetch_url, readable, search
+
+LOOPBACK = """
+    http://127.0.0.1/ http://127.1/ http://127.0.1/ http://2130706433/ http://0x7f000001/ http://0x7f.1/
+    http://0177.0.0.1/ http://017700000001/ http://127.255.255.254/ http://0/ http://0.0.0.0/
+    http://localhost/ http://LOCALHOST/ http://[::1]/ http://[::]/ http://[0:0:0:0:0:0:0:1]/
+    http://[::ffff:127.0.0.1]/ http://[::ffff:7f00:1]/ http://[::127.0.0.1]/ http://[64:ff9b::7f00:1]/
+    http://[2002:7f00:1::]/ http://\u2460\u2461\u2466.0.0.1/ http://127\u30020\u30020\u30021/
+    http://\uff11\uff12\uff17.0.0.1/
+""".split()  # noqa: SIM905
+
+NOT_PUBLIC = """
+    0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 127.0.0.1 169.254.169.254 172.16.0.1 192.0.0.192 192.0.2.1 192.88.99.1
+    192.168.1.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 239.255.255.250 240.0.0.1 255.255.255.255 :: ::1
+    ::127.0.0.1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 64:ff9b::7f00:1 64:ff9b::808:808
+    64:ff9b:1::1 100::1 2001::1 2001:db8::1 2002:7f00:1:: 2002:808:808:: 5f00::1 fc00::1 fd00:ec2::254 fe80::1
+    fe80::1%eth0 2606:4700::1%eth0 fec0::1 ff02::1 ff0e::1 example.org 127.1
+""".split()  # noqa: SIM905
+
+Handler = Callable[[bytes], bytes]
+
+
+@asynccontextmanager
+async def serving(answer: Handler) -> AsyncIterator[int]:
+    """Serve HTTP on loopback: `answer` gets the head of a request and returns the bytes to send. Yields the port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
+            )
+            writer.write(answer(head + await reader.readexactly(length)))
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def http(body: bytes = b"ok", status: int = 200, **headers: str) -> bytes:
+    """Return a response."""
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    head = "\r\n".join([f"HTTP/1.1 {status} x", f"Content-Length: {len(body)}", "Connection: close", *lines, "", ""])
+    return head.encode() + body
+
+
+async def here(_host: str, _port: int) -> list[str]:
+    """Resolve every name to loopback."""
+    return ["127.0.0.1"]
+
+
+async def get(url: str, **options: Any) -> Page:
+    """Fetch `url` with loopback standing for the public network."""
+    return await fetch(url, **({"seconds": 20.0, "resolve": here, "allowed": lambda _: True} | options))
+
+
+class TestAddresses:
+    """Which addresses are public."""
+
+    @pytest.mark.parametrize(
+        "address",
+        NOT_PUBLIC,
+    )
+    def test_not_public(self, address: str) -> None:
+        """Loopback, private, link-local, reserved, multicast, and whatever stands for another address."""
+        assert not public(address)
+
+    @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "2a00:1450::1"])
+    def test_public(self, address: str) -> None:
+        """Addresses that anybody can reach."""
+        assert public(address)
+
+    @pytest.mark.parametrize("url", LOOPBACK)
+    async def test_spellings_of_loopback(self, url: str) -> None:
+        """However loopback is spelt, the system's resolver gives it away, and nothing is connected to."""
+        with pytest.raises(ToolError, match=r"not an address of the public network: refused|cannot be resolved"):
+            await fetch_url.run(ToolContext(Path("/")), {"url": url})
+
+    async def test_resolver_gives_plain_addresses(self) -> None:
+        """The resolver is asked once and gives each address once."""
+        assert await resolve("127.1", 80) == ["127.0.0.1"]
+
+    @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".test"])
+    async def test_names_that_are_none(self, host: str) -> None:
+        """What cannot be a name is an error, not an exception of the library's."""
+        with pytest.raises(ToolError, match=r"is not a URL|cannot be resolved"):
+            await get(f"http://{host}/", resolve=resolve)
+
+
+class TestFetch:
+    """Where a fetch goes."""
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "file:///etc/passwd",
+            "gopher://site.test/",
+            "ftp://site.test/",
+            "site.test",
+            "//site.test/",
+            "http://",
+            "http:///path",
+            "http://user@site.test/",
+            "http://user:secret@site.test/",
+            "http://site.test@127.0.0.1/",
+            "http://127.0.0.1\\@site.test/",
+            "http://site.test:99999/",
+            "http://site.test:x/",
+            "http://[::1/",
+            "javascript:alert(1)",
+            "data:text/html,x",
+            "",
+        ],
+    )
+    async def test_what_is_no_web_address(self, url: str) -> None:
+        """Other schemes, credentials and malformed addresses are refused before anything is looked up."""
+
+        async def never(host: str, port: int) -> list[str]:
+            raise AssertionError(f"looked up {host}:{port}")
+
+        with pytest.raises(ToolError):
+            await get(url, resolve=never)
+
+    async def test_request_is_for_the_name_at_the_address(self) -> None:
+        """The vetted address is connected to, with the name of the host in the request, and no credentials."""
+        seen: list[bytes] = []
+
+        def answer(head: bytes) -> bytes:
+            seen.append(head)
+            return http(b"hi", Content_Type="text/plain")
+
+        async with serving(answer) as port:
+            page = await get(f"http://Site.test:{port}/a%20b/c d?q=1#part")
+        assert page == Page(f"http://Site.test:{port}/a%20b/c d?q=1#part", 200, "text/plain", b"hi")
+        assert seen[0].startswith(b"GET /a%20b/c%20d?q=1 HTTP/1.1\r\n")
+        assert f"\r\nhost: site.test:{port}\r\n".encode() in seen[0].lower()
+        assert b"authorization" not in seen[0].lower()
+        assert b"cookie" not in seen[0].lower()
+
+    async def test_tls_is_for_the_name(self) -> None:
+        """Over https the certificate is asked for by the name of the host, not by the address."""
+        hello: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            hello.set_result(await reader.read(4096))
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            with pytest.raises(ToolError):
+                await get(f"https://site.test:{server.sockets[0].getsockname()[1]}/")
+        assert b"site.test" in await hello
+
+    async def test_proxies_of_the_environment_are_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A proxy would look the name up again, and could lead anywhere."""
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        async with serving(lambda _: http(b"direct")) as port:
+            assert (await get(f"http://site.test:{port}/")).body == b"direct"
+
+    async def test_every_address_must_be_public(self) -> None:
+        """One private address among public ones is enough to refuse, wherever it stands."""
+
+        async def both(_host: str, _port: int) -> list[str]:
+            return ["8.8.8.8", "10.0.0.1"]
+
+        with pytest.raises(ToolError, match=r"leads to 10\.0\.0\.1"):
+            await get("http://site.test/", resolve=both, allowed=public)
+
+    async def test_second_answer_of_a_resolver_changes_nothing(self) -> None:
+        """A name that is public when looked at and private a moment later is asked about once only."""
+        answers = ["127.0.0.1", "127.0.0.2"]
+        asked: list[str] = []
+
+        async def rebinding(host: str, _port: int) -> list[str]:
+            asked.append(host)
+            return [answers[len(asked) - 1]]
+
+        async with serving(lambda _: http(b"the first")) as port:
+            url = f"http://rebinding.test:{port}/"
+            assert (await get(url, resolve=rebinding, allowed="127.0.0.1".__eq__)).body == b"the first"
+            with pytest.raises(ToolError, match=r"leads to 127\.0\.0\.2"):
+                await get(url, resolve=rebinding, allowed="127.0.0.1".__eq__)
+        assert asked == ["rebinding.test"] * 2
+
+    async def test_next_address_is_tried(self) -> None:
+        """When one of several addresses refuses, the next one is connected to."""
+
+        async def two(_host: str, _port: int) -> list[str]:
+            return ["127.0.0.2", "127.0.0.1"]
+
+        async with serving(lambda _: http()) as port:
+            assert (await get(f"http://site.test:{port}/", resolve=two)).status == 200
+
+    async def test_nobody_there(self) -> None:
+        """A host that refuses is an error that names it."""
+        async with serving(lambda _: b"") as port:
+            pass
+        with pytest.raises(ToolError, match=rf"'http://site.test:{port}/' cannot be reached"):
+            await get(f"http://site.test:{port}/")
+
+    async def test_no_address(self) -> None:
+        """A name without addresses is an error."""
+
+        async def none(_host: str, _port: int) -> list[str]:
+            return []
+
+        with pytest.raises(ToolError, match="has no address"):
+            await get("http://site.test/", resolve=none)
+
+
+class TestRedirects:
+    """Being sent elsewhere."""
+
+    @pytest.mark.parametrize(
+        "target", ["http://inside.test:{port}/x", "//inside.test:{port}/x", "HTTP://INSIDE.TEST:{port}"]
+    )
+    async def test_redirect_to_loopback(self, target: str) -> None:
+        """A public page that redirects to a private address is not followed."""
+        requests: list[bytes] = []
+
+        def answer(head: bytes) -> bytes:
+            requests.append(head)
+            return http(status=302, Location=target.format(port=port))
+
+        async def names(host: str, _port: int) -> list[str]:
+            return ["127.0.0.1"] if host == "site.test" else ["127.0.0.2"]
+
+        async with serving(answer) as port:
+            with pytest.raises(ToolError, match=r"leads to 127\.0\.0\.2"):
+                await get(f"http://site.test:{port}/", resolve=names, allowed="127.0.0.1".__eq__)
+        assert len(requests) == 1
+
+    @pytest.mark.parametrize("target", ["file:///etc/passwd", "http://u:p@site.test/", "gopher://x/"])
+    async def test_redirect_to_no_web_address(self, target: str) -> None:
+        """A redirect must lead to a plain web address as well."""
+        async with serving(lambda _: http(status=301, Location=target)) as port:
+            with pytest.raises(ToolError, match=r"only http and https|credentials"):
+                await get(f"http://site.test:{port}/")
+
+    async def test_relative_redirects_are_followed(self) -> None:
+        """Up to five redirects lead to the page, which knows its own address."""
+
+        def answer(head: bytes) -> bytes:
+            step = int(head.split()[1].strip(b"/"))
+            return http(status=302, Location=f"/{step + 1}") if step < 5 else http(b"there")
+
+        async with serving(answer) as port:
+            page = await get(f"http://site.test:{port}/0")
+            assert (page.body, page.url) == (b"there", f"http://site.test:{port}/5")
+            with pytest.raises(ToolError, match="More than 5 redirects"):
+                await get(f"http://site.test:{port}/-1")
+
+    async def test_status_without_location(self) -> None:
+        """A redirect to nowhere is a page."""
+        async with serving(lambda _: http(b"?", 302)) as port:
+            assert (await get(f"http://site.test:{port}/")).status == 302
+
+
+class TestBounds:
+    """How much a fetch may bring."""
+
+    @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate"])
+    async def test_compressed(self, encoding: str) -> None:
+        """A compressed page is unpacked."""
+        pack = zlib.compress if encoding == "deflate" else gzip.compress
+        async with serving(lambda _: http(pack(b"hello " * 99), Content_Encoding=encoding)) as port:
+            assert (await get(f"http://site.test:{port}/")).body == b"hello " * 99
+
+    async def test_bomb(self) -> None:
+        """A page that unpacks to a hundred times its size is refused long before it is unpacked."""
+        bomb = gzip.compress(b"\0" * 50_000_000)
+        async with serving(lambda _: http(bomb, Content_Encoding="gzip")) as port:
+            with pytest.raises(ToolError, match="more than 100 times its size: refused"):
+                await get(f"http://site.test:{port}/")
+
+    async def test_long_body_is_cut(self) -> None:
+        """Five mebibytes are taken, and that there was more is known."""
+        async with serving(lambda _: http(b"x" * (MAX_BYTES + 1))) as port:
+            page = await get(f"http://site.test:{port}/")
+        assert (len(page.body), page.truncated) == (MAX_BYTES, True)
+
+    async def test_long_compressed_body_is_cut(self) -> None:
+        """The bound is on what was unpacked."""
+        noise = b"".join(b"%d " % (number * number) for number in range(700_000))
+        async with serving(lambda _: http(gzip.compress(noise, 1), Content_Encoding="gzip")) as port:
+            page = await get(f"http://site.test:{port}/")
+        assert (page.body, page.truncated) == (noise[:MAX_BYTES], True)
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            (http(b"x", Content_Encoding="br"), "encoded as 'br', which was not asked for"),
+            (http(b"no gzip", Content_Encoding="gzip"), "not the gzip it says it is"),
+            (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000, "site.test"),
+            (b"not http at all\r\n\r\n", "site.test"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "site.test"),
+            (b"", "site.test"),
+        ],
+    )
+    async def test_broken_answers(self, answer: bytes, message: str) -> None:
+        """What is not what it should be is an error that names the page or says what is wrong."""
+        async with serving(lambda _: answer) as port:
+            with pytest.raises(ToolError, match=message):
+                await get(f"http://site.test:{port}/")
+
+    async def test_endless_answer(self) -> None:
+        """A server that never ends its answer is given up at the deadline."""
+        gone = asyncio.Event()
+
+        async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nx")
+            await gone.wait()
+            writer.close()
+
+        server = await asyncio.start_server(drip, "127.0.0.1", 0)
+        async with server:
+            with pytest.raises(ToolError, match="was not there in full within 0 s"):
+                await get(f"http://site.test:{server.sockets[0].getsockname()[1]}/", seconds=0.1)
+            gone.set()
+
+
+PAGE = """<!DOCTYPE html><html><head><title>My   page</title><style>a{}</style><script>x = "<p>no</p>"</script></head>
+<body><nav><ul><li><a href="/home">Home</a></li><li><a href="#x">Here</a></li></ul></nav>
+<h1>Big &amp; <em>bold</em></h1><p>Some   text
+with a <a href="../other page">link</a> and <code>x = 1</code>.<br>Second line.</p>
+<ol><li>one<ul><li>sub</li></ul></li><li>two</li></ol>
+<table><tr><th>A</th><th>B</th></tr><tr><td>1</td><td>2</td></tr></table>
+<pre><code>def f():
+    return 1
+</code></pre><p>End<svg><text>no</text></svg><img src=x alt="A cat"><a href="javascript:x">bad</a><a href="/e"></a>
+<div>unclosed <p>last"""
+
+TEXT = """My page
+
+- [Home](https://a.test/home)
+- Here
+
+# Big & bold
+
+Some text with a [link](https://a.test/other%20page) and `x = 1`.
+Second line.
+
+1. one
+  - sub
+2. two
+
+| A | B
+| 1 | 2
+
+```
+def f():
+    return 1
+```
+
+End(image: A cat)bad
+
+unclosed
+
+last"""
+
+
+class TestHtml:
+    """Pages as text."""
+
+    def convert(self, html: str) -> str:
+        return html_text(html, "https://a.test/x/y.html", float("inf"))
+
+    def test_page(self) -> None:
+        """Headings, lists, links, tables and code stay; scripts, styles and drawings go."""
+        assert self.convert(PAGE) == TEXT
+
+    @pytest.mark.parametrize(
+        ("html", "text"),
+        [
+            ("", ""),
+            ("plain text", "plain text"),
+            ("a &lt; b &amp;&amp; c &nbsp;d", "a < b && c d"),
+            ("x" * 40_000 + " &amp; y", "x" * 40_000 + " & y"),
+            ("<p>" + "x" * 40_000, "x" * 40_000),
+            ("<script>never closed <p>no", ""),
+            ("<p>a</p></p></div></ul></a></pre>b", "a\n\nb"),
+            ("<ul><li>a</ul>b", "- a\n\nb"),
+            ("<template><p>no</p></template>yes", "yes"),
+            ("<a href='http://[bad'>x</a>", "x"),
+            ("<!-- a --><p>b<!-- c -->", "b"),
+        ],
+    )
+    def test_odd_pages(self, html: str, text: str) -> None:
+        """Fragments, unclosed and stray tags and long texts lose no text that would be seen."""
+        assert self.convert(html) == text
+
+    @pytest.mark.parametrize(
+        "piece", ["<div>", "<", "<a ", "<!--", "&", "<!x", "<?", "</", "<a b='", "<ul><li>", "<script></"]
+    )
+    def test_hostile_pages_end(self, piece: str) -> None:
+        """A page made to be slow is left at the deadline."""
+        assert len(html_text(piece * 200_000, "https://a.test", 0.0)) < 200
+        self.convert(piece * 2_000)
+
+    @pytest.mark.parametrize(
+        ("content_type", "body", "text"),
+        [
+            ("text/html; charset=iso-8859-1", b"<p>caf\xe9", "caf\u00e9"),
+            ("text/html", b'<meta charset="windows-1252"><p>\x93x\x94', "\u201cx\u201d"),
+            ("text/html; charset=nonsense", "caf\u00e9".encode(), "caf\u00e9"),
+            ("text/plain; charset=hex", b"abc", "abc"),
+            ("text/plain; charset=idna", b"a\xff", "a\ufffd"),
+            ("text/plain", b"<p>as it is</p>", "<p>as it is</p>"),
+            ("application/json", b'{"a": 1}', '{"a": 1}'),
+            ("", b"  <!DOCTYPE html><p>x", "x"),
+            ("application/octet-stream", b"words", "words"),
+        ],
+    )
+    def test_readable(self, content_type: str, body: bytes, text: str) -> None:
+        """Text is decoded as it says, and only HTML is converted."""
+        assert readable(Page("https://a.test/", 200, content_type, body), float("inf")) == text
+
+    @pytest.mark.parametrize(("content_type", "body"), [("image/png", b"x"), ("application/pdf", b"%PDF\0\0")])
+    def test_not_readable(self, content_type: str, body: bytes) -> None:
+        """What is no text is an error that says what it is."""
+        with pytest.raises(ToolError, match=f"no text but {content_type}, {len(body)} bytes"):
+            readable(Page("https://a.test/", 200, content_type, body), float("inf"))
+
+
+class TestSearch:
+    """web_search."""
+
+    async def ask(self, answer: Handler, key: str = "canary", most: int = 2) -> str:
+        async with serving(answer) as port:
+            return await search("zebras", key, most, 20.0, f"http://127.0.0.1:{port}")
+
+    async def test_results(self) -> None:
+        """The service is asked with the key in a header, and its results are shown in order."""
+        seen: list[bytes] = []
+        results = [
+            {"title": f"T{n}", "url": f"https://a.test/{n}", "content": "two\n lines", "score": 1} for n in range(3)
+        ]
+
+        def answer(request: bytes) -> bytes:
+            seen.append(request)
+            return http(json.dumps({"query": "zebras", "results": results}).encode())
+
+        assert await self.ask(answer) == "T0\nhttps://a.test/0\ntwo lines\n\nT1\nhttps://a.test/1\ntwo lines"
+        head, _, body = seen[0].partition(b"\r\n\r\n")
+        assert head.startswith(b"POST /search HTTP/1.1\r\n")
+        assert b"authorization: bearer canary" in head.lower()
+        assert json.loads(body) == {"query": "zebras", "max_results": 2}
+
+    async def test_nothing_found(self) -> None:
+        """That nothing was found is said."""
+        assert await self.ask(lambda _: http(b'{"results": []}')) == "Nothing found for 'zebras'."
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            (http(b"bad key canary", 401), r"status 401: bad key \(key\)"),
+            (http(b"<html>"), "something else than results"),
+            (http(b'{"results": [{"title": 1}]}'), "something else than results"),
+            (http(status=302, Location="http://127.0.0.1/"), "redirects to"),
+            (b"", "did not answer"),
+        ],
+    )
+    async def test_errors(self, answer: bytes, message: str) -> None:
+        """Whatever goes wrong is told, without the key."""
+        with pytest.raises(ToolError, match=message) as caught:
+            await self.ask(lambda _: answer)
+        assert "canary" not in str(caught.value)
+
+    @pytest.mark.parametrize(("keys", "seen"), [({}, 0), ({"TAVILY_API_KEY": ""}, 0), ({"TAVILY_API_KEY": "k"}, 1)])
+    def test_hidden_without_a_key(self, keys: dict[str, str], seen: int) -> None:
+        """An agent without a key for it does not see the tool."""
+        box = make_toolbox(("web_search",), (), ToolContext(Path("/"), keys=Keys(keys)))
+        assert len(box.specs()) == seen
