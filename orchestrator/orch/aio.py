@@ -13,14 +13,14 @@ from weakref import WeakSet
 
 import msgspec
 
-from orch_protocol.config import Config
+from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, UnsupportedPlatformError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 from orch_protocol.services import AgentRow, Kill, Killed, List, Resume, Spawn, Wait, Waited
 from orch_protocol.spec import BackendSpec, Limits, Template
 from orch_worker.backends import models
-from orch_worker.backends.registry import complete
+from orch_worker.backends.registry import complete, template_for
 from orch_worker.lock import FolderLock
 from orch_worker.tools.base import Tool, tool
 
@@ -113,6 +113,8 @@ class AsyncOrchestrator:
             journal = Journal.open(folder / "journal.jsonl", durability=self.config.durability)
             launcher = self._make_launcher(self.run, folder)
             await launcher.start()
+            if (template := self._template()) != "lean":
+                launcher.warm(template)
             socket = Path(paths.socket_path(folder, "root.sock"))
             self._supervisor = Supervisor(
                 config=self.config,
@@ -243,6 +245,13 @@ class AsyncOrchestrator:
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
         return await call(self.supervisor, None, method, params)
+
+    def _template(self) -> Template:
+        """Return what agents without a model of their own are started from, as far as that can be said already."""
+        try:
+            return template_for(self._complete(parse_model(self.config.model)))
+        except ConfigError:
+            return "lean"  # the error is for whoever spawns such an agent
 
     def _tell_default(self) -> None:
         if self._default is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orch_protocol.errors import LaunchError
+from orch_protocol.spec import Template
 from orch_worker.host import Host, Line
 
 from .launchers.base import LaunchRequest
@@ -117,6 +118,7 @@ class FakeLauncher:
         self.board: MemoryBoard | None = None
         self.workers: list[FakeWorker] = []
         self.failures: list[str] = []
+        self.warmed: list[Template] = []
 
     def connect(self, _: Path, spool: Path, deliver: Deliver) -> MemoryBoard:
         """Return the switchboard that this launcher's agents use."""
@@ -129,6 +131,10 @@ class FakeLauncher:
 
     async def start(self) -> None:
         """Nothing needs starting."""
+
+    def warm(self, template: Template) -> None:
+        """Keep what was asked for."""
+        self.warmed.append(template)
 
     async def launch(self, request: LaunchRequest) -> FakeWorker:
         """Return a started agent, or raise LaunchError with the next of `failures`."""

@@ -183,3 +183,10 @@ class TestChoosing:
             agent = await root.spawn("x", tools=["spawn_subagent", "read_file"])
             await agent.query("go")
             assert [row.model for row in await root.agents()] == 2 * ["openai:gpt-4o"]
+
+    async def test_the_sdks_are_loaded_ahead(self, server: ModelServer, tmp_path: Path) -> None:
+        """With a model configured, its SDK is loaded while nobody waits for it; without one it is not."""
+        for model, env, warmed in ((MODEL, environment(server), ["sdk"]), (MODEL, {}, []), ("extractive:", {}, [])):
+            launcher = FakeLauncher()
+            async with AsyncOrchestrator(model, home=tmp_path, env=env, **fake_world(launcher)):
+                assert launcher.warmed == warmed

@@ -208,6 +208,16 @@ class TestRefusedRequests:
         assert talk.retries == []
         await talk.backend.close()
 
+    async def test_a_password_in_an_address_is_not_told(self, peer: Peer) -> None:
+        """An address may hold a password; what people read does not."""
+        async with ModelServer() as gone:
+            address = gone.url.replace("//", "//me:secret@")
+            talk = peer.talk(gone, base_url=address)
+        with pytest.raises(BackendError, match="connection to http://127") as caught:
+            await talk.ask()
+        assert "secret" not in f"{caught.value}{talk.retries}"
+        await talk.backend.close()
+
     async def test_errors_cross_processes(self, server: ModelServer, talk: Talk) -> None:
         """What is raised is ours alone: it can be told as data, and pickled."""
         server.script.append(fail(400, "invalid_request_error", "no"))

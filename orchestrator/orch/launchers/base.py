@@ -52,6 +52,9 @@ class Launcher(Protocol):
     async def start(self) -> None:
         """Begin whatever launching needs; returns without waiting for it to be warm. Raises LaunchError."""
 
+    def warm(self, template: Template) -> None:
+        """Make the next launch from `template` quick, as far as it can be; returns at once. Raises LaunchError."""
+
     async def launch(self, request: LaunchRequest) -> WorkerProcess:
         """Return the started worker, whose first frame may already have arrived. Raises LaunchError."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from orch_protocol.errors import LaunchError
+from orch_protocol.spec import Template
 from orch_protocol.zygote import Fork, encode
 from orch_worker import kernel
 
@@ -74,6 +75,9 @@ class ExecLauncher:
         check_platform()
         if not os.access(self._folder, os.W_OK):
             raise LaunchError(f"cannot write to {self._folder}, the folder of the run")
+
+    def warm(self, template: Template) -> None:
+        """Do nothing: each worker imports what it needs."""
 
     async def launch(self, request: LaunchRequest) -> Child:
         """Return the worker, whose interpreter has only begun to start. Raises LaunchError."""

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from orch_protocol.errors import LaunchError
+from orch_protocol.spec import Template
 from orch_worker.drain import Dealer
 from orch_worker.host import Host
 
@@ -93,6 +94,9 @@ class InProcessLauncher:
 
     async def start(self) -> None:
         """Nothing needs starting."""
+
+    def warm(self, template: Template) -> None:
+        """Do nothing: each worker imports what it needs."""
 
     async def launch(self, request: LaunchRequest) -> ThreadWorker:
         """Return the started thread. Raises LaunchError when the system gives none."""

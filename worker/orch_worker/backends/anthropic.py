@@ -49,7 +49,7 @@ class Messages:
     """The dialect of `POST /v1/messages`."""
 
     def request(self, ask: Ask) -> dict[str, Any]:
-        """Return the arguments of `messages.create`."""
+        """Return the body of the request."""
         flags = ask.model.flags
         wants = Wants(ask.provider, IDS, images=flags.images, system=flags.system_messages)
         messages = arrange(ask.messages, wants)
@@ -71,9 +71,9 @@ class Messages:
             "messages": wire,
             "system": parts,
             "tools": tools,
-            "extra_body": ask.model.body,
         }
-        return scrub({name: value for name, value in request.items() if value})  # type: ignore[no-any-return]
+        kept = {name: value for name, value in request.items() if value}
+        return scrub(kept | ask.model.body)  # type: ignore[no-any-return]
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
@@ -88,7 +88,11 @@ class Messages:
 
     async def open(self, client: Any, request: dict[str, Any]) -> Stream:
         """Send the request and return the stream of its response."""
-        stream: Stream = await client.messages.create(**request, stream=True)
+        # All of it goes in as the extra body, which is sent as it is. The SDK's own arguments are walked through, type
+        # by type, in every request: with a long conversation that costs more than everything else together.
+        stream: Stream = await client.messages.create(
+            model=request["model"], max_tokens=request["max_tokens"], messages=(), stream=True, extra_body=request
+        )
         return stream
 
     def reading(self, provider: str) -> Reading:

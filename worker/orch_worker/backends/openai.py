@@ -83,7 +83,7 @@ class Chat(_Sdk):
         self._reasoning_field = reasoning_field
 
     def request(self, ask: Ask) -> dict[str, Any]:
-        """Return the arguments of `chat.completions.create`."""
+        """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = [{"role": "system", "content": ask.system}] if ask.system.strip() else []
         for message in arrange(ask.messages, Wants(ask.provider, CHAT_IDS, images=flags.images)):
@@ -94,17 +94,17 @@ class Chat(_Sdk):
             "tools": [{"type": "function", "function": function} for function in _functions(ask)],
             flags.max_tokens_field: ask.most_output,
             "prompt_cache_key": _cache_key(ask) if flags.prompt_cache_key else "",
-            "extra_body": ask.model.body,
+            "stream_options": {"include_usage": True},
         }
-        request = {name: value for name, value in request.items() if value}
-        if flags.never_store:
-            request["store"] = False
-        return scrub(request)  # type: ignore[no-any-return]
+        kept = {name: value for name, value in request.items() if value}
+        return scrub(kept | ({"store": False} if flags.never_store else {}) | ask.model.body)  # type: ignore[no-any-return]
 
     async def open(self, client: Any, request: dict[str, Any]) -> Stream:
         """Send the request and return the stream of its response."""
-        options = {"include_usage": True}
-        stream: Stream = await client.chat.completions.create(**request, stream=True, stream_options=options)
+        # As the extra body, for the SDK would walk through its own arguments, type by type, in every request.
+        stream: Stream = await client.chat.completions.create(
+            model=request["model"], messages=(), stream=True, extra_body=request
+        )
         return stream
 
     def reading(self, provider: str) -> Reading:
@@ -116,7 +116,7 @@ class Responses(_Sdk):
     """The dialect of `POST /responses`."""
 
     def request(self, ask: Ask) -> dict[str, Any]:
-        """Return the arguments of `responses.create`."""
+        """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = []
         for message in arrange(ask.messages, Wants(ask.provider, RESPONSES_IDS, images=flags.images)):
@@ -129,14 +129,13 @@ class Responses(_Sdk):
             "max_output_tokens": ask.most_output,
             "include": ["reasoning.encrypted_content"] if flags.reasoning else [],
             "prompt_cache_key": _cache_key(ask) if flags.prompt_cache_key else "",
-            "extra_body": ask.model.body,
         }
         kept = {name: value for name, value in request.items() if value}
-        return scrub(kept | {"store": False})  # type: ignore[no-any-return]
+        return scrub(kept | {"store": False} | ask.model.body)  # type: ignore[no-any-return]
 
     async def open(self, client: Any, request: dict[str, Any]) -> Stream:
         """Send the request and return the stream of its response."""
-        stream: Stream = await client.responses.create(**request, stream=True)
+        stream: Stream = await client.responses.create(model=request["model"], stream=True, extra_body=request)
         return stream
 
     def reading(self, provider: str) -> Reading:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -27,6 +28,7 @@ __all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "parse
 MOST_OUTPUT: Final = 64_000
 INVALID_INPUT: Final = "invalid_json"
 NO_KEY: Final = "none"
+PASSWORD: Final = re.compile(r"//[^/@]*@")
 CLOSE_SECONDS: Final = 2.0
 
 
@@ -80,7 +82,7 @@ class Dialect(Protocol):
     """One API of one SDK."""
 
     def request(self, ask: Ask) -> dict[str, Any]:
-        """Return the arguments of the call that asks it."""
+        """Return the body of the request, as JSON data."""
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
@@ -116,7 +118,8 @@ class Remote(Conversation):
             raise ConfigError(f"{spec.provider}:{spec.model} needs a key: set {' or '.join(self.model.keys)}")
         self._headers = _headers(keys.get(self.model.headers_variable, ""))
         self._headers |= {name: value.replace("{key}", self._key) for name, value in self.model.headers.items()}
-        self._who = Who(spec.provider, spec.model, self.model.base_url, self.model.keys, self.model.flags.local)
+        address = PASSWORD.sub("//", self.model.base_url)
+        self._who = Who(spec.provider, spec.model, address, self.model.keys, self.model.flags.local)
         self._dialect = dialect
         self._client: Any = None
         self._unclaimed = Usage()

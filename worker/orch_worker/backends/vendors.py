@@ -16,6 +16,7 @@ VENDORS: Final = (
     "GROQ_",
     "HF_",
     "MISTRAL_",
+    "MOONSHOT_",
     "OPENAI_",
     "OPENROUTER_",
     "VERTEX_",
