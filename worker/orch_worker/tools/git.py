@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Final
 
 from msgspec import Meta
 
 from .base import ToolContext, ToolError, tool
-from .capture import Capture
+from .capture import Capture, plain
 from .command import Command
 from .environment import tool_environment
 from .files import inside
@@ -33,12 +35,12 @@ THEIR_OWN: Final = ("local", "worktree")
 def _in_repository(context: ToolContext) -> bool:
     """Whether there is Git, and a repository around the agent's folder."""
     folder = context.cwd
-    return any((each / ".git").exists() for each in (folder, *folder.parents)) and _git() is not None
+    return any((each / ".git").exists() for each in (folder, *folder.parents)) and _installed()
 
 
 @cache
-def _git() -> str | None:
-    return shutil.which("git")
+def _installed() -> bool:
+    return shutil.which("git") is not None
 
 
 @tool(category="git", available=_in_repository)
@@ -98,33 +100,42 @@ async def git_log(
 
 
 async def _git(context: ToolContext, *arguments: str) -> str:
-    return await _run(context, *await _without_filters(context), *arguments)
-
-
-async def _without_filters(context: ToolContext) -> list[str]:
-    """Return the options that switch off the repository's own filters: programs that are run on what is compared."""
-    query = ("config", "--null", "--show-scope", "--includes", "--name-only", "--get-regexp", FILTERS)
-    words = (await _run(context, *query, codes=(0, 1))).split("\0")
-    pairs = zip(words[::2], words[1::2], strict=False)
-    names = [name for scope, name in pairs if scope in THEIR_OWN]
-    values = ("false" if name.endswith(".required") else "" for name in names)
-    return [word for name, value in zip(names, values, strict=True) for word in ("-c", f"{name}={value}")]
-
-
-async def _run(context: ToolContext, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
-    """Return what `git` with `arguments` says. Raises ToolError with its words when it fails."""
     capture = Capture()
-    env = tool_environment(context) | {"GIT_NO_LAZY_FETCH": "1"}
-    command = Command(["git", *SAFE, *arguments], cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN)
+    code, flooded = await _run(context, capture, arguments, await _without_filters(context))
+    text = capture.text().rstrip("\n")
+    if code != 0 and not flooded:
+        raise ToolError(text or f"git ended with {code}.")
+    return text
+
+
+async def _without_filters(context: ToolContext) -> dict[str, str]:
+    """Return the variables that switch off the repository's own filters: programs run on what is compared."""
+    said = bytearray()
+    query = ("config", "--null", "--show-scope", "--includes", "--name-only", "--get-regexp", FILTERS)
+    code, flooded = await _run(context, said.extend, query, {})
+    if code not in (0, 1) or flooded:
+        raise ToolError(plain(bytes(said[:1000])).strip() or f"git ended with {code}.")
+    words = os.fsdecode(bytes(said)).split("\0")
+    names = [name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in THEIR_OWN]
+    env = {"GIT_CONFIG_COUNT": str(len(names))}
+    for number, name in enumerate(names):
+        env[f"GIT_CONFIG_KEY_{number}"] = name
+        env[f"GIT_CONFIG_VALUE_{number}"] = "false" if name.endswith(".required") else ""
+    return env
+
+
+async def _run(
+    context: ToolContext, sink: Callable[[bytes], None], arguments: Sequence[str], more: Mapping[str, str]
+) -> tuple[int | None, bool]:
+    """Run git, its output going to `sink`; return its exit code, and whether it was cut off for writing too much."""
+    env = {**tool_environment(context), **more, "GIT_NO_LAZY_FETCH": "1"}
+    command = Command(["git", *SAFE, *arguments], cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN)
     try:
-        if not await command.wait(context.seconds * 0.9):
+        if not await command.wait(context.seconds * 0.4):
             raise ToolError(f"git {arguments[0]} was not done in time and was ended.")
     finally:
         command.kill()
-    text = capture.text().rstrip("\n")
-    if command.code not in codes and not command.flooded:
-        raise ToolError(text or f"git ended with {command.code}.")
-    return text
+    return command.code, command.flooded
 
 
 def _below(context: ToolContext, path: str) -> str:

@@ -1,0 +1,231 @@
+"""Looking at repositories, friendly and hostile: what is shown, and that nothing of theirs is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_worker.tools.base import Tool, ToolContext, ToolError
+from orch_worker.tools.git import git_diff, git_log, git_status
+from orch_worker.tools.presets import make_toolbox
+
+Git = Callable[..., None]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ToolContext:
+    """An agent in an empty folder, with a home that configures nothing."""
+    (tmp_path / "repo").mkdir()
+    env = {"CENSUS": os.environ["CENSUS"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
+    return ToolContext(tmp_path / "repo", env=env, seconds=30.0)
+
+
+@pytest.fixture
+def git(context: ToolContext) -> Git:
+    """Runs git as its user would; the folder is a repository with two commits."""
+    who = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "a@a.test", "GIT_AUTHOR_DATE": "2024-05-06T07:08:09Z"}
+    who |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}
+
+    def run(*arguments: str) -> None:
+        env = {"PATH": os.environ["PATH"], **context.env, **who}
+        subprocess.run(["git", *arguments], cwd=context.cwd, env=env, check=True, capture_output=True, timeout=30)
+
+    run("init", "-q", "-b", "main")
+    (context.cwd / "a.txt").write_text("one\ntwo\n")
+    (context.cwd / "sub").mkdir()
+    (context.cwd / "sub/b.txt").write_text("b\n")
+    run("add", ".")
+    run("commit", "-qm", "first")
+    (context.cwd / "a.txt").write_text("one\n2\n")
+    run("commit", "-qam", "second")
+    return run
+
+
+async def ask(tool: Tool, context: ToolContext, **input: Any) -> str:
+    """Return what `tool` says."""
+    return (await tool.run(context, input)).text
+
+
+@pytest.mark.usefixtures("git")
+class TestFriendly:
+    """What is shown."""
+
+    async def test_status(self, context: ToolContext) -> None:
+        """The branch, and what differs, below the folder asked for."""
+        (context.cwd / "a.txt").write_text("changed\n")
+        (context.cwd / "sub/n\u00e9w").write_text("")
+        assert await ask(git_status, context) == "## main\n M a.txt\n?? sub/n\u00e9w"
+        assert await ask(git_status, context, path="sub") == "## main\n?? sub/n\u00e9w"
+
+    async def test_diff(self, context: ToolContext, git: Git) -> None:
+        """Changes against the index, what is staged, and against commits."""
+        assert await ask(git_diff, context) == "No differences."
+        (context.cwd / "a.txt").write_text("one\nthree\n")
+        assert "-2\n+three" in await ask(git_diff, context)
+        assert await ask(git_diff, context, path="sub") == "No differences."
+        git("add", ".")
+        assert await ask(git_diff, context) == "No differences."
+        assert "-2\n+three" in await ask(git_diff, context, staged=True)
+        assert "-two\n+three" in await ask(git_diff, context, ref="HEAD~1")
+        assert "-two\n+2" in await ask(git_diff, context, ref="HEAD~1..HEAD", context_lines=0)
+
+    async def test_log(self, context: ToolContext) -> None:
+        """Commits, newest first, of the folder and the range asked for."""
+        lines = (await ask(git_log, context)).splitlines()
+        assert [line.strip() for line in lines[1::2]] == ["second", "first"]
+        assert lines[0].split()[1:3] == ["2024-05-06T07:08:09+00:00", "Ann"]
+        assert len((await ask(git_log, context, count=1)).splitlines()) == 2
+        assert "second" not in await ask(git_log, context, path="sub")
+        assert await ask(git_log, context, ref="HEAD..HEAD") == "No commits."
+
+    async def test_only_the_agents_folder(self, context: ToolContext) -> None:
+        """An agent in a folder of a repository sees that folder."""
+        (context.cwd / "a.txt").write_text("changed\n")
+        below = ToolContext(context.cwd / "sub", env=context.env)
+        assert await ask(git_status, below) == "## main"
+        assert await ask(git_diff, below) == "No differences."
+        assert "second" not in await ask(git_log, below)
+
+    @pytest.mark.parametrize(
+        ("tool", "input", "message"),
+        [
+            (git_diff, {"ref": "--output=stolen"}, "not the name of a commit"),
+            (git_log, {"ref": "--exec=x"}, "not the name of a commit"),
+            (git_diff, {"ref": "main;touch stolen"}, "not the name of a commit"),
+            (git_diff, {"ref": "$(touch stolen)"}, "not the name of a commit"),
+            (git_diff, {"ref": ""}, "not the name of a commit"),
+            (git_log, {"ref": "nowhere"}, "bad revision 'nowhere'"),
+            (git_log, {"path": "../.."}, "outside the working folder"),
+            (git_status, {"path": "/etc"}, "outside the working folder"),
+            (git_status, {"path": ":(exclude)a.txt"}, ""),
+            (git_status, {"path": "--help"}, ""),
+        ],
+    )
+    async def test_arguments_are_arguments(
+        self, context: ToolContext, tool: Tool, input: dict[str, Any], message: str
+    ) -> None:
+        """Nothing in an argument is an option, a pattern or a command."""
+        before = sorted(os.listdir(context.cwd))
+        if message:
+            with pytest.raises(ToolError, match=message):
+                await ask(tool, context, **input)
+        else:
+            assert await ask(tool, context, **input) == "## main"
+        assert sorted(os.listdir(context.cwd)) == before
+
+
+class TestHostile:
+    """Repositories that would run something."""
+
+    @pytest.fixture
+    def bait(self, context: ToolContext) -> str:
+        """A program that leaves a trace when it is run."""
+        program = context.cwd.parent / "bait"
+        program.write_text(f"#!/bin/sh\ntouch {context.cwd.parent}/caught\ncat\n")
+        program.chmod(0o755)
+        return str(program)
+
+    def settle(self, context: ToolContext, git: Git, bait: str, setting: str) -> None:
+        """Have the repository of `context` run `bait` where `setting` says."""
+        if setting == "hooks":
+            for name in ("post-index-change", "fsmonitor-watchman", "reference-transaction"):
+                hook = context.cwd / ".git/hooks" / name
+                hook.write_text(f"#!/bin/sh\nexec {bait}\n")
+                hook.chmod(0o755)
+            return
+        git("config", setting, "true" if setting == "log.showSignature" else bait)
+        if setting == "log.showSignature":
+            git("config", "gpg.program", bait)
+        if setting.startswith(("filter", "diff.bait")):
+            (context.cwd / ".git/info").mkdir(exist_ok=True)
+            (context.cwd / ".git/info/attributes").write_text("* filter=bait diff=bait\n")
+        if setting == "filter.bait.process":
+            git("config", "filter.bait.required", "true")
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            "core.fsmonitor",
+            "core.pager",
+            "pager.diff",
+            "diff.external",
+            "diff.bait.command",
+            "diff.bait.textconv",
+            "filter.bait.clean",
+            "filter.bait.process",
+            "log.showSignature",
+            "hooks",
+        ],
+    )
+    async def test_nothing_configured_is_run(self, context: ToolContext, git: Git, bait: str, setting: str) -> None:
+        """Whatever a repository names to be run is not, and the answers are those of git itself."""
+        self.settle(context, git, bait, setting)
+        (context.cwd / "a.txt").write_text("changed\n")
+        assert " M a.txt" in await ask(git_status, context)
+        assert "+changed" in await ask(git_diff, context)
+        assert "-two" in await ask(git_diff, context, ref="HEAD~1")
+        assert "first" in await ask(git_log, context)
+        assert "caught" not in os.listdir(context.cwd.parent)
+
+    @pytest.mark.parametrize("setting", ["core.fsmonitor", "diff.external", "diff.bait.textconv", "filter.bait.clean"])
+    async def test_the_bait_works(self, context: ToolContext, git: Git, bait: str, setting: str) -> None:
+        """Plain git does run it, so the test above would notice."""
+        self.settle(context, git, bait, setting)
+        (context.cwd / "a.txt").write_text("changed\n")
+        git("status")
+        git("diff")
+        assert "caught" in os.listdir(context.cwd.parent)
+
+    async def test_filters_of_an_included_file(self, context: ToolContext, git: Git, bait: str) -> None:
+        """A setting that the repository includes from elsewhere counts as its own."""
+        (context.cwd / "more").write_text(f'[filter "bait"]\n\tclean = {bait}\n')
+        git("config", "include.path", "../more")
+        (context.cwd / ".gitattributes").write_text("* filter=bait\n")
+        (context.cwd / "a.txt").write_text("changed\n")
+        assert " M a.txt" in await ask(git_status, context)
+        assert "caught" not in os.listdir(context.cwd.parent)
+
+    async def test_submodules_are_not_entered(self, context: ToolContext, git: Git, bait: str) -> None:
+        """A submodule with settings of its own does not get to run them either."""
+        inner = context.cwd / "inner"
+        git("init", "-q", str(inner))
+        git("-C", str(inner), "commit", "-q", "--allow-empty", "-m", "inner")
+        git("add", "inner")
+        git("commit", "-qm", "with inner")
+        git("-C", str(inner), "config", "core.fsmonitor", bait)
+        assert await ask(git_status, context) == "## main"
+        assert await ask(git_diff, context) == "No differences."
+        assert "caught" not in os.listdir(context.cwd.parent)
+
+
+async def test_huge_diff_is_bounded(context: ToolContext, git: Git) -> None:
+    """A diff of any size is told in a mebibyte."""
+    (context.cwd / "a.txt").write_text("line\n" * 3_000_000)
+    git("add", ".")
+    text = await ask(git_diff, context, staged=True)
+    assert text.startswith("diff --git")
+    assert len(text) < 1_100_000
+
+
+def test_not_in_a_repository(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a repository, and without git, the tools are not there."""
+    tools = ("git_status", "git_diff", "git_log")
+    assert make_toolbox(tools, (), context).specs() == ()
+    (context.cwd / ".git").mkdir()
+    (context.cwd / "sub").mkdir()
+    below = ToolContext(context.cwd / "sub")
+    assert [spec.name for spec in make_toolbox(tools, (), below).specs()] == list(tools)
+    monkeypatch.setattr("orch_worker.tools.git._installed", lambda: False)
+    assert make_toolbox(tools, (), below).specs() == ()
+
+
+async def test_broken_repository(context: ToolContext) -> None:
+    """What git says of a repository that is none is the error."""
+    (context.cwd / ".git").write_text("gitdir: nowhere\n")
+    with pytest.raises(ToolError, match="not a git repository"):
+        await ask(git_status, context)

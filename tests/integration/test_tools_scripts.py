@@ -1,0 +1,165 @@
+"""Python in processes of its own, and what whole agents make of the tools."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import ScriptedBackend
+from orch_protocol.messages import Message, ToolResult, text_of
+from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput
+from orch_worker.tools.python import py_help, run_python_script
+from orch_worker.transcript import read_session
+
+Open = Any
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ToolContext:
+    return ToolContext(tmp_path, env={"CENSUS": os.environ["CENSUS"]}, seconds=30.0)
+
+
+async def run(tool: Tool, context: ToolContext, **input: Any) -> ToolOutput:
+    """Run one call of `tool`."""
+    return await tool.run(context, input)
+
+
+class TestScript:
+    """run_python_script."""
+
+    @pytest.mark.parametrize(
+        ("code", "text"),
+        [
+            ("print(1)", "1\n[exit status 0]"),
+            ("raise SystemExit(4)", "[exit status 4]"),
+            ("import mine; print(mine.x)", "7\n[exit status 0]"),
+            ("print(input())", "EOFError: EOF when reading a line\n[exit status 1]"),
+            ("print('\u00e9\U0001f600')", "\u00e9\U0001f600\n[exit status 0]"),
+            ("import os; os.kill(os.getpid(), 9)", "[signal SIGKILL]"),
+        ],
+    )
+    async def test_runs_apart(self, context: ToolContext, code: str, text: str) -> None:
+        """A script runs in the agent's folder, with what it says and how it ended as the result."""
+        (context.cwd / "mine.py").write_text("x = 7\n")
+        output = await run(run_python_script, context, code=code)
+        assert output.text.endswith(text)
+        assert output.is_error == ("[exit status 0]" not in text)
+
+    async def test_endless_script(self, context: ToolContext) -> None:
+        """A script past its time is ended, whatever it is in the middle of."""
+        output = await run(run_python_script, context, code="print('up', flush=True)\nsum(range(10**13))", timeout=0.5)
+        assert output.text.startswith("up\n[timed out")
+
+
+class TestHelp:
+    """py_help."""
+
+    @pytest.mark.parametrize(
+        ("topic", "words"),
+        [("json.dumps", "Serialize ``obj``"), ("pathlib.Path.glob", "glob(self, pattern"), ("with", "context manager")],
+    )
+    async def test_topics(self, context: ToolContext, topic: str, words: str) -> None:
+        """Modules, classes, functions and keywords are documented."""
+        output = await run(py_help, context, topic=topic)
+        assert words in output.text
+        assert "exit status" not in output.text
+
+    @pytest.mark.parametrize("topic", ["mine", "nothing.like.it", "mine.x", ""])
+    async def test_folder_is_not_imported(self, context: ToolContext, topic: str) -> None:
+        """What is not installed has no help; above all, files of the folder are not run to find out."""
+        (context.cwd / "mine.py").write_text("open('caught', 'w')\n")
+        if topic:
+            with pytest.raises(ToolError, match="No Python documentation found"):
+                await run(py_help, context, topic=topic)
+        assert os.listdir(context.cwd) == ["mine.py"]
+
+
+def shown(folder: str) -> list[str]:
+    """Return the text of every tool result in the session of `folder`."""
+    blocks = [block for message in read_session(Path(folder)).messages for block in message.content]
+    return [text_of(Message("user", block.content)) for block in blocks if isinstance(block, ToolResult)]
+
+
+def call(tool: str, **input: Any) -> dict[str, Any]:
+    """Return a scripted response that calls `tool`."""
+    return {"tool": tool, "input": input}
+
+
+class TestAgents:
+    """Agents with tools that change things."""
+
+    async def test_an_agent_at_work(self, world: Open, tmp_path: Path) -> None:
+        """An agent writes, edits, runs, and says which files it changed; results come in call order."""
+        script = [
+            call("write_file", path="a/x.py", content="print('one')\n"),
+            {
+                "tools": [
+                    call("replace_in_file", path="a/x.py", old_text="one", new_text="two"),
+                    call("replace_in_file", path="a/x.py", old_text="two", new_text="three"),
+                ]
+            },
+            call("bash", command="python3 a/x.py; env | grep -c SECRET"),
+            call("run_python", code="seen = 6 * 7\nseen"),
+            call("run_python", code="seen + 1"),
+            "done",
+        ]
+        o = await world()
+        env = {"PATH": os.environ["PATH"], "MY_SECRET": "canary"}
+        agent = await o.spawn("work", preset="work", backend=ScriptedBackend(script), cwd=tmp_path, env=env)
+        reply = await agent.query("go")
+        assert (reply.text, reply.tool_calls, reply.files_changed) == ("done", 6, ("a/x.py",))
+        texts = shown((await agent.state()).folder)
+        assert texts[3:] == ["three\n0\n[exit status 1]", "42", "43"]
+
+    async def test_jobs_end_with_their_agent(self, world: Open, tmp_path: Path) -> None:
+        """Killing an agent ends what it runs in the background; the census finds nothing."""
+        script = [call("bash", command="setsid sleep 600 & sleep 600", background=True), "started"]
+        o = await world()
+        env = {"PATH": os.environ["PATH"], "CENSUS": os.environ["CENSUS"]}
+        agent = await o.spawn("work", tools=["code"], backend=ScriptedBackend(script), cwd=tmp_path, env=env)
+        assert (await agent.query("go")).text == "started"
+        await agent.kill()
+
+    async def test_long_results_survive_the_process(self, world: Open, tmp_path: Path) -> None:
+        """What was stashed by one process of an agent is read by the next."""
+        script = [
+            call("bash", command="seq 1 20000"),
+            "first",
+            call("read_handle", handle=".h_001", search="^777"),
+            "ok",
+        ]
+        o = await world()
+        tools = ["bash", "read_handle"]
+        env = {"PATH": os.environ["PATH"]}
+        agent = await o.spawn("work", tools=tools, backend=ScriptedBackend(script), cwd=tmp_path, env=env)
+        await agent.query("go")
+        await agent.kill()
+        agent = await o.resume(agent.id)
+        assert (await agent.query("more")).text == "ok"
+        texts = shown((await agent.state()).folder)
+        assert "read_handle with .h_001 shows any part" in texts[0]
+        assert [line.partition(": ")[2] for line in texts[1].splitlines()] == [
+            "777",
+            *(str(n) for n in range(7770, 7780)),
+        ]
+
+    @pytest.mark.parametrize("world", ["zygote"], indirect=True)
+    async def test_a_worker_is_in_the_agents_folder(self, world: Open, tmp_path: Path) -> None:
+        """Code in the worker's own process finds the agent's files by their names."""
+        (tmp_path / "x.txt").write_text("found")
+        o = await world()
+        script = [call("run_python", code="open('x.txt').read()"), "done"]
+        agent = await o.spawn("look", tools=["python"], backend=ScriptedBackend(script), cwd=tmp_path)
+        await agent.query("go")
+        assert shown((await agent.state()).folder) == ["'found'"]
+
+    async def test_prompt_names_what_is_there(self, world: Open, tmp_path: Path) -> None:
+        """Tools that are not available here are not spoken of, and are refused when called all the same."""
+        o = await world()
+        script = [call("web_search", query="x"), "done"]
+        agent = await o.spawn("look", preset="investigate", backend=ScriptedBackend(script), cwd=tmp_path)
+        assert (await agent.query("go")).tool_calls == 0
+        assert shown((await agent.state()).folder) == ["Tool 'web_search' is not available here."]
