@@ -13,9 +13,6 @@ import signal
 import sys
 from typing import Final
 
-if sys.platform != "win32":
-    import resource  # here, not where it is used: a library loaded after the fork is loaded in every worker
-
 __all__ = [
     "arm_lifeline",
     "children",
@@ -117,6 +114,8 @@ def subreap() -> None:
 
 def hide_memory() -> None:
     """Keep this process's memory and descriptors from its own user's other processes, and out of core dumps."""
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(PR_SET_DUMPABLE, 0)
 

@@ -36,7 +36,7 @@ from .tools.presets import BUILTIN
 __all__ = ["main"]
 
 # What runs in every worker but is not imported with the entry's module.
-EVERY_WORKER: Final = ("orch_worker.drain", "orch_worker.host")
+EVERY_WORKER: Final = ("orch_worker.drain", "orch_worker.host", "resource")
 PACKET_BYTES: Final = 1 << 16
 TEXT_CHARACTERS: Final = 8000
 
