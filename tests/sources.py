@@ -60,10 +60,10 @@ def modules(*packages: str) -> list[Module]:
 
 
 def texts() -> Iterator[Path]:
-    """Yield every text file a reader may open: code, tests, benchmarks, docs, build files."""
+    """Yield every text file a reader may open: code, scripts, tests, benchmarks, docs, build files."""
     for pattern in ("*.md", "*.toml", "*.txt", "Makefile", ".ci/run", ".gitignore"):
         yield from sorted(ROOT.glob(pattern))
-    for folder in (*PACKAGES.values(), "tests", "benchmarks", "docs"):
+    for folder in (*PACKAGES.values(), "scripts", "tests", "benchmarks", "docs"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
