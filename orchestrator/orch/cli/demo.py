@@ -30,6 +30,8 @@ __all__ = ["VERBS"]
 
 SECONDS: Final = 30.0
 LINES: Final = 8
+ATTEMPTS: Final = 5
+POLL_SECONDS: Final = 0.0005
 QUESTIONS: Final = {
     "reader": "What does the README promise, and how is it installed?",
     "auditor": "Where are errors raised, and which tests check them?",
@@ -67,32 +69,38 @@ def _play(home: Path, run: str, folder: Path, say: Callable[[str], None]) -> dic
         for name, answer in answers.items():
             say(f"\n{name}, asked at the same time: {QUESTIONS[name]}\n{_head(answer)}")
         victim = agents["reader"]
-        outcome = _kill_in_the_middle(victim)
-        say(f"\nkill -9 {pids['reader']}, in the middle of a question: {outcome}")
+        killed, outcome = _kill_in_the_middle(victim)
+        say(f"\nkill -9 {killed}, in the middle of a question: {outcome}")
         revived = victim.query(AFTER, timeout=SECONDS)
         say(f"\nreader again, now process {victim.pid}, asked: {AFTER}\n{_head(revived)}")
         rows = o.agents()
         say(f"\n{render.tree([msgspec.to_builtins(row) for row in rows])}")
         return {
             "answers": {name: answer.text for name, answer in answers.items()},
-            "killed": {"pid": pids["reader"], "outcome": outcome},
+            "killed": {"pid": killed, "outcome": outcome},
             "revived": {"pid": victim.pid, "text": revived.text},
             "agents": [{"name": row.name, "status": row.status, "queries": row.queries} for row in rows],
         }
 
 
-def _kill_in_the_middle(agent: Subagent) -> str:
-    pid = agent.pid
-    assert pid is not None
-    # Stopped first, it cannot finish before it is killed.
-    os.kill(pid, signal.SIGSTOP)
-    future = agent.submit("Which functions are defined here?")
-    os.kill(pid, signal.SIGKILL)
-    try:
-        future.result(SECONDS)
-    except AgentDiedError as error:
-        return str(error)
-    return "it had just answered"
+def _kill_in_the_middle(agent: Subagent) -> tuple[int | None, str]:
+    """Kill the agent's process once a turn is under way; return its pid and what became of the turn."""
+    transcript = Path(agent.state().folder, "session.jsonl")
+    outcome, pid = "", agent.pid
+    for _ in range(ATTEMPTS):
+        pid, size = agent.pid, transcript.stat().st_size
+        assert pid is not None
+        future = agent.submit("Which functions are defined here?")
+        while transcript.stat().st_size == size and not future.done():
+            time.sleep(POLL_SECONDS)
+        os.kill(pid, signal.SIGKILL)
+        try:
+            future.result(SECONDS)
+        except AgentDiedError as error:
+            return pid, str(error)
+        outcome = "it had just answered"
+        agent.query("Are you there?", timeout=SECONDS)
+    return pid, outcome
 
 
 @contextlib.contextmanager
