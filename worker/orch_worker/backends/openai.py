@@ -387,8 +387,9 @@ class _ResponsesReading:
     def _end(self, response: Any) -> None:
         self._count(response.usage)
         self.done = True
-        if response.incomplete_details is not None:
-            self.stop = INCOMPLETE.get(response.incomplete_details.reason, "error")
+        if response.status == "incomplete":
+            reason = response.incomplete_details.reason if response.incomplete_details else "max_output_tokens"
+            self.stop = INCOMPLETE.get(reason, "error")
         elif any(part.get("type") == "refusal" for item in self._items.values() for part in item.get("content") or ()):
             self.stop = "refusal"
         else:
