@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
-from weakref import WeakSet
 
 import msgspec
 
@@ -19,6 +20,8 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 from orch_protocol.services import AgentRow, Kill, Killed, List, Resume, Spawn, Wait, Waited
 from orch_protocol.spec import BackendSpec, Limits, Template
+from orch_protocol.text import scrub
+from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.backends import models
 from orch_worker.backends.registry import complete, template_for
 from orch_worker.lock import FolderLock
@@ -95,8 +98,9 @@ class AsyncOrchestrator:
         self._make_launcher = launcher or default_launcher
         self._connect = connect or Router
         self._pid = os.getpid()
-        self._lock: FolderLock | None = None
         self._supervisor: Supervisor | None = None
+        self._opened = AsyncExitStack()
+        self._closing: asyncio.Future[None] | None = None
 
     # Life.
 
@@ -106,17 +110,23 @@ class AsyncOrchestrator:
             return self
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         sessions = paths.private_dir(paths.sessions_dir(self.home))
-        self._lock = FolderLock.acquire(folder)
-        _let_go_in_children(self)
-        try:
+        # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.
+        async with AsyncExitStack() as stack:
+            if not self._named:
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.callback(FolderLock.acquire(folder).release)
+            shutil.rmtree(folder / "spool", ignore_errors=True)  # a root that was killed could not
             logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
+            stack.callback(shutil.rmtree, spool, ignore_errors=True)
             journal = Journal.open(folder / "journal.jsonl", durability=self.config.durability)
+            stack.callback(journal.close)
             launcher = self._make_launcher(self.run, folder)
+            stack.push_async_callback(launcher.stop)
             await launcher.start()
             if (template := self._template()) != "lean":
                 launcher.warm(template)
             socket = Path(paths.socket_path(folder, "root.sock"))
-            self._supervisor = Supervisor(
+            supervisor = Supervisor(
                 config=self.config,
                 journal=journal,
                 launcher=launcher,
@@ -128,23 +138,24 @@ class AsyncOrchestrator:
                 complete=self._complete,
                 keys=self._keys,
             )
-            self._supervisor.start()
-        except BaseException:
-            self._lock.release()
-            raise
+            stack.push_async_callback(supervisor.close)
+            supervisor.start()
+            self._supervisor, self._opened, self._closing = supervisor, stack.pop_all(), None
         return self
 
     async def close(self) -> None:
-        """End every process. Transcripts stay; a named run's agents answer again when it is opened anew."""
-        if self._supervisor is None or self._lock is None:
+        """End every process. Transcripts stay; a named run's agents answer again when it is opened anew.
+
+        Takes at most some seconds, and goes on when it is cancelled: half closed, processes would be left behind. In a
+        fork of the program it does nothing: what there is to close is not the child's.
+        """
+        if os.getpid() != self._pid:
             return
-        await self._supervisor.close()
-        folder = paths.run_dir(self.home, self.run)
-        shutil.rmtree(folder / "spool", ignore_errors=True)
-        self._lock.release()
-        if not self._named:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._supervisor = None
+        if self._supervisor is not None:
+            self._supervisor = None
+            self._closing = asyncio.ensure_future(self._opened.aclose())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
 
     async def __aenter__(self) -> AsyncOrchestrator:
         return await self.start()
@@ -192,23 +203,21 @@ class AsyncOrchestrator:
             script = tuple(spec.options["items"])
         elif model is None:
             self._tell_default()
-        spawned = await self._call(
-            "spawn",
-            Spawn(
-                task,
-                preset=preset,
-                tools=names,
-                root_tools=tuple(function.spec() for function in functions),
-                model=model,
-                script=script,
-                name=name,
-                cwd=os.fspath(cwd) if cwd is not None else os.getcwd(),
-                env=dict(env) if env is not None else None,
-                history=tuple(history),
-                limits=limits,
-                template=template,
-            ),
+        request = Spawn(
+            task,
+            preset=preset,
+            tools=names,
+            root_tools=tuple(function.spec() for function in functions),
+            model=model,
+            script=script,
+            name=name,
+            cwd=os.fspath(cwd) if cwd is not None else os.getcwd(),
+            env=dict(env) if env is not None else None,
+            history=tuple(history),
+            limits=limits,
+            template=template,
         )
+        spawned = await self._call("spawn", as_data(request))
         if functions:
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
         return AsyncSubagent(self, spawned.id)
@@ -259,20 +268,16 @@ class AsyncOrchestrator:
             self._default = None
 
 
-_RUNNING: WeakSet[AsyncOrchestrator] = WeakSet()
-
-
-def _let_go_in_children(orchestrator: AsyncOrchestrator) -> None:
-    """See to it that a fork of the user's program does not keep the run folder locked."""
-    if not _RUNNING:
-        os.register_at_fork(after_in_child=_let_go)
-    _RUNNING.add(orchestrator)
-
-
-def _let_go() -> None:
-    for orchestrator in list(_RUNNING):
-        if orchestrator._lock is not None:
-            orchestrator._lock.release()
+def as_data(request: Spawn) -> Spawn:
+    """Return `request` as it is when it comes from another process and as files hold it. Raises ConfigError."""
+    try:
+        try:
+            data = msgspec.json.encode(request)
+        except UnicodeEncodeError:
+            data = msgspec.json.encode(scrub(msgspec.to_builtins(request)))
+        return msgspec.json.decode(data, type=Spawn)
+    except (*DECODE_ERRORS, TypeError, ValueError) as error:
+        raise ConfigError(f"no agent can be made of that: {error} (numbers are finite, everything is JSON)") from error
 
 
 def keys_in(env: Mapping[str, str]) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from orch_protocol.errors import QueryTimeoutError
+from orch_protocol.errors import OrchError, QueryTimeoutError
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Collect, Kill, QueryAgent, Ref, Resume, Show, Shown
 
-from .services.asking import answer
+from .services import check_seconds
+from .services.asking import answer, ask
 
 if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
@@ -26,7 +27,10 @@ class AsyncSubagent:
         self.id = id
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.name!r}>"
+        try:
+            return f"<{type(self).__name__} {self.id} {self.name!r}>"
+        except OrchError:  # its orchestrator is closed
+            return f"<{type(self).__name__} {self.id}>"
 
     @property
     def seq(self) -> int:
@@ -49,8 +53,12 @@ class AsyncSubagent:
         return reply
 
     def submit(self, prompt: str) -> asyncio.Future[Reply]:
-        """Ask and return a future of the reply. The answer can be collected as well, once."""
-        return asyncio.ensure_future(self._submit(prompt))
+        """Ask now and return a future of the reply. The answer can be collected as well, once."""
+        root = self._orchestrator.supervisor
+        query_id = ask(root, self._node, None, QueryAgent(self.id, prompt))
+        reply = asyncio.ensure_future(answer(root, self._node, query_id))
+        reply.add_done_callback(_retrieve)
+        return reply
 
     async def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:  # noqa: ASYNC109
         """Take the reply to the last query, once; None when it is not there within `timeout` seconds."""
@@ -72,6 +80,7 @@ class AsyncSubagent:
 
     async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:  # noqa: ASYNC109
         """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
+        check_seconds(timeout)
         await self._orchestrator.supervisor.ping(self._node, payload, timeout)
 
     async def kill(self) -> None:
@@ -82,14 +91,15 @@ class AsyncSubagent:
         """Let the agent answer again after a kill."""
         await self._call("resume", Resume(self.id))
 
-    async def _submit(self, prompt: str) -> Reply:
-        root = self._orchestrator.supervisor
-        submitted = await self._call("submit", QueryAgent(self.id, prompt))
-        return await answer(root, self._node, submitted.query_id)
-
     @property
     def _node(self) -> Node:
         return self._orchestrator.supervisor.tree.nodes[self.id]
 
     async def _call(self, method: str, params: Any) -> Any:
         return await self._orchestrator._call(method, params)
+
+
+def _retrieve(reply: asyncio.Future[Reply]) -> None:
+    """Nobody need look at the future: a failure can be collected too, and is no news to the event loop."""
+    if not reply.cancelled():
+        reply.exception()

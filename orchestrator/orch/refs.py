@@ -10,6 +10,9 @@ from .nodes import Node, Nodes
 
 __all__ = ["resolve"]
 
+SHOWN = 80
+MOST_COMPARED = 2000
+
 
 def resolve(nodes: Nodes, ref: str) -> Node:
     """Return the agent that `ref` means. Raises AgentNotFoundError or AmbiguousRefError, naming the candidates.
@@ -20,9 +23,12 @@ def resolve(nodes: Nodes, ref: str) -> Node:
     if not ref:
         raise AgentNotFoundError("an empty reference names no agent; give a number, id or name (see `orch list`)")
     if ref.isdigit() and ref.isascii():
-        node = nodes.by_seq.get(int(ref))
+        number = ref.lstrip("0") or "0"
+        node = nodes.by_seq.get(int(number)) if len(number) < 19 else None
         if node is None:
-            raise AgentNotFoundError(f"no agent has number {ref}; there are {len(nodes)} (see `orch list --all`)")
+            raise AgentNotFoundError(
+                f"no agent has number {_shown(ref)}; there are {len(nodes)} (see `orch list --all`)"
+            )
         return node
     node = nodes.by_id.get(ref) or nodes.names.get(ref)
     if node is not None:
@@ -37,6 +43,11 @@ def resolve(nodes: Nodes, ref: str) -> Node:
         found = ", ".join(f"{match.spec.id} ({match.spec.name})" for match in matches[:8])
         more = f" and {len(matches) - 8} more" if len(matches) > 8 else ""
         raise AmbiguousRefError(f"{ref!r} is the beginning of {len(matches)} ids: {found}{more}; type more of it")
-    close = get_close_matches(ref, list(nodes.names), 1)
+    # Comparing costs time, which a root that serves others does not have.
+    close = get_close_matches(ref, list(nodes.names)[-MOST_COMPARED:], 1) if len(ref) <= SHOWN else []
     hint = f"; did you mean {close[0]!r}?" if close else " (see `orch list --all`)"
-    raise AgentNotFoundError(f"no agent goes by {ref!r}{hint}")
+    raise AgentNotFoundError(f"no agent goes by {_shown(ref)!r}{hint}")
+
+
+def _shown(ref: str) -> str:
+    return ref if len(ref) <= SHOWN else f"{ref[:SHOWN]}..."

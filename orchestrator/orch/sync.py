@@ -23,6 +23,9 @@ from .launchers.base import Launcher
 
 __all__ = ["Orchestrator", "Subagent"]
 
+GRACE_SECONDS = 1.0
+END_SECONDS = 8.0
+
 T = TypeVar("T")
 
 
@@ -49,26 +52,54 @@ class Orchestrator:
     ) -> None:
         self._pid = os.getpid()
         self._closed = False
+        self._lock = threading.RLock()  # a signal handler may close what it interrupted
         self._aio = AsyncOrchestrator(model, config=config, run=run, home=home, env=env, keys=keys, launcher=launcher)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
         try:
             self._wait(self._aio.start())
         except BaseException:
-            self._end_loop()
+            self.close()
             raise
-        atexit.register(self.close)
 
     def close(self) -> None:
-        """End every process. Transcripts stay; a named run's agents answer again when it is opened anew."""
-        if self._closed or os.getpid() != self._pid:
+        """End every process. Transcripts stay; a named run's agents answer again when it is opened anew.
+
+        Takes at most some seconds, also when Ctrl-C comes meanwhile; a second Ctrl-C leaves the rest to the end of the
+        program. In a fork of the program it does nothing.
+        """
+        if os.getpid() != self._pid:
             return
+        self._forbid_own_thread()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         try:
-            self._wait(self._aio.close())
+            try:
+                ending.result()
+            except KeyboardInterrupt:
+                ending.result()
+                raise
         finally:
-            self._end_loop()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
             atexit.unregister(self.close)
+
+    async def _end(self) -> None:
+        try:
+            await self._aio.close()
+        finally:
+            # Whoever waits in another thread hears how that ended, before the loop is gone; what goes on is cancelled.
+            late = await _wait_for(asyncio.all_tasks() - {asyncio.current_task()}, GRACE_SECONDS)
+            for task in late:
+                if not task.cancelling():
+                    task.cancel()
+            await _wait_for(late, END_SECONDS)
 
     def __enter__(self) -> Orchestrator:
         return self
@@ -141,16 +172,21 @@ class Orchestrator:
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` on the loop's thread; its future cancels it when cancelled."""
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             work.close()
-            raise ConfigError(
-                "this orchestrator is closed"
-                if self._closed
-                else f"this orchestrator belongs to process {self._pid}; a forked child must make its own"
-            )
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise ConfigError(f"this orchestrator belongs to process {self._pid}; a forked child must make its own")
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise ConfigError("this orchestrator is closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._forbid_own_thread()
+        except ConfigError:
+            work.close()
+            raise
         future = self._start(work)
         try:
             return future.result()
@@ -159,11 +195,17 @@ class Orchestrator:
             future.cancel()
             raise
 
-    def _end_loop(self) -> None:
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def _forbid_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise ConfigError(
+                "an `async` tool runs on the thread that would have to answer, and would wait for ever: "
+                "let the tool be a plain function"
+            )
+
+
+async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float) -> set[asyncio.Task[Any]]:
+    """Wait until `tasks` are done, at most `seconds`; return those that are not."""
+    return (await asyncio.wait(tasks, timeout=seconds))[1] if tasks else set()
 
 
 class Subagent:
@@ -175,7 +217,7 @@ class Subagent:
         self.id = agent.id
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.name!r}>"
+        return repr(self._agent).replace(type(self._agent).__name__, type(self).__name__, 1)
 
     @property
     def seq(self) -> int:
@@ -198,7 +240,7 @@ class Subagent:
 
     def submit(self, prompt: str) -> Future[Reply]:
         """Ask and return a future of the reply. The answer can be collected as well, once."""
-        return self._orchestrator._start(self._agent._submit(prompt))
+        return self._orchestrator._start(self._submit(prompt))
 
     def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
         """Take the reply to the last query, once; None when it is not there within `timeout` seconds."""
@@ -223,3 +265,6 @@ class Subagent:
     def resume(self) -> None:
         """Let the agent answer again after a kill."""
         self._orchestrator._wait(self._agent.resume())
+
+    async def _submit(self, prompt: str) -> Reply:
+        return await self._agent.submit(prompt)

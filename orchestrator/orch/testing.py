@@ -107,8 +107,11 @@ class FakeWorker:
         self._host.stop(code)
 
     async def _serve(self) -> None:
-        code = await self._host.serve()
-        self.ended.set_result(code)
+        code: int | None = 1
+        try:
+            code = await self._host.serve()
+        finally:
+            self.ended.set_result(code)
 
 
 class FakeLauncher:

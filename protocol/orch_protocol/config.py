@@ -11,6 +11,7 @@ from .spec import BackendSpec, Durability
 __all__ = ["Config", "DaemonConfig", "LimitsConfig", "SubagentsConfig"]
 
 Positive = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -32,8 +33,8 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of a turn, for agents spawned without their own."""
 
     max_turns: Count = 25
-    turn_seconds: Positive = 3600.0
-    tool_seconds: Positive = 120.0
+    turn_seconds: Seconds = 3600.0
+    tool_seconds: Seconds = 120.0
     reply_tokens: Count = 4000
 
 

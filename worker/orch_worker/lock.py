@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from functools import cache
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from orch_protocol.errors import LockedError, StoreError
 
@@ -18,11 +20,16 @@ REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3"})
 
 
 class FolderLock:
-    """The ownership of a folder, by `flock` on the file `lock` in it. Ends with `release`, or with the process."""
+    """The ownership of a folder, by `flock` on the file `lock` in it. Ends with `release`, or with the process.
+
+    A process that Python forks from the owner has no part in it: else it would keep the folder when the owner is gone.
+    """
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
         self._descriptor = descriptor
+        _see_to_forks()
+        _held.add(self)
 
     @classmethod
     def acquire(cls, folder: Path) -> FolderLock:
@@ -58,6 +65,19 @@ class FolderLock:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+_held: WeakSet[FolderLock] = WeakSet()
+
+
+@cache
+def _see_to_forks() -> None:
+    os.register_at_fork(after_in_child=_release_all)
+
+
+def _release_all() -> None:
+    for lock in list(_held):
+        lock.release()
 
 
 def private_folder(folder: Path) -> None:

@@ -56,7 +56,10 @@ class Launcher(Protocol):
         """Make the next launch from `template` quick, as far as it can be; returns at once. Raises LaunchError."""
 
     async def launch(self, request: LaunchRequest) -> WorkerProcess:
-        """Return the started worker, whose first frame may already have arrived. Raises LaunchError."""
+        """Return the started worker, whose first frame may already have arrived. Raises LaunchError.
+
+        When cancelled, no worker is left: one that exists already ends.
+        """
 
     async def stop(self) -> None:
-        """End every process this launcher started, and wait until they are gone (at most 5 s)."""
+        """End every process this launcher started, and wait until they are gone (at most 5 s). May come twice."""

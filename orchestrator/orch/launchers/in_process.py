@@ -7,6 +7,7 @@ socket, same frames, same transcripts as a worker of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -51,7 +52,8 @@ class ThreadWorker:
         with self._lock:
             self._stop_code = code
             if self._loop is not None and self._host is not None:
-                self._loop.call_soon_threadsafe(self._host.stop, code)
+                with contextlib.suppress(RuntimeError):  # its loop has just closed: it has ended
+                    self._loop.call_soon_threadsafe(self._host.stop, code)
 
     def _run(self) -> None:
         try:

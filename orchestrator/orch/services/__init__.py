@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import RootCall
-from orch_protocol.errors import ProtocolError
+from orch_protocol.errors import ConfigError, ProtocolError, ToolNotGrantedError
 from orch_protocol.services import SERVICES
+from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
 from . import asking, ending, looking, spawning, tools
@@ -21,7 +22,7 @@ from . import asking, ending, looking, spawning, tools
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["HANDLERS", "call", "serve_worker"]
+__all__ = ["GRANTS", "HANDLERS", "call", "check_seconds", "serve_worker"]
 
 HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "spawn": spawning.spawn,
@@ -38,20 +39,51 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
 }
 
 
+GRANTS: Final[dict[str, frozenset[str]]] = {
+    "spawn": frozenset({"spawn_subagent"}),
+    "query": frozenset({"query_subagent", "spawn_subagent"}),
+    "submit": frozenset({"query_subagent"}),
+    "collect": frozenset({"collect_subagent"}),
+    "wait": frozenset({"wait_subagents"}),
+    "kill": frozenset({"kill_subagent"}),
+    "list": frozenset({"list_subagents"}),
+}
+"""The tools that ask for a service. Any one is enough; a service that no tool asks for is for people alone."""
+
+
 async def call(root: Supervisor, caller: str | None, method: str, params: Struct) -> Any:
     """Serve `method` with its parameter struct. Raises ProtocolError for an unknown one, else the service's error."""
     handler = HANDLERS.get(method)
     if handler is None:
         raise ProtocolError(f"no service {method!r}; there are {', '.join(HANDLERS)}")
+    check_seconds(getattr(params, "timeout", None))
     return await handler(root, caller, params)
 
 
+def check_seconds(timeout: Any) -> None:
+    """Raise ConfigError unless `timeout` is None or a number of seconds. A NaN would wait for ever."""
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
+        raise ConfigError(f"a timeout is a number of seconds, 0 or more, or None for the default; not {timeout!r}")
+
+
 async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgspec.Raw:
-    """Serve a worker's RootCall and return the result as msgpack."""
+    """Serve a worker's RootCall and return the result as msgpack.
+
+    Raises ToolNotGrantedError for what none of the agent's tools asks for: what its process says is not believed.
+    """
     if request.service not in SERVICES:
         raise ProtocolError(f"no service {request.service!r}; there are {', '.join(HANDLERS)}")
+    _check_grant(root.tree.nodes[caller].spec, request.service)
     try:
         params = msgspec.msgpack.decode(request.payload, type=SERVICES[request.service][0])
     except DECODE_ERRORS as error:
         raise ProtocolError(f"parameters of {request.service!r}: {error}") from error
     return msgspec.Raw(encode_body(await call(root, caller, request.service, params)))
+
+
+def _check_grant(spec: AgentSpec, service: str) -> None:
+    if service == "run_tool" and spec.root_tools:
+        return
+    if GRANTS.get(service, frozenset()).isdisjoint(spec.tools):
+        wanted = " or ".join(sorted(GRANTS.get(service, ()))) or "any tool that asks for that"
+        raise ToolNotGrantedError(f"agent {spec.name!r} may not ask for {service!r}: it was not granted {wanted}")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orch_protocol.errors import ConfigError, NoResultError, OrchError, QueryTimeoutError, error_from
+from orch_protocol.errors import (
+    ConfigError,
+    NoResultError,
+    OrchError,
+    QueryCycleError,
+    QueryTimeoutError,
+    error_from,
+)
 from orch_protocol.messages import Reply
 from orch_protocol.services import Collect, QueryAgent, Submitted, Wait, Waited
 
@@ -18,20 +25,20 @@ from .ending import own_subtree
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["answer", "collect", "query", "submit", "wait"]
+__all__ = ["answer", "ask", "collect", "query", "submit", "wait"]
 
 
 async def query(root: Supervisor, caller: str | None, params: QueryAgent) -> Reply:
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
     node = resolve(root.tree.nodes, params.ref)
-    query_id = _ask(root, node, caller, params, waits=True)
+    query_id = ask(root, node, caller, params, waits=True)
     return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
 
 
 async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Submitted:
     """Ask and return at once; `collect` takes the answer."""
     node = resolve(root.tree.nodes, params.ref)
-    return Submitted(node.spec.id, _ask(root, node, caller, params, waits=False))
+    return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
 
 
 async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
@@ -57,9 +64,14 @@ async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
         raise ConfigError("wait needs at least one agent")
     if caller is not None and caller in {node.spec.id for node in nodes}:
         raise ConfigError("an agent cannot wait for itself")
-    wanted = {"any": 1, "all": len(nodes)}.get(str(params.mode)) or int(params.mode)
-    if not 1 <= wanted <= len(nodes):
-        raise ConfigError(f"cannot wait for {params.mode} of {len(nodes)} agents")
+    for node in nodes:
+        if caller is not None and caller in root.tree.nodes.waited_for_by(node.spec.id):
+            raise QueryCycleError(
+                f"agent {node.spec.name!r} waits, directly or not, for the agent that would wait for it"
+            )
+    wanted = {"any": 1, "all": len(nodes)}.get(str(params.mode), params.mode)
+    if not isinstance(wanted, int) or not 1 <= wanted <= len(nodes):
+        raise ConfigError(f"cannot wait for {params.mode!r} of {len(nodes)} agents: any, all, or how many of them")
     loop = asyncio.get_running_loop()
     seconds = max(node.spec.limits.turn_seconds for node in nodes) if params.timeout is None else params.timeout
     deadline = loop.time() + seconds
@@ -104,7 +116,10 @@ def who(root: Supervisor, caller: str | None) -> str:
     return "the user" if caller is None else f"agent {root.tree.nodes[caller].spec.name!r} ({caller})"
 
 
-def _ask(root: Supervisor, node: Node, caller: str | None, params: QueryAgent, *, waits: bool) -> str:
+def ask(root: Supervisor, node: Node, caller: str | None, params: QueryAgent, *, waits: bool = False) -> str:
+    """Put the query to `node` and return its id; `waits` says that `caller` will block until the answer."""
+    if not isinstance(params.prompt, str):
+        raise ConfigError(f"the prompt for agent {node.spec.name!r} is text, not {type(params.prompt).__name__}")
     if not params.prompt.strip():
         raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: say what to do")
     if params.wake is not None and caller is None:

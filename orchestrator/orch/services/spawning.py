@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orch_protocol.config import Config, parse_model
+from orch_protocol.config import Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
 from orch_protocol.ids import new_id
 from orch_protocol.services import Spawn, Spawned
@@ -42,6 +42,8 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
             await root.waiters.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS + 5)
         except TimeoutError:
             raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
+    elif node.status == "failed":
+        raise LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {node.error}")
     return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid)
 
 
@@ -79,7 +81,7 @@ def describe(
         tools=tools,
         root_tools=request.root_tools,
         env=request.env if request.env is not None else parent.env if parent else {},
-        limits=request.limits or _limits(config),
+        limits=_limits(request.limits or config.limits),
         history=request.history,
         durability=config.durability,
         template=request.template or template_for(backend),
@@ -106,11 +108,20 @@ def _backend(request: Spawn, parent: AgentSpec | None, config: Config) -> Backen
 
 
 def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
-    folder = Path(parent.cwd if parent is not None else ".", Path(cwd or ".").expanduser()).absolute()
-    if not folder.is_dir():
+    try:
+        folder = Path(parent.cwd if parent is not None else ".", Path(cwd or ".").expanduser()).absolute()
+        found = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
+        raise ConfigError(f"the working folder {str(cwd)[:80]!r} cannot be used: {error}") from error
+    if not found:
         raise ConfigError(f"the working folder {folder} does not exist or is no folder")
     return folder
 
 
-def _limits(config: Config) -> Limits:
-    return msgspec.convert(msgspec.to_builtins(config.limits), Limits)
+def _limits(limits: Limits | LimitsConfig) -> Limits:
+    given = msgspec.to_builtins(limits)
+    try:
+        msgspec.convert(given, LimitsConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"limits: {error}") from error
+    return msgspec.convert(given, Limits)

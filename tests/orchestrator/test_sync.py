@@ -1,0 +1,218 @@
+"""The API without an event loop: Ctrl-C at any time, threads, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import Orchestrator, ScriptedBackend, Subagent
+from orch.launchers.base import LaunchRequest
+from orch.testing import FakeLauncher, FakeWorker
+from orch_protocol.errors import AgentDiedError, ConfigError, LaunchError
+
+Open = Callable[..., Orchestrator]
+
+
+def press_ctrl_c() -> None:
+    """Send SIGINT to the main thread, as a terminal does."""
+    assert threading.main_thread().ident is not None
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+class Interrupting(FakeLauncher):
+    """A launcher that presses Ctrl-C while it starts, launches or stops, and goes on when it was heard."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+        self.heard = threading.Event()
+        self.stopped = False
+
+    async def interrupt(self, at: str) -> None:
+        """Press Ctrl-C if this is the time."""
+        if at == self.at:
+            press_ctrl_c()
+            while not self.heard.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    async def start(self) -> None:
+        """Start."""
+        await self.interrupt("start")
+
+    async def launch(self, request: LaunchRequest) -> FakeWorker:
+        """Launch."""
+        await self.interrupt("launch")
+        return await super().launch(request)
+
+    async def stop(self) -> None:
+        """Stop."""
+        if not self.stopped:
+            await self.interrupt("stop")
+        await super().stop()
+        self.stopped = True
+
+
+@pytest.fixture
+def open_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Opens orchestrators whose agents run on their own loop."""
+
+    def open_one(launcher: FakeLauncher | None = None, **options: Any) -> Orchestrator:
+        launcher = launcher or FakeLauncher()
+        monkeypatch.setattr("orch.aio.Router", launcher.connect)
+        return Orchestrator(home=tmp_path, env={}, launcher=lambda _run, _folder: launcher, **options)
+
+    return open_one
+
+
+def scripted(o: Orchestrator, *items: Any, **options: Any) -> Subagent:
+    """Spawn an agent that says `items`."""
+    return o.spawn("work", backend=ScriptedBackend(items), **options)
+
+
+def test_ctrl_c_ends_the_waiting_and_not_the_agent(open_one: Open) -> None:
+    """The answer is there to collect."""
+    go = threading.Event()
+
+    def interrupt() -> str:
+        """Press Ctrl-C."""
+        press_ctrl_c()
+        go.wait(10)
+        return "pressed"
+
+    with open_one() as o:
+        agent = scripted(o, {"tool": "interrupt"}, "done", tools=[interrupt])
+        with pytest.raises(KeyboardInterrupt):
+            agent.query("go")
+        assert agent.state().status == "busy"
+        go.set()
+        reply = agent.collect()
+        assert reply is not None
+        assert reply.text == "done"
+
+
+def test_ctrl_c_while_an_agent_is_spawned(open_one: Open) -> None:
+    """It comes up, and can be found or killed; closing ends it."""
+    launcher = Interrupting("launch")
+    with open_one(launcher) as o:
+        with pytest.raises(KeyboardInterrupt):
+            scripted(o, "fine", name="x")
+        launcher.heard.set()
+        assert o.get("x").query("go").text == "fine"
+    assert [worker.ended.done() for worker in launcher.workers] == [True]
+
+
+def test_ctrl_c_while_a_root_starts_leaves_nothing(open_one: Open) -> None:
+    """Its launcher is stopped, its run is free, its thread has ended."""
+    launcher = Interrupting("start")
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        open_one(launcher, run="r")
+    assert launcher.stopped
+    assert threading.active_count() == threads
+    with open_one(run="r") as o:
+        assert o.agents() == []
+
+
+def test_ctrl_c_while_a_root_closes_closes_it(open_one: Open) -> None:
+    """Nothing is left half closed; then the interrupt goes its way."""
+    launcher = Interrupting("stop")
+    o = open_one(launcher, run="r")
+    scripted(o)
+    timer = threading.Timer(0.05, launcher.heard.set)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        o.close()
+    timer.join()
+    assert launcher.stopped
+    with open_one(run="r") as again:
+        assert len(again.agents()) == 1
+
+
+def test_who_waits_in_another_thread_is_told_of_the_end(open_one: Open) -> None:
+    """Every one of many gets an error, and none waits for ever."""
+    called = threading.Barrier(5)
+
+    def hang() -> None:
+        """Hang."""
+        called.wait(10)
+        done.wait(10)
+
+    done = threading.Event()
+    o = open_one()
+    agents = [scripted(o, {"tool": "hang"}, "done", tools=[hang]) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(agent.query, "go") for agent in agents]
+        called.wait(10)
+        o.close()
+        for future in futures:
+            with pytest.raises(AgentDiedError, match="closed"):
+                future.result(timeout=10)
+    done.set()
+
+
+def test_a_closed_root_says_so(open_one: Open) -> None:
+    """Closing again does nothing, asking is an error, and handles still show themselves."""
+    o = open_one()
+    agent = scripted(o, name="x")
+    assert repr(agent) == f"<Subagent {agent.id} 'x'>"
+    o.close()
+    o.close()
+    for attempt in (lambda: agent.query("go"), lambda: agent.submit("go"), o.agents):
+        with pytest.raises(ConfigError, match="closed"):
+            attempt()
+    assert repr(agent) == f"<Subagent {agent.id}>"
+    assert not o._thread.is_alive()
+
+
+def test_a_root_that_cannot_start_ends_its_thread(open_one: Open) -> None:
+    """The error is the launcher's, and nothing is left."""
+
+    class Broken(FakeLauncher):
+        async def start(self) -> None:
+            raise LaunchError("no shim")
+
+    threads = threading.active_count()
+    with pytest.raises(LaunchError, match="no shim"):
+        open_one(Broken(), run="r")
+    assert threading.active_count() == threads
+    open_one(run="r").close()
+
+
+def test_an_async_tool_that_would_wait_for_itself_is_told(open_one: Open) -> None:
+    """It runs on the very thread that would have to answer; a plain function may ask."""
+    with open_one() as o:
+        helper = scripted(o, "helped", name="helper")
+
+        async def ask() -> str:
+            """Ask."""
+            return helper.query("go").text
+
+        def ask_plainly() -> str:
+            """Ask."""
+            return helper.query("go").text
+
+        agent = scripted(o, {"tools": [{"tool": "ask"}, {"tool": "ask_plainly"}]}, "done", tools=[ask, ask_plainly])
+        agent.query("go")
+        results = str(agent.show().messages)
+        assert "would wait for ever" in results
+        assert "helped" in results
+
+
+def test_a_fork_of_the_program_makes_its_own(open_one: Open) -> None:
+    """What was made before the fork refuses to work in the child, and is not closed by it."""
+    with open_one() as o:
+        agent = scripted(o, "fine")
+        o._pid = -1
+        o.close()
+        with pytest.raises(ConfigError, match="forked child"):
+            agent.query("go")
+        o._pid = os.getpid()
+        assert agent.query("go").text == "fine"

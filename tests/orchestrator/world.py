@@ -1,0 +1,110 @@
+"""A root whose agents run on the test's own loop, with what tests need to interfere."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orch import AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend, SubagentsConfig
+from orch.journal import Journal
+from orch.testing import FakeLauncher, fake_world
+from orch.tree import Tree
+from orch_protocol.wire import Frame
+
+__all__ = ["NEST", "Gate", "World", "kind_of", "nesting", "opened"]
+
+NEST = ["spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"]
+
+
+class World(AsyncOrchestrator):
+    """An orchestrator whose agents run here, with what tests need to interfere."""
+
+    def __init__(self, home: Path, launcher: FakeLauncher | None = None, **options: Any) -> None:
+        self.launcher = launcher or FakeLauncher()
+        super().__init__(home=home, env={}, **(fake_world(self.launcher) | options))
+
+    def lose(self, lost: Callable[[str], bool]) -> None:
+        """Lose the frames whose kind `lost` says, in both directions."""
+        assert self.launcher.board is not None
+        self.launcher.board.lose = lambda data: lost(kind_of(data))
+
+    def fill_disk(self) -> Callable[[], None]:
+        """Let every write to the journal fail; return what makes room again."""
+        log = self.supervisor._journal.log
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        log._write = full  # type: ignore[method-assign]
+        return lambda: vars(log).pop("_write") and None
+
+    def refolded(self) -> Tree:
+        """Return the tree that the journal's file makes."""
+        path = self.supervisor._journal.log.path
+        copy = path.with_name("copy.jsonl")
+        copy.write_bytes(path.read_bytes())
+        journal = Journal.open(copy)
+        journal.close()
+        return Tree(self.config.subagents, journal.entries)
+
+    def status(self, agent: AsyncSubagent) -> str:
+        """Return what the agent is now."""
+        return self.supervisor.tree.nodes[agent.id].status
+
+    async def scripted(self, *items: Any, **options: Any) -> AsyncSubagent:
+        """Spawn an agent that says `items`."""
+        return await self.spawn("work", backend=ScriptedBackend(items), **options)
+
+
+@asynccontextmanager
+async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
+    """A running orchestrator whose tree, after everything, is the fold of its journal."""
+    world = World(home, **options)
+    async with world:
+        yield world
+        folded, live = world.refolded().nodes, world.supervisor.tree.nodes
+        assert folded.by_id == live.by_id
+        assert world.supervisor.waiters._topics == {}
+        assert world.supervisor._turns._prompts.keys() == {node.pending.query_id for node in pending(world)}
+
+
+def pending(world: World) -> list[Any]:
+    """Return the agents with a query under way."""
+    return list(world.supervisor.tree.nodes.pending.values())
+
+
+def kind_of(data: bytes) -> str:
+    """Return the kind of the frame in `data`."""
+    return msgspec.msgpack.decode(data, type=Frame).kind
+
+
+def nesting(**more: Any) -> Config:
+    """Return a configuration that lets agents have agents."""
+    return Config(subagents=SubagentsConfig(allow_nested=True, **more))
+
+
+class Gate:
+    """A tool that says when it was called and returns when it may."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.called = asyncio.Event()
+        self.open = asyncio.Event()
+
+    def tool(self) -> Any:
+        """Return the function that agents call."""
+
+        async def gate() -> str:
+            """Wait until the gate is open."""
+            self.calls += 1
+            self.called.set()
+            await self.open.wait()
+            return "open"
+
+        return gate
