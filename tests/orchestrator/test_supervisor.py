@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from orch import Limits, ScriptedBackend
 from orch.launchers.base import LaunchRequest
 from orch.services import call
 from orch.testing import FakeLauncher, FakeWorker
@@ -18,14 +20,15 @@ from orch_protocol.errors import (
     LaunchError,
     NoResultError,
     OrchError,
+    ProtocolError,
     QueryTimeoutError,
     StoreError,
 )
-from orch_protocol.messages import Reply, text_of
+from orch_protocol.messages import Reply, text_of, user
 from orch_protocol.services import Collect, QueryAgent
 from orch_protocol.wire import MAX_BODY
 from orch_worker.transcript import read_session
-from orchestrator.world import NEST, Gate, World, kind_of, nesting, opened
+from orchestrator.world import NEST, Gate, World, fill, kind_of, nesting, opened
 from virtual import passed, until, virtual
 
 # Frames that are lost.
@@ -83,6 +86,67 @@ async def test_conversations_survive_a_line_that_loses_a_third_of_everything(tmp
         for number in range(6):
             assert (await agent.query(f"number {number}")).text == f"{number}"
         assert calls == list(range(6))
+
+
+def big(what: str) -> dict[str, Any]:
+    """Return what makes the body of a `what` frame larger than a frame may be."""
+    text = "x" * (MAX_BODY + 1)
+    return {
+        "init": {"history": [user(text)]},
+        "root_call": {"items": [{"tool": "note", "input": {"word": text}}, "done"]},
+        "finished": {"items": [text], "limits": Limits(reply_tokens=MAX_BODY)},
+        "query": {},
+    }[what]
+
+
+@pytest.mark.parametrize("kind", ["query", "root_call", "finished"])
+@virtual
+async def test_a_large_body_that_is_lost_on_its_way_is_told(tmp_path: Path, kind: str) -> None:
+    """The file it travelled in is gone when the frame arrives: nobody waits for it, and the agent goes on."""
+
+    async def note(word: str) -> str:
+        """Note a word."""
+        return word
+
+    async with opened(tmp_path) as world:
+        agent = await world.scripted(**({"tools": [note], "items": ["done"]} | big(kind)))
+        world.spoil(kind)
+        started = asyncio.get_running_loop().time()
+        asked = agent.query("x" * (MAX_BODY + 1) if kind == "query" else "go")
+        if kind == "query":
+            with pytest.raises(ProtocolError, match="cannot be read"):
+                await asked
+        elif kind == "finished":
+            assert len((await asked).text) == MAX_BODY + 1
+        else:
+            assert (await asked).text == "done"
+            messages = read_session(Path((await agent.state()).folder)).messages
+            assert "cannot be read" in str([block for message in messages for block in message.content])
+        assert asyncio.get_running_loop().time() - started < 10
+        assert world.status(agent) == "idle"
+
+
+@virtual
+async def test_a_spec_that_is_lost_on_its_way_fails_the_launch(tmp_path: Path) -> None:
+    """At once, and with the reason."""
+    async with opened(tmp_path) as world:
+        world.spoil("init")
+        with pytest.raises(LaunchError, match="cannot be read"):
+            await world.scripted(**big("init"))
+        assert asyncio.get_running_loop().time() < 5
+
+
+@virtual
+async def test_a_spec_that_cannot_be_handed_over_fails_the_launch(tmp_path: Path) -> None:
+    """The worker does not wait for a word that will never come."""
+    async with opened(tmp_path) as world:
+        spool = world.supervisor._spool
+        spool.rmdir()
+        spool.write_text("in the way")
+        with pytest.raises(LaunchError, match="cannot be spilled"):
+            await world.scripted(**big("init"))
+        assert asyncio.get_running_loop().time() < 5
+        spool.unlink()
 
 
 # Disks that are full.
@@ -236,6 +300,23 @@ async def test_what_a_dead_worker_waited_for_is_there_for_others(tmp_path: Path)
         assert reply.text == "done"
 
 
+@virtual
+async def test_what_a_cut_off_call_waited_for_is_there_for_others(tmp_path: Path) -> None:
+    """An agent whose turn ends while it waits for its subagent takes nothing: the answer can be collected."""
+    gate = Gate()
+    async with opened(tmp_path, config=nesting()) as world:
+        child = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()], name="child")
+        call = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
+        parent = await world.scripted(call, tools=NEST, limits=Limits(turn_seconds=5))
+        assert (await parent.query("go")).stop_reason == "timeout"
+        await passed(1)
+        assert world.supervisor._calls._tasks.keys() == {child.id}
+        gate.open.set()
+        reply = await child.collect()
+        assert reply is not None
+        assert reply.text == "done"
+
+
 # Launches.
 
 
@@ -372,6 +453,44 @@ async def test_a_turn_that_does_not_end_is_ended(tmp_path: Path) -> None:
             await agent.submit("more?")
         world.lose(lambda _: False)
         assert (await agent.query("more?")).text == "more"
+
+
+@virtual
+async def test_a_first_prompt_that_could_not_be_recorded_is_no_first_prompt(tmp_path: Path) -> None:
+    """On a full disk nothing is said to the model; when there is room it hears its task."""
+    async with opened(tmp_path) as world:
+        agent = await world.spawn("mind the gap", backend=ScriptedBackend(["fine"]))
+        runtime = world.launcher.worker(agent.id)._host._runtime
+        assert runtime is not None
+        make_room = fill(runtime.transcript.log)
+        with pytest.raises(StoreError, match="disk full"):
+            await agent.query("first")
+        make_room()
+        await agent.query("second")
+        [prompt, _] = read_session(Path((await agent.state()).folder)).messages
+        assert "mind the gap" in text_of(prompt)
+        assert text_of(prompt).endswith("second")
+
+
+@virtual
+async def test_a_worker_that_cannot_leave_well_leaves(tmp_path: Path) -> None:
+    """What its transcript says when it is closed keeps no line open and no launcher waiting."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("one", "two")
+        worker = world.launcher.worker(agent.id)
+        runtime = worker._host._runtime
+        assert runtime is not None
+
+        def refuse() -> None:
+            transcript.close()
+            raise StoreError("cannot sync")
+
+        transcript = runtime.transcript
+        vars(runtime)["close"] = refuse
+        worker.die(3)
+        assert await worker.ended == 3
+        await until(lambda: world.status(agent) == "died")
+        assert (await agent.query("go")).text == "one"
 
 
 # Waking.

@@ -16,8 +16,9 @@ from orch.journal import Journal
 from orch.testing import FakeLauncher, fake_world
 from orch.tree import Tree
 from orch_protocol.wire import Frame
+from orch_worker.store import AppendLog
 
-__all__ = ["NEST", "Gate", "World", "kind_of", "nesting", "opened"]
+__all__ = ["NEST", "Gate", "World", "fill", "kind_of", "nesting", "opened"]
 
 NEST = ["spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"]
 
@@ -36,13 +37,20 @@ class World(AsyncOrchestrator):
 
     def fill_disk(self) -> Callable[[], None]:
         """Let every write to the journal fail; return what makes room again."""
-        log = self.supervisor._journal.log
+        return fill(self.supervisor._journal.log)
 
-        def full(*_: Any) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def spoil(self, kind: str) -> None:
+        """Lose the files that frames of that kind refer to."""
+        board = self.launcher.board
+        assert board is not None
 
-        log._write = full  # type: ignore[method-assign]
-        return lambda: vars(log).pop("_write") and None
+        def spoil(data: bytes) -> bool:
+            if kind_of(data) == kind:
+                for file in self.supervisor._spool.iterdir():
+                    file.unlink()
+            return False
+
+        board.lose = spoil
 
     def refolded(self) -> Tree:
         """Return the tree that the journal's file makes."""
@@ -57,9 +65,9 @@ class World(AsyncOrchestrator):
         """Return what the agent is now."""
         return self.supervisor.tree.nodes[agent.id].status
 
-    async def scripted(self, *items: Any, **options: Any) -> AsyncSubagent:
-        """Spawn an agent that says `items`."""
-        return await self.spawn("work", backend=ScriptedBackend(items), **options)
+    async def scripted(self, *said: Any, items: Any = (), **options: Any) -> AsyncSubagent:
+        """Spawn an agent that says `said` or `items`."""
+        return await self.spawn("work", backend=ScriptedBackend(said or items), **options)
 
 
 @asynccontextmanager
@@ -77,6 +85,16 @@ async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
 def pending(world: World) -> list[Any]:
     """Return the agents with a query under way."""
     return list(world.supervisor.tree.nodes.pending.values())
+
+
+def fill(log: AppendLog) -> Callable[[], None]:
+    """Let every write to `log` fail; return what makes room again."""
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log._write = full  # type: ignore[method-assign]
+    return lambda: vars(log).pop("_write") and None
 
 
 def kind_of(data: bytes) -> str:

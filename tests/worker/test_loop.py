@@ -244,6 +244,12 @@ class TestLimits:
         assert (await talk.ask()).text == "first"
         assert_valid(talk.recorded)
 
+    async def test_cancel_after_the_end_does_nothing(self) -> None:
+        """A cancel that comes when the turn is over finds nothing to end, and no error."""
+        talk = Talk(script("first"))
+        assert (await talk.ask()).text == "first"
+        talk.brake.pull()
+
     async def test_cancel_between_quick_steps(self) -> None:
         """A turn whose every step is over at once is cancelled too; calls not begun are not run."""
         talk = Talk(script({"loop": [{"tool": "shout", "input": {"word": "a"}}]}), shout)

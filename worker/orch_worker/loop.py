@@ -59,8 +59,11 @@ class Brake:
     def pull(self) -> None:
         """End the turn at its next await, with stop reason `cancelled`."""
         self._pulled = True
-        if self._timeout is not None and not self._timeout.expired():
-            self._timeout.reschedule(asyncio.get_running_loop().time())
+        if self._timeout is not None:
+            try:
+                self._timeout.reschedule(asyncio.get_running_loop().time())
+            except RuntimeError:
+                pass  # the turn has just ended, one way or the other
 
     def until(self, deadline: float) -> asyncio.Timeout:
         """Return the context in which the brake and `deadline` (loop time) raise TimeoutError."""

@@ -28,7 +28,7 @@ __all__ = ["Root", "Runtime"]
 GROUP_SYNC_SECONDS = 0.05
 EXIT_STORE = 74
 
-INTERRUPTED = "[The turn before this one was cut short when its process ended; what it recorded is above.]"
+INTERRUPTED = "[The turn before this one was cut short; what it recorded is above.]"
 
 
 class Root(Protocol):
@@ -109,7 +109,6 @@ class Runtime:
                 prompt = f"{INTERRUPTED}\n\n{prompt}"
                 self.transcript.turn_start(query_id, session.interrupted)
             if self._fresh:
-                self._fresh = False
                 prompt = first_prompt(self.spec, prompt)
             reply = await run_turn(
                 query_id=query_id,
@@ -142,6 +141,7 @@ class Runtime:
 
     def _record(self, message: Message, turn: str) -> None:
         self.transcript.message(message, turn)
+        self._fresh = False  # now the task is on record
 
     def _sync_soon(self) -> None:
         if not self._sync_due:
