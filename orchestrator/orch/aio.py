@@ -25,7 +25,7 @@ from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.backends import models
 from orch_worker.backends.registry import complete, template_for
 from orch_worker.lock import FolderLock
-from orch_worker.tools.base import Tool, tool
+from orch_worker.tools.base import Tool, ToolContext, tool
 
 from . import config as configuration
 from . import paths
@@ -203,15 +203,17 @@ class AsyncOrchestrator:
             script = tuple(spec.options["items"])
         elif model is None:
             self._tell_default()
+        folder = os.fspath(cwd) if cwd is not None else os.getcwd()
+        context = ToolContext(Path(folder), env=env or {})
         request = Spawn(
             task,
             preset=preset,
             tools=names,
-            root_tools=tuple(function.spec() for function in functions),
+            root_tools=tuple(function.spec() for function in functions if not function.missing(context)),
             model=model,
             script=script,
             name=name,
-            cwd=os.fspath(cwd) if cwd is not None else os.getcwd(),
+            cwd=folder,
             env=dict(env) if env is not None else None,
             history=tuple(history),
             limits=limits,

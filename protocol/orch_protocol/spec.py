@@ -33,12 +33,16 @@ class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolSpec(Struct, frozen=True):
-    """A tool as the model sees it. `input_schema` is JSON Schema of type object; `exclusive` is not for the model."""
+    """A tool as the model sees it. `input_schema` is JSON Schema of type object.
+
+    Not for the model: an `exclusive` tool runs alone, `locks` names the argument that is a file for one call at a time.
+    """
 
     name: str
     description: str
     input_schema: dict[str, Any]
     exclusive: bool = False
+    locks: str = ""
 
 
 class AgentSpec(Struct, frozen=True):

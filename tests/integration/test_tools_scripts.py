@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch import ScriptedBackend
+from orch import Config, ScriptedBackend, SubagentsConfig, tool
 from orch_protocol.messages import Message, ToolResult, text_of
 from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python import py_help, run_python_script
@@ -163,3 +164,58 @@ class TestAgents:
         agent = await o.spawn("look", preset="investigate", backend=ScriptedBackend(script), cwd=tmp_path)
         assert (await agent.query("go")).tool_calls == 0
         assert shown((await agent.state()).folder) == ["Tool 'web_search' is not available here."]
+
+    async def test_functions_of_the_program_keep_their_turn(self, world: Open) -> None:
+        """An exclusive function of the program runs alone, and one that locks a file is alone with that file."""
+        log: list[str] = []
+
+        async def note(what: str) -> str:
+            log.append(f"+{what}")
+            await asyncio.sleep(0.01)
+            log.append(f"-{what}")
+            return what
+
+        @tool(exclusive=True)
+        async def alone(what: str) -> str:
+            return await note(what)
+
+        @tool(locks="path")
+        async def edit(path: str) -> str:
+            return await note(path)
+
+        steps = [[call("alone", what="a"), call("alone", what="b")], [call("edit", path=p) for p in ("x", "./x")]]
+        o = await world()
+        script = ScriptedBackend([*({"tools": calls} for calls in steps), "done"])
+        agent = await o.spawn("work", tools=[alone, edit], backend=script)
+        await agent.query("go")
+        assert log == ["+a", "-a", "+b", "-b", "+x", "-x", "+./x", "-./x"]
+
+    async def test_function_that_is_not_available(self, world: Open) -> None:
+        """A function of the program that is not available for an agent is none of its tools."""
+
+        @tool(available=lambda context: "GO" in context.env)
+        def go() -> str:
+            """Go."""
+            return "gone"
+
+        o = await world()
+        seen = []
+        for env in ({}, {"GO": "1"}):
+            agent = await o.spawn("go", tools=[go], backend=ScriptedBackend([call("go"), "done"]), env=env)
+            await agent.query("go")
+            seen += shown((await agent.state()).folder)
+        assert seen == ["Tool 'go' is not granted to this agent. Granted: none.", "gone"]
+
+    @pytest.mark.parametrize("world", ["fake"], indirect=True)
+    async def test_default_tools_are_what_the_parent_can_grant(self, world: Open, tmp_path: Path) -> None:
+        """A child for which nobody names tools gets those of the default preset that its parent holds."""
+        o = await world(config=Config(subagents=SubagentsConfig(allow_nested=True)))
+        tools = ["spawn_subagent", "read_file", "bash"]
+        script = [call("spawn_subagent", task="look"), call("spawn_subagent", task="look", preset="work"), "done"]
+        agent = await o.spawn("work", tools=tools, backend=ScriptedBackend(script), cwd=tmp_path)
+        await agent.query("go")
+        spawned, refused = shown((await agent.state()).folder)
+        child = next(row for row in await o.agents() if row.parent_id == agent.id)
+        assert child.id in spawned
+        assert o.supervisor.tree.nodes[child.id].spec.tools == ("read_file",)
+        assert "grep_files" in refused

@@ -66,7 +66,7 @@ def describe(
             f"name {request.name!r} does not do: up to 64 letters, digits, '.', '_' and '-', beginning with one "
             "of the first two or '_'"
         )
-    preset, tools = _tools(request, config)
+    preset, tools = _tools(request, parent, config)
     backend = complete(_backend(request, parent, config))
     id = new_id()
     return AgentSpec(
@@ -88,13 +88,18 @@ def describe(
     )
 
 
-def _tools(request: Spawn, config: Config) -> tuple[str, tuple[str, ...]]:
+def _tools(request: Spawn, parent: AgentSpec | None, config: Config) -> tuple[str, tuple[str, ...]]:
     if request.tools is not None:
         return "", resolve(None, request.tools)
-    if request.preset is None and config.subagents.default_tools is not None:
-        return "", resolve(None, config.subagents.default_tools)
-    preset = request.preset or config.subagents.default_preset
-    return preset, resolve(preset, None)
+    if request.preset is not None:
+        return request.preset, resolve(request.preset, None)
+    if config.subagents.default_tools is not None:
+        preset, tools = "", resolve(None, config.subagents.default_tools)
+    else:
+        preset = config.subagents.default_preset
+        tools = resolve(preset, None)
+    # Nobody asked for these by name, so what the parent cannot grant is left out rather than refused.
+    return preset, tuple(tool for tool in tools if parent is None or tool in parent.tools)
 
 
 def _backend(request: Spawn, parent: AgentSpec | None, config: Config) -> BackendSpec:

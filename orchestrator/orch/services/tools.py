@@ -23,6 +23,10 @@ async def run_tool(root: Supervisor, caller: str | None, params: RunTool) -> Too
     context = ToolContext(
         cwd=Path(spec.cwd), env=spec.env, agent_id=spec.id, depth=spec.depth, seconds=spec.limits.tool_seconds
     )
-    outcome = await Toolbox(tools.values(), context).dispatch(ToolUse("", params.name, params.input))
+    box = Toolbox(tools.values(), context)
+    try:
+        outcome = await box.dispatch(ToolUse("", params.name, params.input))
+    finally:
+        box.close()
     texts = [block.text for block in outcome.result.content if isinstance(block, Text)]
     return ToolRan("\n".join(texts), outcome.result.is_error)

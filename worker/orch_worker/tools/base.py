@@ -106,7 +106,16 @@ class Tool(Struct, frozen=True):
 
     def spec(self) -> ToolSpec:
         """Return the tool as the model sees it."""
-        return ToolSpec(self.name, self.description, self.input_schema, self.exclusive)
+        return ToolSpec(self.name, self.description, self.input_schema, self.exclusive, self.locks)
+
+    def missing(self, context: ToolContext) -> str:
+        """Return why the tool cannot be used by the agent of `context`, "" when it can."""
+        try:
+            if self.available is None or self.available(context):
+                return ""
+        except Exception as error:
+            return f"Tool {self.name!r} is not available here: {type(error).__name__}: {error}."
+        return f"Tool {self.name!r} is not available here."
 
     async def run(self, context: ToolContext, input: dict[str, Any]) -> ToolOutput:
         """Check `input` and run the tool with it. Raises ToolError, and whatever the function raises."""
@@ -177,6 +186,7 @@ def root_tool(spec: ToolSpec) -> Tool:
         call=call,
         function=call,
         exclusive=spec.exclusive,
+        locks=spec.locks,
     )
 
 

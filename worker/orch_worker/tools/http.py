@@ -6,7 +6,6 @@ import asyncio
 import ssl
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -150,9 +149,11 @@ async def _exchange(
     """
     import httpx2
 
+    from ..backends.transport import ssl_context
+
     # No limits of the client's own but for connecting: the caller's deadline covers all of it.
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
-    async with httpx2.AsyncClient(verify=tls or _tls(), trust_env=False, timeout=timeout) as client:
+    async with httpx2.AsyncClient(verify=tls or ssl_context(), trust_env=False, timeout=timeout) as client:
         extensions = {"sni_hostname": host} if host else None
         request = client.build_request(method, url, headers=headers, content=content, extensions=extensions)
         response = await client.send(request, stream=True)
@@ -185,10 +186,3 @@ async def _body(response: Response) -> tuple[bytes, bool]:
         if len(body) > MAX_BYTES:
             return bytes(body[:MAX_BYTES]), True
     return bytes(body), False
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    import httpx2
-
-    return httpx2.create_ssl_context()

@@ -66,7 +66,7 @@ class Toolbox:
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools as the model sees them, in the order they were granted, without what is not available."""
-        return tuple(tool.spec() for tool in self._tools.values() if not self._missing(tool))
+        return tuple(tool.spec() for tool in self._tools.values() if not tool.missing(self._context))
 
     async def dispatch(self, call: ToolUse) -> Outcome:
         """Run `call` and return its one result, of at most 1 Mi characters. Never raises: an error is a result too.
@@ -77,13 +77,13 @@ class Toolbox:
         if tool is None:
             granted = ", ".join(self._tools) or "none"
             return refuse(call, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}.")
-        if why := self._missing(tool):
+        if why := tool.missing(self._context):
             return refuse(call, why)
         try:
             arguments = tool.parse(call.input)
         except Exception as error:
             return refuse(call, _say(error))
-        async with self._admitted(tool), self._file(tool, arguments):
+        async with self._admitted(tool), self._file(tool, call.input):
             output = await self._within_deadline(tool, arguments)
         return Outcome(_result(call, output), files_changed=output.files_changed)
 
@@ -115,15 +115,6 @@ class Toolbox:
                 hint = f"{READER} with {handle} shows any part"
         return clip(text, most, hint)
 
-    def _missing(self, tool: Tool) -> str:
-        """Return why `tool` cannot be used here, or ""."""
-        try:
-            if tool.available is None or tool.available(self._context):
-                return ""
-        except Exception as error:
-            return f"Tool {tool.name!r} is not available here: {_say(error)}."
-        return f"Tool {tool.name!r} is not available here."
-
     @asynccontextmanager
     async def _admitted(self, tool: Tool) -> AsyncIterator[None]:
         """Let calls through side by side and an exclusive one alone, first come, first served."""
@@ -142,12 +133,12 @@ class Toolbox:
                 self._idle.set()
 
     @asynccontextmanager
-    async def _file(self, tool: Tool, arguments: Any) -> AsyncIterator[None]:
+    async def _file(self, tool: Tool, input: dict[str, Any]) -> AsyncIterator[None]:
         """Let calls for one file through one after the other."""
         if not tool.locks:
             yield
             return
-        path = _real(self._context.cwd, str(getattr(arguments, tool.locks)))
+        path = _real(self._context.cwd, str(input.get(tool.locks, "")))
         async with self._files.setdefault(path, asyncio.Lock()):
             yield
 
