@@ -97,19 +97,20 @@ def _alternating(fitting: Iterator[_Turn]) -> list[_Turn]:
     """Return turns of alternating roles; a system message never parts calls from their results."""
     turns: list[_Turn] = []
     held: list[_Turn] = []
+    last: _Turn | None = None  # that was no system message
     for turn in fitting:
-        last = turns[-1] if turns else None
-        if turn.role == "system" and last is not None and last.role == "assistant":
-            held.append(turn)
+        if turn.role == "system":
+            (held if last is not None and last.role == "assistant" else turns).append(turn)
         elif last is not None and last.role == turn.role:
             last.blocks += turn.blocks
         else:
-            if turn.role == "assistant" and all(earlier.role == "system" for earlier in turns):
+            if last is None and turn.role == "assistant":
                 turns.append(_Turn("user", [Text(NO_START)]))
             turns.append(turn)
-        if turn.role == "user":
-            turns += held
-            held = []
+            if turn.role == "user":
+                turns += held
+                held = []
+            last = turn
     return turns + held
 
 
