@@ -26,7 +26,7 @@ from orch_protocol.text import scrub
 
 from .arrange import Wants, arrange, whole
 from .failures import Complaint
-from .remote import Ask, Reading, Remote, Stream, parse_input
+from .remote import Ask, Reading, Remote, Stream, parse_input, sendable
 from .transport import Deadlines, ssl_context, timeout
 
 __all__ = ["Messages", "from_spec"]
@@ -73,7 +73,7 @@ class Messages:
             "tools": tools,
         }
         kept = {name: value for name, value in request.items() if value}
-        return scrub(kept | ask.model.body)  # type: ignore[no-any-return]
+        return sendable(kept | ask.model.body)
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""

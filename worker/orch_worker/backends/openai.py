@@ -32,7 +32,7 @@ from orch_protocol.text import scrub
 
 from .arrange import Wants, arrange, whole
 from .failures import Complaint
-from .remote import Ask, Complained, Reading, Remote, Stream, parse_input
+from .remote import Ask, Complained, Reading, Remote, Stream, parse_input, sendable
 from .transport import Deadlines, ssl_context, timeout
 
 __all__ = ["Chat", "Responses", "from_spec"]
@@ -97,7 +97,7 @@ class Chat(_Sdk):
             "stream_options": {"include_usage": True},
         }
         kept = {name: value for name, value in request.items() if value}
-        return scrub(kept | ({"store": False} if flags.never_store else {}) | ask.model.body)  # type: ignore[no-any-return]
+        return sendable(kept | ({"store": False} if flags.never_store else {}) | ask.model.body)
 
     async def open(self, client: Any, request: dict[str, Any]) -> Stream:
         """Send the request and return the stream of its response."""
@@ -131,7 +131,7 @@ class Responses(_Sdk):
             "prompt_cache_key": _cache_key(ask) if flags.prompt_cache_key else "",
         }
         kept = {name: value for name, value in request.items() if value}
-        return scrub(kept | {"store": False} | ask.model.body)  # type: ignore[no-any-return]
+        return sendable(kept | {"store": False} | ask.model.body)
 
     async def open(self, client: Any, request: dict[str, Any]) -> Stream:
         """Send the request and return the stream of its response."""

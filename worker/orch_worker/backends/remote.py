@@ -23,7 +23,7 @@ from .models import Model, cost
 from .retry import Failure, Policy, Sleep, persist
 from .transport import Deadlines, listening, trouble
 
-__all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "parse_input"]
+__all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "parse_input", "sendable"]
 
 MOST_OUTPUT: Final = 64_000
 INVALID_INPUT: Final = "invalid_json"
@@ -213,6 +213,16 @@ class Remote(Conversation):
         """Keep what a failed attempt used: it is paid for, as far as it was told."""
         if reading.usage != Usage():
             self._unclaimed += cost(self.model, reading.usage)
+
+
+def sendable(body: dict[str, Any]) -> dict[str, Any]:
+    """Return `body` as every encoding carries it."""
+    try:
+        msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        scrubbed: dict[str, Any] = scrub(body)
+        return scrubbed
+    return body
 
 
 def parse_input(text: str) -> dict[str, Any]:
