@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ __all__ = ["ANY_VERSION", "MAX_LINE", "WAITS", "Client", "ControlServer", "Daemo
 
 MAX_LINE: Final = 64 << 20
 MAX_IN_FLIGHT: Final = 256
+MAX_UNREAD: Final = 1 << 20
 ANY_VERSION: Final = frozenset({"daemon_status", "daemon_stop"})
 """What a client of another version may ask, so that it can replace the daemon."""
 WAITS: Final = frozenset({"collect", "query", "wait"})
@@ -40,10 +42,11 @@ log = logging.getLogger(__name__)
 
 
 class Client(Struct, frozen=True):
-    """Who is at the other end, as the kernel says."""
+    """Who is at the other end, as the kernel says; `tell` sends an event of the request being handled."""
 
     pid: int
     uid: int
+    tell: Callable[[Any], None] = lambda _event: None
 
 
 Handler = Callable[[str, msgspec.Raw, Client], Awaitable[Any]]
@@ -209,7 +212,13 @@ class _Connection:
         task.add_done_callback(self.tasks.pop)
 
     async def _run(self, request: Request) -> None:
-        await self._send(await self._server.answer(request, self._client))
+        client = msgspec.structs.replace(self._client, tell=partial(self._tell, request.id))
+        await self._send(await self._server.answer(request, client))
+
+    def _tell(self, id: int, event: Any) -> None:
+        """Send an event; one that the client is too slow to read is left out."""
+        if not self._writer.is_closing() and self._writer.transport.get_write_buffer_size() < MAX_UNREAD:
+            self._writer.write(_encode(Response(id, event=event)))
 
     async def _send(self, response: Response) -> None:
         """Write one line. That nobody reads it is no error."""

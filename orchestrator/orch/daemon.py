@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from orch_protocol.config import Config
 from orch_protocol.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
-from orch_protocol.services import SERVICES, AgentRow, Empty, List
+from orch_protocol.services import SERVICES, AgentRow, Empty, List, QueryAgent
 from orch_protocol.wire import DECODE_ERRORS, VERSION
 from orch_worker.lock import FolderLock
 
@@ -46,7 +46,7 @@ UNHEARD: Final = frozenset({"daemon_status", "ping"})
 log = logging.getLogger("orch.daemon")
 
 T = TypeVar("T", bound=Struct)
-Call = Callable[[Any, None, str, Struct], Awaitable[Any]]
+Call = Callable[..., Awaitable[Any]]
 
 
 class DaemonStatus(Struct, frozen=True):
@@ -114,7 +114,10 @@ class Daemon:
             if method not in SERVICES:
                 known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
                 raise ProtocolError(f"there is no method {method!r}; there are {known}")
-            return await self._call(self._root, None, method, _params(method, params, SERVICES[method][0]))
+            asked = _params(method, params, SERVICES[method][0])
+            if isinstance(asked, QueryAgent) and asked.stream:
+                return await self._call(self._root, None, method, asked, client.tell)
+            return await self._call(self._root, None, method, asked)
         finally:
             self._requests -= heard
             if heard:

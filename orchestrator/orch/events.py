@@ -16,11 +16,13 @@ __all__ = [
     "REQUESTS",
     "Ask",
     "BootOverdue",
+    "Cancel",
     "Collect",
     "Decision",
     "Event",
     "Finish",
     "Gone",
+    "Hear",
     "Instruction",
     "Kill",
     "Launch",
@@ -31,6 +33,7 @@ __all__ = [
     "Send",
     "Signal",
     "Spawn",
+    "Steer",
     "StopOverdue",
     "Sweep",
     "Timer",
@@ -148,6 +151,29 @@ class Kill(Struct, frozen=True, gc=False):
     by: str
 
 
+class Steer(Struct, frozen=True, gc=False):
+    """Somebody says `text` to agent `id`."""
+
+    id: str
+    steer_id: str
+    text: str
+    follow_up: bool = False
+
+
+class Hear(Struct, frozen=True, gc=False):
+    """The worker tells that what was said is in the conversation."""
+
+    id: str
+    steer_id: str
+
+
+class Cancel(Struct, frozen=True, gc=False):
+    """Somebody wants the turn of agent `id` to end; `hard` does not ask its process."""
+
+    id: str
+    hard: bool = False
+
+
 class Resume(Struct, frozen=True, gc=False):
     """Let a killed or failed agent answer again."""
 
@@ -174,11 +200,14 @@ Event: TypeAlias = (
     | Sweep
     | Collect
     | Kill
+    | Steer
+    | Hear
+    | Cancel
     | Resume
     | Recover
 )
 
-REQUESTS = (Spawn, Ask, Collect, Resume)
+REQUESTS = (Spawn, Ask, Collect, Steer, Cancel, Resume)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 
@@ -201,10 +230,12 @@ class Signal(Struct, frozen=True, gc=False):
 
 
 class Send(Struct, frozen=True, gc=False):
-    """Put query `query_id` to the worker of agent `id`."""
+    """Send the worker of agent `id` a frame of kind `kind` about `query_id`. Without `body` it is the query itself."""
 
     id: str
     query_id: str
+    kind: str = "query"
+    body: Struct | None = None
 
 
 class Timer(Struct, frozen=True, gc=False):

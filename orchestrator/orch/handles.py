@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from orch_protocol.errors import OrchError, QueryTimeoutError
+from orch_protocol.commands import TurnEvent
+from orch_protocol.errors import BadReplyError, OrchError, QueryTimeoutError
 from orch_protocol.messages import Reply
-from orch_protocol.services import AgentRow, Collect, Kill, QueryAgent, Ref, Resume, Show, Shown
+from orch_protocol.services import (
+    AgentRow,
+    CancelTurn,
+    Collect,
+    Kill,
+    QueryAgent,
+    Ref,
+    Resume,
+    Show,
+    Shown,
+    SteerAgent,
+)
 
-from .services import check_seconds
+from . import typed
+from .services import call, check_seconds
 from .services.asking import answer, ask
 
 if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
     from .nodes import Node
 
-__all__ = ["AsyncSubagent"]
+__all__ = ["AsyncSubagent", "OnEvent"]
+
+T = TypeVar("T")
+OnEvent = Callable[[TurnEvent], None]
 
 
 class AsyncSubagent:
@@ -47,9 +64,40 @@ class AsyncSubagent:
         """The process id of its worker, None while it has none."""
         return self._node.pid
 
-    async def query(self, prompt: str, *, timeout: float | None = None) -> Reply:  # noqa: ASYNC109
-        """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on."""
-        reply: Reply = await self._call("query", QueryAgent(self.id, prompt, timeout))
+    @overload
+    async def query(
+        self, prompt: str, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
+    ) -> T: ...
+    @overload
+    async def query(
+        self, prompt: str, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
+    ) -> Reply: ...
+    async def query(
+        self,
+        prompt: str,
+        *,
+        timeout: float | None = None,
+        returns: type[T] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Reply | T:
+        """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on.
+
+        With `returns` (a msgspec Struct, or any type that JSON can be) the result is a value of it: the model is told
+        its schema, and once what was wrong with its answer; then BadReplyError. `on_event` is called with each
+        TurnEvent, on the event loop, and must not raise.
+        """
+        if returns is None:
+            return await self._query(prompt, timeout, on_event)
+        reply = await self._query(typed.ask_for(prompt, returns), timeout, on_event)
+        try:
+            return typed.read(reply.text, returns)
+        except BadReplyError as error:
+            reply = await self._query(typed.ask_to_mend(error), timeout, on_event)
+        return typed.read(reply.text, returns)
+
+    async def _query(self, prompt: str, seconds: float | None, on_event: OnEvent | None) -> Reply:
+        asked = QueryAgent(self.id, prompt, seconds, stream=on_event is not None)
+        reply: Reply = await call(self._orchestrator.supervisor, None, "query", asked, on_event)
         return reply
 
     def submit(self, prompt: str) -> asyncio.Future[Reply]:
@@ -60,7 +108,7 @@ class AsyncSubagent:
         reply.add_done_callback(_retrieve)
         return reply
 
-    async def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:  # noqa: ASYNC109
+    async def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
         """Take the reply to the last query, once; None when it is not there within `timeout` seconds."""
         try:
             reply: Reply = await self._call("collect", Collect(self.id, timeout, again))
@@ -78,10 +126,22 @@ class AsyncSubagent:
         shown: Shown = await self._call("show", Show(self.id, messages))
         return shown
 
-    async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:  # noqa: ASYNC109
+    async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
         """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
         check_seconds(timeout)
         await self._orchestrator.supervisor.ping(self._node, payload, timeout)
+
+    async def steer(self, text: str) -> None:
+        """Say `text` to the agent: it hears it before its next model request, or with its next query."""
+        await self._call("steer", SteerAgent(self.id, text))
+
+    async def follow_up(self, text: str) -> None:
+        """Let the agent go on with `text` when it would stop; one that does not work is asked at once."""
+        await self._call("steer", SteerAgent(self.id, text, follow_up=True))
+
+    async def cancel(self, *, hard: bool = False) -> None:
+        """End the turn under way: its query is answered with stop reason `cancelled`. `hard` kills the process."""
+        await self._call("cancel", CancelTurn(self.id, hard))
 
     async def kill(self) -> None:
         """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""

@@ -23,12 +23,14 @@ __all__ = [
     "Collected",
     "Ended",
     "Entry",
+    "Heard",
     "Journal",
     "Killed",
     "Launched",
     "Opened",
     "Resumed",
     "Spawned",
+    "Steered",
     "Stopping",
     "Up",
     "Woken",
@@ -126,6 +128,20 @@ class Resumed(_Agent, frozen=True, gc=False, kw_only=True, tag="resumed"):
     """A killed or failed agent may answer again."""
 
 
+class Steered(_Agent, frozen=True, gc=False, kw_only=True, tag="steered"):
+    """Something was said to the agent, to be heard while it works."""
+
+    steer_id: str
+    text: str
+    follow_up: bool = False
+
+
+class Heard(_Agent, frozen=True, gc=False, kw_only=True, tag="heard"):
+    """What was said is in the agent's conversation."""
+
+    steer_id: str
+
+
 class Woken(_Agent, frozen=True, gc=False, kw_only=True, tag="woken"):
     """News for the agent, to be its next prompt."""
 
@@ -133,7 +149,20 @@ class Woken(_Agent, frozen=True, gc=False, kw_only=True, tag="woken"):
 
 
 Entry: TypeAlias = (
-    Opened | Spawned | Launched | Up | Asked | Answered | Collected | Stopping | Ended | Killed | Resumed | Woken
+    Opened
+    | Spawned
+    | Launched
+    | Up
+    | Asked
+    | Answered
+    | Collected
+    | Stopping
+    | Ended
+    | Killed
+    | Resumed
+    | Woken
+    | Steered
+    | Heard
 )
 
 _encoder = msgspec.json.Encoder()

@@ -19,11 +19,13 @@ from .journal import (
     Collected,
     Ended,
     Entry,
+    Heard,
     Killed,
     Launched,
     Opened,
     Resumed,
     Spawned,
+    Steered,
     Stopping,
     Up,
     Woken,
@@ -70,6 +72,8 @@ class Node:
     children: list[str] = field(default_factory=list)
     retried: bool = False
     """Whether a process was started for the pending query since it was asked."""
+    unheard: dict[str, Steered] = field(default_factory=dict)
+    """What was said to it and is not in its conversation yet, by id, in order."""
     inbox: list[str] = field(default_factory=list)
     watching: dict[str, str | int] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
@@ -222,6 +226,12 @@ class Nodes:
 
     def _apply_resumed(self, node: Node, entry: Resumed) -> None:
         node.status, node.error, node.last_activity = "cold", None, entry.at
+
+    def _apply_steered(self, node: Node, entry: Steered) -> None:
+        node.unheard[entry.steer_id] = entry
+
+    def _apply_heard(self, node: Node, entry: Heard) -> None:
+        node.unheard.pop(entry.steer_id, None)
 
     def _apply_woken(self, node: Node, entry: Woken) -> None:
         node.inbox.append(entry.text)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Init, Nothing, Progress, Ready, RootCall, RootReply
+from orch_protocol.commands import Finished, Init, Nothing, Progress, Ready, RootCall, RootReply, Steered, TurnEvent
 from orch_protocol.config import Config
 from orch_protocol.errors import (
     AgentDiedError,
@@ -37,6 +37,7 @@ from .events import (
     Event,
     Finish,
     Gone,
+    Hear,
     Instruction,
     Launch,
     LaunchFailed,
@@ -65,6 +66,7 @@ DRAIN_SECONDS = 0.25
 GROUP_SYNC_SECONDS = 0.05
 WAKE_RETRY_SECONDS = 5.0
 
+Watcher = Callable[[TurnEvent], None]
 Serve = Callable[["Supervisor", str, RootCall], Awaitable[msgspec.Raw]]
 
 
@@ -113,6 +115,7 @@ class Supervisor:
         self._peers: dict[str, Peer] = {}
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
+        self._streams: dict[str, Watcher] = {}
         self._turns = Turns()
         self._calls = Calls()
         self._causes: dict[str, str] = {}
@@ -253,9 +256,14 @@ class Supervisor:
             process.kill()
 
     def _perform_send(self, send: Send) -> None:
+        if send.body is not None:
+            self._peers[send.id].send(send.kind, send.body, send.query_id)
+            return
         node = self.tree.nodes[send.id]
         query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)
         try:
+            if send.query_id in self._streams:
+                query = msgspec.structs.replace(query, stream=True)
             self._peers[send.id].send("query", query, send.query_id)
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.
@@ -274,6 +282,7 @@ class Supervisor:
             return
         if kind == "query":
             self._turns.forget(rest)
+            self._streams.pop(rest, None)
         self.waiters.tell(notify.topic, notify.value, notify.error)
 
     # What callers wait for.
@@ -289,9 +298,15 @@ class Supervisor:
         from_inbox: bool = False,
         seconds: float | None = None,
         request_id: str | None = None,
+        watcher: Watcher | None = None,
     ) -> str:
-        """Put `prompt` to the agent, reviving it if need be, and return the query's id. Raises AgentError."""
+        """Put `prompt` to the agent, reviving it if need be, and return the query's id. Raises AgentError.
+
+        `watcher` is called with each TurnEvent of the turn, until its end. Must not raise.
+        """
         query_id, prompt = new_id(), scrub(prompt)
+        if watcher is not None:
+            self._streams[query_id] = watcher
         self._turns.accept(query_id, prompt, seconds)
         try:
             accepted: str = self.handle(
@@ -299,9 +314,11 @@ class Supervisor:
             )
         except BaseException:
             self._turns.forget(query_id)
+            self._streams.pop(query_id, None)
             raise
         if accepted != query_id:
             self._turns.forget(query_id)
+            self._streams.pop(query_id, None)
         return accepted
 
     async def ping(self, node: Node, payload: bytes = b"", seconds: float = 10.0) -> None:
@@ -395,6 +412,11 @@ class Supervisor:
                 self._on_finished(peer, id, body)
             case Progress():
                 self.activity[agent_id] = body
+            case TurnEvent():
+                if (watcher := self._streams.get(id)) is not None:
+                    watcher(body)
+            case Steered():
+                self.handle(Hear(agent_id, id))
             case RootCall():
                 self._calls.start(agent_id, id, self._answer_call(peer, id, body))
             case ErrorInfo():

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
@@ -18,7 +18,7 @@ from orch_protocol.services import AgentRow, Shown, Waited
 from orch_protocol.spec import Limits, Template
 
 from .aio import AsyncOrchestrator, Scripted, ToolLike
-from .handles import AsyncSubagent
+from .handles import AsyncSubagent, OnEvent
 from .launchers.base import Launcher
 
 __all__ = ["Orchestrator", "Subagent"]
@@ -234,9 +234,31 @@ class Subagent:
         """The process id of its worker, None while it has none."""
         return self._agent.pid
 
-    def query(self, prompt: str, *, timeout: float | None = None) -> Reply:
-        """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on."""
-        return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout))
+    @overload
+    def query(
+        self, prompt: str, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
+    ) -> T: ...
+    @overload
+    def query(
+        self, prompt: str, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
+    ) -> Reply: ...
+    def query(
+        self,
+        prompt: str,
+        *,
+        timeout: float | None = None,
+        returns: type[T] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Reply | T:
+        """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on.
+
+        With `returns` (a msgspec Struct, or any type that JSON can be) the result is a value of it: the model is told
+        its schema, and once what was wrong with its answer; then BadReplyError. `on_event` is called with each
+        TurnEvent, on the orchestrator's thread, and must not raise.
+        """
+        if returns is None:
+            return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout, on_event=on_event))
+        return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout, returns=returns, on_event=on_event))
 
     def submit(self, prompt: str) -> Future[Reply]:
         """Ask and return a future of the reply. The answer can be collected as well, once."""
@@ -257,6 +279,18 @@ class Subagent:
     def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
         """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
         self._orchestrator._wait(self._agent.ping(payload, timeout=timeout))
+
+    def steer(self, text: str) -> None:
+        """Say `text` to the agent: it hears it before its next model request, or with its next query."""
+        self._orchestrator._wait(self._agent.steer(text))
+
+    def follow_up(self, text: str) -> None:
+        """Let the agent go on with `text` when it would stop; one that does not work is asked at once."""
+        self._orchestrator._wait(self._agent.follow_up(text))
+
+    def cancel(self, *, hard: bool = False) -> None:
+        """End the turn under way: its query is answered with stop reason `cancelled`. `hard` kills the process."""
+        self._orchestrator._wait(self._agent.cancel(hard=hard))
 
     def kill(self) -> None:
         """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""

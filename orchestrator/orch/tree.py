@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from orch_protocol import commands
 from orch_protocol.config import SubagentsConfig
 from orch_protocol.errors import (
     AgentBusyError,
@@ -34,11 +35,13 @@ from orch_protocol.spec import AgentSpec
 from .events import (
     Ask,
     BootOverdue,
+    Cancel,
     Collect,
     Decision,
     Event,
     Finish,
     Gone,
+    Hear,
     Instruction,
     Kill,
     Launch,
@@ -49,6 +52,7 @@ from .events import (
     Send,
     Signal,
     Spawn,
+    Steer,
     StopOverdue,
     Sweep,
     Timer,
@@ -61,11 +65,13 @@ from .journal import (
     Collected,
     Ended,
     Entry,
+    Heard,
     Killed,
     Launched,
     Opened,
     Resumed,
     Spawned,
+    Steered,
     Stopping,
     Up,
 )
@@ -177,6 +183,7 @@ class Tree:
             context_limit=event.context_limit,
         )
         instructions: list[Instruction] = [Notify(f"up:{event.id}:{event.incarnation}")]
+        instructions += [self._say(said) for said in node.unheard.values()]
         if node.pending is not None:
             instructions.append(Send(event.id, node.pending.query_id))
         return Decision([up], instructions)
@@ -205,13 +212,7 @@ class Tree:
                 f"agent {spec.name!r} waits, directly or not, for the agent that asks it; "
                 "answer your own query first, or report what you need in your reply"
             )
-        if node.status == "killed":
-            raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
-        if node.status == "failed":
-            raise AgentGoneError(
-                f"agent {spec.name!r} ({spec.id}) could not be started: {node.error}; "
-                f"`orch resume {spec.seq}` tries again"
-            )
+        self._check_answers(node)
         if node.pending is not None:
             raise AgentBusyError(
                 f"agent {spec.name!r} ({spec.id}) is busy with: {node.pending.head}; "
@@ -254,6 +255,16 @@ class Tree:
             [Stopping(at=now, id=id)],
             [Signal(id, incarnation, "stop"), Timer(STOP_SECONDS, StopOverdue(id, incarnation))],
         )
+
+    def _check_answers(self, node: Node) -> None:
+        spec = node.spec
+        if node.status == "killed":
+            raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
+        if node.status == "failed":
+            raise AgentGoneError(
+                f"agent {spec.name!r} ({spec.id}) could not be started: {node.error}; "
+                f"`orch resume {spec.seq}` tries again"
+            )
 
     def _on_finish(self, event: Finish, now: float) -> Decision:
         node = self.nodes[event.id]
@@ -409,6 +420,28 @@ class Tree:
                 instructions.append(Signal(id, node.incarnation, "kill"))
         settled = self._settle(answers)
         return Decision([*settled.entries, *killed], [*settled.instructions, *instructions], tuple(doomed))
+
+    def _on_steer(self, event: Steer, now: float) -> Decision:
+        node = self.nodes[event.id]
+        self._check_answers(node)
+        said = Steered(at=now, id=event.id, steer_id=event.steer_id, text=event.text, follow_up=event.follow_up)
+        return Decision([said], [self._say(said)] if node.status in ("idle", "busy") else [], event.steer_id)
+
+    def _say(self, said: Steered) -> Send:
+        return Send(said.id, said.steer_id, "steer", commands.Steer(said.text, said.follow_up))
+
+    def _on_hear(self, event: Hear, now: float) -> Decision:
+        if event.steer_id not in self.nodes[event.id].unheard:
+            return Decision()
+        return Decision([Heard(at=now, id=event.id, steer_id=event.steer_id)])
+
+    def _on_cancel(self, event: Cancel, _: float) -> Decision:
+        node = self.nodes[event.id]
+        if node.pending is None or node.status != "busy":
+            return Decision()
+        if event.hard:
+            return Decision([], [Signal(event.id, node.incarnation, "kill")])
+        return Decision([], [Send(event.id, node.pending.query_id, "cancel", commands.Cancel())])
 
     def _on_resume(self, event: Resume, now: float) -> Decision:
         node = self.nodes[event.id]

@@ -1,13 +1,13 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query cancel stop root_reply`.
-Worker to root: `hello ready pong finished progress root_call cancel`.
+Root to worker: `init ping query steer cancel stop root_reply`.
+Worker to root: `hello ready pong finished progress event steered root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -29,7 +29,10 @@ __all__ = [
     "Ready",
     "RootCall",
     "RootReply",
+    "Steer",
+    "Steered",
     "Stop",
+    "TurnEvent",
 ]
 
 
@@ -69,10 +72,44 @@ class Ping(Struct, frozen=True, gc=False):
 
 
 class Query(Struct, frozen=True, gc=False):
-    """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline."""
+    """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline.
+
+    With `stream` the worker sends a TurnEvent for whatever happens in it.
+    """
 
     prompt: str
     seconds: float | None = None
+    stream: bool = False
+
+
+class Steer(Struct, frozen=True, gc=False):
+    """Something said to the agent while it works; the frame's id names it.
+
+    It becomes a user message before the next model request; a follow-up does so when the agent would stop.
+    """
+
+    text: str
+    follow_up: bool = False
+
+
+class Steered(Struct, frozen=True, gc=False):
+    """What the frame's id names is in the conversation now."""
+
+
+class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Something happened in the turn that the frame's id names; events may be lost, `n` counts them from 1.
+
+    `text`: a piece of the response. `tool_call`: tool `name` is called with `text`, JSON. `tool_result`: it returned
+    `text`, cut short; `is_error` if so. `message`: a response is complete. `steered`: `text` was said to the agent.
+    `retry`: a request failed and is made again, all text of the response so far is void.
+    """
+
+    n: int
+    kind: Literal["text", "tool_call", "tool_result", "message", "steered", "retry"]
+    text: str = ""
+    name: str = ""
+    step: int = 0
+    is_error: bool = False
 
 
 class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -131,6 +168,9 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "query": Query,
     "finished": Finished,
     "cancel": Cancel,
+    "steer": Steer,
+    "steered": Steered,
+    "event": TurnEvent,
     "stop": Stop,
     "progress": Progress,
     "root_call": RootCall,

@@ -21,7 +21,8 @@
     │   ├── RateLimitError
     │   ├── ContextOverflowError
     │   ├── BackendTimeoutError
-    │   └── TruncatedReplyError
+    │   ├── TruncatedReplyError
+    │   └── BadReplyError
     ├── BudgetExceededError
     ├── StoreError
     │   ├── ForeignFileError
@@ -47,6 +48,7 @@ __all__ = [
     "AmbiguousRefError",
     "BackendError",
     "BackendTimeoutError",
+    "BadReplyError",
     "BudgetExceededError",
     "ConcurrencyLimitError",
     "ConfigError",
@@ -183,6 +185,10 @@ class BackendTimeoutError(BackendError):
 
 class TruncatedReplyError(BackendError):
     """The stream ended without a stop reason."""
+
+
+class BadReplyError(BackendError):
+    """The reply is not the value that was asked for, not after it was asked for again either."""
 
 
 class BudgetExceededError(OrchError):

@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from .messages import Message, Reply, Usage
-from .spec import Limits, Template, ToolSpec
+from .spec import Limits, QueueMode, Template, ToolSpec
 
 __all__ = [
     "SERVICES",
     "AgentRow",
+    "AgentSteered",
+    "CancelTurn",
     "Collect",
     "Empty",
     "Kill",
@@ -30,6 +32,7 @@ __all__ = [
     "Spawn",
     "Spawned",
     "Status",
+    "SteerAgent",
     "Submitted",
     "ToolRan",
     "Wait",
@@ -63,6 +66,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     history: tuple[Message, ...] = ()
     limits: Limits | None = None
     template: Template | None = None
+    queue_mode: QueueMode = "one-at-a-time"
     request_id: str | None = None
 
 
@@ -91,6 +95,7 @@ class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str
     timeout: float | None = None
     wake: Literal["any", "all"] | int | None = None
+    stream: bool = False
     request_id: str | None = None
 
 
@@ -136,6 +141,32 @@ class Killed(Struct, frozen=True):
     """Ids of the agents that are (or with `dry_run` would be) killed, children before parents."""
 
     ids: tuple[str, ...]
+
+
+class SteerAgent(Struct, frozen=True, forbid_unknown_fields=True):
+    """Say `text` to `ref` while it works: before its next model request, or (`follow_up`) when it would stop.
+
+    An agent that does not work hears it with its next query; a follow-up to such an agent is a query.
+    """
+
+    ref: str
+    text: str
+    follow_up: bool = False
+
+
+class AgentSteered(Struct, frozen=True):
+    """It will be heard: `steer_id` names it, or `query_id` the query that it became."""
+
+    id: str
+    steer_id: str | None = None
+    query_id: str | None = None
+
+
+class CancelTurn(Struct, frozen=True, forbid_unknown_fields=True):
+    """End the turn of `ref` at its next safe point; `hard` kills its process, and the next query starts another."""
+
+    ref: str
+    hard: bool = False
 
 
 class Resume(Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,6 +246,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "collect": (Collect, Reply),
     "wait": (Wait, Waited),
     "kill": (Kill, Killed),
+    "steer": (SteerAgent, AgentSteered),
+    "cancel": (CancelTurn, AgentRow),
     "resume": (Resume, AgentRow),
     "list": (List, list[AgentRow]),
     "show": (Show, Shown),
@@ -233,8 +266,9 @@ class Request(Struct, frozen=True, omit_defaults=True):
 
 
 class Response(Struct, frozen=True, omit_defaults=True):
-    """One line to a client. Exactly one of `result` and `error` is set."""
+    """One line to a client: an `event` of a request under way, or its end with exactly one of `result` and `error`."""
 
     id: int
     result: Any = None
+    event: Any = None
     error: dict[str, str] | None = None

@@ -8,10 +8,12 @@ from msgspec import Struct, field
 
 from .messages import Message
 
-__all__ = ["AgentSpec", "BackendSpec", "Birth", "Durability", "Kind", "Limits", "Template", "ToolSpec"]
+__all__ = ["AgentSpec", "BackendSpec", "Birth", "Durability", "Kind", "Limits", "QueueMode", "Template", "ToolSpec"]
 
 Durability: TypeAlias = Literal["process", "power"]
 Kind: TypeAlias = Literal["agent", "session", "holder"]
+QueueMode: TypeAlias = Literal["one-at-a-time", "all"]
+"""How many of the things said to an agent it hears at once."""
 Template: TypeAlias = Literal["lean", "sdk"]
 
 
@@ -71,6 +73,7 @@ class AgentSpec(Struct, frozen=True):
     history: tuple[Message, ...] = ()
     system: str | None = None
     durability: Durability = "process"
+    queue_mode: QueueMode = "one-at-a-time"
     template: Template = "lean"
 
 

@@ -7,8 +7,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orch.events import BootOverdue, Collect, Kill, LaunchFailed, Recover, Resume, StopOverdue, Sweep
+from orch.events import (
+    BootOverdue,
+    Cancel,
+    Collect,
+    Hear,
+    Kill,
+    LaunchFailed,
+    Recover,
+    Resume,
+    Steer,
+    StopOverdue,
+    Sweep,
+)
 from orch.journal import Ended
+from orch_protocol import commands
 from orch_protocol.errors import (
     AgentBusyError,
     AgentGoneError,
@@ -562,6 +575,51 @@ def test_a_killed_agent_wakes_its_asker_too() -> None:
     assert forest.tree.nodes[parent].news == []
 
 
+# Steering.
+
+
+def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_next_process() -> None:
+    """It is kept until the worker tells that it is in the conversation."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.ask(id)
+    forest.handle(Steer(id, "s1", "be brief"))
+    assert forest.told(Send) == [Send(id, "s1", "steer", commands.Steer("be brief"))]
+    forest.handle(Hear(id, "s1"))
+    forest.finish(id)
+    forest.gone(id)
+    forest.handle(Steer(id, "s2", "in French", follow_up=True))
+    assert forest.last == []
+    forest.ask(id, "q2")
+    forest.up(id)
+    assert forest.told(Send) == [Send(id, "s2", "steer", commands.Steer("in French", True)), Send(id, "q2")]
+    forest.handle(Hear(id, "s2"))
+    forest.handle(Hear(id, "s2"))
+    assert forest.tree.nodes[id].unheard == {}
+
+
+def test_nothing_is_said_to_the_killed() -> None:
+    """The error is that of a query."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.handle(Kill((id,), "the user"))
+    with pytest.raises(AgentGoneError, match="orch resume 1"):
+        forest.handle(Steer(id, "s", "hello?"))
+
+
+def test_a_turn_is_cancelled_softly_or_hard() -> None:
+    """Softly the worker ends it; hard its process is killed; without a turn nothing happens."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.handle(Cancel(id))
+    assert forest.last == []
+    forest.ask(id)
+    forest.handle(Cancel(id))
+    assert forest.told(Send) == [Send(id, "q", "cancel", commands.Cancel())]
+    forest.handle(Cancel(id, hard=True))
+    assert forest.told(Signal) == [Signal(id, 1, "kill")]
+
+
 # Recovery.
 
 
@@ -668,6 +726,19 @@ class Life(RuleBasedStateMachine):
     def kill(self, number: int) -> None:
         if id := self._pick(number):
             self.forest.handle(Kill((id,), "the user"))
+
+    @rule(number=st.integers(0, 9), follow_up=st.booleans(), heard=st.booleans())
+    def steer(self, number: int, follow_up: bool, heard: bool) -> None:
+        if id := self._pick(number):
+            self.queries += 1
+            self._try(self.forest.handle, Steer(id, f"s{self.queries}", "so", follow_up))
+            if heard:
+                self.forest.handle(Hear(id, f"s{self.queries}"))
+
+    @rule(number=st.integers(0, 9), hard=st.booleans())
+    def cancel(self, number: int, hard: bool) -> None:
+        if id := self._pick(number):
+            self.forest.handle(Cancel(id, hard))
 
     @rule(number=st.integers(0, 9))
     def resume(self, number: int) -> None:

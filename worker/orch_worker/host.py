@@ -11,7 +11,21 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Cancel, Finished, Hello, Init, Nothing, Ping, Progress, Query, RootCall, RootReply
+from orch_protocol.commands import (
+    Cancel,
+    Finished,
+    Hello,
+    Init,
+    Nothing,
+    Ping,
+    Progress,
+    Query,
+    RootCall,
+    RootReply,
+    Steer,
+    Steered,
+    TurnEvent,
+)
 from orch_protocol.errors import (
     AgentBusyError,
     ErrorInfo,
@@ -27,6 +41,8 @@ from orch_protocol.spec import Birth
 from orch_protocol.wire import VERSION, Channel, encode_body
 
 from .courier import Courier
+from .interjections import Interjection
+from .loop import Brake
 from .runtime import Runtime
 
 __all__ = ["Host", "Line", "main"]
@@ -70,6 +86,7 @@ class Host:
         self._turn: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
+        self._watched, self._events = "", 0
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line = connect(self._on_data)
@@ -96,6 +113,18 @@ class Host:
         if self._progress_due is None:
             loop = asyncio.get_running_loop()
             self._progress_due = loop.call_later(PROGRESS_SECONDS, self._send_progress)
+
+    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
+        """Tell the root what happened in a turn that somebody watches; it may be lost, which its number shows."""
+        if query_id != self._watched:
+            self._watched, self._events = query_id, 0
+        self._events += 1
+        event = TurnEvent(self._events, kind, text, name, step, is_error)  # type: ignore[arg-type]
+        self._courier.send("event", event, query_id, reliable=False)
+
+    def heard(self, steer_id: str) -> None:
+        """Tell the root that what was said is in the conversation."""
+        self._courier.send("steered", Steered(), steer_id)
 
     async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
         """Ask the root for `service` and return its result struct. Raises the OrchError that the root answers with."""
@@ -174,7 +203,13 @@ class Host:
             busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
             self._finish(id, Finished(error=error_info(busy)))
         else:
-            self._turn = asyncio.get_running_loop().create_task(self._run(self._runtime, id, body))
+            self._turn = asyncio.get_running_loop().create_task(
+                self._run(self._runtime, self._runtime.begin(), id, body)
+            )
+
+    def _on_steer(self, id: str, body: Steer) -> None:
+        if self._runtime is not None:
+            self._runtime.steer(Interjection(id, body.text), follow_up=body.follow_up)
 
     def _on_cancel(self, _id: str, _: Nothing) -> None:
         if self._runtime is not None:
@@ -195,9 +230,9 @@ class Host:
         if self._progress is not None and self._turn is not None and not self._turn.done():
             self._courier.send("progress", self._progress, reliable=False)
 
-    async def _run(self, runtime: Runtime, query_id: str, query: Query) -> None:
+    async def _run(self, runtime: Runtime, brake: Brake, query_id: str, query: Query) -> None:
         try:
-            finished = await runtime.query(query_id, query)
+            finished = await runtime.query(query_id, query, brake)
         except Exception as error:
             finished = Finished(error=error_info(error))
         self._finish(query_id, finished)

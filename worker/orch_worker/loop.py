@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Literal
+
+import msgspec
 
 from orch_protocol.errors import BackendError, ConfigError, OrchError
 from orch_protocol.messages import (
@@ -25,7 +28,7 @@ from orch_protocol.messages import (
 from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
-from .backends.base import AssistantTurn, Backend, OnText
+from .backends.base import AssistantTurn, Backend
 from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, refuse
 
@@ -35,7 +38,12 @@ GRACE_SECONDS: Final = 1.0
 
 Record = Callable[[Message], None]
 Report = Callable[[str, str, int], None]
+Interject = Callable[[bool], list[str]]
+Emit = Callable[[str, str, str, int, bool], None]
 Cut = Literal["cancelled", "timeout"]
+
+STEERING: Final = "[Steering]"
+SHOWN: Final = 2000
 
 WHY: Final[dict[str, str]] = {
     "cancelled": "The turn was cancelled.",
@@ -89,17 +97,22 @@ async def run_turn(
     limits: Limits,
     report: Report,
     brake: Brake,
-    on_text: OnText | None = None,
+    interject: Interject = lambda _stopping: [],
+    emit: Emit | None = None,
 ) -> Reply:
     """Run one turn and return its reply.
 
     Every message goes through `record` before it becomes part of the conversation. `brake` ends the turn with
     stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`. Raises BackendError, with
     the turn's `usage` so far as an attribute, and ConfigError for an empty prompt.
+
+    `interject(stopping)` is asked for what was said meanwhile: after the prompt, after each batch of tool calls, and
+    when the turn would end; each text becomes a user message. `emit(kind, text, name, step, is_error)` is told of
+    everything that happens, see TurnEvent. Neither may raise.
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(backend, toolbox, record, limits, report, brake, on_text)
+    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit)
     return await turn.run(query_id, agent_id, scrub(prompt))
 
 
@@ -112,7 +125,8 @@ class _Turn:
         limits: Limits,
         report: Report,
         brake: Brake,
-        on_text: OnText | None,
+        interject: Interject,
+        emit: Emit | None,
     ) -> None:
         self._backend = backend
         self._toolbox = toolbox
@@ -120,7 +134,8 @@ class _Turn:
         self._limits = limits
         self._report = report
         self._brake = brake
-        self._on_text = on_text
+        self._interject = interject
+        self._emit = emit
         self._usage = Usage()
         self._steps = 0
         self._calls = 0
@@ -132,6 +147,7 @@ class _Turn:
         message = user(prompt)
         self._record(message)
         self._backend.append_user(message.content)
+        self._hear(stopping=False)
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
             async with self._brake.until(deadline):
@@ -168,22 +184,40 @@ class _Turn:
                 return cut
             turn = await self._response()
             calls = tool_uses(turn.message)
-            if not calls:
+            if not calls and not self._hear(stopping=True):
                 return turn.stop_reason
+            if not calls:
+                continue
             if turn.stop_reason in NOT_COMPLETE:
                 self._append_results([refuse(call, CUT_OFF.format(why=turn.stop_reason)).result for call in calls])
             else:
                 await self._run_calls(calls)
+            self._hear(stopping=False)
         return "max_turns"
+
+    def _hear(self, *, stopping: bool) -> bool:
+        """Take what was said meanwhile into the conversation; return whether there was anything."""
+        said = self._interject(stopping)
+        for text in said:
+            message = user(f"{STEERING}\n{scrub(text)}")
+            self._record(message)
+            self._backend.append_user(message.content)
+            self._tell("steered", text)
+        return bool(said)
+
+    def _tell(self, kind: str, text: str = "", name: str = "", *, is_error: bool = False) -> None:
+        if self._emit is not None:
+            self._emit(kind, text, name, self._steps, is_error)
 
     async def _response(self) -> AssistantTurn:
         """Return the next model response, recorded."""
         info = self._backend.info()
         who, step = f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1
         self._report("model", who, step)
-        self._backend.on_retry = lambda retry: self._report("model", f"{who}: {retry}", step)
+        self._backend.on_retry = partial(self._on_retry, who, step)
+        on_text = partial(self._tell, "text") if self._emit is not None else None
         try:
-            turn = await self._backend.assistant_turn(self._on_text)
+            turn = await self._backend.assistant_turn(on_text)
         except OrchError:
             raise
         except Exception as error:
@@ -194,7 +228,12 @@ class _Turn:
         self._text = text_of(turn.message) or self._text
         self._record(message)
         self._backend.append_assistant(message)
+        self._tell("message", text_of(turn.message))
         return turn
+
+    def _on_retry(self, who: str, step: int, retry: object) -> None:
+        self._report("model", f"{who}: {retry}", step)
+        self._tell("retry", str(retry))
 
     async def _run_calls(self, calls: Sequence[ToolUse]) -> None:
         """Run `calls` at once and append their results in call order, also those of calls that the brake ends."""
@@ -202,6 +241,9 @@ class _Turn:
             self._append_results([refuse(call, f"Not run: {WHY[cut]}").result for call in calls])
             return
         self._report("tool", ", ".join(dict.fromkeys(call.name for call in calls)), self._steps)
+        if self._emit is not None:
+            for call in calls:
+                self._tell("tool_call", msgspec.json.encode(call.input).decode()[:SHOWN], call.name)
         tasks = [asyncio.create_task(self._toolbox.dispatch(call)) for call in calls]
         try:
             await asyncio.wait(tasks)
@@ -219,6 +261,9 @@ class _Turn:
             self._calls += outcome.ran
             self._files |= dict.fromkeys(outcome.files_changed)
         self._append_results([outcome.result for outcome in outcomes])
+        for call, outcome in zip(calls, outcomes, strict=True):
+            shown = text_of(Message("user", outcome.result.content))[:SHOWN]
+            self._tell("tool_result", shown, call.name, is_error=outcome.result.is_error)
 
     def _append_results(self, results: Sequence[ToolResult]) -> None:
         self._record(Message("user", tuple(results)))

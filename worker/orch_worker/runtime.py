@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from orch_protocol.messages import Message, Usage
 from orch_protocol.spec import AgentSpec
 
 from .backends.registry import make_backend
+from .interjections import Interjection, Interjections
 from .loop import Brake, run_turn
 from .prompt import first_prompt, system_prompt
 from .tools.base import Keys, ToolContext
@@ -40,6 +42,12 @@ class Root(Protocol):
     async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
         """Ask for a service and return its result."""
 
+    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
+        """Tell what happened in a turn that somebody watches."""
+
+    def heard(self, steer_id: str) -> None:
+        """Tell that what was said to the agent is in its conversation."""
+
     def stop(self, code: int = 0) -> None:
         """End this agent's process with exit code `code`."""
 
@@ -51,6 +59,7 @@ class Runtime:
         self.spec = spec
         self._root = root
         self._brake = Brake()
+        self._said = Interjections(spec.queue_mode)
         self._sync_due = False
         self.backend = make_backend(spec.backend, keys)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
@@ -96,10 +105,14 @@ class Runtime:
             repaired=self.transcript.repaired,
         )
 
-    async def query(self, query_id: str, query: Query) -> Finished:
+    def begin(self) -> Brake:
+        """Return the brake of the next turn. From now on `cancel` ends that one, also before its first step."""
+        self._brake = Brake()
+        return self._brake
+
+    async def query(self, query_id: str, query: Query, brake: Brake) -> Finished:
         """Run a turn and return its end, durable in the transcript. Must not raise, unless cancelled from outside."""
         session = self.transcript.session
-        self._brake = Brake()
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
@@ -119,7 +132,9 @@ class Runtime:
                 record=lambda message: self._record(message, query_id),
                 limits=limits,
                 report=self._root.report,
-                brake=self._brake,
+                brake=brake,
+                interject=self._interject,
+                emit=partial(self._root.emit, query_id) if query.stream else None,
             )
             self.transcript.turn_end(query_id, reply)
         except Exception as error:
@@ -131,6 +146,16 @@ class Runtime:
     def cancel(self) -> None:
         """End the running turn at its next safe point."""
         self._brake.pull()
+
+    def steer(self, said: Interjection, *, follow_up: bool) -> None:
+        """Let the agent hear `said` before its next model request, a follow-up when it would stop."""
+        self._said.add(said, follow_up=follow_up)
+
+    def _interject(self, stopping: bool) -> list[str]:
+        heard = self._said.take(stopping=stopping)
+        for said in heard:
+            self._root.heard(said.id)
+        return [said.text for said in heard]
 
     def close(self) -> None:
         """End what the tools keep running, make everything durable and give the transcript up."""

@@ -6,21 +6,21 @@ A service is `async (root, caller, params) -> result`; `caller` is the id of the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import RootCall
 from orch_protocol.errors import ConfigError, ProtocolError, ToolNotGrantedError
-from orch_protocol.services import SERVICES
+from orch_protocol.services import SERVICES, QueryAgent
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
-from . import asking, ending, looking, spawning, tools
+from . import asking, ending, looking, spawning, steering, tools
 
 if TYPE_CHECKING:
-    from ..supervisor import Supervisor
+    from ..supervisor import Supervisor, Watcher
 
 __all__ = ["GRANTS", "HANDLERS", "call", "check_seconds", "serve_worker"]
 
@@ -31,6 +31,8 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "collect": asking.collect,
     "wait": asking.wait,
     "kill": ending.kill,
+    "steer": steering.steer,
+    "cancel": steering.cancel,
     "resume": ending.resume,
     "list": looking.list_agents,
     "show": looking.show,
@@ -51,12 +53,19 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 """The tools that ask for a service. Any one is enough; a service that no tool asks for is for people alone."""
 
 
-async def call(root: Supervisor, caller: str | None, method: str, params: Struct) -> Any:
-    """Serve `method` with its parameter struct. Raises ProtocolError for an unknown one, else the service's error."""
+async def call(
+    root: Supervisor, caller: str | None, method: str, params: Struct, watcher: Watcher | None = None
+) -> Any:
+    """Serve `method` with its parameter struct. Raises ProtocolError for an unknown one, else the service's error.
+
+    With `watcher` a query tells it of each TurnEvent.
+    """
     handler = HANDLERS.get(method)
     if handler is None:
         raise ProtocolError(f"no service {method!r}; there are {', '.join(HANDLERS)}")
     check_seconds(getattr(params, "timeout", None))
+    if watcher is not None and method == "query":
+        return await asking.query(root, caller, cast(QueryAgent, params), watcher)
     return await handler(root, caller, params)
 
 

@@ -23,15 +23,15 @@ from ..turns import PATIENCE_SECONDS
 from .ending import own_subtree
 
 if TYPE_CHECKING:
-    from ..supervisor import Supervisor
+    from ..supervisor import Supervisor, Watcher
 
 __all__ = ["answer", "ask", "collect", "query", "submit", "wait"]
 
 
-async def query(root: Supervisor, caller: str | None, params: QueryAgent) -> Reply:
+async def query(root: Supervisor, caller: str | None, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
     node = resolve(root.tree.nodes, params.ref)
-    query_id = ask(root, node, caller, params, waits=True)
+    query_id = ask(root, node, caller, params, waits=True, watcher=watcher)
     return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
 
 
@@ -116,7 +116,15 @@ def who(root: Supervisor, caller: str | None) -> str:
     return "the user" if caller is None else f"agent {root.tree.nodes[caller].spec.name!r} ({caller})"
 
 
-def ask(root: Supervisor, node: Node, caller: str | None, params: QueryAgent, *, waits: bool = False) -> str:
+def ask(
+    root: Supervisor,
+    node: Node,
+    caller: str | None,
+    params: QueryAgent,
+    *,
+    waits: bool = False,
+    watcher: Watcher | None = None,
+) -> str:
     """Put the query to `node` and return its id; `waits` says that `caller` will block until the answer."""
     if not isinstance(params.prompt, str):
         raise ConfigError(f"the prompt for agent {node.spec.name!r} is text, not {type(params.prompt).__name__}")
@@ -132,6 +140,7 @@ def ask(root: Supervisor, node: Node, caller: str | None, params: QueryAgent, *,
         wake=params.wake,
         seconds=params.timeout if waits and caller is not None else None,
         request_id=params.request_id,
+        watcher=watcher,
     )
 
 

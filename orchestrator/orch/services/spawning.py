@@ -84,6 +84,7 @@ def describe(
         limits=_limits(request.limits or config.limits),
         history=request.history,
         durability=config.durability,
+        queue_mode=request.queue_mode,
         template=request.template or template_for(backend),
     )
 

@@ -1,0 +1,43 @@
+"""Replies as values: what the model is asked for, and what its answer is read as."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from orch_protocol.errors import BadReplyError
+
+__all__ = ["ask_for", "ask_to_mend", "read"]
+
+T = TypeVar("T")
+
+FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
+
+
+def ask_for(prompt: str, returns: type[Any]) -> str:
+    """Return `prompt` with the request to answer with JSON that is a `returns`."""
+    schema = msgspec.json.encode(msgspec.json.schema(returns)).decode()
+    return f"{prompt}\n\nAnswer with one JSON value that fits this schema, and with nothing else:\n{schema}"
+
+
+def ask_to_mend(error: Exception) -> str:
+    """Return the prompt that gives the model its one chance to mend its reply."""
+    return f"That is not the JSON value that was asked for: {error}. Answer again, with the JSON value alone."
+
+
+def read(text: str, returns: type[T]) -> T:
+    """Return the `returns` in `text`, which may stand in a fence or have prose around it. Raises BadReplyError."""
+    found = FENCED.findall(text)
+    start, end = text.find("{"), text.rfind("}")
+    inner = [text[start : end + 1]] if -1 < start < end else []
+    problem: Exception | None = None
+    for candidate in (text.strip(), *reversed(found), *inner):
+        try:
+            return msgspec.json.decode(candidate.encode(), type=returns)
+        except msgspec.ValidationError as error:
+            problem = error
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            problem = problem or error
+    raise BadReplyError(str(problem)) from problem
