@@ -1,7 +1,4 @@
-"""A command in a session of its own: it reads nothing, all it writes is taken, and no process of it is left.
-
-Everything it starts carries a mark in its environment, by which it is found again after it has left the session.
-"""
+"""A command in a session of its own: it reads nothing, all it writes is taken, and no process of it is left."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from .base import ToolError
+from .kin import MARK, Kin
 
 __all__ = ["Command"]
 
-MARK: Final = "ORCH_CALL"
 CHUNK: Final = 1 << 16
 POLITE_SECONDS: Final = 1.0
 SWEEP_SECONDS: Final = 2.0
@@ -48,15 +45,14 @@ class Command:
         """How many processes it left behind; they were killed."""
         self.flooded = False
         self._sink, self._flood, self._written = sink, flood, 0
-        self._killed: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self._mark = secrets.token_hex(8)
+        mark = secrets.token_hex(8)
         self._pipe, writer = os.pipe()
         try:
             self._process = subprocess.Popen(
                 argv,
                 cwd=cwd,
-                env={**env, MARK: self._mark},
+                env={**env, MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
@@ -68,6 +64,7 @@ class Command:
             raise ToolError(f"{argv[0]} cannot be started in {str(cwd)!r}: {why}.") from error
         finally:
             os.close(writer)
+        self._kin = Kin(self._process.pid, mark)
         self._silent: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(self._pipe, False)
         self._loop.add_reader(self._pipe, self._read)
@@ -80,7 +77,7 @@ class Command:
 
     async def end(self) -> None:
         """Ask it to end, and kill it if it has not within a second."""
-        self._signal(signal.SIGTERM)
+        self._kin.signal(signal.SIGTERM)
         if not await self.wait(POLITE_SECONDS):
             self.kill()
             await self.wait(2 * SWEEP_SECONDS)
@@ -88,7 +85,7 @@ class Command:
     def kill(self) -> None:
         """Kill every process of it, now. Nothing happens when it has ended."""
         if self.code is None:
-            self._sweep()
+            self._kin.strike()
 
     def close(self) -> None:
         """Kill every process of it and wait until they are gone, at most 2 s."""
@@ -107,6 +104,7 @@ class Command:
 
         def wait() -> None:
             self._process.wait()
+            self._kin.reaped = True
             try:
                 self._loop.call_soon_threadsafe(on_exit)
             except RuntimeError:
@@ -131,12 +129,12 @@ class Command:
             await self._exited
             # Who still holds the pipe may have something to say; not for long.
             await asyncio.wait({self._silent}, timeout=LAST_WORDS_SECONDS)
-            found = self._sweep()
-            self.strays = len(found)
             deadline = time.monotonic() + SWEEP_SECONDS
-            while found and time.monotonic() < deadline:
+            while self._kin.strike():
+                if time.monotonic() > deadline:
+                    break
                 await asyncio.sleep(PAUSE)
-                found = self._sweep()
+            self.strays = len(self._kin.killed)
             await asyncio.wait({self._silent}, timeout=LAST_WORDS_SECONDS)
         finally:
             self._exited.cancel()
@@ -144,18 +142,18 @@ class Command:
 
     def _bury(self) -> None:
         """Kill and reap what there is of it, which is nothing but the leader unless it is ended in the middle."""
+        if self.code is not None:
+            return
         deadline = time.monotonic() + SWEEP_SECONDS
-        if self._process.poll() is None:
-            while self._sweep() and time.monotonic() < deadline:
+        if not self._exited.done() or self._exited.cancelled():
+            while self._kin.strike() and time.monotonic() < deadline:
                 time.sleep(PAUSE)
         try:
             self.code = self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.returncode = self.code = -signal.SIGKILL  # it cannot die, so nobody can wait for it
-        while (dying := {pid for pid in self._killed if _is_dying(pid)}) and time.monotonic() < deadline:
-            self._killed = dying
-            time.sleep(PAUSE)
-        _reap_session(self._process.pid)
+        self._kin.reaped = True
+        self._kin.bury(deadline)
         self._hang_up()
 
     def _read(self) -> None:
@@ -169,7 +167,7 @@ class Command:
         elif self._flood is not None and self._written > self._flood:
             if not self.flooded:
                 self.flooded = True
-                self._sweep()
+                self._kin.strike()
         else:
             self._sink(data)
 
@@ -178,71 +176,3 @@ class Command:
             self._loop.remove_reader(self._pipe)
             os.close(self._pipe)
             self._silent.set_result(None)
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Signal the whole group. Its number is ours as long as its leader is not reaped."""
-        if self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
-
-    def _sweep(self) -> set[int]:
-        """Kill all that is found of it, and return what was found besides its leader."""
-        found = self._marked()
-        self._signal(signal.SIGKILL)
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
-        self._killed |= found
-        return found
-
-    def _marked(self) -> set[int]:
-        """Return the processes that carry the mark, but for the leader. None where there is no /proc."""
-        mark, found = f"{MARK}={self._mark}".encode(), set()
-        try:
-            names = os.listdir("/proc")
-        except OSError:
-            return set()
-        for name in names:
-            if name.isdigit():
-                try:
-                    with open(f"/proc/{name}/environ", "rb") as file:
-                        if mark in file.read():
-                            found.add(int(name))
-                except OSError:
-                    pass  # gone, or somebody else's
-        return found - {self._process.pid}
-
-
-def _is_dying(pid: int) -> bool:
-    """Reap the killed process `pid` if it is dead and fell to us; say whether it is ours and not dead yet."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False
-
-
-def _reap_session(leader: int) -> None:
-    """Reap the processes of the session that fell to this one when their parents ended, and ended by themselves."""
-    for pid in _children():
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state, _, _, session, *_ = file.read().rpartition(b") ")[2].split()
-            if state == b"Z" and int(session) == leader:
-                os.waitpid(pid, os.WNOHANG)
-        except (OSError, ValueError):
-            pass
-
-
-def _children() -> list[int]:
-    found: list[int] = []
-    try:
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except OSError:
-        pass
-    return found

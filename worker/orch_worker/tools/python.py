@@ -40,7 +40,7 @@ async def run_python(context: ToolContext, code: str) -> ToolOutput:
 async def run_python_script(
     context: ToolContext,
     code: Annotated[str, Meta(max_length=MAX_SCRIPT)],
-    timeout: Seconds | None = None,  # noqa: ASYNC109
+    timeout: Seconds | None = None,
 ) -> ToolOutput:
     """Run Python code in a fresh process in the working folder; answers with its output and exit status.
 

@@ -29,7 +29,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 async def bash(
     context: ToolContext,
     command: str,
-    timeout: Seconds | None = None,  # noqa: ASYNC109
+    timeout: Seconds | None = None,
     background: bool = False,
 ) -> ToolOutput:
     """Run a shell command in the working folder, without input or terminal; answers with its output and exit status.

@@ -1,0 +1,128 @@
+"""All processes of one command: those of its session, and those that left it but carry its mark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Final, NamedTuple
+
+__all__ = ["MARK", "Kin"]
+
+MARK: Final = "ORCH_CALL"
+UNSURE_SECONDS: Final = 0.1
+PAUSE: Final = 0.005
+KERNEL_THREAD: Final = 0x00200000
+
+
+class Kin:
+    """What descends from the process `leader`, which was started in a session of its own with `MARK=mark`.
+
+    `reaped` is to be set when the leader is: until then the number of its group is its own.
+    """
+
+    def __init__(self, leader: int, mark: str) -> None:
+        self.reaped = False
+        self.killed: set[int] = set()
+        """Those that were killed one by one."""
+        self._leader = leader
+        self._mark = f"{MARK}={mark}".encode()
+        stat = _stat(leader)
+        self._since = stat.began if stat else 0
+        self._unsure_since: float | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the group of the leader."""
+        if not self.reaped:
+            try:
+                os.killpg(self._leader, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def strike(self) -> bool:
+        """Kill the group and all that is found beside it; say whether there may be more, to be struck again soon."""
+        found, unsure = self._find()
+        self.signal(signal.SIGKILL)
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        self.killed |= found
+        if found or not unsure:
+            self._unsure_since = None
+            return bool(found)
+        now = time.monotonic()
+        self._unsure_since = self._unsure_since or now
+        return now - self._unsure_since < UNSURE_SECONDS
+
+    def bury(self, deadline: float) -> None:
+        """Reap what was killed, or ended by itself, and fell to this process; not later than `deadline` (monotonic)."""
+        dying = {pid for pid in self.killed if _is_dying(pid)}
+        while dying and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            dying = {pid for pid in dying if _is_dying(pid)}
+        for pid in _children():
+            stat = _stat(pid)
+            if stat is not None and stat.state == "Z" and stat.session == self._leader:
+                _is_dying(pid)
+
+    def _find(self) -> tuple[set[int], bool]:
+        """Return the processes that carry the mark, but for the leader, and whether some may that cannot show it yet.
+
+        A process has no environment while it turns into another program. Nothing is found where there is no /proc.
+        """
+        found, unsure = set(), False
+        try:
+            names = os.listdir("/proc")
+        except OSError:
+            return set(), False
+        for pid in map(int, filter(str.isdigit, names)):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    environ = file.read()
+            except OSError:
+                continue  # gone, or somebody else's
+            if self._mark in environ:
+                found.add(pid)
+            elif not environ and (stat := _stat(pid)) and stat.state != "Z" and not stat.is_kernels:
+                if stat.session == self._leader:
+                    found.add(pid)
+                unsure |= stat.began >= self._since
+        return found - {self._leader}, unsure
+
+
+class _Stat(NamedTuple):
+    state: str
+    session: int
+    is_kernels: bool
+    began: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    """Return what /proc/<pid>/stat says, None when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+        return _Stat(fields[0].decode(), int(fields[3]), bool(int(fields[6]) & KERNEL_THREAD), int(fields[19]))
+    except (OSError, IndexError):
+        return None
+
+
+def _is_dying(pid: int) -> bool:
+    """Reap the process `pid` if it is dead and ours; say whether it is ours and not dead yet."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
