@@ -237,7 +237,7 @@ class AsyncOrchestrator:
         self,
         *agents: AsyncSubagent | str | int,
         mode: Literal["any", "all"] | int = "all",
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
     ) -> Waited:
         """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
         refs = tuple(agent.id if isinstance(agent, AsyncSubagent) else str(agent) for agent in agents)

@@ -18,20 +18,16 @@ from orch_protocol.errors import (
     AgentBusyError,
     AgentDiedError,
     AgentGoneError,
-    ConcurrencyLimitError,
-    DepthCapError,
     LaunchError,
     NoResultError,
-    OrchError,
     QueryCycleError,
     SpawnError,
-    ToolNotGrantedError,
     error_info,
 )
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
-from orch_protocol.spec import AgentSpec
 
+from . import admission
 from .events import (
     Ask,
     BootOverdue,
@@ -77,6 +73,7 @@ from .journal import (
 )
 from .news import News
 from .nodes import Node, Nodes, iso
+from .obituaries import cause_of, obituary
 
 __all__ = ["Tree"]
 
@@ -106,27 +103,13 @@ class Tree:
     def _on_spawn(self, event: Spawn, now: float) -> Decision:
         if event.request_id is not None and event.request_id in self.nodes.requests:
             return Decision(value=self.nodes.requests[event.request_id])
-        config = self.config
-        if not config.enabled:
-            raise SpawnError("subagents are disabled in the configuration: set subagents.enabled = true")
         parent = self.nodes[event.caller] if event.caller is not None else None
         spec = event.spec
         depth = spec.depth if parent is None else parent.spec.depth + 1
-        if parent is not None:
-            _require_life(parent)
-        if parent is not None and not config.allow_nested:
-            raise DepthCapError(
-                f"agent {parent.spec.name!r} may not spawn: nested spawning is off "
-                "(subagents.allow_nested = true turns it on); report that you are blocked"
-            )
-        if depth > config.depth_cap:
-            raise DepthCapError(f"depth cap {config.depth_cap} reached; report that you are blocked")
-        if parent is not None:
-            self._check_grant(parent, spec)
-        self._check_width()
+        admission.check_spawn(self.config, parent, spec, depth)
+        admission.check_width(self.config, self.nodes)
         seq = len(self.nodes) + 1
-        name = spec.name or self._free_name(seq)
-        self._check_name(name)
+        name = admission.name_for(self.nodes, spec.name, seq)
         spec = msgspec.structs.replace(
             spec, seq=seq, name=name, depth=depth, parent_id=event.caller if parent else spec.parent_id
         )
@@ -135,37 +118,6 @@ class Tree:
             Launched(at=now, id=spec.id, incarnation=1),
         ]
         return Decision(entries, self._launch(spec.id, 1), spec.id)
-
-    def _check_grant(self, parent: Node, spec: AgentSpec) -> None:
-        granted = (*parent.spec.tools, *(tool.name for tool in parent.spec.root_tools))
-        wider = [tool for tool in spec.tools if tool not in granted]
-        if wider:
-            raise ToolNotGrantedError(
-                f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, wider))}: it does not hold "
-                f"{'it' if len(wider) == 1 else 'them'} itself; it holds {', '.join(granted) or 'no tools'}"
-            )
-
-    def _free_name(self, seq: int) -> str:
-        name, number = f"agent-{seq}", 1
-        while name in self.nodes.names:
-            number += 1
-            name = f"agent-{seq}-{number}"
-        return name
-
-    def _check_name(self, name: str) -> None:
-        if name.isdigit():
-            raise SpawnError(f"name {name!r} would read as a sequence number; add a letter")
-        holder = self.nodes.names.get(name)
-        if holder is not None:
-            raise SpawnError(f"name {name!r} is taken by agent {holder.spec.id}; choose another or kill that one")
-
-    def _check_width(self) -> None:
-        alive = len(self.nodes.alive)
-        if alive >= self.config.max_concurrent:
-            raise ConcurrencyLimitError(
-                f"{alive} agents are alive and subagents.max_concurrent is {self.config.max_concurrent}: "
-                "kill one, wait for one to go cold, or raise the limit"
-            )
 
     def _launch(self, id: str, incarnation: int) -> list[Instruction]:
         return [Launch(id, incarnation), Timer(BOOT_SECONDS, BootOverdue(id, incarnation))]
@@ -206,13 +158,13 @@ class Tree:
         spec = node.spec
         asker = event.asker
         if asker is not None:
-            _require_life(self.nodes[asker])
+            admission.check_asker(self.nodes[asker])
         if asker == spec.id or (asker and event.waits and asker in self.nodes.waited_for_by(spec.id)):
             raise QueryCycleError(
                 f"agent {spec.name!r} waits, directly or not, for the agent that asks it; "
                 "answer your own query first, or report what you need in your reply"
             )
-        self._check_answers(node)
+        admission.check_answers(node)
         if node.pending is not None:
             raise AgentBusyError(
                 f"agent {spec.name!r} ({spec.id}) is busy with: {node.pending.head}; "
@@ -246,7 +198,7 @@ class Tree:
             return [], []
         idle = [other for other in self.nodes.alive.values() if other.status == "idle" and not other.stopping]
         if not idle:
-            self._check_width()
+            admission.check_width(self.config, self.nodes)
         return self._retire(min(idle, key=lambda other: other.last_activity), now)
 
     def _retire(self, node: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
@@ -255,16 +207,6 @@ class Tree:
             [Stopping(at=now, id=id)],
             [Signal(id, incarnation, "stop"), Timer(STOP_SECONDS, StopOverdue(id, incarnation))],
         )
-
-    def _check_answers(self, node: Node) -> None:
-        spec = node.spec
-        if node.status == "killed":
-            raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
-        if node.status == "failed":
-            raise AgentGoneError(
-                f"agent {spec.name!r} ({spec.id}) could not be started: {node.error}; "
-                f"`orch resume {spec.seq}` tries again"
-            )
 
     def _on_finish(self, event: Finish, now: float) -> Decision:
         node = self.nodes[event.id]
@@ -345,7 +287,7 @@ class Tree:
             # A query arrived while the process was leaving: it is answered by the next one.
             return self._ask_again(node, "cold", code, now)
         if node.pending is not None:
-            failure = None if recovered else self._obituary(node, code, detail)
+            failure = None if recovered else obituary(node, code, detail)
             answered = Answered(
                 at=now,
                 id=id,
@@ -361,19 +303,10 @@ class Tree:
             instructions += answer.instructions
         entries.append(Ended(at=now, id=id, incarnation=incarnation, status=status, code=code, error=error))
         if node.status == "starting":
-            failed = LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {detail or _how(code)}")
+            failed = LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {detail or cause_of(code)}")
             instructions.append(Notify(f"up:{id}:{incarnation}", None, error_info(failed)))
         instructions.append(Notify(f"gone:{id}:{incarnation}"))
         return Decision(entries, instructions)
-
-    def _obituary(self, node: Node, code: int | None, detail: str) -> OrchError:
-        name, id = node.spec.name, node.spec.id
-        if node.status == "starting":
-            return LaunchError(f"agent {name!r} ({id}) did not come up: {detail or _how(code)}")
-        return AgentDiedError(
-            f"agent {name!r} ({id}) died in the middle of a turn ({_how(code)}); its transcript is whole up to "
-            "there, and the next query revives it" + (f"\n{detail}" if detail else "")
-        )
 
     def _on_stopoverdue(self, event: StopOverdue, _: float) -> Decision:
         node = self.nodes[event.id]
@@ -423,7 +356,7 @@ class Tree:
 
     def _on_steer(self, event: Steer, now: float) -> Decision:
         node = self.nodes[event.id]
-        self._check_answers(node)
+        admission.check_answers(node)
         said = Steered(at=now, id=event.id, steer_id=event.steer_id, text=event.text, follow_up=event.follow_up)
         return Decision([said], [self._say(said)] if node.status in ("idle", "busy") else [], event.steer_id)
 
@@ -500,15 +433,3 @@ class Tree:
                 ended.append(Ended(at=now, id=id, incarnation=node.incarnation, status=status))
         # News waits for its reader's next turn: nobody starts to work because a root did.
         return Decision([Opened(at=now, pid=event.pid), *self._settle(answers).entries, *ended])
-
-
-def _require_life(asker: Node) -> None:
-    """Raise AgentGoneError for an agent that was killed: what it still asks for comes too late."""
-    if asker.status == "killed":
-        raise AgentGoneError(f"agent {asker.spec.name!r} ({asker.spec.id}) was killed and asks for nothing any more")
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "its exit code is not known"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
