@@ -257,7 +257,9 @@ class Supervisor:
 
     def _perform_send(self, send: Send) -> None:
         if send.body is not None:
-            self._peers[send.id].send(send.kind, send.body, send.query_id)
+            # What cannot be handed over now (a full disk) is not lost: it is on record, and said to the next process.
+            with contextlib.suppress(OrchError):
+                self._peers[send.id].send(send.kind, send.body, send.query_id)
             return
         node = self.tree.nodes[send.id]
         query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)

@@ -325,7 +325,7 @@ class Tree:
         entries: list[Entry] = []
         instructions: list[Instruction] = [Timer(min(60.0, seconds / 2), event)]
         for node in self.nodes.alive.values():
-            if node.status == "idle" and now - node.last_activity >= seconds:
+            if node.status == "idle" and not node.stopping and now - node.last_activity >= seconds:
                 more, acts = self._retire(node, now)
                 entries += more
                 instructions += acts
@@ -368,12 +368,17 @@ class Tree:
             return Decision()
         return Decision([Heard(at=now, id=event.id, steer_id=event.steer_id)])
 
-    def _on_cancel(self, event: Cancel, _: float) -> Decision:
+    def _on_cancel(self, event: Cancel, now: float) -> Decision:
         node = self.nodes[event.id]
         if node.pending is None or node.status != "busy":
             return Decision()
         if event.hard:
-            return Decision([], [Signal(event.id, node.incarnation, "kill")])
+            cut = AgentDiedError(f"the turn of agent {node.spec.name!r} ({event.id}) was ended with its process")
+            answered = Answered(at=now, id=event.id, query_id=node.pending.query_id, error=error_info(cut))
+            settled = self._settle([answered])
+            # Who asks it meanwhile is answered by the next process, as when this one had been asked to leave.
+            kill = Signal(event.id, node.incarnation, "kill")
+            return Decision([*settled.entries, Stopping(at=now, id=event.id)], [*settled.instructions, kill])
         return Decision([], [Send(event.id, node.pending.query_id, "cancel", commands.Cancel())])
 
     def _on_resume(self, event: Resume, now: float) -> Decision:

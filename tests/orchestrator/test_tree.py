@@ -618,6 +618,21 @@ def test_a_turn_is_cancelled_softly_or_hard() -> None:
     assert forest.told(Send) == [Send(id, "q", "cancel", commands.Cancel())]
     forest.handle(Cancel(id, hard=True))
     assert forest.told(Signal) == [Signal(id, 1, "kill")]
+    assert [(notify.topic, notify.error.type) for notify in forest.told(Notify)] == [("query:q", "AgentDiedError")]
+
+
+def test_a_turn_that_was_ended_with_its_process_is_not_begun_again() -> None:
+    """Also when the process had not heard of it; whoever asks meanwhile is answered by the next one."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.ask(id, "q1")
+    forest.handle(Cancel(id, hard=True))
+    forest.ask(id, "q2")
+    assert forest.told(Send) == []
+    forest.gone(id, begun=False)
+    assert forest.told(Launch) == [Launch(id, 2)]
+    forest.up(id)
+    assert forest.told(Send) == [Send(id, "q2")]
 
 
 # Recovery.
