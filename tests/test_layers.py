@@ -17,7 +17,7 @@ DOORS: dict[str, set[str]] = {
     "httpx2": {"orch_worker.backends.transport", "orch_worker.tools.http"},
     "multiprocess": {"orch_worker.zygote"},
     "openai": {"orch_worker.backends.openai"},
-    "structlog": set(),
+    "structlog": {"orch.logs"},
     "tenacity": {"orch_worker.backends.retry"},
     # Both ends of the one wire: the worker's DEALER with the adapter that both drive, and the root's ROUTER.
     "zmq": {"orch_worker.drain", "orch.router"},

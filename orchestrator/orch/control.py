@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import struct
@@ -25,6 +24,8 @@ from orch_protocol.services import Request, Response
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS, VERSION
 
+from .logs import logger
+
 __all__ = ["ANY_VERSION", "MAX_LINE", "WAITS", "Client", "ControlServer", "DaemonLeaving", "Handler"]
 
 MAX_LINE: Final = 64 << 20
@@ -38,7 +39,7 @@ BACKLOG: Final = 1024
 ACCEPT_PASSES: Final = 6
 """Passes of the event loop after which a connection that waited in the backlog has been met."""
 
-log = logging.getLogger(__name__)
+log = logger("orch.control")
 
 
 class Client(Struct, frozen=True):
@@ -149,7 +150,7 @@ class ControlServer:
         except OrchError as error:
             return _failed(request.id, error)
         except Exception as error:
-            log.exception("a request for %s failed", request.method)
+            log.exception("request_failed", method=request.method)
             return _failed(request.id, error)
 
 

@@ -10,8 +10,6 @@ import argparse
 import asyncio
 import datetime
 import json
-import logging
-import logging.handlers
 import os
 import resource
 import signal
@@ -33,17 +31,17 @@ from orch_worker.lock import FolderLock
 from . import paths
 from .config import load
 from .control import Client, ControlServer
+from .logs import logger, open_log
 from .version import version
 
 __all__ = ["ALREADY_RUNNING", "Daemon", "DaemonStatus", "Stop", "Stopping", "main"]
 
 ALREADY_RUNNING: Final = 3
 DRAIN_SECONDS: Final = 10.0
-LOG_BYTES: Final = 1 << 20
 UNHEARD: Final = frozenset({"daemon_status", "ping"})
 """Looking at the daemon does not keep it."""
 
-log = logging.getLogger("orch.daemon")
+log = logger("orch.daemon")
 
 T = TypeVar("T", bound=Struct)
 Call = Callable[..., Awaitable[Any]]
@@ -174,7 +172,7 @@ class Daemon:
                 raise AgentBusyError(f"{len(busy)} agents are at work ({', '.join(busy)}): wait, or orch daemon stop")
             if self._requests > 1:
                 raise AgentBusyError(f"{self._requests - 1} other requests are under way: wait, or orch daemon stop")
-        log.info("process %d asks to stop", client.pid)
+        log.info("asked_to_stop", by=client.pid)
         self.stop()
         return Stopping(os.getpid())
 
@@ -184,17 +182,6 @@ def _params(method: str, params: msgspec.Raw, type: type[T]) -> T:
         return msgspec.json.decode(params, type=type)
     except DECODE_ERRORS as error:
         raise ProtocolError(f"parameters of {method!r}: {error}") from error
-
-
-class BoundedLog(logging.handlers.RotatingFileHandler):
-    """A log of at most two files of LOG_BYTES, into which descriptors 1 and 2 go as well."""
-
-    def _open(self) -> Any:
-        stream = super()._open()
-        os.fchmod(stream.fileno(), 0o600)
-        for descriptor in (1, 2):
-            os.dup2(stream.fileno(), descriptor)
-        return stream
 
 
 def read_keys(descriptor: int) -> dict[str, str]:
@@ -227,9 +214,9 @@ async def serve(home: Path, config: Config, env: Mapping[str, str], ready: int |
     try:
         stop_on_signals(daemon.stop)
         await server.start()
-        log.info("orch %s serves %s as process %d", version(), home, os.getpid())
+        log.info("serving", version=version(), home=str(home), pid=os.getpid())
         report(ready, pid=os.getpid())
-        log.info("leaving: %s", await daemon.until_done())
+        log.info("leaving", why=await daemon.until_done())
         await server.leave()
     finally:
         # Waiting requests fail as the root closes, and are answered; what is left then is cut off.
@@ -237,7 +224,7 @@ async def serve(home: Path, config: Config, env: Mapping[str, str], ready: int |
             async with asyncio.timeout(DRAIN_SECONDS):
                 await orchestrator.__aexit__(None, None, None)
         except TimeoutError:
-            log.error("agents were not down within %g s; their shim ends them", DRAIN_SECONDS)
+            log.error("agents_left_to_their_shim", seconds=DRAIN_SECONDS)
         await server.close()
 
 
@@ -248,7 +235,7 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
     def met(number: signal.Signals) -> None:
         seen.append(number.name)
-        log.info("%s", number.name)
+        log.info("signal", name=number.name)
         if len(seen) > 1:
             os._exit(1)
         stop()
@@ -277,14 +264,10 @@ def main(argv: list[str] | None = None) -> int:
         except LockedError as error:
             print(f"orch: another daemon serves {home}: {error}", file=sys.stderr)
             return ALREADY_RUNNING
-        logging.basicConfig(
-            handlers=[BoundedLog(folder / "log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")],
-            format="%(asctime)s %(levelname)s %(name)s %(message)s",
-            level=logging.INFO,
-        )
+        open_log(folder / "log")
         asyncio.run(serve(home, load(None, os.environ, home=home).config, env, arguments.ready))
     except (OrchError, OSError) as error:
-        log.exception("the daemon could not go on")
+        log.exception("could_not_go_on")
         info = error_info(error)
         code = error.exit_code if isinstance(error, OrchError) else 1
         report(arguments.ready, error={"type": info.type, "message": info.message, "exit_code": str(code)})

@@ -258,7 +258,7 @@ def test_daemon_verbs(shell: Shell) -> None:
     assert shell.data("daemon", "stop") == {"pid": first["pid"]}
     ended(first["pid"])
     assert shell.data("daemon", "stop") == {"pid": None}
-    assert b"leaving: told to stop" in shell.run("daemon", "logs").stdout
+    assert b'"why": "told to stop"' in shell.run("daemon", "logs").stdout
 
 
 def test_racing_commands_share_one_daemon(shell: Shell) -> None:
@@ -309,7 +309,7 @@ def test_an_idle_daemon_leaves_by_itself(shell: Shell) -> None:
     shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"), ORCH_DAEMON__IDLE_MINUTES="0.005")
     for pid in shell.ours():
         ended(pid)
-    assert b"leaving: idle for 0.005 minutes" in shell.run("daemon", "logs").stdout
+    assert b'"why": "idle for 0.005 minutes"' in shell.run("daemon", "logs").stdout
     assert shell.run("query", "a", "?").stdout == b"hello\n"
 
 

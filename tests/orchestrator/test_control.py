@@ -100,7 +100,7 @@ async def test_a_request_gets_its_answer(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, desk, connect):
         caller = await connect()
         assert await caller.ask(7, "echo", {"a": [1, "é"]}) == {"id": 7, "result": {"a": [1, "é"]}}
-        assert desk.clients == [Client(os.getpid(), os.getuid())]
+        assert [(client.pid, client.uid) for client in desk.clients] == [(os.getpid(), os.getuid())]
 
 
 async def test_an_error_names_type_message_and_exit_code(
@@ -117,7 +117,7 @@ async def test_an_error_names_type_message_and_exit_code(
         with caplog.at_level(logging.ERROR):
             answer = await caller.ask(2, "broken")
         assert answer["error"] == {"type": "OrchError", "message": "RuntimeError: boom", "exit_code": "1"}
-        assert "a request for broken failed" in caplog.text
+        assert '"method": "broken", "event": "request_failed"' in caplog.text
         assert (await caller.ask(3, "echo"))["id"] == 3
 
 
@@ -283,3 +283,24 @@ async def test_a_socket_left_behind_is_replaced_by_a_private_one(tmp_path: Path)
     finally:
         os.umask(before)
     assert not (tmp_path / "s").exists()
+
+
+async def test_events_of_a_request_come_before_its_answer(tmp_path: Path) -> None:
+    """What the handler tells is sent under the request's id, in order."""
+
+    async def handler(method: str, params: msgspec.Raw, client: Client) -> Any:
+        client.tell({"n": 1})
+        client.tell({"n": 2})
+        return method
+
+    path = str(tmp_path / "control.sock")
+    server = ControlServer(path, handler)
+    await server.start()
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(b'{"id": 3, "method": "watch"}\n')
+        lines = [msgspec.json.decode(await reader.readline()) for _ in range(3)]
+    finally:
+        writer.close()
+        await server.close()
+    assert lines == [{"id": 3, "event": {"n": 1}}, {"id": 3, "event": {"n": 2}}, {"id": 3, "result": "watch"}]
