@@ -288,7 +288,7 @@ async def test_a_socket_left_behind_is_replaced_by_a_private_one(tmp_path: Path)
 async def test_events_of_a_request_come_before_its_answer(tmp_path: Path) -> None:
     """What the handler tells is sent under the request's id, in order."""
 
-    async def handler(method: str, params: msgspec.Raw, client: Client) -> Any:
+    async def handler(method: str, _: msgspec.Raw, client: Client) -> Any:
         client.tell({"n": 1})
         client.tell({"n": 2})
         return method

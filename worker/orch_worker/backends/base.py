@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from orch_protocol.errors import BackendError, ConfigError
@@ -135,9 +136,8 @@ class Conversation:
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer."""
         self.system, self.tools = text, tuple(tools)
-        self._system_tokens = text_tokens(text) + sum(
-            text_tokens(f"{tool.name}{tool.description}{tool.input_schema}") for tool in tools
-        )
+        shown = msgspec.json.encode([(tool.name, tool.description, tool.input_schema) for tool in tools])
+        self._system_tokens = text_tokens(text) + text_tokens(shown.decode())
 
     def append_user(self, content: Sequence[Block]) -> None:
         """Add a user message."""
