@@ -136,8 +136,8 @@ class Conversation:
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer."""
         self.system, self.tools = text, tuple(tools)
-        shown = msgspec.json.encode([(tool.name, tool.description, tool.input_schema) for tool in tools])
-        self._system_tokens = text_tokens(text) + text_tokens(shown.decode())
+        shown = msgspec.json.encode([(tool.name, tool.description, tool.input_schema) for tool in tools]).decode()
+        self._system_tokens = text_tokens(text) + (text_tokens(shown) if tools else 0)
 
     def append_user(self, content: Sequence[Block]) -> None:
         """Add a user message."""
