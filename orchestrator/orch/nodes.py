@@ -46,6 +46,7 @@ class Result:
     error: ErrorInfo | None
     taken_by: str | None
     taken_at: float | None
+    asker: str | None
 
 
 @dataclass(slots=True)
@@ -200,13 +201,14 @@ class Nodes:
     def _apply_answered(self, node: Node, entry: Answered) -> None:
         pending = node.pending
         taken_at = entry.at if entry.taken_by else None
-        node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at)
+        asked_by = pending.asker if pending else None
+        node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by)
         node.pending, node.last_activity = None, entry.at
         node.usage = node.usage + entry.usage
         node.context_tokens = entry.context_tokens or node.context_tokens
         if node.status == "busy":
             node.status = "idle"
-        asker = self.get(pending.asker if pending else None)
+        asker = self.get(asked_by)
         if asker is not None and asker.watching.pop(entry.id, None) is not None:
             asker.news.append(news_line(node, entry))
 

@@ -298,7 +298,6 @@ class Supervisor:
         waits: bool = False,
         wake: str | int | None = None,
         from_inbox: bool = False,
-        seconds: float | None = None,
         request_id: str | None = None,
         watcher: Watcher | None = None,
     ) -> str:
@@ -309,7 +308,9 @@ class Supervisor:
         query_id, prompt = new_id(), scrub(prompt)
         if watcher is not None:
             self._streams[query_id] = watcher
-        self._turns.accept(query_id, prompt, seconds)
+        # Who waits does so in a turn of its own, and what it waits for is to end before that.
+        within = self.tree.nodes[asker].pending if asker is not None and waits else None
+        self._turns.accept(query_id, prompt, within.query_id if within else None)
         try:
             accepted: str = self.handle(
                 Ask(node.spec.id, query_id, head_of(prompt), asker, waits, wake, from_inbox, request_id)

@@ -9,6 +9,8 @@ from orch_protocol.commands import Query
 
 __all__ = ["CHECK_SECONDS", "PATIENCE_SECONDS", "Turns"]
 
+MARGIN_SECONDS = 2.0
+"""How much earlier a turn ends than the one that waits for it, which has something to make of the answer."""
 GRACE_SECONDS = 60.0
 """What a turn may take over its limit before its process is taken for stuck."""
 CHECK_SECONDS = 60.0
@@ -25,16 +27,17 @@ class Turns:
         self._prompts: dict[str, tuple[str, float | None]] = {}
         self._sent: dict[str, tuple[str, int, float]] = {}
 
-    def accept(self, query_id: str, prompt: str, seconds: float | None) -> None:
-        """Keep `prompt` for when a process is there to send it to; the turn is to end in `seconds` from now."""
-        self._prompts[query_id] = prompt, None if seconds is None else self._now() + seconds
+    def accept(self, query_id: str, prompt: str, within: str | None = None) -> None:
+        """Keep `prompt` for when a process is there to send it to; its turn is to end before the turn `within` does."""
+        self._prompts[query_id] = prompt, self._sent[within][2] - MARGIN_SECONDS if within in self._sent else None
 
     def send(self, query_id: str, agent_id: str, incarnation: int, limit: float) -> Query:
         """Return the query for the process `incarnation` of the agent, whose turns end within `limit` seconds."""
         prompt, deadline = self._prompts[query_id]
         now = self._now()
-        self._sent[query_id] = agent_id, incarnation, now + limit + GRACE_SECONDS
-        return Query(prompt, None if deadline is None else max(0.0, deadline - now))
+        end = now + limit if deadline is None else min(now + limit, max(now, deadline))
+        self._sent[query_id] = agent_id, incarnation, end
+        return Query(prompt, None if deadline is None else end - now)
 
     def forget(self, query_id: str) -> None:
         """It is over, or was never accepted."""
@@ -44,6 +47,6 @@ class Turns:
     def overdue(self) -> Iterator[tuple[str, str, int]]:
         """Yield query id, agent id and incarnation of each turn that did not end by itself."""
         now = self._now()
-        for query_id, (agent_id, incarnation, deadline) in list(self._sent.items()):
-            if now >= deadline:
+        for query_id, (agent_id, incarnation, end) in list(self._sent.items()):
+            if now >= end + GRACE_SECONDS:
                 yield query_id, agent_id, incarnation

@@ -26,7 +26,7 @@ from orch_protocol.errors import (
     ToolNotGrantedError,
 )
 from orch_protocol.messages import assistant, user
-from orch_protocol.services import SERVICES, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
+from orch_protocol.services import SERVICES, Collect, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
 from orch_worker.tools.presets import BUILTIN
 from orch_worker.tools.subagents import __all__ as subagent_tools
 from orchestrator.forest import Forest
@@ -91,6 +91,19 @@ async def test_an_agent_acts_on_what_is_below_it(tmp_path: Path) -> None:
         killed = await ask_root(world, one.id, "kill", Kill(all=True))
         assert killed.ids == (three.id, two.id)
         assert world.status(one) == world.status(other) == "idle"
+
+
+@virtual
+async def test_who_asked_may_collect(tmp_path: Path) -> None:
+    """An agent takes the answer to its own question from whomever it asked, and nobody else's."""
+    async with opened(tmp_path, config=nesting()) as world:
+        one = await world.scripted(tools=NEST)
+        other = await world.scripted("for one", "for the user", tools=NEST)
+        await ask_root(world, one.id, "submit", QueryAgent(other.id, "go"))
+        assert (await ask_root(world, one.id, "collect", Collect(other.id))).text == "for one"
+        other.submit("go")
+        with pytest.raises(AgentError, match="may only collect from"):
+            await ask_root(world, one.id, "collect", Collect(other.id))
 
 
 @virtual

@@ -44,7 +44,7 @@ class Storm:
     async def client(self, steps: int) -> None:
         """Do `steps` things; refusals are part of life, anything else is not."""
         acts = [self.spawn, self.query, self.query, self.query, self.submit, self.watch, self.watch, self.collect]
-        acts += [self.kill, self.resume, self.die, self.ping, self.wait, self.disk]
+        acts += [self.kill, self.resume, self.die, self.ping, self.wait, self.disk, self.steer, self.cancel]
         for _ in range(steps):
             await passed(self.luck.random() * 2)
             try:
@@ -99,6 +99,15 @@ class Storm:
             agent = self.any()
             self.killed.add(agent.id)
             await agent.kill()
+
+    async def steer(self) -> None:
+        """Say something to an agent, now or for when it would stop."""
+        agent = self.any()
+        await self.luck.choice([agent.steer, agent.follow_up])("by the way")
+
+    async def cancel(self) -> None:
+        """End a turn."""
+        await self.any().cancel(hard=self.luck.random() < 0.5)
 
     async def resume(self) -> None:
         """Resume an agent."""

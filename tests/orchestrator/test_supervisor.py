@@ -149,6 +149,26 @@ async def test_a_spec_that_cannot_be_handed_over_fails_the_launch(tmp_path: Path
         spool.unlink()
 
 
+@virtual
+async def test_what_cannot_be_said_now_is_said_to_the_next_process(tmp_path: Path) -> None:
+    """A large word that cannot be handed over keeps no query waiting, and is not forgotten."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("one", "two")
+        world.launcher.worker(agent.id).die(-9)
+        await until(lambda: world.status(agent) == "died")
+        await agent.steer("x" * (MAX_BODY + 1))
+        spool = world.supervisor._spool
+        spool.rmdir()
+        spool.write_text("in the way")
+        assert (await agent.query("first")).text == "one"
+        spool.unlink()
+        world.launcher.worker(agent.id).die(-9)
+        await until(lambda: world.status(agent) == "died")
+        assert (await agent.query("second")).text == "two"
+        assert "xxx" in str(read_session(Path((await agent.state()).folder)).messages[-2])
+        assert world.supervisor.tree.nodes[agent.id].unheard == {}
+
+
 # Disks that are full.
 
 
@@ -307,14 +327,53 @@ async def test_what_a_cut_off_call_waited_for_is_there_for_others(tmp_path: Path
     async with opened(tmp_path, config=nesting()) as world:
         child = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()], name="child")
         call = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
-        parent = await world.scripted(call, tools=NEST, limits=Limits(turn_seconds=5))
-        assert (await parent.query("go")).stop_reason == "timeout"
+        parent = await world.scripted(call, tools=NEST)
+        asking = asyncio.ensure_future(parent.query("go"))
+        await gate.called.wait()
+        await parent.cancel()
+        assert (await asking).stop_reason == "cancelled"
         await passed(1)
         assert world.supervisor._calls._tasks.keys() == {child.id}
         gate.open.set()
         reply = await child.collect()
         assert reply is not None
         assert reply.text == "done"
+
+
+@virtual
+async def test_an_agent_that_runs_out_of_patience_leaves_its_subagent_at_work(tmp_path: Path) -> None:
+    """A tool's deadline ends the waiting; the subagent's own turn goes on, and the answer is taken later."""
+    async with opened(tmp_path, config=nesting()) as world:
+        child = await world.scripted({"text": "the whole answer", "sleep": 20}, name="child")
+        collect = {"tool": "collect_subagent", "input": {"id": "child"}}
+        parent = await world.scripted(
+            {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}},
+            *[collect] * 2,
+            "done",
+            tools=NEST,
+            limits=Limits(tool_seconds=10),
+        )
+        assert (await parent.query("go")).text == "done"
+        said = [str(message) for message in read_session(Path((await parent.state()).folder)).messages]
+        assert "works on" in said[2]
+        assert "works on" in said[4]
+        assert "(end_turn, 0 tool calls)" in said[6]
+        assert "the whole answer" in said[6]
+        with pytest.raises(NoResultError, match="taken by agent"):
+            await child.collect()
+
+
+@virtual
+async def test_a_turn_that_is_waited_for_in_another_turn_ends_before_it(tmp_path: Path) -> None:
+    """Nobody works on for somebody whose time is over, who has something of what there is."""
+    async with opened(tmp_path, config=nesting()) as world:
+        await world.scripted({"tool": "list_files"}, {"text": "late", "sleep": 100}, tools=["list_files"], name="child")
+        ask = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
+        parent = await world.scripted(ask, "done", tools=NEST, limits=Limits(turn_seconds=30))
+        assert (await parent.query("go")).text == "done"
+        assert 27 < asyncio.get_running_loop().time() < 30
+        messages = read_session(Path((await parent.state()).folder)).messages
+        assert "(timeout, 1 tool calls)" in str(messages[2])
 
 
 # Launches.

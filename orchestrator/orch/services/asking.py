@@ -44,7 +44,9 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
 async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
     """Take the answer to the last query, once. Raises QueryTimeoutError while it is not there, NoResultError later."""
     node = resolve(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "collect from")
+    asked = node.pending or node.last
+    if asked is None or asked.asker != caller:  # who asked may have the answer, wherever it stands in the tree
+        own_subtree(root, caller, node, "collect from")
     pending = node.pending
     if pending is not None and params.timeout != 0:
         try:
@@ -138,7 +140,6 @@ def ask(
         asker=caller,
         waits=waits,
         wake=params.wake,
-        seconds=params.timeout if waits and caller is not None else None,
         request_id=params.request_id,
         watcher=watcher,
     )
