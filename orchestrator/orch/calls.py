@@ -26,6 +26,10 @@ class Calls:
         self._tasks.setdefault(agent_id, {})[id] = task
         task.add_done_callback(partial(self._done, agent_id, id))
 
+    def under_way(self, agent_id: str) -> int:
+        """Return how many calls of the agent are."""
+        return len(self._tasks.get(agent_id, ()))
+
     def cancel(self, agent_id: str, id: str) -> None:
         """The agent does not wait for the call `id` any more."""
         if task := self._tasks.get(agent_id, {}).get(id):

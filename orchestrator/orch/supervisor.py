@@ -22,6 +22,7 @@ from orch_protocol.errors import (
     AgentGoneError,
     ErrorInfo,
     OrchError,
+    ProtocolError,
     error_info,
 )
 from orch_protocol.ids import new_id, new_token
@@ -31,6 +32,7 @@ from orch_protocol.text import scrub
 from orch_worker.transcript import LastTurn, read_last_turn
 
 from .calls import Calls
+from .disk import Disk
 from .events import (
     REQUESTS,
     Ask,
@@ -63,8 +65,8 @@ from .waiters import Waiters
 __all__ = ["Supervisor"]
 
 DRAIN_SECONDS = 0.25
-GROUP_SYNC_SECONDS = 0.05
 WAKE_RETRY_SECONDS = 5.0
+MOST_CALLS = 256
 
 Watcher = Callable[[TurnEvent], None]
 Serve = Callable[["Supervisor", str, RootCall], Awaitable[msgspec.Raw]]
@@ -102,7 +104,7 @@ class Supervisor:
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.entries)
         self._journal = journal
-        journal.log.on_dirty = self._sync_soon
+        self.disk = Disk(journal)
         self._launcher = launcher
         self._serve = serve
         self._logs = logs
@@ -122,7 +124,6 @@ class Supervisor:
         self._waking: set[str] = set()
         self._pings = Pings()
         self._timers: set[asyncio.TimerHandle] = set()
-        self._syncing: asyncio.Future[None] | None = None
         self._closed = False
 
     @property
@@ -159,8 +160,7 @@ class Supervisor:
         if ended:
             await asyncio.wait(ended, timeout=2.0)
         await self._launcher.stop()
-        if self._syncing is not None:
-            await asyncio.wait([self._syncing])
+        await self.disk.close(2.0)
 
     def _settle(self) -> None:
         """Bring everything to its end, whatever became of the processes: none outlives this root."""
@@ -421,7 +421,11 @@ class Supervisor:
             case Steered():
                 self.handle(Hear(agent_id, id))
             case RootCall():
-                self._calls.start(agent_id, id, self._answer_call(peer, id, body))
+                if self._calls.under_way(agent_id) < MOST_CALLS:
+                    self._calls.start(agent_id, id, self._answer_call(peer, id, body))
+                else:
+                    full = ProtocolError(f"{MOST_CALLS} calls of this agent are under way: wait for one of them")
+                    peer.send("root_reply", RootReply(error=error_info(full)), id)
             case ErrorInfo():
                 self._on_unreadable(peer, kind, id, body)
             case _ if kind == "hello":
@@ -439,8 +443,13 @@ class Supervisor:
     def _on_finished(self, peer: Peer, id: str, body: Finished) -> None:
         agent_id = peer.agent_id
         self.activity.pop(agent_id, None)
+        reply, error = body.reply, body.error
+        if reply is not None and (reply.id != agent_id or reply.query_id != id):
+            reply = msgspec.structs.replace(reply, id=agent_id, query_id=id)  # whose it is, the line knows
+        if reply is None and error is None:
+            error = error_info(ProtocolError(f"the worker ended query {id} with neither reply nor error"))
         taker = self.waiters.taker(f"query:{id}")
-        self.handle(Finish(agent_id, id, body.reply, body.error, body.usage, body.context_tokens, taker))
+        self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker))
         _, process = self._processes[agent_id]
         if process.ended.done():
             self._bury(agent_id, peer.incarnation)  # that was its last word
@@ -484,16 +493,6 @@ class Supervisor:
 
         handle = self._loop.call_later(seconds, fire)
         self._timers.add(handle)
-
-    def _sync_soon(self) -> None:
-        if not self._closed:
-            self._later(GROUP_SYNC_SECONDS, self._sync)
-
-    def _sync(self) -> None:
-        # In a thread: the root serves everybody, and a busy disk takes its time. A failure ends the journal, and the
-        # next that writes to it is told.
-        self._syncing = self._loop.run_in_executor(None, self._journal.sync)
-        self._syncing.add_done_callback(lambda syncing: syncing.cancelled() or syncing.exception())
 
     def _log(self, id: str) -> Path:
         return self._logs / f"{id}.log"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,25 @@ async def test_what_is_asked_of_a_root_that_closes_is_refused(tmp_path: Path) ->
         root.ask(root.tree.nodes[agent.id], "go")
     launcher.may_stop.set()
     await closing
+
+
+@virtual
+async def test_functions_that_never_return_hold_up_nothing_of_ours(tmp_path: Path) -> None:
+    """They may take every thread of the program's: transcripts are read, the journal is synced, closing ends."""
+    loop, go = asyncio.get_running_loop(), threading.Event()
+    pool = ThreadPoolExecutor(1)
+    loop.set_default_executor(pool)
+    stuck = loop.run_in_executor(None, go.wait, 30)
+    world = World(tmp_path)
+    await world.start()
+    agent = await world.scripted("fine")
+    await agent.query("go")
+    assert (await agent.show()).reply is not None
+    await passed(1)
+    assert world.supervisor._journal.log.dirty == 0
+    await world.close()
+    go.set()
+    await stuck
 
 
 @virtual

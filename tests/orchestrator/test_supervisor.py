@@ -13,7 +13,9 @@ import pytest
 from orch import Limits, ScriptedBackend
 from orch.launchers.base import LaunchRequest
 from orch.services import call
+from orch.supervisor import MOST_CALLS
 from orch.testing import FakeLauncher, FakeWorker
+from orch_protocol.commands import Finished
 from orch_protocol.errors import (
     AgentDiedError,
     AgentGoneError,
@@ -25,7 +27,7 @@ from orch_protocol.errors import (
     StoreError,
 )
 from orch_protocol.messages import Reply, text_of, user
-from orch_protocol.services import Collect, QueryAgent
+from orch_protocol.services import Collect, QueryAgent, RunTool
 from orch_protocol.wire import MAX_BODY
 from orch_worker.transcript import read_session
 from orchestrator.world import NEST, Gate, World, fill, kind_of, nesting, opened
@@ -550,6 +552,39 @@ async def test_a_worker_that_cannot_leave_well_leaves(tmp_path: Path) -> None:
         assert await worker.ended == 3
         await until(lambda: world.status(agent) == "died")
         assert (await agent.query("go")).text == "one"
+
+
+# Workers that are not what they should be.
+
+
+@virtual
+async def test_an_answer_is_whose_line_it_came_through(tmp_path: Path) -> None:
+    """Whatever a worker says whose reply it is; one that says nothing at all has failed."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("fine", "fine")
+        host = world.launcher.worker(agent.id)._host
+        said = [Finished(Reply("somebody", "else", "mine")), Finished()]
+        host._finish = lambda id, _: host._courier.send("finished", said.pop(0), id)  # type: ignore[method-assign]
+        reply = await agent.query("go")
+        assert (reply.id, reply.text) == (agent.id, "mine")
+        assert await agent.collect(again=True) == reply
+        with pytest.raises(ProtocolError, match="neither reply nor error"):
+            await agent.query("go")
+
+
+@virtual
+async def test_a_worker_that_asks_too_much_at_once_is_told(tmp_path: Path) -> None:
+    """What is under way goes on, the rest is refused."""
+    gate = Gate()
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("fine", tools=[gate.tool()])
+        host = world.launcher.worker(agent.id)._host
+        calls = [asyncio.ensure_future(host.call_root("run_tool", RunTool("gate", {}))) for _ in range(300)]
+        await until(lambda: sum(call.done() for call in calls) == 300 - MOST_CALLS)
+        gate.open.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert sum(isinstance(answer, ProtocolError) for answer in answers) == 300 - MOST_CALLS
+        assert gate.calls == MOST_CALLS
 
 
 # Waking.

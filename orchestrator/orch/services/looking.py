@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
     """Return one agent with the tail of its transcript, read from the file: no process is started for it."""
     node = resolve(root.tree.nodes, params.ref)
     folder = Path(node.spec.folder)
-    session = await asyncio.to_thread(read_session, folder)
+    session = await root.disk.do(read_session, folder)
     messages = tuple(session.messages[-params.messages :]) if params.messages > 0 else ()
     return Shown(row(root, node), messages, node.last.reply if node.last else None)
 

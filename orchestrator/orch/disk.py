@@ -1,0 +1,53 @@
+"""What takes its time on a disk, off the root's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from .journal import Journal
+
+__all__ = ["Disk"]
+
+GROUP_SYNC_SECONDS = 0.05
+THREADS = 2
+
+T = TypeVar("T")
+
+
+class Disk:
+    """Brings `journal` to the disk soon after it was written to, and does other slow work on files.
+
+    Its threads are its own: functions of the user's program, which may block for ever, cannot take them up.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="orch-disk")
+        self._journal = journal
+        self._due: asyncio.TimerHandle | None = None
+        self._syncing: asyncio.Future[None] | None = None
+        journal.log.on_dirty = self._sync_soon
+
+    def do(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Return a future of what `work` returns."""
+        return self._loop.run_in_executor(self._threads, work, *arguments)
+
+    async def close(self, seconds: float) -> None:
+        """Begin nothing more, and wait for what is under way, at most so long."""
+        self._journal.log.on_dirty = None
+        if self._due is not None:
+            self._due.cancel()
+        if self._syncing is not None:
+            await asyncio.wait([self._syncing], timeout=seconds)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _sync_soon(self) -> None:
+        self._due = self._loop.call_later(GROUP_SYNC_SECONDS, self._sync)
+
+    def _sync(self) -> None:
+        # A failure ends the journal, and the next that writes to it is told.
+        self._syncing = self.do(self._journal.sync)
+        self._syncing.add_done_callback(lambda syncing: syncing.cancelled() or syncing.exception())
