@@ -39,14 +39,14 @@ class Shell:
         roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
         self.env = kept | {"HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots, "LANG": "C.UTF-8"}
 
-    def start(self, *argv: str, **env: str) -> subprocess.Popen[bytes]:
+    def start(self, *argv: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", MAIN, *argv],
             cwd=self.folder,
             env=self.env | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
         )
 
     def run(self, *argv: str, stdin: bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -169,6 +169,61 @@ def test_ctrl_c_ends_the_waiting_only(shell: Shell) -> None:
     assert shell.run("collect", "a", "--no-wait", code=4).stdout == b""
     os.kill(spawned["pid"], signal.SIGCONT)
     assert shell.run("collect", "a").stdout.startswith(b"Extractive answer")
+
+
+def test_a_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:
+    """Its text and its tools are shown as they come; what is said is heard; a cancelled turn ends, not its agent."""
+    (shell.folder / "x").write_text("one\n")
+    read = {"text": "Looking.", "tool": "read_file", "input": {"path": "x"}}
+    script = shell.script(read, "brief", {"text": "slow", "sleep": 60})
+    shell.run("spawn", "t", "--name", "a", "--script", script)
+    assert len(shell.run("steer", "a", "be brief").stdout.strip()) == 12
+    done = shell.run("query", "a", "go", "--stream")
+    assert done.stdout == b"Looking.\nbrief\n"
+    assert done.stderr.decode().splitlines()[0] == "steered: be brief"
+    assert '-> read_file {"path":"x"}' in done.stderr.decode()
+    waiting = shell.start("query", "a", "slowly", "--stream", "--json")
+    shell.until("a", "busy")
+    assert shell.data("cancel", "a")["pending"] == "slowly"
+    *_, last = map(json.loads, waiting.communicate(timeout=SECONDS)[0].splitlines())
+    assert (waiting.returncode, last["stop_reason"]) == (0, "cancelled")
+    assert shell.data("steer", "a", "and now?", "--follow-up")["steer_id"] is None
+    shell.run("cancel", "a")
+    assert shell.data("collect", "a")["stop_reason"] == "cancelled"
+    assert b"was not at work" in shell.run("cancel", "a").stderr
+
+
+def test_an_agent_for_one_question(shell: Shell) -> None:
+    """Asked, answered, ended; kept when told so; ended by Ctrl-C while it works."""
+    assert shell.run("run", "t", "hi", "--script", shell.script("hello")).stdout == b"hello\n"
+    assert shell.data("list") == []
+    kept = shell.data("run", "t", "--keep", "--script", shell.script("hello"))
+    assert [row["id"] for row in shell.data("list")] == [kept["id"]]
+    script = shell.script({"text": "Wait.", "tool": "list_files"}, {"text": "slow", "sleep": 60})
+    running = shell.start("run", "t", "--stream", "--script", script)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"Wait.\n"
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=SECONDS)
+    assert (running.returncode, out) == (130, b"")
+    assert b"was ended" in err
+    assert [row["id"] for row in shell.data("list")] == [kept["id"]]
+
+
+def test_who_waits_at_a_terminal_sees_who_works(shell: Shell) -> None:
+    """One line, updated in place, gone when the answer is there."""
+    spawned = shell.data("spawn", "t", "--name", "reader", "--script", shell.script("done"))
+    os.kill(spawned["pid"], signal.SIGSTOP)
+    ours, theirs = os.openpty()
+    waiting = shell.start("query", "reader", "hi", stderr=theirs)
+    os.close(theirs)
+    seen = os.read(ours, 1000)
+    os.kill(spawned["pid"], signal.SIGCONT)
+    assert waiting.communicate(timeout=SECONDS)[0] == b"done\n"
+    seen += os.read(ours, 1000)
+    os.close(ours)
+    assert seen.startswith(b"\rreader: busy, ")
+    assert seen.endswith(b"\r\x1b[K")
 
 
 def test_a_second_query_and_a_timeout_leave_the_agent_alone(shell: Shell) -> None:

@@ -7,69 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from orch.cli import VERBS, admin, agents, run
+from orch.cli import VERBS, run
 from orch.cli.failure import Failure
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.services import SERVICES, AgentRow, Killed, Spawned, Submitted
-
-SPAWNED = msgspec.to_builtins(Spawned("abc", 1, "agent-1", "investigate", 1, 77))
-REPLY = msgspec.to_builtins(Reply("abc", "q1", "42", usage=Usage(10, 5, 3), tool_calls=2, files_changed=("f",)))
-ROW = msgspec.to_builtins(
-    AgentRow("abc", 1, "n", None, 1, "agent", "idle", "t", "m", "p", 7, "2026-01-01", "", None, 1, 2, 3, Usage())
-)
-ANSWERS: dict[str, Any] = {
-    "spawn": SPAWNED,
-    "query": REPLY,
-    "collect": REPLY,
-    "submit": msgspec.to_builtins(Submitted("abc", "q1")),
-    "list": [ROW],
-    "show": {"agent": ROW, "messages": [], "reply": None},
-    "kill": msgspec.to_builtins(Killed(("b", "a"))),
-    "resume": ROW,
-    "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
-}
-
-
-class Desk:
-    """Stands where the daemon's connection would: answers from a table, remembers what was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.answers = dict(ANSWERS)
-        self.closed = False
-
-    def __call__(self, start: Any = None) -> Desk:  # noqa: ARG002
-        return self
-
-    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
-        given = json.loads(json.dumps(params or {}))
-        if method in SERVICES:
-            msgspec.convert(given, SERVICES[method][0])
-        self.asked.append((method, given))
-        answer = self.answers[method]
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        self.closed = True
+from orchestrator.desk import ROW, Desk, opened
 
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """A fake daemon, an empty home and a clean environment."""
-    made = Desk()
-    for module in (agents, admin):
-        monkeypatch.setattr(module, "Connection", made)
-    for name in [name for name in os.environ if name.startswith("ORCH_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    return made
+    return opened(monkeypatch, tmp_path)
 
 
 Captured = pytest.CaptureFixture[str]

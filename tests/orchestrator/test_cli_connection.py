@@ -34,6 +34,7 @@ class Desk:
         self.asked: list[str] = []
         self.busy = False
         self.stopped = asyncio.Event()
+        self.silence = asyncio.Event()
 
     async def __call__(self, method: str, params: msgspec.Raw, client: Client) -> Any:  # noqa: ARG002
         self.asked.append(method)
@@ -44,6 +45,10 @@ class Desk:
             return Stopping(2**22 + 1)  # above any pid there is
         if method == "show":
             raise AgentNotFoundError("no agent 'x'")
+        if method == "query":
+            client.tell({"n": 1})
+            await self.silence.wait()
+            client.tell({"n": 2})
         return {"asked": method}
 
 
@@ -101,6 +106,23 @@ async def test_a_running_daemon_is_asked(house: House) -> None:
     assert await asyncio.to_thread(client.call, "list", {"all": True}) == {"asked": "list"}
     assert await asyncio.to_thread(client.call, "state") == {"asked": "state"}
     assert (house.starts, house.desk.asked) == (0, ["list", "state"])
+
+
+async def test_events_and_silence_are_passed_on_while_waiting(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events reach whoever asked for them; who did not, gets the answer all the same."""
+    monkeypatch.setattr(connection, "TICK", 0.01)
+    await house.open()
+    client, told = house.client(), list[Any]()
+    loop = asyncio.get_running_loop()
+
+    def on_silence() -> None:
+        told.append("silence")
+        loop.call_soon_threadsafe(house.desk.silence.set)
+
+    answer = await asyncio.to_thread(client.call, "query", on_event=told.append, on_silence=on_silence)
+    assert answer == {"asked": "query"}
+    assert [told[0], told[1], told[-1]] == [{"n": 1}, "silence", {"n": 2}]
+    assert await asyncio.to_thread(client.call, "query") == {"asked": "query"}
 
 
 async def test_a_daemon_is_started_when_none_listens(house: House) -> None:
@@ -184,19 +206,21 @@ class Mute:
         writer.close()
 
 
+@pytest.mark.parametrize("listens", [None, lambda: None], ids=["waits", "looks"])
 @pytest.mark.parametrize(
     ("hangs_up", "kind", "lines"), [(True, "DaemonGone", 1), (False, "DaemonSilent", 2)], ids=["dies", "hangs"]
 )
 async def test_a_daemon_that_dies_or_hangs_is_an_error_naming_its_log(
-    house: House, monkeypatch: pytest.MonkeyPatch, hangs_up: bool, kind: str, lines: int
+    house: House, monkeypatch: pytest.MonkeyPatch, hangs_up: bool, kind: str, lines: int, listens: Any
 ) -> None:
     """A closed connection is noticed at once, silence after the daemon was asked for a sign of life."""
     if not hangs_up:
         monkeypatch.setattr(connection, "PATIENCE", 0.02)
+        monkeypatch.setattr(connection, "TICK", 0.01)
     mute = Mute(hangs_up=hangs_up)
     async with await asyncio.start_unix_server(mute, paths.control_socket(house.env)):
         with pytest.raises(Failure, match=r"h/daemon/log") as raised:
-            await asyncio.to_thread(house.client(start=False).call, "query")
+            await asyncio.to_thread(house.client(start=False).call, "query", on_silence=listens)
     assert raised.value.kind == kind
     assert len(mute.heard) == lines
     assert (b'"ping"' in mute.heard[-1]) is not hangs_up

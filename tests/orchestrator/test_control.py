@@ -39,6 +39,10 @@ class Desk:
             raise RuntimeError("boom")
         if method == "surrogate":
             return Killed(("\ud800",))
+        if method == "events":
+            for number in range(3):
+                client.tell({"n": number})
+            return "told"
         self.met.put_nowait(method)
         try:
             await self.open.wait()
@@ -101,6 +105,17 @@ async def test_a_request_gets_its_answer(tmp_path: Path) -> None:
         caller = await connect()
         assert await caller.ask(7, "echo", {"a": [1, "é"]}) == {"id": 7, "result": {"a": [1, "é"]}}
         assert [(client.pid, client.uid) for client in desk.clients] == [(os.getpid(), os.getuid())]
+
+
+async def test_events_come_before_their_answer(tmp_path: Path) -> None:
+    """Whatever the handler tells is a line under the request's id; the answer ends it."""
+    async with serving(tmp_path) as (_, _, connect):
+        caller = await connect()
+        caller.say(3, "events")
+        assert [await caller.hear() for _ in range(4)] == [
+            *({"id": 3, "event": {"n": number}} for number in range(3)),
+            {"id": 3, "result": "told"},
+        ]
 
 
 async def test_an_error_names_type_message_and_exit_code(

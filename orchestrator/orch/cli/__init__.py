@@ -13,8 +13,11 @@ __all__ = ["main", "run"]
 
 VERBS = {
     "spawn": ("agents", "start an agent and print its id"),
-    "query": ("agents", "ask an agent and print its answer"),
-    "collect": ("agents", "take the answer to a query nobody waited for"),
+    "query": ("asking", "ask an agent and print its answer"),
+    "collect": ("asking", "take the answer to a query nobody waited for"),
+    "run": ("asking", "start an agent, ask it, print its answer, end it"),
+    "steer": ("asking", "say something to an agent that works"),
+    "cancel": ("asking", "end what an agent does just now"),
     "list": ("agents", "list agents"),
     "show": ("agents", "show one agent and the end of its conversation"),
     "kill": ("agents", "end agents and everything below them"),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     Starter = Callable[[Mapping[str, str], str, float], bool]
+    OnEvent = Callable[[dict[str, Any]], None]
+    OnSilence = Callable[[], None]
 
 __all__ = ["PROTOCOL", "Connection", "await_end"]
 
@@ -29,6 +31,8 @@ GONE = "DaemonGone"
 MAX_LINE = 64 << 20
 PATIENCE = 15.0
 """Seconds of silence after which the daemon is asked whether it lives, and after which it does not."""
+TICK = 1.0
+"""Seconds of silence after which a waiting caller may do something."""
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
 
@@ -49,10 +53,20 @@ class Connection:
         self._buffer = b""
         self._last = 0
 
-    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
-        """Return the result of `method`, however long it takes while the daemon lives. Raises Failure."""
+    def call(
+        self,
+        method: str,
+        params: dict[str, Any] | None = None,
+        *,
+        on_event: OnEvent | None = None,
+        on_silence: OnSilence | None = None,
+    ) -> Any:
+        """Return the result of `method`, however long it takes while the daemon lives. Raises Failure.
+
+        Meanwhile `on_event` is called with each event of the request, `on_silence` after each second without a word.
+        """
         while True:
-            answer = self._exchange(method, params or {})
+            answer = self._exchange(method, params or {}, on_event, on_silence)
             error = answer.get("error")
             if error is None:
                 return answer.get("result")
@@ -68,6 +82,10 @@ class Connection:
         if self._socket is not None:
             self._socket.close()
         self._socket, self._buffer = None, b""
+
+    def sibling(self) -> Connection:
+        """Return another connection to the same daemon, which starts none."""
+        return Connection(self._env, start=None)
 
     def dial(self) -> bool:
         """Connect if somebody listens."""
@@ -106,7 +124,13 @@ class Connection:
         assert self._socket is not None
         return self._socket
 
-    def _exchange(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(
+        self,
+        method: str,
+        params: dict[str, Any],
+        on_event: OnEvent | None = None,
+        on_silence: OnSilence | None = None,
+    ) -> dict[str, Any]:
         self._last += 1
         line = json.dumps({"id": self._last, "method": method, "params": params, "version": PROTOCOL}).encode() + b"\n"
         if len(line) > MAX_LINE:
@@ -118,10 +142,14 @@ class Connection:
         connected = self._connect()
         self._send(connected, line)
         while True:
-            answer: dict[str, Any] = json.loads(self._line(connected))
+            answer: dict[str, Any] = json.loads(self._line(connected, on_silence))
             # 0: the daemon could not read the request, or takes none any more.
-            if answer["id"] in (self._last, 0):
+            if answer["id"] not in (self._last, 0):
+                continue
+            if (event := answer.get("event")) is None:
                 return answer
+            if on_event is not None:
+                on_event(event)
 
     def _send(self, connected: socket.socket, line: bytes) -> None:
         try:
@@ -131,12 +159,14 @@ class Connection:
         except TimeoutError:
             raise self._silent() from None
 
-    def _line(self, connected: socket.socket) -> bytes:
+    def _line(self, connected: socket.socket, on_silence: OnSilence | None) -> bytes:
         """Return the next line of the daemon. Two silences in a row, the second after asking for a word, mean death."""
         asked = False
         chunks = [self._buffer]
         while b"\n" not in chunks[-1]:
             try:
+                if on_silence is not None:
+                    self._until_readable(connected, on_silence)
                 chunk = connected.recv(1 << 18)
             except TimeoutError:
                 if asked:
@@ -157,6 +187,16 @@ class Connection:
             chunks.append(chunk)
         line, _, self._buffer = b"".join(chunks).partition(b"\n")
         return line
+
+    def _until_readable(self, connected: socket.socket, on_silence: OnSilence) -> None:
+        """Return when there is something to read. Raises TimeoutError after PATIENCE seconds."""
+        poll = select.poll()
+        poll.register(connected, select.POLLIN)
+        deadline = time.monotonic() + PATIENCE
+        while not poll.poll(TICK * 1000):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            on_silence()
 
     def _silent(self) -> Failure:
         self.close()

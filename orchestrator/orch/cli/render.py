@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["agent", "safe", "shown", "table", "tree"]
+__all__ = ["age", "agent", "at_work", "columns", "count", "line", "safe", "shown", "table", "tree"]
 
 # What moves the cursor, colours, rings, or turns the direction of reading, but for tab and newline.
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
@@ -39,7 +39,7 @@ def line(text: str, width: int = WIDTH) -> str:
 
 def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
     """Return agents as a table, one a line."""
-    return _columns([_cells(row, "", row["usage"], now) for row in rows])
+    return _agents([_cells(row, "", row["usage"], now) for row in rows])
 
 
 def tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
@@ -59,7 +59,7 @@ def tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
 
     for row in children.get(None, []):
         add(row, "", "")
-    return _columns(cells)
+    return _agents(cells)
 
 
 def agent(shown: dict[str, Any], now: float | None = None) -> str:
@@ -85,6 +85,18 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
     page += [f"  {name + ':':15}{value}" for name, value in facts.items() if value]
     page += [f"\n{message['role']}:\n{_message(message)}" for message in shown["messages"]]
     return "\n".join(page)
+
+
+def at_work(rows: list[dict[str, Any]], id: str, now: float | None = None) -> str:
+    """Return on one line what the agent `id` and those below it do just now, and since when."""
+    below, said = {id}, []
+    for row in rows:  # parents come before their children
+        if row["id"] in below or row["parent_id"] in below:
+            below.add(row["id"])
+            if row["pending"] is not None:
+                doing = line(row["activity"] or row["status"])
+                said.append(f"{safe(row['name'])}: {doing}, {age(row['last_activity'], now)}")
+    return "; ".join(said)
 
 
 def age(since: str, now: float | None = None) -> str:
@@ -125,14 +137,16 @@ def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | N
     ]
 
 
-def _columns(cells: list[list[str]]) -> str:
-    if not cells:
-        return "no agents; start one: orch spawn TASK"
-    lines = [list(HEAD), *cells]
+def _agents(cells: list[list[str]]) -> str:
+    return columns([list(HEAD), *cells], RIGHT) if cells else "no agents; start one: orch spawn TASK"
+
+
+def columns(lines: list[list[str]], right: frozenset[int]) -> str:
+    """Return `lines` of cells as columns; those whose numbers are in `right` end where the others begin."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if at in RIGHT else cell.ljust(width)
+            cell.rjust(width) if at in right else cell.ljust(width)
             for at, (cell, width) in enumerate(zip(each, widths, strict=True))
         ).rstrip()
         for each in lines

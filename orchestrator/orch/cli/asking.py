@@ -1,0 +1,200 @@
+"""The verbs about what agents are asked and told: query, collect, run, steer, cancel."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import render, words
+from .connection import Connection
+from .failure import Failure
+from .verb import Verb
+from .waiting import INTERRUPTED, wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["VERBS", "agreed"]
+
+REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed")
+USAGE = ("input_tokens", "output_tokens", "cost_usd")
+
+
+def agreed(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return what scripts may rely on of a reply."""
+    chosen = {key: reply[key] for key in REPLY}
+    return chosen | {"usage": {key: reply["usage"][key] for key in USAGE}}
+
+
+def _query_arguments(parser: ArgumentParser) -> None:
+    words.ref(parser)
+    parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads it from stdin")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--no-wait", action="store_true", help="do not wait for the answer; collect takes it")
+    _stream_argument(how)
+    parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
+
+
+def _stream_argument(parser: Any) -> None:
+    parser.add_argument("--stream", action="store_true", help="show the turn as it happens; with --json its events")
+
+
+def _query(arguments: Namespace) -> int:
+    params = {"ref": arguments.ref, "prompt": words.text(arguments.prompt), "request_id": os.urandom(8).hex()}
+    connection = Connection()
+    if arguments.no_wait:
+        submitted = connection.call("submit", words.clean(params))
+        words.say(arguments, submitted, submitted["id"])
+    else:
+        _ask(arguments, connection, params | {"timeout": arguments.timeout})
+    return 0
+
+
+def _ask(arguments: Namespace, connection: Connection, params: dict[str, Any]) -> None:
+    """Ask, wait and show the answer, or with --stream the whole turn."""
+    if not arguments.stream:
+        reply = wait(connection, "query", params, quiet=arguments.json)
+        words.say(arguments, agreed(reply), render.shown(reply["text"]))
+        return
+    from .watching import Transcript, json_line
+
+    params |= {"stream": True}
+    if arguments.json:
+        reply = wait(connection, "query", params, on_event=json_line, quiet=True)
+        words.say(arguments, agreed(reply), "")
+        return
+    transcript = Transcript()
+    try:
+        transcript.reply(wait(connection, "query", params, on_event=transcript.event, quiet=True))
+    finally:
+        transcript.end()
+
+
+def _collect_arguments(parser: ArgumentParser) -> None:
+    words.ref(parser)
+    parser.add_argument("--again", action="store_true", help="print an answer that was already taken")
+    parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
+    parser.add_argument("--no-wait", action="store_true", help="exit with 4 at once when there is no answer yet")
+
+
+def _collect(arguments: Namespace) -> int:
+    timeout = 0 if arguments.no_wait else arguments.timeout
+    params = {"ref": arguments.ref, "timeout": timeout, "again": arguments.again}
+    reply = wait(Connection(), "collect", params, quiet=arguments.json)
+    words.say(arguments, agreed(reply), render.shown(reply["text"]))
+    return 0
+
+
+def _run_arguments(parser: ArgumentParser) -> None:
+    from .agents import agent_arguments
+
+    agent_arguments(parser)
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="what to ask, the task itself by default; - reads it from stdin"
+    )
+    _stream_argument(parser)
+    parser.add_argument("--keep", action="store_true", help="do not end the agent")
+
+
+def _run(arguments: Namespace) -> int:
+    from .agents import spawn_params
+
+    params = words.clean(spawn_params(arguments))
+    prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
+    connection = Connection()
+    try:
+        id = connection.call("spawn", params)["id"]
+    except KeyboardInterrupt:
+        if not arguments.keep:
+            _end_unmet(connection, params)
+        raise
+    try:
+        _ask(arguments, connection, {"ref": id, "prompt": prompt})
+    except Failure as failure:
+        if failure.kind != INTERRUPTED or arguments.keep:
+            raise
+        raise Failure(INTERRUPTED, f"interrupted; agent {id} was ended", failure.exit_code) from None
+    finally:
+        if not arguments.keep:
+            connection.close()  # what it says may be half read
+            connection.call("kill", {"refs": [id]})
+        elif not arguments.json:
+            print(f"orch: agent {id} is kept", file=sys.stderr)
+    return 0
+
+
+def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
+    """Kill the agent that `params` may have made, whose id was not told any more."""
+    connection.close()
+    again = connection.sibling()
+    try:
+        id = again.call("spawn", params)["id"]  # the same request: the same agent
+        again.call("kill", {"refs": [id]})
+    except Failure:
+        pass  # there is no daemon, or it makes none: nothing is left
+
+
+def _steer_arguments(parser: ArgumentParser) -> None:
+    words.ref(parser)
+    parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin")
+    parser.add_argument(
+        "--follow-up", action="store_true", help="say it when the agent would stop; one that does not work is asked it"
+    )
+
+
+def _steer(arguments: Namespace) -> int:
+    params = {"ref": arguments.ref, "text": words.text(arguments.text), "follow_up": arguments.follow_up}
+    said = Connection().call("steer", words.clean(params))
+    words.say(arguments, said, said["steer_id"] or said["query_id"])
+    return 0
+
+
+def _cancel_arguments(parser: ArgumentParser) -> None:
+    words.ref(parser)
+    parser.add_argument("--hard", action="store_true", help="kill its process; its query fails, the next starts anew")
+
+
+def _cancel(arguments: Namespace) -> int:
+    from .agents import ROW
+
+    row = Connection().call("cancel", words.clean({"ref": arguments.ref, "hard": arguments.hard}))
+    if row["pending"] is None and not arguments.json:
+        print(f"orch: agent {render.safe(row['name'])} was not at work", file=sys.stderr)
+    words.say(arguments, {key: row[key] for key in ROW}, row["id"])
+    return 0
+
+
+VERBS = {
+    "query": Verb(
+        "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on.",
+        'orch query 1 "Which file parses the configuration?" --timeout 60',
+        _query_arguments,
+        _query,
+    ),
+    "collect": Verb(
+        "Take the answer to a query nobody waited for. An answer is taken once; --again prints it anew.",
+        "orch collect 1 --timeout 60",
+        _collect_arguments,
+        _collect,
+    ),
+    "run": Verb(
+        "Start an agent, ask it, print its answer and end it. Ctrl-C ends it too.",
+        'orch run "Which file parses the configuration?" --preset investigate --stream',
+        _run_arguments,
+        _run,
+    ),
+    "steer": Verb(
+        "Say something to an agent while it works: it hears it before its next step. Prints the id of what was said.",
+        'orch steer 1 "Leave the tests alone"',
+        _steer_arguments,
+        _steer,
+    ),
+    "cancel": Verb(
+        "End what an agent does just now; its query is answered with stop reason cancelled.",
+        "orch cancel 1",
+        _cancel_arguments,
+        _cancel,
+    ),
+}

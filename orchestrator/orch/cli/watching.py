@@ -1,0 +1,89 @@
+"""A turn shown as it happens: its text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from . import render
+from .verb import dump
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Transcript", "json_line"]
+
+NATURAL = "end_turn"
+
+
+def json_line(event: dict[str, Any]) -> None:
+    """Print an event as data, at once."""
+    print(dump(event), flush=True)
+
+
+class Transcript:
+    """Shows a turn to a person. Text that was lost on its way is made up for by what comes whole."""
+
+    def __init__(self) -> None:
+        self._response = ""
+        """What was shown of the response under way."""
+        self._last = 0
+        self._steps = 0
+        """Up to this response everything was shown."""
+        self._open = False
+        """The cursor stands behind text."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show what happened."""
+        if (lost := event["n"] - self._last - 1) > 0:
+            self._note(f"events that were lost on the way: {lost}")
+        self._last = event["n"]
+        kind, text, name = event["kind"], event.get("text", ""), render.safe(event.get("name", ""))
+        if kind == "text":
+            self._write(text)
+            self._response += text
+        elif kind == "message":
+            self._complete(text)
+            self._steps = event.get("step", 0)
+        elif kind == "tool_call":
+            self._note(f"-> {name} {render.line(text)}")
+        elif kind == "tool_result":
+            self._note(f"<- {name} {'error: ' if event.get('is_error') else ''}{render.line(text)}")
+        elif kind == "steered":
+            self._note(f"steered: {render.line(text)}")
+        elif kind == "retry":
+            void = "; its text so far is void" if self._response else ""
+            self._note(f"the request is made again{void}: {render.line(text)}")
+            self._response = ""
+
+    def reply(self, reply: dict[str, Any]) -> None:
+        """Show what is left to show of a turn that is over."""
+        if self._steps != reply["steps"]:
+            self._complete(reply["text"])
+        self.end()
+        if reply["stop_reason"] != NATURAL:
+            self._note(f"the turn ended early: {reply['stop_reason']}")
+
+    def end(self) -> None:
+        """Finish the line."""
+        if self._open:
+            self._write("\n")
+
+    def _complete(self, whole: str) -> None:
+        """Show what is missing of the response that is `whole`."""
+        if not whole.startswith(self._response):
+            self._note("text was lost on the way; here is the whole:")
+            self._response = ""
+        self._write(whole[len(self._response) :])
+        self.end()
+        self._response = ""
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._open = not text.endswith("\n")
+            sys.stdout.write(render.shown(text))
+            sys.stdout.flush()
+
+    def _note(self, text: str) -> None:
+        self.end()
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,58 @@
+"""What the command line says, as the daemon takes it, and what is said in return."""
+
+from __future__ import annotations
+
+import sys
+
+from .verb import dump
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["clean", "ref", "say", "seconds", "text"]
+
+
+def ref(parser: ArgumentParser) -> None:
+    """Let the command take an agent."""
+    parser.add_argument("ref", metavar="REF", help="number, id, beginning of an id, or name of an agent")
+
+
+def text(argument: str) -> str:
+    """Return the text that `argument` is, or stdin's when it is a dash."""
+    if argument != "-":
+        return argument
+    return sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def clean(value: Any) -> Any:
+    """Return `value` with text from the command line that is not UTF-8 made so."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if not value.isascii() else value
+    if isinstance(value, dict):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    return value
+
+
+def seconds(text: str) -> float:
+    """Return the number of seconds that `text` is. Raises ArgumentTypeError."""
+    from argparse import ArgumentTypeError
+
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise ArgumentTypeError(f"{text!r} is no number of seconds")
+    return number
+
+
+def say(arguments: Namespace, data: Any, text: str) -> None:
+    """Print `text`, or with --json `data`."""
+    if arguments.json:
+        print(dump(data))
+    elif text:
+        print(text)

@@ -1,0 +1,97 @@
+"""Stands where the daemon's connection would, for tests of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orch.cli import admin, agents, asking
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.services import SERVICES, AgentRow, AgentSteered, Killed, Spawned, Submitted
+
+__all__ = ["REPLY", "ROW", "SPAWNED", "Desk", "opened"]
+
+SPAWNED = msgspec.to_builtins(Spawned("abc", 1, "agent-1", "investigate", 1, 77))
+REPLY = msgspec.to_builtins(Reply("abc", "q1", "42", usage=Usage(10, 5, 3), tool_calls=2, files_changed=("f",)))
+ROW = msgspec.to_builtins(
+    AgentRow("abc", 1, "n", None, 1, "agent", "idle", "t", "m", "p", 7, "2026-01-01", "", None, 1, 2, 3, Usage())
+)
+ANSWERS: dict[str, Any] = {
+    "spawn": SPAWNED,
+    "query": REPLY,
+    "collect": REPLY,
+    "submit": msgspec.to_builtins(Submitted("abc", "q1")),
+    "list": [ROW],
+    "show": {"agent": ROW, "messages": [], "reply": None},
+    "kill": msgspec.to_builtins(Killed(("b", "a"))),
+    "resume": ROW,
+    "state": ROW,
+    "steer": msgspec.to_builtins(AgentSteered("abc", "s1")),
+    "cancel": ROW | {"pending": "why?"},
+    "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
+}
+
+
+class Desk:
+    """Stands where the daemon's connection would: answers from a table, remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.answers = dict(ANSWERS)
+        self.closed = False
+        self.in_turn: set[str] = set()
+        """Methods whose answer is a list of answers, one a call."""
+        self.events: list[dict[str, Any]] = []
+        self.silences = 0
+
+    def __call__(self, start: Any = None) -> Desk:  # noqa: ARG002
+        return self
+
+    def sibling(self) -> Desk:
+        return self
+
+    def call(
+        self,
+        method: str,
+        params: dict[str, Any] | None = None,
+        *,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        on_silence: Callable[[], None] | None = None,
+    ) -> Any:
+        given = json.loads(json.dumps(params or {}))
+        if method in SERVICES:
+            msgspec.convert(given, SERVICES[method][0])
+        self.asked.append((method, given))
+        if on_event is not None:
+            for event in self.events:
+                on_event(event)
+        if on_silence is not None:
+            for _ in range(self.silences):
+                on_silence()
+        answer = self.answers[method]
+        answer = answer.pop(0) if method in self.in_turn else answer
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
+    """Return a fake daemon, in an empty home and a clean environment."""
+    made = Desk()
+    for module in (agents, asking, admin):
+        monkeypatch.setattr(module, "Connection", made)
+    for name in [name for name in os.environ if name.startswith("ORCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return made

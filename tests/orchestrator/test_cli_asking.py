@@ -1,0 +1,295 @@
+"""What agents are asked and told from the command line: streams, status lines, one-shot runs, steering."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch.cli import run
+from orch.cli.failure import Failure
+from orchestrator.desk import REPLY, ROW, Desk, opened
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
+    """A fake daemon, an empty home and a clean environment."""
+    return opened(monkeypatch, tmp_path)
+
+
+def events(*told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events, numbered."""
+    return [{"n": number} | event for number, event in enumerate(told, 1)]
+
+
+def text(piece: str) -> dict[str, Any]:
+    return {"kind": "text", "text": piece}
+
+
+def message(whole: str, step: int) -> dict[str, Any]:
+    return {"kind": "message", "text": whole, "step": step}
+
+
+def reply(whole: str, steps: int, **changes: Any) -> dict[str, Any]:
+    return REPLY | {"text": whole, "steps": steps} | changes
+
+
+class TestSteer:
+    """Saying something to an agent that works."""
+
+    def test_the_id_of_what_was_said(self, desk: Desk, capsys: Captured) -> None:
+        """Steering is told by its id; as JSON with the agent's."""
+        assert run(["steer", "n", "be brief"]) == 0
+        assert desk.asked == [("steer", {"ref": "n", "text": "be brief", "follow_up": False})]
+        assert capsys.readouterr().out == "s1\n"
+        run(["steer", "n", "be brief", "--json"])
+        assert json.loads(capsys.readouterr().out) == {"id": "abc", "steer_id": "s1", "query_id": None}
+
+    def test_a_follow_up_that_became_a_query(self, desk: Desk, capsys: Captured) -> None:
+        """An agent that does not work is asked; the query's id is printed."""
+        desk.answers["steer"] = {"id": "abc", "steer_id": None, "query_id": "q2"}
+        assert run(["steer", "n", "and now?", "--follow-up"]) == 0
+        assert desk.asked[0][1]["follow_up"] is True
+        assert capsys.readouterr().out == "q2\n"
+
+
+class TestCancel:
+    """Ending what an agent does."""
+
+    @pytest.mark.parametrize(("extra", "hard"), [([], False), (["--hard"], True)])
+    def test_the_id_of_the_agent(self, desk: Desk, capsys: Captured, extra: list[str], hard: bool) -> None:
+        """The agent is named; as JSON it is the row that `orch list` has."""
+        assert run(["cancel", "n", *extra]) == 0
+        assert desk.asked == [("cancel", {"ref": "n", "hard": hard})]
+        assert capsys.readouterr() == ("abc\n", "")
+        run(["cancel", "n", "--json"])
+        assert json.loads(capsys.readouterr().out)["pending"] == "why?"
+
+    def test_an_agent_that_does_nothing(self, desk: Desk, capsys: Captured) -> None:
+        """There is nothing to end, which is said."""
+        desk.answers["cancel"] = ROW
+        assert run(["cancel", "n"]) == 0
+        assert capsys.readouterr().err == "orch: agent n was not at work\n"
+
+
+class TestStream:
+    """A turn shown as it happens."""
+
+    def test_text_is_data_and_the_rest_is_for_people(self, desk: Desk, capsys: Captured) -> None:
+        """Text goes to stdout in the pieces it came in; calls, results and steering are a line each on stderr."""
+        desk.events = events(
+            text("Let me "),
+            text("look."),
+            message("Let me look.", 1),
+            {"kind": "tool_call", "name": "read_file", "text": '{"path": "x"}'},
+            {"kind": "tool_result", "name": "read_file", "text": "one\n\x1b[31mtwo", "is_error": True},
+            {"kind": "steered", "text": "be brief"},
+            text("It says two."),
+            message("It says two.", 2),
+        )
+        desk.answers["query"] = reply("It says two.", 2)
+        assert run(["query", "n", "?", "--stream"]) == 0
+        assert desk.asked[0][1]["stream"] is True
+        out, err = capsys.readouterr()
+        assert out == "Let me look.\nIt says two.\n"
+        assert err.splitlines() == [
+            '-> read_file {"path": "x"}',
+            "<- read_file error: one \\x1b[31mtwo",
+            "steered: be brief",
+        ]
+
+    def test_a_terminal_gets_no_control_characters(
+        self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Text of a model is made safe for a terminal, and left alone for anything else."""
+        desk.events = events(text("\x1b[31mred"), message("\x1b[31mred", 1))
+        desk.answers["query"] = reply("\x1b[31mred", 1)
+        run(["query", "n", "?", "--stream"])
+        assert capsys.readouterr().out == "\x1b[31mred\n"
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        run(["query", "n", "?", "--stream"])
+        assert capsys.readouterr().out == "\\x1b[31mred\n"
+
+    def test_text_of_a_failed_request_is_void(self, desk: Desk, capsys: Captured) -> None:
+        """A retry says so, and the text begins anew on a line of its own."""
+        desk.events = events(
+            text("It sa"),
+            {"kind": "retry", "text": "overloaded, in 2 s"},
+            {"kind": "retry", "text": "overloaded, in 4 s"},
+            text("It says"),
+            message("It says", 1),
+        )
+        desk.answers["query"] = reply("It says", 1)
+        assert run(["query", "n", "?", "--stream"]) == 0
+        out, err = capsys.readouterr()
+        assert out == "It sa\nIt says\n"
+        assert err.splitlines() == [
+            "the request is made again; its text so far is void: overloaded, in 2 s",
+            "the request is made again: overloaded, in 4 s",
+        ]
+
+    @pytest.mark.parametrize(
+        ("told", "out", "err"),
+        [
+            (events(text("ab"), message("abcd", 1)), "abcd\n", ""),
+            (events(text("ab"), text("d"), message("abcd", 1)), "abd\nabcd\n", "lost on the way; here"),
+            (events(text("ab")), "abcd\n", ""),
+            ([], "abcd\n", ""),
+            ([{"n": 3} | message("abcd", 1)], "abcd\n", "lost on the way: 2"),
+        ],
+        ids=["the end", "the middle", "the message", "everything", "numbers"],
+    )
+    def test_what_is_lost_on_its_way_is_made_up_for(
+        self, desk: Desk, capsys: Captured, told: list[dict[str, Any]], out: str, err: str
+    ) -> None:
+        """Pieces, messages, all events: stdout ends with the whole answer."""
+        desk.events = told
+        desk.answers["query"] = reply("abcd", 1)
+        assert run(["query", "n", "?", "--stream"]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == out
+        assert err in captured.err
+        assert bool(err) == bool(captured.err)
+
+    def test_a_turn_that_ends_early_says_why(self, desk: Desk, capsys: Captured) -> None:
+        """What was said stays; the stop reason is for people."""
+        desk.events = events(text("one"), message("one", 1), text("tw"))
+        desk.answers["query"] = reply("one\n\n[The turn was cancelled.]", 1, stop_reason="cancelled")
+        assert run(["query", "n", "?", "--stream"]) == 0
+        assert capsys.readouterr() == ("one\ntw\n", "the turn ended early: cancelled\n")
+
+    def test_an_error_in_the_middle_ends_the_line(self, desk: Desk, capsys: Captured) -> None:
+        """The exit code is that of a query without --stream."""
+        desk.events = events(text("one"))
+        desk.answers["query"] = Failure("AgentDiedError", "it died")
+        assert run(["query", "n", "?", "--stream"]) == 1
+        assert capsys.readouterr() == ("one\n", "orch: it died\n")
+
+    def test_as_json_each_event_is_a_line(self, desk: Desk, capsys: Captured) -> None:
+        """The reply comes last, with the keys it always has."""
+        desk.events = events(text("a"), message("a", 1))
+        assert run(["query", "n", "?", "--stream", "--json"]) == 0
+        *told, last = map(json.loads, capsys.readouterr().out.splitlines())
+        assert told == desk.events
+        assert list(last) == ["id", "text", "stop_reason", "usage", "tool_calls", "files_changed"]
+
+    def test_who_does_not_wait_sees_nothing(self, desk: Desk, capsys: Captured) -> None:
+        """--stream and --no-wait exclude each other."""
+        assert run(["query", "n", "?", "--stream", "--no-wait"]) == 2
+        assert "not allowed with" in capsys.readouterr().err
+        assert desk.asked == []
+
+
+class TestRun:
+    """An agent for one question."""
+
+    @pytest.mark.parametrize(("extra", "prompt"), [([], "t"), (["why?"], "why?")])
+    def test_it_is_asked_and_ended(self, desk: Desk, capsys: Captured, extra: list[str], prompt: str) -> None:
+        """The prompt, or the task itself; then nothing of it runs on."""
+        assert run(["run", "t", *extra, "--model", "a:b", "--name", "one"]) == 0
+        assert [method for method, _ in desk.asked] == ["spawn", "query", "kill"]
+        assert (desk.asked[0][1]["model"], desk.asked[0][1]["name"]) == ("a:b", "one")
+        assert desk.asked[1][1] == {"ref": "abc", "prompt": prompt}
+        assert desk.asked[2][1] == {"refs": ["abc"]}
+        assert capsys.readouterr() == ("42\n", "")
+
+    def test_it_can_be_kept(self, desk: Desk, capsys: Captured) -> None:
+        """With --keep the agent stays, and its id is told."""
+        assert run(["run", "t", "--model", "a:b", "--keep"]) == 0
+        assert [method for method, _ in desk.asked] == ["spawn", "query"]
+        assert capsys.readouterr() == ("42\n", "orch: agent abc is kept\n")
+
+    def test_the_reply_as_json(self, desk: Desk, capsys: Captured) -> None:
+        """The same keys as a query's, and with --stream the events before it."""
+        assert run(["run", "t", "--model", "a:b", "--json", "--keep"]) == 0
+        out, err = capsys.readouterr()
+        assert (json.loads(out)["text"], err) == ("42", "")
+        desk.events = events(text("4"))
+        run(["run", "t", "--model", "a:b", "--json", "--stream"])
+        assert len(capsys.readouterr().out.splitlines()) == 2
+
+    def test_a_failure_ends_it_too(self, desk: Desk, capsys: Captured) -> None:
+        """The exit code is the query's."""
+        desk.answers["query"] = Failure("RateLimitError", "too many", 5)
+        assert run(["run", "t", "--model", "a:b"]) == 5
+        assert desk.asked[-1] == ("kill", {"refs": ["abc"]})
+        assert capsys.readouterr() == ("", "orch: too many\n")
+
+    def test_ctrl_c_ends_it(self, desk: Desk, capsys: Captured) -> None:
+        """Unless it is to be kept: then it works on, and how to get at its answer is said."""
+        desk.answers["query"] = KeyboardInterrupt()
+        assert run(["run", "t", "--model", "a:b"]) == 130
+        assert desk.asked[-1] == ("kill", {"refs": ["abc"]})
+        assert capsys.readouterr().err == "orch: interrupted; agent abc was ended\n"
+        assert run(["run", "t", "--model", "a:b", "--keep"]) == 130
+        assert desk.asked[-1][0] == "query"
+        assert "orch collect abc" in capsys.readouterr().err
+
+    def test_ctrl_c_before_its_id_is_known(self, desk: Desk) -> None:
+        """The same request names the same agent, and it is ended."""
+        desk.answers["spawn"] = [KeyboardInterrupt(), desk.answers["spawn"]]
+        desk.in_turn = {"spawn"}
+        assert run(["run", "t", "--model", "a:b"]) == 130
+        assert [method for method, _ in desk.asked] == ["spawn", "spawn", "kill"]
+        assert desk.asked[0][1]["request_id"] == desk.asked[1][1]["request_id"]
+
+
+class TestStatusLine:
+    """Who works on what, while somebody waits at a terminal."""
+
+    @pytest.fixture(autouse=True)
+    def _at_work(self, desk: Desk) -> None:
+        """An agent and its child at work, beside another that is none of its business."""
+        busy = ROW | {"pending": "why?", "activity": "tool: bash", "last_activity": "2999-01-01T00:00:00Z"}
+        desk.silences = 2
+        desk.answers["list"] = [
+            busy,
+            busy | {"id": "kid", "parent_id": "abc", "name": "kid", "activity": "", "status": "starting"},
+            busy | {"id": "lazy", "parent_id": "abc", "name": "lazy", "pending": None},
+            busy | {"id": "other", "name": "other"},
+        ]
+
+    @pytest.mark.parametrize("argv", [["query", "n", "?"], ["collect", "n"], ["run", "t", "--model", "a:b"]])
+    def test_it_is_updated_in_place_and_goes(
+        self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+    ) -> None:
+        """The agent and those below it that work; nothing is left of it."""
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        assert run(argv) == 0
+        shown = "\rn: tool: bash, 0s; kid: starting, 0s\x1b[K"
+        assert capsys.readouterr() == ("42\n", shown * 2 + "\r\x1b[K")
+        assert [method for method, _ in desk.asked].count("state") == 1
+
+    @pytest.mark.parametrize(
+        ("terminal", "extra"), [(False, []), (True, ["--json"]), (True, ["--stream"])], ids=["no tty", "json", "stream"]
+    )
+    def test_where_it_does_not_belong(
+        self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, terminal: bool, extra: list[str]
+    ) -> None:
+        """Without a terminal, as JSON and beside a stream there is no line, and nobody is asked for it."""
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+        desk.answers["query"] = REPLY | {"steps": 1}
+        assert run(["query", "n", "?", *extra]) == 0
+        assert capsys.readouterr().err == ""
+        assert [method for method, _ in desk.asked] == ["query"]
+
+    def test_it_fails_in_silence(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever waits hears of trouble from the answer alone."""
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        desk.answers["list"] = Failure("DaemonGone", "gone")
+        assert run(["query", "n", "?"]) == 0
+        assert capsys.readouterr() == ("42\n", "")
+        assert [method for method, _ in desk.asked].count("list") == 1
+
+    def test_it_fits_the_terminal(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A narrow terminal gets the head of the line, so that it stays one."""
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setattr("orch.cli.waiting._width", lambda: 8)
+        desk.silences = 1
+        assert run(["query", "n", "?"]) == 0
+        assert capsys.readouterr().err == "\rn: tool\x1b[K\r\x1b[K"
