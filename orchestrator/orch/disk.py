@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from orch_protocol.errors import StoreError
 
 from .journal import Journal
 
@@ -49,5 +52,10 @@ class Disk:
 
     def _sync(self) -> None:
         # A failure ends the journal, and the next that writes to it is told.
-        self._syncing = self.do(self._journal.sync)
+        try:
+            self._syncing = self.do(self._journal.sync)
+        except RuntimeError:  # the program is ending, and Python starts no more threads
+            with contextlib.suppress(StoreError):
+                self._journal.sync()
+            return
         self._syncing.add_done_callback(lambda syncing: syncing.cancelled() or syncing.exception())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "OWN_RUN",
     "control_socket",
     "daemon_dir",
     "home",
@@ -23,8 +24,13 @@ __all__ = [
     "runs_dir",
     "sessions_dir",
     "socket_path",
+    "sweep_runs",
 ]
 
+OWN_RUN = "run-"
+"""How the run of a program that named none begins; no other does."""
+SETTLED_SECONDS = 60.0
+"""How old a folder is before it may be taken for left behind: one that is just made is not locked yet."""
 MAX_SOCKET_PATH = 100
 """Bytes. The kernel takes 107; the rest is left to whoever appends a suffix."""
 
@@ -60,6 +66,27 @@ def runs_dir(home: Path) -> Path:
 def run_dir(home: Path, run: str) -> Path:
     """Return the folder of the root called `run`."""
     return runs_dir(home) / run
+
+
+def sweep_runs(home: Path) -> None:
+    """Remove what programs left behind that were killed: their unnamed runs, which nobody opens again."""
+    import shutil
+    import time
+
+    from orch_protocol.errors import OrchError
+    from orch_worker.lock import FolderLock
+
+    for folder in runs_dir(home).glob(f"{OWN_RUN}*"):
+        try:
+            if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
+                continue
+            lock = FolderLock.acquire(folder)
+        except (OrchError, OSError):
+            continue  # somebody works in it, or has just removed it
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            lock.release()
 
 
 def daemon_dir(home: Path) -> Path:

@@ -8,6 +8,7 @@ import pytest
 
 from orch import paths
 from orch_protocol.errors import StoreError
+from orch_worker.lock import FolderLock
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,16 @@ def test_a_fallback_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(StoreError, match=f"uid {owner}"):
         paths.socket_path("/" + "a" * 120, "s", {"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
+    """What nobody opens again goes; a named run, one that somebody works in and one that is just made stay."""
+    runs = paths.private_dir(paths.runs_dir(tmp_path))
+    folders = {name: paths.private_dir(runs / name) for name in ("run-left", "run-alive", "run-new", "mine")}
+    lock = FolderLock.acquire(folders["run-alive"])
+    for name in ("run-left", "run-alive", "mine"):
+        (folders[name] / "journal.jsonl").write_text("x")
+        os.utime(folders[name], (0, 0))
+    paths.sweep_runs(tmp_path)
+    lock.release()
+    assert sorted(folder.name for folder in runs.iterdir()) == ["mine", "run-alive", "run-new"]
