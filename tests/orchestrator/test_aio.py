@@ -14,7 +14,7 @@ from orch import AsyncOrchestrator
 from orch.testing import FakeLauncher
 from orch_protocol.errors import AgentBusyError, AgentDiedError, ConfigError, LaunchError
 from orchestrator.world import Gate, World, opened
-from virtual import passed, virtual
+from virtual import passed, until, virtual
 
 
 class Stubborn(FakeLauncher):
@@ -111,23 +111,23 @@ async def test_what_is_asked_of_a_root_that_closes_is_refused(tmp_path: Path) ->
     await closing
 
 
-@virtual
 async def test_functions_that_never_return_hold_up_nothing_of_ours(tmp_path: Path) -> None:
     """They may take every thread of the program's: transcripts are read, the journal is synced, closing ends."""
     loop, go = asyncio.get_running_loop(), threading.Event()
-    pool = ThreadPoolExecutor(1)
-    loop.set_default_executor(pool)
-    stuck = loop.run_in_executor(None, go.wait, 30)
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    stuck = loop.run_in_executor(None, go.wait)
     world = World(tmp_path)
     await world.start()
-    agent = await world.scripted("fine")
-    await agent.query("go")
-    assert (await agent.show()).reply is not None
-    await passed(1)
-    assert world.supervisor._journal.log.dirty == 0
-    await world.close()
-    go.set()
-    await stuck
+    try:
+        agent = await world.scripted("fine")
+        await agent.query("go")
+        assert (await agent.show()).reply is not None
+        log = world.supervisor._journal.log
+        await until(lambda: not log.dirty, 20)
+        await world.close()
+    finally:
+        go.set()
+        await stuck
 
 
 @virtual
