@@ -13,6 +13,8 @@ from orch_protocol import errors
 from sources import ROOT
 
 PUBLIC = {
+    "ArchivalConfig",
+    "Archiver",
     "AsyncOrchestrator",
     "AsyncSubagent",
     "Config",

@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # importing it, and importlib below, would cost the comma
 if TYPE_CHECKING:
     from typing import Any
 
-    from orch_protocol.config import Config, SubagentsConfig
+    from orch_protocol.config import ArchivalConfig, Config, SubagentsConfig
     from orch_protocol.errors import (
         AgentBusyError,
         AgentDiedError,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from orch_worker.tools.base import ToolContext, ToolOutput, tool
 
     from .aio import AsyncOrchestrator
+    from .archival.archiver import Archiver
     from .handles import AsyncSubagent
     from .sync import Orchestrator, Subagent
 
@@ -65,6 +66,8 @@ __all__ = [
     "AgentGoneError",
     "AgentNotFoundError",
     "AmbiguousRefError",
+    "ArchivalConfig",
+    "Archiver",
     "AsyncOrchestrator",
     "AsyncSubagent",
     "BackendError",
@@ -107,6 +110,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ArchivalConfig": "orch_protocol.config",
+    "Archiver": "orch.archival.archiver",
     "AsyncOrchestrator": "orch.aio",
     "AsyncSubagent": "orch.handles",
     "Config": "orch_protocol.config",

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
 from .spec import BackendSpec, Durability
 
-__all__ = ["Config", "DaemonConfig", "LimitsConfig", "SubagentsConfig"]
+__all__ = [
+    "ArchivalConfig",
+    "Config",
+    "DaemonConfig",
+    "LimitsConfig",
+    "Profile",
+    "SubagentsConfig",
+    "SummaryConfig",
+    "TriggerConfig",
+]
 
 Positive = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[int, Meta(ge=0)]
+Profile: TypeAlias = Literal["seed", "economy", "balanced", "roomy"]
 
 
 class SubagentsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +53,48 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The per-user process behind the CLI."""
 
     idle_minutes: Positive = 15.0
+
+
+class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a finished turn is archived under the profile `seed`: any one of the three, below the depth cap."""
+
+    on_max_turns: bool = True
+    token_threshold: Amount = 8000
+    tool_call_threshold: Amount = 5
+    depth_cap: Amount = 3
+
+
+class SummaryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model is asked to say about an archived turn. `model` is handed to whoever asks it; None is theirs."""
+
+    style: Literal["structured", "paragraph"] = "structured"
+    model: str | None = None
+    timeout_seconds: Positive = 60.0
+
+
+class ArchivalConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How finished work leaves a conversation. Sizes are estimated tokens; None takes what the profile says."""
+
+    profile: Profile = "balanced"
+    trigger: TriggerConfig = field(default_factory=TriggerConfig)
+    summary: SummaryConfig = field(default_factory=SummaryConfig)
+    turns: bool = True
+    """Archive finished turns."""
+    phase: bool | None = None
+    """Archive parts of a turn that is still running, once more than `high_tokens` are live."""
+    gate: bool | None = None
+    """Archive only what is expected to pay."""
+    high_tokens: Count | None = None
+    low_tokens: Count | None = None
+    rollup_tokens: Amount | None = None
+    """What archived turns may keep in the conversation before the oldest merge; 0 never merges."""
+    answer_tokens: Amount = 400
+    """Of a final answer, this much stays word for word."""
+    prompt_tokens: Count | None = None
+    """A prompt larger than this keeps its head and tail."""
+    placement: Literal["tail", "system"] = "tail"
+    """Where the block of live subagents stands: last in a request, or in the caller's system prompt."""
+    block_entries: Amount = 4
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,6 +25,7 @@ VERBS = {
     "daemon": ("admin", "start, stop or look at the process behind all this"),
     "config": ("admin", "show the configuration, trust a project's"),
     "demo": ("demo", "two agents over this folder: asked, killed, revived, ended"),
+    "replay": ("replay", "what a recorded session costs under other policies, and what stays findable"),
     "doctor": ("doctor", "check what orch needs of this machine"),
 }
 """Each verb, the module it lives in, and what it does."""

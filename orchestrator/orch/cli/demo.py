@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +18,10 @@ from orch_protocol.errors import AgentDiedError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Reply
 
-from .. import paths
 from ..sync import Orchestrator, Subagent
 from . import render
 from .leftovers import marked
+from .scratch import scratch
 from .verb import Verb, dump
 
 __all__ = ["VERBS"]
@@ -44,7 +42,7 @@ def _demo(arguments: Namespace) -> int:
     began = time.monotonic()
     folder = Path(arguments.folder).absolute()
     run = f"demo-{new_id()}"
-    with _scratch() as home:
+    with scratch("demo") as home:
         told = _play(home, run, folder, say)
     left = [pid for pid, env in marked() if env["ORCH_RUN"] == run]
     told |= {"left": left, "seconds": round(time.monotonic() - began, 2)}
@@ -101,23 +99,6 @@ def _kill_in_the_middle(agent: Subagent) -> tuple[int | None, str]:
         outcome = "it had just answered"
         agent.query("Are you there?", timeout=SECONDS)
     return pid, outcome
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """Yield a home inside ORCH_HOME that is gone afterwards, with whatever had to be made for it."""
-    home = paths.home()
-    made = [folder for folder in (home, *home.parents) if not folder.exists()]
-    scratch = paths.private_dir(home / f"demo-{new_id()}")
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        for folder in made:
-            try:
-                folder.rmdir()
-            except OSError:
-                break  # somebody else uses it by now
 
 
 def _head(reply: Reply) -> str:

@@ -1,0 +1,1 @@
+"""Archival: finished work leaves the conversation, whole and findable, and a short record of it stays."""

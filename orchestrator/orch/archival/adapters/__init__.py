@@ -1,0 +1,44 @@
+"""The message shapes of providers, and our own: each format reads plain messages and writes them back unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from orch_protocol.errors import ConfigError
+
+from ..estimate import PLAIN, Ratios
+from .base import Format, pack, plain, unpack
+
+__all__ = ["FORMATS", "Format", "detect", "format_named", "pack", "plain", "ratios_named", "unpack"]
+
+FORMATS: Final = {"anthropic": "anthropic", "openai": "openai", "orch": "own"}
+"""Each format and the module it lives in."""
+
+
+def format_named(name: str) -> Format:
+    """Return the format called `name`; ConfigError when there is none."""
+    home = FORMATS.get(name)
+    if home is None:
+        raise ConfigError(f"unknown message format {name!r}: choose one of {', '.join(FORMATS)}")
+    made: Format = import_module(f"{__name__}.{home}").FORMAT
+    return made
+
+
+def detect(messages: Sequence[Any]) -> Format:
+    """Return the format of plain `messages`, by what only one of them has; chat messages when nothing tells."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict) and block.get("type") in ("tool_use", "tool_result", "thinking"):
+                return format_named("anthropic")
+    return format_named("openai")
+
+
+def ratios_named(text: str) -> Ratios:
+    """Return the ratios of the family of models that `text` (a provider, an API, a model) names; plain ones if none."""
+    lowered = text.lower()
+    if "claude" in lowered:
+        return format_named("anthropic").ratios
+    return next((format_named(name).ratios for name in FORMATS if name in lowered), PLAIN)

@@ -1,0 +1,97 @@
+"""Messages of the Anthropic Messages API: a role and a string, or a list of typed blocks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+
+from ..estimate import Ratios, strings
+from .base import plain
+
+__all__ = ["FORMAT"]
+
+PROVIDER: Final = "anthropic"
+ROLES: Final = ("user", "assistant", "system")
+
+
+class _Anthropic:
+    name = PROVIDER
+    ratios = Ratios(prose=3.0, code=2.9, data=2.2, figures=1.9, wide=1.0)
+
+    def read(self, raw: Any) -> Message:
+        raw = plain(raw)
+        if not isinstance(raw, dict) or raw.get("role") not in ROLES:
+            role = raw.get("role") if isinstance(raw, dict) else raw
+            raise ConfigError(f"a message needs the role user, assistant or system, not {role!r}")
+        content = raw.get("content")
+        if isinstance(content, str):
+            return Message(raw["role"], (Text(content),))
+        if not isinstance(content, list):
+            raise ConfigError(f"a message's content is text or a list of blocks, not {content!r:.60}")
+        return Message(raw["role"], tuple(map(_block, content)))
+
+    def write(self, message: Message) -> dict[str, Any]:
+        return {"role": message.role, "content": list(map(_written, message.content))}
+
+    def with_text(self, given: Any, text: str) -> dict[str, Any]:
+        raw: dict[str, Any] = plain(given)
+        content = raw["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        return raw | {"content": [*blocks, {"type": "text", "text": text}]}
+
+    def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
+        if last is not None and plain(last).get("role") == "user":
+            return self.with_text(last, text), None
+        return last, {"role": "user", "content": [{"type": "text", "text": text}]}
+
+    def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"name": name, "description": description, "input_schema": schema}
+
+
+FORMAT: Final = _Anthropic()
+
+
+def _block(raw: Any) -> Block:
+    if not isinstance(raw, dict):
+        raise ConfigError(f"a block is an object with a type, not {raw!r:.60}")
+    match raw:
+        case {"type": "text", "text": str(text)}:
+            return Text(text)
+        case {"type": "thinking", "thinking": str(text)}:
+            signature = raw.get("signature")
+            return Thinking(text, signature if isinstance(signature, str) else None, PROVIDER)
+        case {"type": "image", "source": {"type": "base64", "media_type": str(kind), "data": str(data)}}:
+            return Image(kind, data)
+        case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(input)}:
+            return ToolUse(id, name, input)
+        case {"type": "tool_result", "tool_use_id": str(id)}:
+            content = raw.get("content")
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+            return ToolResult(id, tuple(map(_part, parts)), raw.get("is_error") is True)
+        case _:
+            return Opaque(PROVIDER, raw)
+
+
+def _part(raw: Any) -> Text | Image:
+    """Return a part of a tool result; what has no shape of ours is shown as the text in it."""
+    block = _block(raw)
+    return block if isinstance(block, (Text, Image)) else Text("\n".join(strings(raw)))
+
+
+def _written(block: Block) -> dict[str, Any]:
+    match block:
+        case Text(text):
+            return {"type": "text", "text": text}
+        case Thinking(thinking, signature):
+            return {"type": "thinking", "thinking": thinking} | ({"signature": signature} if signature else {})
+        case Image(media_type, data):
+            return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+        case ToolUse(id, name, input):
+            return {"type": "tool_use", "id": id, "name": name, "input": input}
+        case ToolResult(id, content, is_error):
+            written = {"type": "tool_result", "tool_use_id": id, "content": list(map(_written, content))}
+            return written | ({"is_error": True} if is_error else {})
+        case Opaque(_, raw):
+            return raw if isinstance(raw, dict) else {"type": "text", "text": str(raw)}

@@ -1,0 +1,120 @@
+"""What a format does, and how what our messages cannot say is kept beside them, so that nothing is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Message
+
+from ..estimate import Ratios
+
+__all__ = ["Format", "difference", "pack", "plain", "restore", "unpack"]
+
+DEPTH: Final = 200
+
+
+class Format(Protocol):
+    """One shape of messages. One of its messages is one of ours, in both directions."""
+
+    name: str
+    ratios: Ratios
+
+    def read(self, raw: Any) -> Message:
+        """Return `raw` as a message of ours. Raises ConfigError saying what about it does not fit."""
+
+    def write(self, message: Message) -> Any:
+        """Return `message` in this shape, in the one way that this format writes it."""
+
+    def with_text(self, given: Any, text: str) -> Any:
+        """Return the user message `given` with `text` as a further block behind its content."""
+
+    def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
+        """Return what the last message of a request becomes and what follows it, so that `text` is the end of it."""
+
+    def tool(self, name: str, description: str, schema: dict[str, Any]) -> Any:
+        """Return the definition of a tool in this shape."""
+
+
+def plain(raw: Any, where: str = "message") -> Any:
+    """Return `raw` as JSON-like data: objects that can say what they hold (`model_dump`) say it.
+
+    Raises ConfigError for what JSON does not carry, naming its place.
+    """
+    return _plain(raw, where, 0)
+
+
+def _plain(value: Any, where: str, depth: int) -> Any:
+    if depth > DEPTH:
+        raise ConfigError(f"{where} is nested more than {DEPTH} levels deep")
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, int):
+        if -(1 << 63) <= value < 1 << 64:
+            return value
+        raise ConfigError(f"{where} is an integer beyond 64 bits: give it as text")
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        raise ConfigError(f"{where} is {value}, which JSON does not carry")
+    if hasattr(value, "model_dump"):
+        return _plain(value.model_dump(exclude_none=True), where, depth + 1)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"{where} has the key {key!r}: keys are strings")
+        return {key: _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{place}]", depth + 1) for place, item in enumerate(value)]
+    raise ConfigError(f"{where} is a {type(value).__name__}: give plain data (dict, list, str, number, bool, None)")
+
+
+def pack(format: Format, raw: Any) -> tuple[Message, Any]:
+    """Return `raw` as a message of ours, and what else it takes to restore it exactly; None when nothing else."""
+    message = format.read(raw)
+    return message, difference(format.write(message), raw)
+
+
+def unpack(format: Format, message: Message, rest: Any) -> Any:
+    """Return the raw message that `pack` took apart."""
+    return restore(format.write(message), rest)
+
+
+# A difference between JSON values: None (none), {"=": value} (another one), {"t": 1} (a text block written as a bare
+# string), {"k": {...}, "d": [...]} (keys that differ, keys that are gone), {"l": {...}} (items of a list that differ).
+
+
+def difference(written: Any, raw: Any) -> Any:
+    """Return what turns `written` into `raw` (see `restore`), None when they are the same."""
+    if written is raw:
+        return None
+    if isinstance(raw, str) and written == [{"type": "text", "text": raw}]:
+        return {"t": 1}
+    if isinstance(written, dict) and isinstance(raw, dict):
+        changed = {key: difference(written[key], item) if key in written else {"=": item} for key, item in raw.items()}
+        changed = {key: change for key, change in changed.items() if change is not None}
+        gone = [key for key in written if key not in raw]
+        found = ({"k": changed} if changed else {}) | ({"d": gone} if gone else {})
+        return found or None
+    if isinstance(written, list) and isinstance(raw, list) and len(written) == len(raw):
+        items = {str(place): difference(*pair) for place, pair in enumerate(zip(written, raw, strict=True))}
+        items = {place: change for place, change in items.items() if change is not None}
+        return {"l": items} if items else None
+    return None if type(written) is type(raw) and written == raw else {"=": raw}
+
+
+def restore(written: Any, change: Any) -> Any:
+    """Return `written` with `change` (see `difference`) applied."""
+    if change is None:
+        return written
+    if "=" in change:
+        return change["="]
+    if "t" in change:
+        return written[0]["text"]
+    if "l" in change:
+        return [restore(item, change["l"].get(str(place))) for place, item in enumerate(written)]
+    gone, changed = change.get("d", ()), change.get("k", {})
+    kept = {key: restore(item, changed.get(key)) for key, item in written.items() if key not in gone}
+    return kept | {key: restore(None, each) for key, each in changed.items() if key not in written}

@@ -1,0 +1,199 @@
+"""Archival for anybody's loop: plain messages in, plain messages out, and a folder with everything that left them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orch_protocol.config import ArchivalConfig, Profile
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import StopReason
+
+from . import plan
+from .adapters import format_named
+from .archive import Archive, Record
+from .block import Live, live_block
+from .estimate import Estimator
+from .folding import Folded, Folding
+from .gate import Prices
+from .pieces import Piece, Pieces
+from .profiles import rules_of
+from .recall import TOOLS, answer
+from .search import Hit, Search
+from .summary import SummaryRequest
+
+__all__ = ["Archiver"]
+
+
+class Archiver:
+    """Folds finished work of a conversation into a folder, and gets every bit of it back.
+
+        with Archiver("archive", format) as archiver:
+            messages = archiver.fold(messages)  # before each request; go on with what it returns
+            reply = client.chat.completions.create(messages=archiver.request(messages), tools=archiver.tools(), ...)
+
+    `format` is the shape of the messages; see `orch.archival.adapters.FORMATS`. `profile` says how much stays in the
+    conversation, `config` says it in detail. `summarise` is asked for summaries, by `SummaryRequest`, and returns the
+    model's text; without it, and when it fails, what stays is a computed receipt. `beside` is how many tokens of a
+    request are not messages; `estimator` sizes them, by default for the format's family of models. For one thread.
+
+    Raises LockedError when another process has the folder open, StoreError when it cannot be used, ConfigError for
+    arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        format: str,
+        profile: Profile | None = None,
+        summarise: Callable[[SummaryRequest], str] | None = None,
+        *,
+        config: ArchivalConfig | None = None,
+        prices: Prices | None = None,
+        beside: int = 0,
+        estimator: Estimator | None = None,
+    ) -> None:
+        self.config = _configured(config or ArchivalConfig(), profile)
+        self.rules = rules_of(self.config)
+        self.folded: tuple[Folded, ...] = ()
+        """What the last `fold` archived, in order."""
+        shape = format_named(format)
+        self._prices = prices or Prices()
+        self._summaries = summarise is not None
+        self._beside = beside
+        self._archive = Archive.open(Path(folder))
+        estimator = estimator or (Estimator() if self.config.profile == "seed" else Estimator(shape.ratios))
+        self._pieces = Pieces(shape, self._archive, estimator)
+        self._search = Search(self._archive)
+        self._folding = Folding(self._pieces, self.rules, self.config, summarise, self._search.added)
+
+    def __enter__(self) -> Archiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; closing twice does nothing."""
+        self._search.close()
+        self._archive.close()
+
+    @property
+    def notes(self) -> list[str]:
+        """What was damaged in the folder, and which summaries were not to be had, a line each."""
+        return list(self._archive.notes)
+
+    def archives(self) -> list[Record]:
+        """Return every archive, in the order they were made."""
+        return list(self._archive.records.values())
+
+    def fold(self, messages: Sequence[Any], *, stop_reason: StopReason | None = None) -> list[Any]:
+        """Return `messages` with what the profile lets go archived: durable before it is left out.
+
+        Call it with the whole conversation before each request. `stop_reason` says how the last turn ended if not with
+        an answer, such as "max_turns". What stays is the very same objects, and what stands before a change is as it
+        was; `messages` itself is not touched. Raises ConfigError for what is no message, StoreError when the archive
+        cannot be written: then the conversation is what it was.
+        """
+        pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(messages)]
+        folded: list[Folded] = []
+        view = self._view(pieces, stop_reason)
+        turns = plan.finished_turns(view, self.rules, self.config.trigger, self._prices, self._pieces.estimator)
+        for collapse in reversed(turns):
+            pieces, done = self._folding.fold(pieces, collapse)
+            folded = done + folded
+        for _ in range(len(pieces)):
+            merging = plan.eras(self._view(pieces, stop_reason), self.rules, self._prices)
+            if merging is None:
+                break
+            pieces, done = self._folding.fold(pieces, merging)
+            folded += done
+        for collapse in reversed(plan.phases(self._view(pieces, stop_reason), self.rules, self._prices)):
+            pieces, done = self._folding.fold(pieces, collapse)
+            folded += done
+        self.folded = tuple(folded)
+        self._pieces.keep(pieces)
+        return [piece.raw for piece in pieces]
+
+    def unfold(self, messages: Sequence[Any]) -> list[Any]:
+        """Return `messages` with everything archived put back in its place."""
+        return self._pieces.unfold(messages)
+
+    def request(self, messages: Sequence[Any]) -> list[Any]:
+        """Return `messages` as a request carries them: with the block of live subagents as its last content.
+
+        Not to be kept: each request has its own. With placement "system" the block is the caller's to place.
+        """
+        block = self.block(messages) if self.rules.tail_block else ""
+        if not block:
+            return list(messages)
+        last, more = self._pieces.format.note(messages[-1], block)
+        return [*messages[:-1], last, *([] if more is None else [more])]
+
+    def block(self, messages: Sequence[Any]) -> str:
+        """Return the block of live subagents for `messages`, "" when there are none."""
+        return live_block(self.live(messages), self.rules.block_entries)
+
+    def live(self, messages: Sequence[Any]) -> list[Live]:
+        """Return what the stubs in `messages` stand for, in order."""
+        read = self._pieces.format.read
+        holders = [id for raw in messages for id in self._archive.holders(read(raw))]
+        return [Live(id, f"Archive: {self._archive.records[id].task}") for id in holders]
+
+    def observe(self, messages: Sequence[Any], input_tokens: int) -> None:
+        """Learn from a reply: the request with `messages` was `input_tokens` in all, cached ones included."""
+        estimator, read = self._pieces.estimator, self._pieces.format.read
+        estimator.observe(sum(estimator.raw(read(raw)) for raw in messages), input_tokens)
+        self._pieces.keep(())
+
+    def search(self, query: str, limit: int = 10) -> list[Hit]:
+        """Return up to `limit` places in archives where `query` stands, best first; where not, what resembles it.
+
+        Words, identifiers and parts of them, paths, figures, error messages, any script. `hit.id` and `hit.entry` are
+        for `read_archive`.
+        """
+        return self._search.search(query, limit)
+
+    def read_archive(self, id: str, first: int = 1, last: int | None = None) -> list[Any]:
+        """Return the messages `first` to `last` (from 1, both included) of an archive, exactly as they were.
+
+        `id` may be the unique beginning of one. Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
+        """
+        if first < 1 or (last is not None and last < first):
+            raise ConfigError(f"entries {first} to {last}: they count from 1, and the first is not behind the last")
+        record = self._archive.find(id)
+        contents = self._pieces.contents(record)
+        if record.kind == "phase" and record.prompts:
+            # Its prompt carries the stubs of the phases before it, which are no part of this one.
+            contents[:1] = self.unfold(contents[:1])[:1]
+        return self.unfold(contents)[first - 1 : last]
+
+    def tools(self) -> list[Any]:
+        """Return the definitions of search_archive and read_archive, for the model, in this format's shape."""
+        return [self._pieces.format.tool(*each) for each in TOOLS]
+
+    def call(self, name: str, input: dict[str, Any]) -> str:
+        """Return what the tool `name` of `tools` answers to `input`: text of bounded size, never an exception.
+
+        Raises ConfigError for a name that is none of them.
+        """
+        return answer(name, input, self.search, self._messages)
+
+    def _messages(self, id: str, first: int, last: int | None) -> list[Any]:
+        return [self._pieces.format.read(raw) for raw in self.read_archive(id, first, last)]
+
+    def _view(self, pieces: Sequence[Piece], stop_reason: StopReason | None) -> plan.View:
+        return self._pieces.view(pieces, stop_reason, beside=self._beside, summaries=self._summaries)
+
+
+def _configured(config: ArchivalConfig, profile: Profile | None) -> ArchivalConfig:
+    if profile is None:
+        return config
+    try:
+        return msgspec.convert(msgspec.to_builtins(config) | {"profile": profile}, ArchivalConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"unknown archival profile {profile!r}: seed, economy, balanced or roomy") from error

@@ -1,0 +1,168 @@
+"""The full-text index of a folder of archives: a row an archive, words and their places, none of the text.
+
+It is derived: what does not fit the archives is made anew, and without it searching is slower and finds the same.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from orch_protocol.messages import Block, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+
+from .estimate import strings
+from .stub import holder_of
+
+__all__ = ["Index", "message_text", "passage"]
+
+PASSAGE: Final = 240
+CANDIDATES: Final = 40
+NAME: Final = "index.sqlite"
+VERSION: Final = 1
+MOST_WORDS: Final = 400
+
+_WIDE: Final = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff])")
+_WORD: Final = re.compile(r"\w+")
+
+
+class Index:
+    """The index of one folder, which its owner alone has open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._database: sqlite3.Connection | None = None
+        self.count = 0
+        """The number of the last archive in it."""
+        self._connect()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._database is not None:
+            database, self._database = self._database, None
+            database.close()
+
+    def add(self, number: int, texts: Iterable[str]) -> None:
+        """Index the archive `number`, whose messages say `texts`."""
+        if self._database is None:
+            return
+        try:
+            with self._database:
+                self._database.execute(
+                    "INSERT INTO words(rowid, text) VALUES (?, ?)", (number, _spaced("\n".join(texts)))
+                )
+                self._database.execute("UPDATE state SET count = ?", (number,))
+            self.count = number
+        except sqlite3.Error:
+            self._drop()
+
+    def missing(self, last: int) -> range:
+        """Return the numbers of the archives up to `last` that are to be added; all, when it does not fit them."""
+        if self.count > last:
+            self._drop()
+            self._connect()
+        return range(self.count + 1, last + 1) if self._database is not None else range(0)
+
+    def stages(self, query: str) -> Iterator[list[int]]:
+        """Yield the numbers of archives that may hold `query`, the best first: with its words in a row, all, any."""
+        words = _WORD.findall(_spaced(query))[:MOST_WORDS]
+        for join in (" + ", " AND ", " OR ") if len(words) > 1 else (" + ",) if words else ():
+            yield self._match(join.join(f'"{word}"' for word in words))
+
+    def _match(self, expression: str) -> list[int]:
+        if self._database is None:
+            return []
+        try:
+            rows = self._database.execute(
+                "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?", (expression, CANDIDATES)
+            )
+            return [row[0] for row in rows]
+        except sqlite3.Error:
+            self._drop()
+            return []
+
+    def _connect(self) -> None:
+        for _ in range(2):  # what is no database, or a damaged one, is removed and made anew
+            try:
+                self._database = sqlite3.connect(self._path, isolation_level="IMMEDIATE", check_same_thread=False)
+                # A loss of power may take it: it can be made anew.
+                self._database.execute("PRAGMA synchronous = OFF")
+                self._database.execute("PRAGMA journal_mode = MEMORY")
+                if self._database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+                    self._create(self._database)
+                self.count = int(self._database.execute("SELECT count FROM state").fetchone()[0])
+                return
+            except (sqlite3.Error, TypeError):
+                self._drop()
+
+    def _create(self, database: sqlite3.Connection) -> None:
+        with database:
+            database.execute("DROP TABLE IF EXISTS words")
+            database.execute("DROP TABLE IF EXISTS state")
+            database.execute("CREATE VIRTUAL TABLE words USING fts5(text, content='', tokenize='unicode61')")
+            database.execute("CREATE TABLE state(count INTEGER)")
+            database.execute("INSERT INTO state VALUES (0)")
+            database.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _drop(self) -> None:
+        self.close()
+        self._path.unlink(missing_ok=True)
+        self.count = 0
+
+
+def message_text(message: Message) -> str:
+    """Return everything in `message` that can be looked for; what stands for other archives is left to them."""
+    return "\n".join(text for block in message.content for text in _texts(block))
+
+
+def passage(text: str, query: str, chars: int = PASSAGE) -> tuple[str, bool] | None:
+    """Return the part of `text` around `query`, and whether all of it is there, be it in another case.
+
+    Else that around the word of it that is rarest in `text`; None when none is.
+    """
+    place = text.find(query)
+    if place >= 0:
+        return _around(text, place, len(query), chars), True
+    lowered, wanted = text.lower(), query.lower()
+    if len(lowered) == len(text) and (place := lowered.find(wanted)) >= 0:
+        return _around(text, place, len(query), chars), True
+    counts = [(lowered.count(word), -len(word), word) for word in set(_WORD.findall(wanted)) if len(word) > 1]
+    there = sorted(entry for entry in counts if entry[0])
+    if not there:
+        return None
+    word = there[0][2]
+    return _around(text, min(lowered.find(word), len(text)), len(word), chars), False
+
+
+def _around(text: str, place: int, length: int, chars: int) -> str:
+    chars = max(chars, length)
+    room = chars - length
+    begin = max(0, place - room // 2)
+    line = text.rfind("\n", begin, place)
+    begin = line + 1 if line >= 0 and place - line > 40 else begin
+    end = min(len(text), max(place + length, begin + chars))
+    return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"
+
+
+def _spaced(text: str) -> str:
+    """Return `text` with spaces around each character of a script that is written without any."""
+    return text if text.isascii() else _WIDE.sub(r" \1 ", text)
+
+
+def _texts(block: Block) -> Iterator[str]:
+    match block:
+        case Text(text):
+            if holder_of(text) is None:
+                yield text
+        case Thinking(thinking):
+            yield thinking
+        case ToolUse(name=name, input=input):
+            yield name
+            yield from strings(input)
+        case ToolResult(content=content):
+            for part in content:
+                yield from _texts(part)
+        case Opaque(raw=raw):
+            yield from strings(raw)

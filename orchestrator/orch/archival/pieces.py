@@ -1,0 +1,120 @@
+"""A conversation in pieces: each message as it came, as ours, how large it is, and which archives it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Message, StopReason
+
+from .adapters import Format, unpack
+from .archive import Archive, Record
+from .estimate import Estimator
+from .plan import View
+from .turns import responses
+
+__all__ = ["Piece", "Pieces", "unfold"]
+
+T = TypeVar("T")
+
+
+class Piece(Struct, frozen=True):
+    """One message. `own` is its size without the stubs in it; `holders` are the archives they stand for."""
+
+    raw: Any
+    message: Message
+    tokens: int
+    own: int
+    holders: tuple[str, ...]
+
+    @property
+    def is_stub(self) -> bool:
+        """Whether it is nothing but a stub: what an agent did in a turn, or in many."""
+        return bool(self.holders) and self.message.role == "assistant"
+
+
+class Pieces:
+    """Takes messages of one format for pieces, by what one archive holds."""
+
+    def __init__(self, format: Format, archive: Archive, estimator: Estimator) -> None:
+        self.format = format
+        self.archive = archive
+        self.estimator = estimator
+        self._known: dict[int, Piece] = {}
+
+    def piece(self, raw: Any, place: int = 0) -> Piece:
+        """Return the message `raw`, the `place`-th of a conversation, as a piece. Raises ConfigError."""
+        known = self._known.get(id(raw))
+        if known is not None and known.raw is raw:
+            return known
+        try:
+            message = self.format.read(raw)
+        except ConfigError as error:
+            raise ConfigError(f"message {place}: {error}") from error
+        holders = self.archive.holders(message)
+        tokens = own = self.estimator.message(message)
+        if holders and message.role == "user":
+            own = self.estimator.message(Message("user", message.content[: -len(holders)]))
+        return Piece(raw, message, tokens, own, holders)
+
+    def keep(self, pieces: Sequence[Piece]) -> None:
+        """Remember `pieces` until the next time, those that cannot have changed by then."""
+        self._known = {id(piece.raw): piece for piece in pieces if piece.raw is piece.message}
+
+    def written(self, message: Message) -> Piece:
+        """Return `message` as a piece, the way the format writes it."""
+        return self.piece(self.format.write(message))
+
+    def contents(self, record: Record) -> list[Any]:
+        """Return the messages of `record` as they were; as this format writes them if they came in another."""
+        same = record.format == self.format.name
+        stored = self.archive.messages(record.id)
+        return [unpack(self.format, each.message, each.rest if same else None) for each in stored]
+
+    def unfold(self, raws: Sequence[Any]) -> list[Any]:
+        """Return `raws` with everything archived put back in its place."""
+        return unfold(self.archive, raws, self.format.read, self.contents)
+
+    def unstubbed(self, part: Sequence[Piece]) -> list[Piece]:
+        """Return what of `part` is no stub, and no prompt that stands before one."""
+        hidden = self.archive.stubs_among([piece.message for piece in part])
+        return [piece for place, piece in enumerate(part) if place not in hidden]
+
+    def view(self, pieces: Sequence[Piece], stop_reason: StopReason | None, *, beside: int, summaries: bool) -> View:
+        """Return `pieces` as the rules see them."""
+        records = self.archive.records
+        holders = [id for piece in pieces for id in piece.holders]
+        said = [piece.message for piece in pieces if not piece.is_stub]
+        return View(
+            messages=[piece.message for piece in pieces],
+            tokens=[piece.tokens for piece in pieces],
+            own=[piece.own for piece in pieces],
+            levels={place: records[piece.holders[-1]].level for place, piece in enumerate(pieces) if piece.is_stub},
+            calls=responses(said) + sum(records[id].calls for id in holders),
+            listed=len(holders),
+            beside=beside,
+            summaries=summaries,
+            stop_reason=stop_reason,
+        )
+
+
+def unfold(
+    archive: Archive, items: Sequence[T], read: Callable[[T], Message], contents: Callable[[Record], list[T]]
+) -> list[T]:
+    """Return `items` with each stub, and what it stands for, replaced by what was archived, down to the last one."""
+    done: list[T] = []
+    waiting = list(reversed(items))
+    while waiting:
+        item = waiting.pop()
+        holders = archive.holders(read(item))
+        if not holders:
+            done.append(item)
+            continue
+        record = archive.records[holders[-1]]
+        if record.stands > 1:
+            del done[len(done) - (record.stands - 1) :]
+        waiting += reversed(contents(record))
+    return done

@@ -1,0 +1,164 @@
+"""Search over archives: the index proposes, the messages decide, and what no index knows is found by reading."""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.messages import Message
+from orch_protocol.text import scrub
+
+from .archive import Archive, Record, Stored
+from .index import Index, message_text, passage
+from .pieces import unfold
+
+__all__ = ["Hit", "Search"]
+
+
+class Hit(Struct, frozen=True):
+    """A place in an archive. `entry` counts its messages from 1, as `read_archive` does.
+
+    `text` is the passage; `exact` says whether all of the query stands in it, letter by letter.
+    """
+
+    id: str
+    entry: int
+    text: str
+    exact: bool
+    task: str
+
+
+class Search:
+    """Searches one folder of archives. The index is opened, and caught up, at the first search."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._index: Index | None = None
+
+    def close(self) -> None:
+        """Close the index."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+    def added(self, record: Record) -> None:
+        """Take a new archive in, if the index is open; else the next search does."""
+        if self._index is not None and record.number == self._index.count + 1:
+            self._index.add(record.number, self._texts(record))
+
+    def search(self, query: str, limit: int) -> list[Hit]:
+        """Return up to `limit` places for `query`, those that hold all of it first."""
+        query = query.strip()
+        if not query or limit < 1:
+            return []
+        stages = self._opened().stages(query)
+        first = next(stages, [])
+        exact = self._exact(map(self._archive.numbered, first), query, limit)
+        if not exact:
+            # What an index of words cannot know: the middle of one, mere punctuation.
+            exact = self._exact(self._containing(query), query, limit)
+        if exact:
+            return exact
+        return self._near(chain([first], stages), query, limit)
+
+    def _opened(self) -> Index:
+        if self._index is None:
+            self._index = Index(self._archive.folder)
+        for number in self._index.missing(len(self._archive.records)):
+            self._index.add(number, self._texts(self._archive.numbered(number)))
+        return self._index
+
+    def _exact(self, records: Iterable[Record], query: str, limit: int) -> list[Hit]:
+        """Return a hit for each of `records` in which `query` stands letter by letter, at most `limit`."""
+        wanted = _quoted(query)
+        hits = (self._exactly(record, query, wanted) for record in records)
+        return list(islice((hit for hit in hits if hit), limit))
+
+    def _exactly(self, record: Record, query: str, wanted: bytes) -> Hit | None:
+        lines = self._archive.lines(record.id)
+        places = [place for place, line in enumerate(lines) if wanted in line]
+        if not places:
+            return None
+        texts = self._texts(record)
+        for place in places:
+            if query in texts[place]:
+                found = passage(texts[place], query)
+                return Hit(record.id, self._entry(record, place), found[0] if found else "", True, record.task)
+        return None
+
+    def _near(self, stages: Iterable[list[int]], query: str, limit: int) -> list[Hit]:
+        """Return places that resemble `query`: first those that hold all of it in another case."""
+        whole: list[Hit] = []
+        part: list[Hit] = []
+        seen: set[int] = set()
+        for numbers in stages:
+            for number in numbers:
+                if number in seen or len(part) >= limit:
+                    continue
+                seen.add(number)
+                hit, all_of_it = self._resembling(self._archive.numbered(number), query)
+                if hit is not None:
+                    (whole if all_of_it else part).append(hit)
+            if whole or part:
+                break
+        return [*whole, *part][:limit]
+
+    def _resembling(self, record: Record, query: str) -> tuple[Hit | None, bool]:
+        best: tuple[int, str, bool] | None = None
+        for place, text in enumerate(self._texts(record)):
+            found = passage(text, query) if text else None
+            if found is not None and (best is None or found[1] > best[2]):
+                best = (place, *found)
+        if best is None:
+            return None, False
+        return Hit(record.id, self._entry(record, best[0]), best[1], False, record.task), best[2]
+
+    def _texts(self, record: Record) -> list[str]:
+        """Return what each message of `record` says, "" for what other archives say themselves."""
+        messages = [stored.message for stored in self._archive.messages(record.id)]
+        hidden = self._archive.stubs_among(messages)
+        if record.kind == "phase":
+            hidden |= set(range(record.prompts))
+        return ["" if place in hidden else message_text(message) for place, message in enumerate(messages)]
+
+    def _entry(self, record: Record, place: int) -> int:
+        """Return which message the one at `place` of the record's own is, when what it refers to is put back."""
+        if not record.members:
+            return place + 1
+        before: list[Stored] = self._archive.messages(record.id)[:place]
+        return len(unfold(self._archive, before, _message, lambda each: self._archive.messages(each.id))) + 1
+
+    def _containing(self, query: str) -> Iterator[Record]:
+        """Yield the archives in whose files `query` stands as it is, in order."""
+        wanted = _quoted(query)
+        places: dict[int, list[Record]] = {}
+        for record in self._archive.records.values():
+            places.setdefault(record.segment, []).append(record)
+        for segment, records in places.items():
+            offsets = [record.offset for record in records]
+            with (
+                open(self._archive.path(segment), "rb") as file,
+                mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data,
+            ):
+                at = data.find(wanted)
+                while at >= 0:
+                    number = bisect_right(offsets, at)
+                    if number:
+                        yield records[number - 1]
+                    if number == len(offsets):
+                        break
+                    at = data.find(wanted, offsets[number])
+
+
+def _quoted(query: str) -> bytes:
+    """Return `query` the way a file has it."""
+    return msgspec.json.encode(scrub(query))[1:-1]
+
+
+def _message(stored: Stored) -> Message:
+    return stored.message

@@ -1,0 +1,166 @@
+"""What a model is asked about an archived turn, and what counts as an answer. No model is called here.
+
+A long turn is shown in pieces, each asked about by itself; what they say is put together by rule. A summary is never
+made of summaries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_worker.tokens import clip
+
+from .turns import calls_of
+
+__all__ = ["Summary", "SummaryRequest", "ask", "parse", "render_message", "render_turn"]
+
+RESULT_CHARS: Final = 4_000
+CHUNK_CHARS: Final = 60_000
+FINDINGS: Final = 5
+MOST_CHARS: Final = 1_600
+
+_STRUCTURED: Final = """\
+You compress a finished piece of an agent's work. The full transcript is kept elsewhere and can be looked up; what \
+you write is all the agent still sees of it. Answer with one JSON object and nothing else:
+{"outcome": one short sentence, "key_findings": [at most 5 sentences, with exact names, paths and figures], \
+"open_questions": [what is left undone or unknown, or nothing]}"""
+_PARAGRAPH: Final = """\
+You compress a finished piece of an agent's work. The full transcript is kept elsewhere and can be looked up; what \
+you write is all the agent still sees of it. Answer with one paragraph of three to five sentences: what was asked, \
+what was done, what came of it, what is still open. Exact names, paths and figures; no headings, no lists."""
+_FENCE: Final = re.compile(r"\A\s*```\w*\n(.*?)\n?```\s*\Z", re.S)
+
+
+class SummaryRequest(Struct, frozen=True):
+    """One question to a model. `model` is the configured one, None: the asker's choice."""
+
+    system: str
+    prompt: str
+    model: str | None = None
+
+
+class Summary(Struct, frozen=True):
+    """What a model says of a turn in the structured style."""
+
+    outcome: Annotated[str, Meta(min_length=1)]
+    key_findings: Annotated[tuple[str, ...], Meta(max_length=FINDINGS)] = ()
+    open_questions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"Outcome: {self.outcome}"]
+        lines += [f"- {finding}" for finding in self.key_findings]
+        lines += [f"Open: {question}" for question in self.open_questions]
+        return "\n".join(lines)
+
+
+def ask(
+    messages: Sequence[Message],
+    style: Literal["structured", "paragraph"],
+    model: str | None,
+    asked: Callable[[SummaryRequest], str],
+) -> str | None:
+    """Return what the model behind `asked` says of `messages`, as text; None when it gives no usable answer.
+
+    An answer that does not fit is sent back once with what is wrong about it.
+    """
+    system = _STRUCTURED if style == "structured" else _PARAGRAPH
+    parts = _chunks(render_turn(messages))
+    found: list[Summary] = []
+    for number, part in enumerate(parts, 1):
+        which = f" (part {number} of {len(parts)})" if len(parts) > 1 else ""
+        request = SummaryRequest(system, f"Summarise this finished turn{which}:\n\n{part}", model)
+        answer = parse(asked(request), style)
+        if isinstance(answer, str):
+            again = f"{request.prompt}\n\nYour answer before was not usable: {answer}. Answer again."
+            answer = parse(asked(SummaryRequest(system, again, model)), style)
+        if isinstance(answer, str):
+            return None
+        found.append(answer)
+    if not found:
+        return None
+    if style == "paragraph":
+        return clip("\n".join(summary.outcome for summary in found), MOST_CHARS, "the archive holds it all")
+    findings = [finding for row in _rows([summary.key_findings for summary in found]) for finding in row]
+    whole = Summary(found[-1].outcome, tuple(findings[:FINDINGS]), found[-1].open_questions)
+    return clip(str(whole), MOST_CHARS, "the archive holds it all")
+
+
+def parse(answer: str, style: Literal["structured", "paragraph"]) -> Summary | str:
+    """Return `answer` as a summary, or what is wrong about it. A fence around JSON is forgiven. Never raises."""
+    if not isinstance(answer, str):
+        return f"it is a {type(answer).__name__}, not text"
+    text = answer.strip()
+    if fenced := _FENCE.match(text):
+        text = fenced[1].strip()
+    if style == "paragraph":
+        return Summary(text) if text else "it is empty"
+    try:
+        return msgspec.json.decode(text, type=Summary)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        return f"not the JSON object that was asked for ({error})"
+
+
+def render_turn(messages: Sequence[Message]) -> str:
+    """Return `messages` for a reader: a heading for each, calls with their results below them, long results cut.
+
+    A result stands once, at its call. Messages without any text of their own are left out.
+    """
+    results = {call.id: call.result for call in calls_of(messages)}
+    parts = []
+    for message in messages:
+        lines = []
+        for block in message.content:
+            if isinstance(block, ToolUse):
+                result = results.get(block.id)
+                shown = "(pending)" if result is None else clip(result, RESULT_CHARS, "the archive holds it all")
+                lines += [_line(block), f"[tool_result: {shown}]"]
+            elif not isinstance(block, ToolResult):
+                lines.append(_line(block))
+        text = "\n".join(line for line in lines if line.strip())
+        if text:
+            parts.append(f"## {message.role}\n{text}")
+    return "\n\n".join(parts)
+
+
+def render_message(message: Message) -> str:
+    """Return all of one message for a reader, results in their place and whole."""
+    return "\n".join([f"## {message.role}", *map(_line, message.content)])
+
+
+def _line(block: Block) -> str:
+    match block:
+        case Text(text) | Thinking(text):
+            return text
+        case ToolUse(name=name, input=input):
+            return f"[tool_use: {name}({json.dumps(input, ensure_ascii=False, default=str)})]"
+        case ToolResult(content=content):
+            text = "\n".join(map(_line, content))
+            return f"[tool_result: {text}]"
+        case Image():
+            return "[image]"
+        case Opaque(raw=raw):
+            return f"[{raw.get('type', 'block') if isinstance(raw, dict) else 'block'}]"
+
+
+def _chunks(text: str) -> list[str]:
+    """Return `text` in pieces of at most 60,000 characters, cut between messages where that can be."""
+    pieces: list[str] = []
+    while len(text) > CHUNK_CHARS:
+        cut = text.rfind("\n\n## ", CHUNK_CHARS // 2, CHUNK_CHARS)
+        cut = cut if cut > 0 else CHUNK_CHARS
+        pieces.append(text[:cut])
+        text = text[cut:].lstrip("\n")
+    return [*pieces, text] if text else pieces
+
+
+def _rows(columns: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return what stands first in each column, then second, and so on."""
+    longest = max(map(len, columns), default=0)
+    return [[column[place] for column in columns if place < len(column)] for place in range(longest)]

@@ -1,0 +1,120 @@
+"""`orch replay`: a recorded session under other policies. Offline, no model; the archives are really made."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from orch_protocol.errors import ConfigError
+
+from ..replay.policies import DEFAULT, NAMES
+from ..replay.readers import read_recordings
+from ..replay.report import Terms, replay, report, table
+from .render import safe
+from .scratch import scratch
+from .verb import Verb, dump
+
+__all__ = ["VERBS"]
+
+ITEMS: Final = 200
+
+
+def _replay(arguments: Namespace) -> int:
+    names = _names(arguments.policy)
+    files = [Path(name) for name in arguments.files]
+    recordings = [recording for file in files for recording in read_recordings(file)]
+    terms = _terms(arguments)
+    calls = sum(len(recording.calls) for recording in recordings)
+    with contextlib.ExitStack() as stack:
+        folder = _empty(Path(arguments.archive)) if arguments.archive else stack.enter_context(scratch("replay"))
+        outcomes = [replay(recordings, name, terms, folder, _progress(name, calls)) for name in names]
+    data = report(files, recordings, outcomes, terms)
+    if arguments.json:
+        print(dump(data))
+        return 0
+    told = data["recorded"]
+    print(f"{len(recordings)} conversations, {calls} model calls" if len(recordings) > 1 else f"{calls} model calls")
+    if told is not None:
+        off = 100 * (told["replayed"] / told["input_tokens"] - 1)
+        print(f"Recorded: {told['input_tokens']:,} input tokens; replaying what it did: {off:+.1f} %")
+    print(f"\n{safe(table(data))}")
+    return 0
+
+
+def _terms(arguments: Namespace) -> Terms:
+    given = {
+        "prices": {
+            "read": arguments.cache_read,
+            "write": arguments.cache_write,
+            "fresh": 1.0,
+            "output": arguments.output_price,
+        },
+        "beside": arguments.system_tokens,
+        "lifetime": None if arguments.cache_minutes is None else 60.0 * arguments.cache_minutes,
+        "window": arguments.window,
+        "summary_tokens": arguments.summary_tokens,
+        "usd": arguments.usd,
+        "items": arguments.evidence,
+    }
+    numbers = [value for value in (*given.values(), *given["prices"].values()) if isinstance(value, (int, float))]
+    if any(value < 0 for value in numbers) or not arguments.window or not arguments.summary_tokens:
+        raise ConfigError("prices and sizes are numbers from 0, --window and --summary-tokens from 1")
+    return msgspec.convert(given, Terms)
+
+
+def _names(given: str | None) -> list[str]:
+    names = list(DEFAULT) if given is None else [name for name in given.replace(",", " ").split() if name]
+    if unknown := [name for name in names if name not in NAMES]:
+        raise ConfigError(f"unknown policy {unknown[0]!r}: choose of {', '.join(NAMES)}")
+    if not names:
+        raise ConfigError(f"no policy is named: choose of {', '.join(NAMES)}")
+    return list(dict.fromkeys(names))
+
+
+def _empty(folder: Path) -> Path:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty folder: archives of this replay need one of their own")
+    return folder
+
+
+def _progress(name: str, calls: int) -> Callable[[int], None]:
+    if not sys.stderr.isatty():
+        return lambda _: None
+
+    def show(done: int) -> None:
+        end = "\r\x1b[K" if done >= calls else ""
+        print(f"\r{name}: {done} of {calls} calls{end}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", metavar="FILE", nargs="+", help="sessions of ours or pi's, rows of transcripts, plain messages")
+    add("--policy", metavar="NAMES", help=f"of {', '.join(NAMES)} ({','.join(DEFAULT)})")
+    add("--archive", metavar="FOLDER", help="keep the archives in this empty or new folder")
+    add("--evidence", type=int, default=ITEMS, metavar="N", help=f"look for N items of each kind (default {ITEMS})")
+    add("--window", type=int, default=200_000, metavar="TOKENS", help="the model's context window (200000)")
+    add("--system-tokens", type=int, metavar="TOKENS", help="system prompt and tools (as recorded, else 12000)")
+    add("--summary-tokens", type=int, default=220, metavar="TOKENS", help="a model's summary of a turn (220)")
+    add("--cache-read", type=float, default=0.1, metavar="X", help="price of a cached token (0.1 of an uncached one)")
+    add("--cache-write", type=float, default=1.25, metavar="X", help="price of caching a token (1.25)")
+    add("--output-price", type=float, default=5.0, metavar="X", help="price of an output token (5)")
+    add("--cache-minutes", type=float, metavar="N", help="how long an unused cache lives (for ever)")
+    add("--usd", type=float, default=3.0, metavar="X", help="dollars a million uncached input tokens (3)")
+
+
+VERBS = {
+    "replay": Verb(
+        "Replay recorded sessions under other policies: cost, size, and what can still be found. Offline.",
+        "orch replay session.jsonl --policy none,compaction,auto",
+        _arguments,
+        _replay,
+    )
+}

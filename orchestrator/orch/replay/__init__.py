@@ -1,0 +1,1 @@
+"""Replay: what a recorded session would have cost under another policy, with the archives really made."""

@@ -1,0 +1,204 @@
+"""What may be done about a conversation that grows: each policy decides, before a request, what goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.config import ArchivalConfig, SummaryConfig
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Message, Text, ToolResult
+
+from ..archival.archiver import Archiver
+from ..archival.estimate import Estimator
+from ..archival.gate import Prices, summary_cost
+from ..archival.plan import SUMMARY_TOKENS
+from .recording import Scale, summary_message
+
+__all__ = ["DEFAULT", "NAMES", "Policy", "Setting", "policy_named"]
+
+FULL_SHARE: Final = 0.85
+KEPT_TOKENS: Final = 20_000
+COMPACTED_TOKENS: Final = 3_000
+MASK_KEEPS: Final = 10
+MASK_LEAST: Final = 20_000
+CLEARED: Final = "[cleared]"
+FILLER: Final = "What happened here was told to the model in about so many words. "
+
+
+class Setting(Struct, frozen=True):
+    """What a policy is run with: sizes, prices, the window it must fit, how long a model's summary is."""
+
+    scale: Scale
+    prices: Prices
+    folder: Path
+    window: int = 200_000
+    summary_tokens: int = SUMMARY_TOKENS
+
+
+class Policy(Protocol):
+    """One way of dealing with one conversation."""
+
+    collapses: int
+    """How many times it changed the conversation."""
+
+    @property
+    def archiver(self) -> Archiver | None:
+        """Where what it takes out can be found again; None when nowhere."""
+
+    def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:
+        """Return what the next request has in place of `context`; `charge` what that takes of a model, in units."""
+
+    def tail(self, context: list[Message]) -> int:
+        """Return how many uncached tokens each request carries behind `context`."""
+
+    def close(self) -> None:
+        """Give up what is open."""
+
+
+class Nothing:
+    """Sends everything, always."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.collapses = 0
+
+    @property
+    def archiver(self) -> Archiver | None:
+        return None
+
+    def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:  # noqa: ARG002
+        return context
+
+    def tail(self, context: list[Message]) -> int:  # noqa: ARG002
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class Compacting(Nothing):
+    """When the window is 85 % full, a model summarises all but the last 20k tokens in 3k."""
+
+    def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:
+        setting = self.setting
+        sizes = [setting.scale.size(message) for message in context]
+        live = setting.scale.beside + sum(sizes)
+        if live <= FULL_SHARE * setting.window:
+            return context
+        cut, kept = len(context), 0
+        while cut and kept + sizes[cut - 1] <= KEPT_TOKENS:
+            cut -= 1
+            kept += sizes[cut]
+        while cut < len(context) and any(isinstance(block, ToolResult) for block in context[cut].content):
+            cut += 1
+        charge(live * setting.prices.read + COMPACTED_TOKENS * setting.prices.output)
+        self.collapses += 1
+        return [summary_message(filler(COMPACTED_TOKENS, setting.scale.estimator)), *context[cut:]]
+
+
+class Masking(Nothing):
+    """Clears all but the last 10 tool results whenever that gives 20k tokens back."""
+
+    def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:  # noqa: ARG002
+        places = [
+            place
+            for place, message in enumerate(context)
+            if any(isinstance(block, ToolResult) and not _is_cleared(block) for block in message.content)
+        ]
+        size = self.setting.scale.size
+        cleared = {place: _cleared(context[place]) for place in places[:-MASK_KEEPS]}
+        if sum(size(context[place]) - size(message) for place, message in cleared.items()) < MASK_LEAST:
+            return context
+        self.collapses += 1
+        return [cleared.get(place, message) for place, message in enumerate(context)]
+
+
+class Archiving(Nothing):
+    """Archives by a profile, into a folder, really. A model's summary is charged at its length, and is filler."""
+
+    def __init__(self, setting: Setting, config: ArchivalConfig, *, summaries: bool = True) -> None:
+        super().__init__(setting)
+        scale = setting.scale
+        text = filler(setting.summary_tokens, scale.estimator)
+        self._archiver = Archiver(
+            setting.folder,
+            "orch",
+            summarise=(lambda _: text) if summaries else None,
+            config=msgspec.structs.replace(config, summary=SummaryConfig(style="paragraph")),
+            prices=setting.prices,
+            beside=scale.beside,
+            # The seed's thresholds are meant for its own way of counting.
+            estimator=None if config.profile == "seed" else scale.estimator,
+        )
+
+    @property
+    def archiver(self) -> Archiver:
+        return self._archiver
+
+    def before(self, context: list[Message], charge: Callable[[float], None]) -> list[Message]:
+        setting, folder = self.setting, self._archiver
+        live = setting.scale.beside + setting.scale.sizes(context)
+        folded = folder.fold(context)
+        for each in folder.folded:
+            self.collapses += 1
+            if each.summarised:
+                charge(summary_cost(each.tokens, live, setting.summary_tokens, setting.prices))
+        return folded
+
+    def tail(self, context: list[Message]) -> int:
+        return self.setting.scale.estimator.text(self._archiver.block(context))
+
+    def close(self) -> None:
+        self._archiver.close()
+
+
+_PHASE: Final = ArchivalConfig(profile="balanced", turns=False)
+
+_MAKERS: Final[dict[str, Callable[[Setting], Policy]]] = {
+    "none": Nothing,
+    "compaction": Compacting,
+    "compaction-1m": lambda setting: Compacting(msgspec.structs.replace(setting, window=1_000_000)),
+    "mask": Masking,
+    "turn": lambda setting: Archiving(setting, ArchivalConfig(profile="seed")),
+    "phase": lambda setting: Archiving(setting, _PHASE),
+    "economy": lambda setting: Archiving(setting, ArchivalConfig(profile="economy")),
+    "balanced": lambda setting: Archiving(setting, ArchivalConfig(profile="balanced")),
+    "roomy": lambda setting: Archiving(setting, ArchivalConfig(profile="roomy")),
+    "auto": lambda setting: Archiving(setting, ArchivalConfig()),
+    "auto-receipt": lambda setting: Archiving(setting, ArchivalConfig(), summaries=False),
+}
+
+NAMES: Final = tuple(_MAKERS)
+DEFAULT: Final = ("none", "compaction", "mask", "turn", "phase", "auto", "economy", "roomy")
+
+
+def policy_named(name: str, setting: Setting) -> Policy:
+    """Return the policy called `name` for one conversation. ConfigError when there is none."""
+    maker = _MAKERS.get(name)
+    if maker is None:
+        raise ConfigError(f"unknown policy {name!r}: choose of {', '.join(NAMES)}")
+    return maker(setting)
+
+
+def filler(tokens: int, estimator: Estimator) -> str:
+    """Return a text of about `tokens` tokens that tells nothing."""
+    once = estimator.text(FILLER * 20) / 20
+    text = FILLER * (int(tokens / once) + 2)
+    return text[: int(len(text) * tokens / max(estimator.text(text), 1))]
+
+
+def _is_cleared(result: ToolResult) -> bool:
+    return result.content == (Text(CLEARED),)
+
+
+def _cleared(message: Message) -> Message:
+    blocks = (
+        msgspec.structs.replace(block, content=(Text(CLEARED),)) if isinstance(block, ToolResult) else block
+        for block in message.content
+    )
+    return Message(message.role, tuple(blocks))

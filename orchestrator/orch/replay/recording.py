@@ -1,0 +1,122 @@
+"""A recorded session as data: its messages, what each model call was reported to take, its own compactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from orch_protocol.messages import Message, user
+
+from ..archival.estimate import PLAIN, Estimator, Ratios
+
+__all__ = ["ASSUMED_BESIDE", "Compaction", "Recorded", "Recording", "Scale", "scale_of", "summary_message"]
+
+ASSUMED_BESIDE: Final = 12_000
+
+
+class Recorded(Struct, frozen=True):
+    """One message. Of an assistant's, `input_tokens` and `output_tokens` are what its call was reported to take.
+
+    `at` is when, in seconds, if the recording tells.
+    """
+
+    message: Message
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    at: float | None = None
+
+
+class Compaction(Struct, frozen=True):
+    """What the session itself did before message `before`: those before `kept` became `summary`."""
+
+    before: int
+    kept: int
+    summary: str
+
+
+class Recording(Struct, frozen=True):
+    """One conversation. `shape` is what it was recorded as; `ratios` those of the model it was recorded with."""
+
+    name: str
+    shape: str
+    messages: tuple[Recorded, ...]
+    compactions: tuple[Compaction, ...] = ()
+    ratios: Ratios = PLAIN
+
+    @property
+    def calls(self) -> list[int]:
+        """The places of the messages that a model call gave: the first of each run of assistant messages."""
+        return [
+            place
+            for place, each in enumerate(self.messages)
+            if each.message.role == "assistant" and (not place or self.messages[place - 1].message.role != "assistant")
+        ]
+
+    def contexts(self) -> list[tuple[int, list[Message]]]:
+        """Return each call's place and the messages its request really had, the session's own compactions applied."""
+        found: list[tuple[int, list[Message]]] = []
+        calls = set(self.calls)
+        compactions = {compaction.before: compaction for compaction in self.compactions}
+        context: list[tuple[int, Message]] = []
+        for place, each in enumerate(self.messages):
+            if compaction := compactions.get(place):
+                kept = [entry for entry in context if entry[0] >= compaction.kept]
+                context = [*([(-1, summary_message(compaction.summary))] if compaction.summary else []), *kept]
+            if place in calls:
+                found.append((place, [message for _, message in context]))
+            context.append((place, each.message))
+        return found
+
+
+class Scale:
+    """How to size a recording's messages: an estimator, and the tokens beside the messages of each request.
+
+    `told` says whether the recording itself told both, by the usage it reports.
+    """
+
+    def __init__(self, estimator: Estimator, beside: int, told: bool) -> None:
+        self.estimator = estimator
+        self.beside = beside
+        self.told = told
+        self._sizes: dict[int, tuple[Message, int]] = {}
+
+    def size(self, message: Message) -> int:
+        """Return about how many tokens `message` is."""
+        known = self._sizes.get(id(message))
+        if known is None or known[0] is not message:
+            known = self._sizes[id(message)] = (message, self.estimator.message(message))
+        return known[1]
+
+    def sizes(self, messages: Iterable[Message]) -> int:
+        """Return about how many tokens `messages` are together."""
+        return sum(map(self.size, messages))
+
+
+def scale_of(recording: Recording, beside: int | None = None) -> Scale:
+    """Return the scale at which estimates meet what `recording` reports; without reports, the assumed one.
+
+    `beside` overrides the tokens of system prompt and tools. A system message counts as part of them.
+    """
+    estimator = Estimator(recording.ratios)
+    sizes = {id(each.message): estimator.raw(each.message) for each in recording.messages}
+    reported: list[tuple[float, int]] = []
+    for place, context in recording.contexts():
+        tokens = recording.messages[place].input_tokens
+        if tokens:
+            raw = sum(sizes.get(id(message)) or estimator.raw(message) for message in context)
+            estimator.observe(raw, tokens)
+            reported.append((raw, tokens))
+    if beside is None and reported:
+        raw, tokens = reported[0]
+        beside = max(0, round(tokens - raw * estimator.factor))
+    elif beside is None:
+        system = [each.message for each in recording.messages if each.message.role == "system"]
+        beside = max(0, ASSUMED_BESIDE - estimator.messages(system))
+    return Scale(estimator, beside, len(reported) > 1)
+
+
+def summary_message(text: str) -> Message:
+    """Return the message that stands in place of what was compacted."""
+    return user(f"[Summary of the conversation so far]\n\n{text}")

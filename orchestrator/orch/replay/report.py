@@ -1,0 +1,245 @@
+"""Replaying recordings through policies, and saying what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from orch_protocol.messages import Message
+
+from ..archival.gate import Prices
+from ..archival.plan import SUMMARY_TOKENS
+from ..archival.recall import shown
+from .evidence import KINDS, Share, evidence_in, reachable
+from .policies import Policy, Setting, policy_named
+from .prices import Bill, Meter
+from .recording import Recording, Scale, scale_of
+
+__all__ = ["Outcome", "Terms", "recorded_input", "replay", "report", "table"]
+
+MOST_ITEMS: Final = 500
+USD_PER_MILLION: Final = 3.0
+RECALL_OUTPUT: Final = 400
+
+
+class Terms(Struct, frozen=True):
+    """On what terms to replay. `beside`: tokens of system prompt and tools, None: as recorded, else assumed.
+
+    `lifetime` is how many seconds a cache entry lives, None: for ever. `usd` is the price of a million uncached input
+    tokens. `items` bounds how many pieces of evidence of a kind are looked for, 0 looks for none.
+    """
+
+    prices: Prices = Prices()
+    beside: int | None = None
+    lifetime: float | None = None
+    window: int = 200_000
+    summary_tokens: int = SUMMARY_TOKENS
+    usd: float = USD_PER_MILLION
+    items: int = MOST_ITEMS
+
+
+class Outcome(Struct, frozen=True):
+    """What one policy came to over all recordings. `recalls` is one recall for every 10 archived turns, in units."""
+
+    name: str
+    bill: Bill = Bill()
+    collapses: int = 0
+    holders: int = 0
+    recalls: float = 0.0
+    evidence: dict[str, Share] = {}
+    over_window: int = 0
+
+
+def replay(
+    recordings: Sequence[Recording],
+    name: str,
+    terms: Terms,
+    folder: Path,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Outcome:
+    """Return what the policy `name` makes of `recordings`. Archives go into numbered folders under `folder`.
+
+    `progress` is told after each model call how many there were. Raises StoreError, ConfigError.
+    """
+    outcome = Outcome(name)
+    done = 0
+
+    def told() -> None:
+        nonlocal done
+        done += 1
+        progress(done)
+
+    for number, recording in enumerate(recordings):
+        scale = scale_of(recording, terms.beside)
+        where = folder / f"{name}-{number:04d}"
+        setting = Setting(scale, terms.prices, where, terms.window, terms.summary_tokens)
+        policy = policy_named(name, setting)
+        try:
+            bill, context, over = _run(recording, policy, scale, terms, told)
+            outcome = _added(outcome, policy, bill, recording, context, over, terms)
+        finally:
+            policy.close()
+    return outcome
+
+
+def _run(
+    recording: Recording, policy: Policy, scale: Scale, terms: Terms, told: Callable[[], None]
+) -> tuple[Bill, list[Message], int]:
+    meter = Meter(terms.prices, terms.lifetime)
+    calls = set(recording.calls)
+    context: list[Message] = []
+    system = ("system", scale.beside)
+    over = 0
+    for place, each in enumerate(recording.messages):
+        if place in calls:
+            context = policy.before(context, meter.extra)
+            output = each.output_tokens or scale.size(each.message)
+            parts = [system, *((message, scale.size(message)) for message in context)]
+            tail = policy.tail(context)
+            meter.request(parts, output, tail=tail, at=each.at)
+            told()
+            over += sum(tokens for _, tokens in parts) + tail > terms.window
+        context = [*context, each.message]
+    return meter.bill, context, over
+
+
+def _added(
+    outcome: Outcome,
+    policy: Policy,
+    bill: Bill,
+    recording: Recording,
+    context: list[Message],
+    over: int,
+    terms: Terms,
+) -> Outcome:
+    evidence = dict(outcome.evidence)
+    archiver = policy.archiver
+    kept = {id(message) for message in context}
+    evicted = [each.message for each in recording.messages if id(each.message) not in kept]
+    if terms.items:
+        recall = None if archiver is None else lambda item: shown(archiver.search(item))
+        for kind, share in reachable(evidence_in(evicted), context, recall, terms.items).items():
+            evidence[kind] = evidence.get(kind, Share()) + share
+    records = archiver.archives() if archiver else []
+    turns = sum(record.kind == "turn" for record in records)
+    recall_units = 0.0
+    if records:
+        # One more request over the conversation as it was on average, the archive read, a short answer.
+        live = bill.input_tokens / max(bill.requests, 1)
+        read = sum(record.tokens for record in records) / len(records)
+        each_recall = live * terms.prices.read + min(read, 1_500) * terms.prices.write
+        recall_units = (turns or len(records)) / 10 * (each_recall + RECALL_OUTPUT * terms.prices.output)
+    return Outcome(
+        outcome.name,
+        outcome.bill + bill,
+        outcome.collapses + policy.collapses,
+        outcome.holders + len(records),
+        outcome.recalls + recall_units,
+        evidence,
+        outcome.over_window + over,
+    )
+
+
+def recorded_input(recordings: Sequence[Recording], terms: Terms) -> tuple[int, int] | None:
+    """Return the input tokens that the recordings report, and what replaying just what they did comes to.
+
+    None when they report none.
+    """
+    told = ours = 0
+    for recording in recordings:
+        scale = scale_of(recording, terms.beside)
+        for place, context in recording.contexts():
+            if reported := recording.messages[place].input_tokens:
+                told += reported
+                ours += scale.beside + scale.sizes(context)
+    return (told, ours) if told else None
+
+
+def report(
+    files: Sequence[Path], recordings: Sequence[Recording], outcomes: Sequence[Outcome], terms: Terms
+) -> dict[str, Any]:
+    """Return everything as JSON-like data."""
+    recorded = recorded_input(recordings, terms)
+    archiving = next((each for each in outcomes if each.name == "auto"), None) or next(
+        (each for each in outcomes if each.holders), None
+    )
+    return {
+        "files": [str(file) for file in files],
+        "recordings": len(recordings),
+        "calls": sum(len(recording.calls) for recording in recordings),
+        "recorded": None if recorded is None else {"input_tokens": recorded[0], "replayed": recorded[1]},
+        "policies": [_row(each, outcomes, terms) for each in outcomes],
+        "evidence": {kind: archiving.evidence.get(kind, Share()).ratio for kind in KINDS} if archiving else None,
+    }
+
+
+def _row(outcome: Outcome, outcomes: Sequence[Outcome], terms: Terms) -> dict[str, Any]:
+    base = next((each.bill.units for each in outcomes if each.name == "none"), 0.0)
+    bill = outcome.bill
+    return {
+        "name": outcome.name,
+        "cost_units": round(bill.units),
+        "cost_usd": round(bill.units * terms.usd / 1e6, 4),
+        "cost_percent": round(100 * bill.units / base, 2) if base else None,
+        "cost_with_recalls": round(bill.units + outcome.recalls),
+        "input_tokens": bill.input_tokens,
+        "cached_tokens": bill.cached_tokens,
+        "output_tokens": bill.output_tokens,
+        "peak_tokens": bill.peak_tokens,
+        "over_window": outcome.over_window,
+        "collapses": outcome.collapses,
+        "holders": outcome.holders,
+        "evidence": {kind: share.ratio for kind, share in outcome.evidence.items()},
+        "evidence_items": {kind: [share.asked, share.all] for kind, share in outcome.evidence.items()},
+    }
+
+
+def table(data: dict[str, Any]) -> str:
+    """Return a report as a table for people."""
+    head = (
+        "POLICY",
+        "COST",
+        "OF NONE",
+        "+RECALLS",
+        "INPUT",
+        "CACHED",
+        "PEAK",
+        "OVER",
+        "ARCHIVES",
+        *map(str.upper, KINDS),
+    )
+    rows = [head]
+    for row in data["policies"]:
+        percent = "-" if row["cost_percent"] is None else f"{row['cost_percent']:.1f} %"
+        cached = 100 * row["cached_tokens"] / max(row["input_tokens"], 1)
+        rows.append(
+            (
+                row["name"],
+                f"${row['cost_usd']:.2f}",
+                percent,
+                f"x{row['cost_with_recalls'] / max(row['cost_units'], 1):.2f}",
+                _short(row["input_tokens"]),
+                f"{cached:.0f} %",
+                _short(row["peak_tokens"]),
+                str(row["over_window"]),
+                str(row["holders"]),
+                *(f"{100 * row['evidence'][kind]:.1f} %" if kind in row["evidence"] else "-" for kind in KINDS),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _short(tokens: int) -> str:
+    if tokens < 10_000:
+        return str(tokens)
+    return f"{tokens / 1000:.0f}k" if tokens < 10_000_000 else f"{tokens / 1e6:.1f}M"

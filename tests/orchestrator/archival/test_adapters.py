@@ -1,0 +1,186 @@
+"""Provider message shapes: read, written back, restored to the last key."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch.archival.adapters import detect, format_named, pack, ratios_named, unpack
+from orch.archival.adapters.base import difference, restore
+from orch.archival.estimate import PLAIN
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Image, Opaque, Text, Thinking, ToolResult, ToolUse
+
+ANTHROPIC: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "user", "content": []},
+    {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]},
+    {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "zz"}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}, "caller": {"type": "direct"}}],
+    },
+    {"role": "assistant", "content": [{"type": "server_tool_use", "id": "a", "name": "web", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "text"}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [], "is_error": False}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "a", "is_error": True, "content": [{"type": "text", "text": "x"}]}
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document", "title": "T", "n": 1}]}
+        ],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}],
+    },
+    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]},
+    {"role": "system", "content": "mid"},
+]
+OPENAI: list[dict[str, Any]] = [
+    {"role": "system", "content": "be good"},
+    {"role": "developer", "content": "be good", "name": "me"},
+    {"role": "user", "content": "hi"},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "a"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}}]},
+    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA"}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+    },
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "not json"}}],
+    },
+    {"role": "assistant", "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "f", "input": "raw"}}]},
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+    {"role": "assistant", "content": None, "refusal": "no", "annotations": []},
+    {"role": "assistant", "content": [{"type": "text", "text": "a"}], "reasoning_content": "hm"},
+    {"role": "tool", "tool_call_id": "a", "content": "text"},
+    {
+        "role": "tool",
+        "tool_call_id": "a",
+        "name": "f",
+        "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}],
+    },
+    {"role": "function", "name": "f", "content": "old"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {
+        "type": "message",
+        "role": "assistant",
+        "id": "m",
+        "content": [{"type": "output_text", "text": "hi", "annotations": []}],
+    },
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"x":1}', "id": "fc"},
+    {"type": "function_call_output", "call_id": "a", "output": "text"},
+    {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "x"}]},
+    {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "zz"},
+]
+CASES = [("anthropic", raw) for raw in ANTHROPIC] + [("openai", raw) for raw in OPENAI]
+json_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**63), 2**64 - 1),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=5),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize(("name", "raw"), CASES)
+def test_messages_are_restored_exactly(name: str, raw: dict[str, Any]) -> None:
+    """Every kind of message comes back as it was, and is not touched on the way."""
+    before = copy.deepcopy(raw)
+    format = format_named(name)
+    message, rest = pack(format, raw)
+    assert unpack(format, message, rest) == raw == before
+
+
+@given(json_values, json_values)
+def test_differences_restore(written: Any, raw: Any) -> None:
+    """Whatever two values are, their difference turns one into the other, types and all."""
+    restored = restore(written, difference(written, raw))
+    assert repr_sorted(restored) == repr_sorted(raw)
+
+
+def repr_sorted(value: Any) -> str:
+    """Return `value` in a form that tells 1, 1.0 and True apart, and not the order of keys."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key!r}:{repr_sorted(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(repr_sorted, value)) + "]"
+    return repr(value)
+
+
+@given(st.sampled_from(CASES), st.dictionaries(st.text(max_size=5), json_values, max_size=2))
+def test_unknown_keys_are_kept(case: tuple[str, dict[str, Any]], more: dict[str, Any]) -> None:
+    """Keys that nobody knows come back too."""
+    name, raw = case
+    odd = more | raw
+    if "role" in raw or "role" not in more:
+        format = format_named(name)
+        message, rest = pack(format, odd)
+        assert unpack(format, message, rest) == odd
+
+
+def test_usual_messages_cost_nothing_beside() -> None:
+    """What an SDK gives back, and a bare string, need next to nothing kept beside them."""
+    for name, raw in [("anthropic", ANTHROPIC[3]), ("openai", OPENAI[2]), ("openai", OPENAI[12])]:
+        assert pack(format_named(name), raw)[1] is None
+    assert pack(format_named("anthropic"), ANTHROPIC[0])[1] == {"k": {"content": {"t": 1}}}
+
+
+def test_calls_and_results_become_ours() -> None:
+    """Calls have parsed arguments, results their call's id, in both shapes; what cannot be parsed is kept as text."""
+    read = format_named("openai").read
+    assert read(OPENAI[6]).content == (ToolUse("a", "f", {"x": 1}),)
+    assert read(OPENAI[7]).content == (Text(""), ToolUse("a", "f", {"arguments": "not json"}))
+    assert read(OPENAI[12]).content == (ToolResult("a", (Text("text"),)),)
+    assert read(OPENAI[17]).content == (ToolUse("a", "f", {"x": 1}),)
+    assert isinstance(read(OPENAI[20]).content[0], Opaque)
+    read = format_named("anthropic").read
+    assert read(ANTHROPIC[3]).content == (Thinking("hm", "s", "anthropic"),)
+    assert read(ANTHROPIC[10]).content == (ToolResult("a", (Text("x"),), True),)
+    assert read(ANTHROPIC[12]).content == (Image("image/png", "AA"),)
+    assert isinstance(read(ANTHROPIC[11]).content[0], ToolResult)
+
+
+@pytest.mark.parametrize("raw", [{"role": "user"}, {"content": "x"}, [], "x", None, {"role": "user", "content": [[]]}])
+@pytest.mark.parametrize("name", ["anthropic", "openai", "orch"])
+def test_what_is_no_message_is_refused(name: str, raw: Any) -> None:
+    """What has no role or no content of a kind is refused, with what is wrong about it."""
+    if name == "openai" and raw == {"role": "user"}:
+        return  # a message without content is one there
+    with pytest.raises(ConfigError):
+        format_named(name).read(raw)
+
+
+def test_shape_is_detected() -> None:
+    """Typed blocks tell one shape, all else is the other; a model's name tells its family."""
+    assert detect(ANTHROPIC).name == "anthropic"
+    assert detect(OPENAI).name == "openai"
+    assert detect([]).name == "openai"
+    assert ratios_named("anthropic-messages claude") == format_named("anthropic").ratios
+    assert ratios_named("some model") is PLAIN

@@ -1,0 +1,142 @@
+"""Receipts: what was done, computed from calls and results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch.archival.receipt import Command, Receipt, merge, receipt_of, render
+from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
+
+
+def turn(*calls: tuple[str, dict[str, Any], str], error: bool = False, answer: str = "done") -> list[Message]:
+    """Return a turn with `calls`: tool, input, result of each."""
+    messages = [user("go")]
+    for number, (name, input, text) in enumerate(calls):
+        messages.append(Message("assistant", (ToolUse(f"c{number}", name, input),)))
+        messages.append(Message("user", (ToolResult(f"c{number}", (Text(text),), error),)))
+    return [*messages, assistant(answer)]
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        ("ok\nexit code: 0", 0),
+        ("Command exited with code 2", 2),
+        ("[exit 127]", 127),
+        ('{"stdout": "", "exit_code": 1}', 1),
+        ("returncode=3", 3),
+        ("all good", None),
+        ("exit the building", None),
+        ("exit code 7 " + "x" * 3000 + " exit code 1", 1),
+    ],
+)
+def test_commands_have_their_exit_codes(result: str, code: int | None) -> None:
+    """A command is told with the code that its result tells, at its edge; without one, without."""
+    receipt = receipt_of(turn(("bash", {"command": "make  test"}, result)))
+    assert receipt.commands == (Command("make test", code),)
+
+
+def test_failed_commands_say_so() -> None:
+    """A result marked as an error makes the command a failed one, and its first line an error."""
+    receipt = receipt_of(turn(("bash", {"command": "make"}, "no rule\nsorry"), error=True))
+    assert str(receipt.commands[0]) == "make (failed)"
+    assert receipt.errors == ("no rule",)
+
+
+def test_files_are_read_or_changed() -> None:
+    """A file is told by what was done with it; one that was changed is not told as read as well."""
+    receipt = receipt_of(
+        turn(
+            ("read_file", {"path": "a.py"}, "x"),
+            ("read_file", {"path": "b.py"}, "x"),
+            ("write_file", {"file_path": "b.py"}, "x"),
+            ("multi_edit", {"paths": ["c.py", "d.py"]}, "x"),
+        )
+    )
+    assert receipt.read == ("a.py",)
+    assert receipt.changed == ("b.py", "c.py", "d.py")
+    assert receipt.tools == {"read_file": 2, "write_file": 1, "multi_edit": 1}
+
+
+def test_errors_are_taken_from_results() -> None:
+    """Lines that are errors are kept, the first three of a result."""
+    log = "fine\nValueError: bad pump\nsrc/a.c:3: error: no such thing\nok"
+    assert receipt_of(turn(("bash", {"command": "make"}, log))).errors == (
+        "ValueError: bad pump",
+        "src/a.c:3: error: no such thing",
+    )
+
+
+def test_numbers_are_what_the_agent_said() -> None:
+    """Figures with a unit or three digits are kept from what was said, not from every file that was read."""
+    receipt = receipt_of(
+        turn(("read_file", {"path": "a"}, "999999"), answer="It takes 12.7 ms, 4 of 1,024 pumps, 83 %.")
+    )
+    assert receipt.numbers == ("12.7 ms", "1,024", "83 %")
+
+
+def test_lasting_effects() -> None:
+    """Jobs that run on, where it moved, what was set, installed and committed outlast a turn."""
+    receipt = receipt_of(
+        turn(
+            ("bash", {"command": "npm run dev", "run_in_background": True}, "started"),
+            ("bash", {"command": "sleep 100 &"}, ""),
+            ("bash", {"command": "cd src\nexport DEBUG=1"}, ""),
+            ("bash", {"command": "pip install orch && git commit -m x"}, ""),
+        )
+    )
+    assert receipt.effects == (
+        "job left running: npm run dev",
+        "job left running: sleep 100 &",
+        "moved to src",
+        "set DEBUG",
+        "pip install orch",
+        "git commit -m x",
+    )
+    failed = receipt_of(turn(("bash", {"command": "git push"}, "denied"), error=True))
+    assert failed.effects == ()
+
+
+def test_rendering_keeps_its_size() -> None:
+    """A receipt fits the room it is given, with something of each kind while there is room."""
+    receipt = receipt_of(turn(*[("bash", {"command": f"run {n}", "path": f"f{n}"}, "exit code 0") for n in range(90)]))
+    for chars in (0, 1, 40, 200, 1000):
+        assert len(render(receipt, chars)) <= chars
+    text = render(receipt, 400)
+    assert "Commands: " in text
+    assert "Read: " in text
+    assert "Tools: bash x90" in text
+    assert receipt.more > 0
+
+
+def test_nothing_done_is_said() -> None:
+    """A turn of mere talk has a receipt that says so."""
+    assert render(receipt_of([user("hi"), assistant("hello")]), 100) == "No tool was used."
+
+
+def test_receipts_merge() -> None:
+    """Merged, lists are joined without repeats, tools are added up, and the latest stays where there is too much."""
+    first = receipt_of(turn(("read_file", {"path": "a"}, "")), "one")
+    second = receipt_of(turn(("write_file", {"path": "a"}, ""), ("read_file", {"path": "b"}, "")), "two")
+    both = merge([first, second])
+    assert (both.read, both.changed, both.tasks) == (("b",), ("a",), ("one", "two"))
+    assert both.tools == {"read_file": 2, "write_file": 1}
+    many = merge([Receipt(read=(f"f{n}",)) for n in range(100)])
+    assert (many.read[-1], len(many.read), many.more) == ("f99", 40, 60)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["path", "command", "paths", "background", "x"]),
+        st.one_of(st.none(), st.integers(), st.text(max_size=9), st.lists(st.integers(), max_size=2)),
+    ),
+    st.text(max_size=50),
+    st.integers(-5, 300),
+)
+def test_receipts_never_raise(input: dict[str, Any], result: str, chars: int) -> None:
+    """Odd arguments and results give a receipt all the same."""
+    assert len(render(receipt_of(turn(("bash", input, result))), chars)) <= max(chars, 0)

@@ -1,0 +1,88 @@
+"""Conversations in the message shapes of providers, for tests that hold in each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["SHAPES", "Blocks", "Chat", "Shape", "work"]
+
+
+class Blocks:
+    """A role and a list of blocks; results in user messages."""
+
+    name = "anthropic"
+
+    def user(self, text: str) -> dict[str, Any]:
+        """Return a prompt."""
+        return {"role": "user", "content": text}
+
+    def assistant(self, text: str) -> dict[str, Any]:
+        """Return an answer."""
+        return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+    def calls(self, *calls: tuple[str, str, dict[str, Any]], text: str = "") -> dict[str, Any]:
+        """Return a response that asks for `calls`: id, tool, input of each."""
+        blocks = [{"type": "text", "text": text}] if text else []
+        uses = [{"type": "tool_use", "id": id, "name": name, "input": input} for id, name, input in calls]
+        return {"role": "assistant", "content": [*blocks, *uses]}
+
+    def results(self, *results: tuple[str, str], is_error: bool = False) -> list[dict[str, Any]]:
+        """Return the messages that hold `results`: id and text of each."""
+        blocks = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in results]
+        return [{"role": "user", "content": [block | ({"is_error": True} if is_error else {}) for block in blocks]}]
+
+    def text(self, message: dict[str, Any]) -> str:
+        """Return what `message` says."""
+        content = message["content"]
+        return content if isinstance(content, str) else "\n".join(block.get("text", "") for block in content)
+
+
+class Chat:
+    """A role and a string; calls beside it, each result a message of its own."""
+
+    name = "openai"
+
+    def user(self, text: str) -> dict[str, Any]:
+        """Return a prompt."""
+        return {"role": "user", "content": text}
+
+    def assistant(self, text: str) -> dict[str, Any]:
+        """Return an answer."""
+        return {"role": "assistant", "content": text}
+
+    def calls(self, *calls: tuple[str, str, dict[str, Any]], text: str = "") -> dict[str, Any]:
+        """Return a response that asks for `calls`: id, tool, input of each."""
+        uses = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(input)}}
+            for id, name, input in calls
+        ]
+        return {"role": "assistant", "content": text or None, "tool_calls": uses}
+
+    def results(self, *results: tuple[str, str], is_error: bool = False) -> list[dict[str, Any]]:
+        """Return the messages that hold `results`: id and text of each."""
+        lead = "Error: " if is_error else ""
+        return [{"role": "tool", "tool_call_id": id, "content": lead + text} for id, text in results]
+
+    def text(self, message: dict[str, Any]) -> str:
+        """Return what `message` says."""
+        content = message["content"]
+        return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content or [])
+
+
+Shape = Blocks | Chat
+SHAPES: tuple[Shape, ...] = (Blocks(), Chat())
+
+
+def work(shape: Shape, number: int, steps: int = 3, size: int = 400) -> list[dict[str, Any]]:
+    """Return a turn that reads `steps` files, `size` characters each, and answers."""
+    messages = [shape.user(f"Look into module {number}")]
+    for step in range(steps):
+        id = f"call_{number}_{step}"
+        messages.append(
+            shape.calls((id, "read_file", {"path": f"src/mod_{number}/part_{step}.py"}), text=f"step {step}")
+        )
+        messages += shape.results(
+            (id, f"needle_{number}_{step} took {number}{step}.5 ms\n" + "words, more;  " * (size // 14))
+        )
+    return [*messages, shape.assistant(f"Module {number} is fine, {number + 1000} lines.")]
