@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -23,6 +22,7 @@ from orch_protocol.spec import BackendSpec, Limits, Template
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.backends import models
+from orch_worker.backends.local import LOCAL, locate
 from orch_worker.backends.registry import complete, template_for
 from orch_worker.lock import FolderLock
 from orch_worker.tools.base import Tool, ToolContext, tool
@@ -61,10 +61,10 @@ class AsyncOrchestrator:
             agent = await o.spawn("Explain this repo")
             print((await agent.query("What does README promise?")).text)
 
-    `model` is `provider:model`; None is the configured one, else a provider's default for which a key is there. `run`
-    names a run folder that outlives the program: opened again, its agents answer again. Without it the run is this
-    program's alone; transcripts stay in `home` either way. `config` replaces what configuration files and variables
-    say. `env` is where keys and addresses are looked up. Raises ConfigError, LockedError, StoreError.
+    `model` is `provider:model`, or `local`; None is the configured one, else a provider's default for which a key is
+    there. `run` names a run folder that outlives the program: opened again, its agents answer again. Without it the run
+    is this program's alone; transcripts stay in `home` either way. `config` replaces what configuration files and
+    variables say. `env` is where keys and addresses are looked up. Raises ConfigError, LockedError, StoreError.
     """
 
     def __init__(
@@ -86,9 +86,8 @@ class AsyncOrchestrator:
         loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
         found = config or (loaded.config if loaded else Config())
         self._keys = dict(keys) if keys is not None else keys_in(environ)
-        known = models.load(self.home)
-        self._complete = partial(complete, known=known, env=environ, keys=self._keys)
-        default = configuration.Default.of(known, self._keys)
+        self._known, self._env = models.load(self.home), environ
+        default = configuration.Default.of(self._known, self._keys)
         self._default = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
         self.notes = loaded.notes if loaded else ()
@@ -257,10 +256,17 @@ class AsyncOrchestrator:
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
         return await call(self.supervisor, None, method, params)
 
+    async def _complete(self, spec: BackendSpec) -> BackendSpec:
+        located = await locate(spec, self._known, self._env)
+        return complete(located, self._known, self._env, self._keys)
+
     def _template(self) -> Template:
         """Return what agents without a model of their own are started from, as far as that can be said already."""
+        spec = parse_model(self.config.model)
+        if spec.provider == LOCAL:
+            return "sdk"
         try:
-            return template_for(self._complete(parse_model(self.config.model)))
+            return template_for(complete(spec, self._known, self._env, self._keys))
         except ConfigError:
             return "lean"  # the error is for whoever spawns such an agent
 

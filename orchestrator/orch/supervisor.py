@@ -90,7 +90,7 @@ class Supervisor:
         sessions: Path,
         logs: Path,
         spool: Path,
-        complete: Callable[[BackendSpec], BackendSpec],
+        complete: Callable[[BackendSpec], Awaitable[BackendSpec]],
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -92,6 +92,8 @@ class ModelServer:
         self.connections = 0
         self.issued: dict[str, Any] = {}
         """What was sent that must come back unchanged, by its signature or id."""
+        self.installed: list[str] = []
+        """The models that it lists as Ollama does."""
         self.arrived = asyncio.Event()
         """Set by every request; clear it to wait for the next."""
         self._lines: set[asyncio.StreamWriter] = set()
@@ -141,6 +143,10 @@ class ModelServer:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         request = Request(head[0].split()[1].partition("?")[0], headers, raw)
+        if request.path == "/api/tags":
+            body = json.dumps({"models": [{"name": name} for name in self.installed]}).encode()
+            writer.write(_head(200, {"content-type": "application/json", "content-length": str(len(body))}) + body)
+            return True
         self.requests.append(request)
         self.arrived.set()
         api = APIS.get(request.path)

@@ -141,6 +141,20 @@ class TestChoosing:
                 await root.spawn("x")
             assert await root.agents(all=True) == []
 
+    async def test_local_is_the_first_candidate_that_is_here(self, server: ModelServer, tmp_path: Path) -> None:
+        """By the server's list and one's own candidates, for the configured model and for a child's; else an error."""
+        (tmp_path / "models.json").write_text('{"providers": {"ollama": {"candidates": ["big", "small"]}}}')
+        server.installed = ["tiny:1b", "small:3b"]
+        env = {"OLLAMA_HOST": server.url.removeprefix("http://")}
+        async with AsyncOrchestrator("local", home=tmp_path, env=env, **fake_world()) as root:
+            agent = await root.spawn("x")
+            assert (await agent.query("hi")).text == "done"
+            assert (await agent.state()).model == "ollama:small:3b"
+            server.installed = ["tiny:1b"]
+            with pytest.raises(ConfigError, match="lists tiny:1b, and none of big, small"):
+                await root.spawn("y")
+            assert len(await root.agents(all=True)) == 1
+
     async def test_a_key_is_enough(
         self, server: ModelServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

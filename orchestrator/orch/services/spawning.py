@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,9 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     parent = root.tree.nodes[caller] if caller is not None else None
     if parent is not None and "spawn_subagent" not in parent.spec.tools:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
-    spec = describe(request, parent.spec if parent else None, root.config, root.sessions, root.complete)
+    over = parent.spec if parent else None
+    backend = await root.complete(_backend(request, over, root.config))
+    spec = describe(request, over, root.config, root.sessions, backend)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
     node = root.tree.nodes[id]
     if node.status == "starting":
@@ -52,11 +53,11 @@ def describe(
     parent: AgentSpec | None,
     config: Config,
     sessions: Path,
-    complete: Callable[[BackendSpec], BackendSpec],
+    backend: BackendSpec,
 ) -> AgentSpec:
     """Return the spec of the agent that `request` asks for; sequence number, depth and name's default are the tree's.
 
-    What the request leaves open is the parent's, then the configuration's. `complete` adds what is known of a model.
+    What the request leaves open is the parent's, then the configuration's. `backend` is complete.
     Raises ConfigError, ToolNotGrantedError.
     """
     if not request.task.strip():
@@ -67,7 +68,6 @@ def describe(
             "of the first two or '_'"
         )
     preset, tools = _tools(request, parent, config)
-    backend = complete(_backend(request, parent, config))
     id = new_id()
     return AgentSpec(
         id=id,

@@ -62,6 +62,9 @@ class Provider(Struct, frozen=True, forbid_unknown_fields=True):
 
     `headers` are sent along, with "{key}" in them replaced. `context` and `output` (tokens; 0: not known) hold for
     models that are not listed. `default` is the model used when only a key is there.
+
+    A server on this machine lists its models at the path `listing`; of `candidates` the first one that it has is what
+    `local` means.
     """
 
     api: Api
@@ -72,11 +75,18 @@ class Provider(Struct, frozen=True, forbid_unknown_fields=True):
     headers_variable: str = ""
     keys: tuple[str, ...] = ()
     default: str = ""
+    listing: str = ""
+    candidates: tuple[str, ...] = ()
     context: int = UNKNOWN_CONTEXT
     output: int = 0
     free: bool = False
     flags: dict[str, Any] = {}
     body: dict[str, Any] = {}
+
+    def address(self, env: Mapping[str, str]) -> str:
+        """Return the base URL, which `env` may name."""
+        said = env.get(self.base_url_variable, "")
+        return _address(said, self.base_path) if said else self.base_url
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,9 +134,8 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
         anything. Raises ConfigError for an unknown provider.
         """
         about = self.provider(provider)
-        listed = self.models.get(provider, {})
-        found = max((known for known in listed if name.startswith(known)), key=len, default=None)
-        entry = listed[found] if found is not None else Entry()
+        found = self.listed_as(provider, name)
+        entry = self.models[provider][found] if found is not None else Entry()
         own = found is not None and bool(entry.prices) and SAME_MODEL.fullmatch(name[len(found) :]) is not None
         return Model(
             api=entry.api or about.api,
@@ -141,6 +150,11 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
             flags=msgspec.convert(about.flags | entry.flags, Flags),
             body=about.body | entry.body,
         )
+
+    def listed_as(self, provider: str, name: str) -> str | None:
+        """Return the longest listed name that `name` begins with, if there is one."""
+        listed = self.models.get(provider, {})
+        return max((known for known in listed if name.startswith(known)), key=len, default=None)
 
     def provider(self, name: str) -> Provider:
         """Return the provider called `name`. Raises ConfigError."""
@@ -197,9 +211,7 @@ def equip(spec: BackendSpec, models: Models, env: Mapping[str, str], keys: Conta
             f"{spec.provider}:{name} needs a key: set {' or '.join(about.keys)} where orch is started "
             "(a daemon that runs already does not see it: orch daemon stop)"
         )
-    model = models.look_up(spec.provider, name)
-    if address := env.get(about.base_url_variable, ""):
-        model = msgspec.structs.replace(model, base_url=_address(address, about.base_path))
+    model = msgspec.structs.replace(models.look_up(spec.provider, name), base_url=about.address(env))
     return BackendSpec(spec.provider, name, {**msgspec.to_builtins(model), **spec.options})
 
 

@@ -71,4 +71,6 @@ def _provider(spec: BackendSpec) -> Provider:
 
 def _unknown(spec: BackendSpec, known: models.Models) -> ConfigError:
     names = ", ".join([*PROVIDERS, *known.providers])
-    return ConfigError(f"unknown provider {spec.provider!r}: a model is `provider:model` with one of {names}")
+    return ConfigError(
+        f"unknown provider {spec.provider!r}: a model is `local` or `provider:model`, with one of {names}"
+    )

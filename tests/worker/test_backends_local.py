@@ -1,0 +1,131 @@
+"""What `local` means, by servers on loopback that list their models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.spec import BackendSpec
+from orch_worker.backends import models
+from orch_worker.backends.local import locate
+from orch_worker.backends.models import Models, Provider
+
+LOCAL = BackendSpec("local")
+
+
+def known(*candidates: str) -> Models:
+    """Return what is known where one provider has these candidates."""
+    here = Provider("chat", "http://localhost:1/v1", "HERE", "/v1", listing="/tags", candidates=candidates)
+    return Models(providers={"far": Provider("chat", "http://far"), "here": here}, models={})
+
+
+@asynccontextmanager
+async def serving(body: bytes, status: int = 200) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Serve one body to every request; yields the address and the request lines."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).splitlines()[0])
+        head = f"HTTP/1.1 {status} So\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", asked
+
+
+def tags(*names: str) -> bytes:
+    return json.dumps({"models": [{"name": name, "size": 1} for name in names]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("candidates", "listed", "found"),
+    [
+        (["b", "a"], ["a:8b", "b:3b"], "b:3b"),
+        (["c", "a:8b"], ["a:3b", "a:8b"], "a:8b"),
+        (["a"], ["ab:1b", "a:latest"], "a:latest"),
+        (["a"], ["a"], "a"),
+    ],
+)
+async def test_the_first_candidate_that_is_listed(candidates: Sequence[str], listed: Sequence[str], found: str) -> None:
+    """The order is the candidates'; one without a tag is any of that name, and the name is the server's."""
+    async with serving(tags(*listed)) as (address, asked):
+        assert await locate(LOCAL, known(*candidates), {"HERE": address}) == BackendSpec("here", found)
+        assert asked == [b"GET /tags HTTP/1.1"]
+
+
+async def test_what_is_not_local_stays() -> None:
+    """Nobody is asked about another model."""
+    spec = BackendSpec("here", "a")
+    assert await locate(spec, known("a"), {}) is spec
+
+
+async def test_none_of_the_candidates() -> None:
+    """The error names what there is and what was looked for."""
+    async with serving(tags("x:1b", "y:2b")) as (address, _):
+        with pytest.raises(ConfigError, match=r"here at .*/tags lists x:1b, y:2b, and none of a, b:8b: pull one"):
+            await locate(LOCAL, known("a", "b:8b"), {"HERE": address})
+    async with serving(tags()) as (address, _):
+        with pytest.raises(ConfigError, match="lists no model"):
+            await locate(LOCAL, known("a"), {"HERE": address})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (b"<html>", 200, "no list of models"),
+        (b'{"models": [1]}', 200, "no list of models"),
+        (b"", 404, "HTTP status 404"),
+    ],
+)
+async def test_something_else_answers(body: bytes, status: int, why: str) -> None:
+    """Whatever is no list of models is said to be none."""
+    async with serving(body, status) as (address, _):
+        with pytest.raises(ConfigError, match=f"here does not list its models.*{why}.*set HERE"):
+            await locate(LOCAL, known("a"), {"HERE": address})
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://", "http://127.0.0.1:port"])
+async def test_nobody_answers(address: str) -> None:
+    """A closed port and an address that is none are errors that say where to look."""
+    with pytest.raises(ConfigError, match=r"`local`: here does not list its models at .*: start it, or set HERE"):
+        await locate(LOCAL, known("a"), {"HERE": address})
+
+
+async def test_a_server_that_hangs() -> None:
+    """Waiting has an end."""
+
+    left = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        left.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConfigError, match="here does not list its models"):
+            await locate(LOCAL, known("a"), {"HERE": address}, seconds=0.05)
+        await left.wait()
+
+
+async def test_no_candidates_and_too_much_said() -> None:
+    """Without candidates there is nothing to look for; with a name behind it `local` is no longer one."""
+    with pytest.raises(ConfigError, match=r"models.json names no candidates"):
+        await locate(LOCAL, known(), {})
+    with pytest.raises(ConfigError, match="`local` stands alone, not with 'a'"):
+        await locate(BackendSpec("local", "a"), known("a"), {})
+
+
+def test_there_are_candidates() -> None:
+    """What comes along names some, with a server that lists its models."""
+    providers = [about for about in models.load().providers.values() if about.candidates]
+    assert providers
+    assert all(about.listing.startswith("/") and about.flags["local"] for about in providers)
