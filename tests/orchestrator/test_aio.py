@@ -125,6 +125,7 @@ async def test_functions_that_never_return_hold_up_nothing_of_ours(tmp_path: Pat
         log = world.supervisor._journal.log
         await until(lambda: not log.dirty, 20)
         await world.close()
+        await until(lambda: not [each for each in threading.enumerate() if each.name.startswith("orch-disk")], 20)
     finally:
         go.set()
         await stuck
