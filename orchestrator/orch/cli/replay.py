@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -63,7 +64,7 @@ def _terms(arguments: Namespace) -> Terms:
         "items": arguments.evidence,
     }
     numbers = [value for value in (*given.values(), *given["prices"].values()) if isinstance(value, (int, float))]
-    if any(value < 0 for value in numbers) or not arguments.window or not arguments.summary_tokens:
+    if not all(0 <= value < math.inf for value in numbers) or not arguments.window or not arguments.summary_tokens:
         raise ConfigError("prices and sizes are numbers from 0, --window and --summary-tokens from 1")
     return msgspec.convert(given, Terms)
 
