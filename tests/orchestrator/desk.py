@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli import admin, agents, asking
+from orch.cli import admin, agents, asking, spawning
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import SERVICES, AgentRow, AgentSteered, Killed, Spawned, Submitted
 
@@ -87,7 +87,7 @@ class Desk:
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """Return a fake daemon, in an empty home and a clean environment."""
     made = Desk()
-    for module in (agents, asking, admin):
+    for module in (agents, asking, spawning, admin):
         monkeypatch.setattr(module, "Connection", made)
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)

@@ -12,10 +12,10 @@ import sys
 __all__ = ["main", "run"]
 
 VERBS = {
-    "spawn": ("agents", "start an agent and print its id"),
+    "spawn": ("spawning", "start an agent and print its id"),
     "query": ("asking", "ask an agent and print its answer"),
     "collect": ("asking", "take the answer to a query nobody waited for"),
-    "run": ("asking", "start an agent, ask it, print its answer, end it"),
+    "run": ("spawning", "start an agent, ask it, print its answer, end it"),
     "steer": ("asking", "say something to an agent that works"),
     "cancel": ("asking", "end what an agent does just now"),
     "list": ("agents", "list agents"),

@@ -1,4 +1,4 @@
-"""The verbs about what agents are asked and told: query, collect, run, steer, cancel."""
+"""The verbs about what agents are asked and told: query, collect, steer, cancel."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import sys
 
 from . import render, words
+from .agents import ROW
 from .connection import Connection
-from .failure import Failure
 from .verb import Verb
-from .waiting import INTERRUPTED, wait
+from .waiting import wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "agreed"]
+__all__ = ["VERBS", "agreed", "ask", "stream_argument"]
 
 REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
@@ -33,11 +33,12 @@ def _query_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads it from stdin")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--no-wait", action="store_true", help="do not wait for the answer; collect takes it")
-    _stream_argument(how)
+    stream_argument(how)
     parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
 
 
-def _stream_argument(parser: Any) -> None:
+def stream_argument(parser: Any) -> None:
+    """Let the command show a turn as it happens."""
     parser.add_argument("--stream", action="store_true", help="show the turn as it happens; with --json its events")
 
 
@@ -48,11 +49,11 @@ def _query(arguments: Namespace) -> int:
         submitted = connection.call("submit", words.clean(params))
         words.say(arguments, submitted, submitted["id"])
     else:
-        _ask(arguments, connection, params | {"timeout": arguments.timeout})
+        ask(arguments, connection, params | {"timeout": arguments.timeout})
     return 0
 
 
-def _ask(arguments: Namespace, connection: Connection, params: dict[str, Any]) -> None:
+def ask(arguments: Namespace, connection: Connection, params: dict[str, Any]) -> None:
     """Ask, wait and show the answer, or with --stream the whole turn."""
     if not arguments.stream:
         reply = wait(connection, "query", params, quiet=arguments.json)
@@ -87,55 +88,6 @@ def _collect(arguments: Namespace) -> int:
     return 0
 
 
-def _run_arguments(parser: ArgumentParser) -> None:
-    from .agents import agent_arguments
-
-    agent_arguments(parser)
-    parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?", help="what to ask, the task itself by default; - reads it from stdin"
-    )
-    _stream_argument(parser)
-    parser.add_argument("--keep", action="store_true", help="do not end the agent")
-
-
-def _run(arguments: Namespace) -> int:
-    from .agents import spawn_params
-
-    params = words.clean(spawn_params(arguments))
-    prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
-    connection = Connection()
-    try:
-        id = connection.call("spawn", params)["id"]
-    except KeyboardInterrupt:
-        if not arguments.keep:
-            _end_unmet(connection, params)
-        raise
-    try:
-        _ask(arguments, connection, {"ref": id, "prompt": prompt})
-    except Failure as failure:
-        if failure.kind != INTERRUPTED or arguments.keep:
-            raise
-        raise Failure(INTERRUPTED, f"interrupted; agent {id} was ended", failure.exit_code) from None
-    finally:
-        if not arguments.keep:
-            connection.close()  # what it says may be half read
-            connection.call("kill", {"refs": [id]})
-        elif not arguments.json:
-            print(f"orch: agent {id} is kept", file=sys.stderr)
-    return 0
-
-
-def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
-    """Kill the agent that `params` may have made, whose id was not told any more."""
-    connection.close()
-    again = connection.sibling()
-    try:
-        id = again.call("spawn", params)["id"]  # the same request: the same agent
-        again.call("kill", {"refs": [id]})
-    except Failure:
-        pass  # there is no daemon, or it makes none: nothing is left
-
-
 def _steer_arguments(parser: ArgumentParser) -> None:
     words.ref(parser)
     parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin")
@@ -157,8 +109,6 @@ def _cancel_arguments(parser: ArgumentParser) -> None:
 
 
 def _cancel(arguments: Namespace) -> int:
-    from .agents import ROW
-
     row = Connection().call("cancel", words.clean({"ref": arguments.ref, "hard": arguments.hard}))
     if row["pending"] is None and not arguments.json:
         print(f"orch: agent {render.safe(row['name'])} was not at work", file=sys.stderr)
@@ -178,12 +128,6 @@ VERBS = {
         "orch collect 1 --timeout 60",
         _collect_arguments,
         _collect,
-    ),
-    "run": Verb(
-        "Start an agent, ask it, print its answer and end it. Ctrl-C ends it too.",
-        'orch run "Which file parses the configuration?" --preset investigate --stream',
-        _run_arguments,
-        _run,
     ),
     "steer": Verb(
         "Say something to an agent while it works: it hears it before its next step. Prints the id of what was said.",

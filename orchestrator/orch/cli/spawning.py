@@ -1,0 +1,148 @@
+"""The verbs that make agents: spawn, run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from . import render, words
+from .asking import agreed, ask, stream_argument
+from .connection import Connection
+from .failure import Failure
+from .verb import Verb
+from .waiting import INTERRUPTED, wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["VERBS"]
+
+SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
+TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV")
+"""What an agent's tools see of the caller's environment, besides LC_*."""
+
+
+def _agent_arguments(parser: ArgumentParser) -> None:
+    """Let the command take what a new agent is to be."""
+    parser.add_argument("task", metavar="TASK", help="what the agent is for, in a sentence; - reads it from stdin")
+    parser.add_argument("--preset", help="the set of tools it gets, such as minimal or investigate")
+    parser.add_argument("--tools", metavar="A,B", help="the tools it gets, instead of a preset")
+    parser.add_argument("--model", metavar="PROVIDER:MODEL", help="the model that answers; local: one of this machine")
+    parser.add_argument("--name", help="a name to call it by")
+    parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
+    parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
+
+
+def _params(arguments: Namespace) -> dict[str, Any]:
+    """Return what to ask of the daemon: the flags, and what is configured where the caller stands. Raises Failure."""
+    cwd = os.path.abspath(arguments.cwd or os.curdir)
+    params: dict[str, Any] = {
+        "task": words.text(arguments.task),
+        "cwd": cwd,
+        "name": arguments.name,
+        "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
+        "request_id": os.urandom(8).hex(),
+    }
+    if arguments.script is not None:
+        params["script"] = _script(arguments.script)
+    from .settings import spawn_settings
+
+    return params | spawn_settings(cwd, arguments)
+
+
+def _spawn_arguments(parser: ArgumentParser) -> None:
+    _agent_arguments(parser)
+    parser.add_argument(
+        "--query", metavar="PROMPT", nargs="?", const=True, help="ask it at once (the task itself without PROMPT)"
+    )
+
+
+def _spawn(arguments: Namespace) -> int:
+    params = _params(arguments)
+    connection = Connection()
+    spawned = connection.call("spawn", words.clean(params))
+    told = {key: spawned[key] for key in SPAWNED}
+    if arguments.query is None:
+        words.say(arguments, told, spawned["id"])
+        return 0
+    if not arguments.json:
+        print(spawned["id"], flush=True)
+    prompt = params["task"] if arguments.query is True else words.text(arguments.query)
+    reply = wait(connection, "query", {"ref": spawned["id"], "prompt": prompt}, quiet=arguments.json)
+    words.say(arguments, told | {"reply": agreed(reply)}, render.shown(reply["text"]))
+    return 0
+
+
+def _run_arguments(parser: ArgumentParser) -> None:
+    _agent_arguments(parser)
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="what to ask, the task itself by default; - reads it from stdin"
+    )
+    stream_argument(parser)
+    parser.add_argument("--keep", action="store_true", help="do not end the agent")
+
+
+def _run(arguments: Namespace) -> int:
+    params = words.clean(_params(arguments))
+    prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
+    connection = Connection()
+    try:
+        id = connection.call("spawn", params)["id"]
+    except KeyboardInterrupt:
+        if not arguments.keep:
+            _end_unmet(connection, params)
+        raise
+    try:
+        ask(arguments, connection, {"ref": id, "prompt": prompt})
+    except Failure as failure:
+        if failure.kind != INTERRUPTED or arguments.keep:
+            raise
+        raise Failure(INTERRUPTED, f"interrupted; agent {id} was ended", failure.exit_code) from None
+    finally:
+        if not arguments.keep:
+            connection.close()  # what it says may be half read
+            connection.call("kill", {"refs": [id]})
+        elif not arguments.json:
+            print(f"orch: agent {id} is kept", file=sys.stderr)
+    return 0
+
+
+def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
+    """Kill the agent that `params` may have made, whose id was not told any more."""
+    connection.close()
+    again = connection.sibling()
+    try:
+        id = again.call("spawn", params)["id"]  # the same request: the same agent
+        again.call("kill", {"refs": [id]})
+    except Failure:
+        pass  # there is no daemon, or it makes none: nothing is left
+
+
+def _script(file: str) -> list[Any]:
+    try:
+        with open(file, encoding="utf-8") as opened:
+            script = json.load(opened)
+    except (OSError, ValueError) as error:
+        raise Failure("ConfigError", f"script {file}: {error}", 2) from error
+    if not isinstance(script, list):
+        raise Failure("ConfigError", f"script {file}: a script is a JSON array, one item a response", 2)
+    return script
+
+
+VERBS = {
+    "spawn": Verb(
+        "Start an agent: a process with a task and a fixed set of tools. Prints its id.",
+        'orch spawn "Explain this repository" --preset investigate --query "What does the README promise?"',
+        _spawn_arguments,
+        _spawn,
+    ),
+    "run": Verb(
+        "Start an agent, ask it, print its answer and end it. Ctrl-C ends it too.",
+        'orch run "Which file parses the configuration?" --preset investigate --stream',
+        _run_arguments,
+        _run,
+    ),
+}
