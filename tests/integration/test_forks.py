@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +15,19 @@ from orch_worker.transcript import Transcript
 @contextmanager
 def fork_that_stays() -> Iterator[None]:
     """A child of this process that does nothing until the block ends."""
-    reader, writer = os.pipe()
+    ours, its = socket.socketpair()
     child = os.fork()
     if child == 0:
-        os.close(writer)
-        os.read(reader, 1)
+        ours.close()
+        its.send(b"!")
+        its.recv(1)
         os._exit(0)
-    os.close(reader)
+    its.close()
     try:
+        assert ours.recv(1) == b"!"  # from now on it runs our program, and has tidied up
         yield
     finally:
-        os.close(writer)
+        ours.close()
         os.waitpid(child, 0)
 
 
