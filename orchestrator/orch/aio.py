@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +44,8 @@ __all__ = ["AsyncOrchestrator", "ToolLike"]
 SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
 """Ends of the names of variables that let one in at a provider."""
 
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, or a function of the user's program, which runs there."""
 
@@ -81,6 +84,7 @@ class AsyncOrchestrator:
     ) -> None:
         if sys.platform == "win32":
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
+        _check_arguments(run=run, config=config, env=env, keys=keys, home=home)
         environ = os.environ if env is None else env
         self.home = paths.home(environ) if home is None else Path(home).absolute()
         loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
@@ -93,7 +97,7 @@ class AsyncOrchestrator:
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
         self._named = run is not None
-        self.run = run or f"run-{new_id()}"
+        self.run = run or f"{paths.OWN_RUN}{new_id()}"
         self._make_launcher = launcher or default_launcher
         self._connect = connect or Router
         self._pid = os.getpid()
@@ -109,6 +113,7 @@ class AsyncOrchestrator:
             return self
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         sessions = paths.private_dir(paths.sessions_dir(self.home))
+        paths.sweep_runs(self.home)
         # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.
         async with AsyncExitStack() as stack:
             if not self._named:
@@ -193,9 +198,14 @@ class AsyncOrchestrator:
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
         Raises SpawnError, ConfigError.
         """
+        if not isinstance(task, str) or not isinstance(env, Mapping | None):
+            wrong = repr(task) if not isinstance(task, str) else f"env={env!r}"
+            raise ConfigError(f"a task is text and env a mapping of variables, not {wrong}")
         names, functions = split_tools(tools)
         script = None
         if backend is not None:
+            if not callable(getattr(backend, "spec", None)):
+                raise ConfigError(f"backend is an object such as ScriptedBackend([...]), not {backend!r}; see model=")
             spec = backend.spec()
             if spec.provider != "scripted":
                 raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
@@ -293,6 +303,22 @@ def keys_in(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.endswith(SECRETS) and value}
 
 
+def _check_arguments(**given: Any) -> None:
+    """Raise ConfigError for an argument of AsyncOrchestrator that is not what it is to be."""
+    kinds = {"run": str, "config": Config, "env": Mapping, "keys": Mapping, "home": (str, os.PathLike)}
+    for name, value in given.items():
+        if value is not None and not isinstance(value, kinds[name]):  # type: ignore[arg-type]
+            raise ConfigError(f"{name} is not a {type(value).__name__}: {value!r}; see help(orch.AsyncOrchestrator)")
+    run, home = given["run"], given["home"]
+    if home is not None and not os.fspath(home):
+        raise ConfigError("home is empty: leave it out for the usual folder, or name one")
+    if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.OWN_RUN)):
+        raise ConfigError(
+            f"run {run!r} does not do for a name: up to 64 letters, digits, '.', '_' and '-', beginning with a letter "
+            f"or digit, and not with {paths.OWN_RUN!r}; leave it out for a run of this program alone"
+        )
+
+
 def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:
     """Return the built-in tools' names (None: none were given) and the functions, as tools."""
     if tools is None:
@@ -300,6 +326,9 @@ def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | Non
     if isinstance(tools, str):
         raise ConfigError(f"tools is a list of names and functions, not the text {tools!r}: write [{tools!r}]")
     given = list(tools)
+    for each in given:
+        if not isinstance(each, str) and not callable(each):
+            raise ConfigError(f"a tool is the name of one or a function, not {each!r}")
     functions = tuple(tool(each) for each in given if not isinstance(each, str))
     names = tuple(each for each in given if isinstance(each, str))
     taken = [*names, *(function.name for function in functions)]

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from orch_protocol.commands import Ready
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec
@@ -67,14 +68,12 @@ class Ask(Struct, frozen=True, gc=False):
 
 
 class WorkerUp(Struct, frozen=True, gc=False):
-    """The process of incarnation `incarnation` is ready."""
+    """The process of incarnation `incarnation` is ready, and `ready` is what it says of itself."""
 
     id: str
     incarnation: int
     pid: int
-    model: str = ""
-    context_tokens: int = 0
-    context_limit: int = 0
+    ready: Ready = Ready()
 
 
 class Finish(Struct, frozen=True, gc=False):

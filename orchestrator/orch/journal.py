@@ -67,12 +67,13 @@ class Launched(_Agent, frozen=True, gc=False, kw_only=True, tag="launched"):
 
 
 class Up(_Agent, frozen=True, gc=False, kw_only=True, tag="up"):
-    """The process has opened its transcript and waits."""
+    """The process has opened its transcript and waits; `repaired` tells what was wrong with that."""
 
     pid: int
     model: str = ""
     context_tokens: int = 0
     context_limit: int = 0
+    repaired: str = ""
 
 
 class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):

@@ -73,6 +73,8 @@ class Node:
     children: list[str] = field(default_factory=list)
     retried: bool = False
     """Whether a process was started for the pending query since it was asked."""
+    repaired: str = ""
+    """What was found wrong with its transcript, the last time that anything was."""
     unheard: dict[str, Steered] = field(default_factory=dict)
     """What was said to it and is not in its conversation yet, by id, in order."""
     inbox: list[str] = field(default_factory=list)
@@ -182,6 +184,7 @@ class Nodes:
         node.pid, node.model = entry.pid, entry.model or node.model
         node.context_tokens, node.context_limit = entry.context_tokens, entry.context_limit
         node.last_activity = entry.at
+        node.repaired = entry.repaired or node.repaired
         # The transcript holds the seeded history from here on.
         node.spec = msgspec.structs.replace(node.spec, history=())
 

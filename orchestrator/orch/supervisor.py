@@ -404,11 +404,7 @@ class Supervisor:
         agent_id = peer.agent_id
         match body:
             case Ready():
-                self.handle(
-                    WorkerUp(
-                        agent_id, peer.incarnation, peer.pid or 0, body.model, body.context_tokens, body.context_limit
-                    )
-                )
+                self.handle(WorkerUp(agent_id, peer.incarnation, peer.pid or 0, body))
             case Finished() if id == "init":
                 self._causes[agent_id] = body.error.message if body.error else ""
             case Finished():

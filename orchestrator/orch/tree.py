@@ -126,13 +126,17 @@ class Tree:
         node = self.nodes[event.id]
         if event.incarnation != node.incarnation or node.status != "starting":
             return Decision()
+        ready, repaired = event.ready, event.ready.repaired
+        if not ready.entries and node.last is not None:
+            repaired = "its transcript is gone: it remembers nothing of what it was asked before"
         up = Up(
             at=now,
             id=event.id,
             pid=event.pid,
-            model=event.model,
-            context_tokens=event.context_tokens,
-            context_limit=event.context_limit,
+            model=ready.model,
+            context_tokens=ready.context_tokens,
+            context_limit=ready.context_limit,
+            repaired=repaired,
         )
         instructions: list[Instruction] = [Notify(f"up:{event.id}:{event.incarnation}")]
         instructions += [self._say(said) for said in node.unheard.values()]

@@ -215,6 +215,7 @@ class AgentRow(Struct, frozen=True):
     tools: tuple[str, ...] = ()
     activity: str = ""
     error: str | None = None
+    repaired: str = ""
 
 
 class Shown(Struct, frozen=True):

@@ -538,3 +538,20 @@ async def test_a_reply_is_a_value_of_the_type_that_was_asked_for(world: Open) ->
     texts = [text_of(message) for message in (await agent.show()).messages]
     assert '"degrees"' in texts[0]
     assert any(text.startswith("That is not the JSON value") for text in texts)
+
+
+async def test_a_damaged_transcript_is_told(world: Open) -> None:
+    """What had to be skipped when an agent was revived is in its row; the rest of its memory is there."""
+    o = await world()
+    agent = await o.spawn("work", backend=ScriptedBackend(["one", "two"]))
+    await agent.query("first")
+    path = Path((await agent.state()).folder, "session.jsonl")
+    _, process = o.supervisor._processes[agent.id]
+    process.kill()
+    while (await agent.state()).pid is not None:
+        await asyncio.sleep(0.001)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = b"garbage\n"
+    path.write_bytes(b"".join(lines))
+    assert (await agent.query("second")).text == "two"
+    assert "line 2" in (await agent.state()).repaired

@@ -575,6 +575,20 @@ def test_a_killed_agent_wakes_its_asker_too() -> None:
     assert forest.tree.nodes[parent].news == []
 
 
+def test_what_was_wrong_with_a_transcript_is_known_from_then_on() -> None:
+    """A repair that the worker reports, and a memory that is gone altogether."""
+    forest = Forest()
+    id = forest.spawn(up=False)
+    forest.handle(WorkerUp(id, 1, 7, commands.Ready(entries=3, repaired="one line skipped")))
+    assert forest.tree.nodes[id].repaired == "one line skipped"
+    forest.ask(id)
+    forest.finish(id)
+    forest.gone(id)
+    forest.ask(id, "q2")
+    forest.handle(WorkerUp(id, 2, 8, commands.Ready(entries=0)))
+    assert "transcript is gone" in forest.tree.nodes[id].repaired
+
+
 # Steering.
 
 

@@ -80,6 +80,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "usage": f"{_tokens(row['usage'])} tokens, {_cost(row['usage'])}",
         "with children": _branch(row),
         "transcript": safe(row["folder"]),
+        "repaired": safe(row.get("repaired", "")),
     }
     page = [f"{row['seq']}  {safe(row['name'])}  {row['id']}"]
     page += [f"  {name + ':':15}{value}" for name, value in facts.items() if value]

@@ -65,4 +65,5 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         tools=(*spec.tools, *(tool.name for tool in spec.root_tools)),
         activity=f"{activity.phase}: {activity.detail}" if activity else "",
         error=node.error,
+        repaired=node.repaired,
     )
