@@ -19,7 +19,7 @@ from orch_protocol.errors import ConfigError, UnsupportedPlatformError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 from orch_protocol.services import AgentRow, Kill, Killed, List, Resume, Spawn, Wait, Waited
-from orch_protocol.spec import BackendSpec, Limits, Template
+from orch_protocol.spec import BackendSpec, Limits, QueueMode, Template
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.backends import models
@@ -192,6 +192,7 @@ class AsyncOrchestrator:
         history: Sequence[Message] = (),
         limits: Limits | None = None,
         template: Template | None = None,
+        queue_mode: QueueMode = "one-at-a-time",
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -227,6 +228,7 @@ class AsyncOrchestrator:
             history=tuple(history),
             limits=limits,
             template=template,
+            queue_mode=queue_mode,
         )
         spawned = await self._call("spawn", as_data(request))
         if functions:

@@ -15,7 +15,7 @@ from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply
 from orch_protocol.services import AgentRow, Shown, Waited
-from orch_protocol.spec import Limits, Template
+from orch_protocol.spec import Limits, QueueMode, Template
 
 from .aio import AsyncOrchestrator, Scripted, ToolLike
 from .handles import AsyncSubagent, OnEvent
@@ -121,6 +121,7 @@ class Orchestrator:
         history: Sequence[Message] = (),
         limits: Limits | None = None,
         template: Template | None = None,
+        queue_mode: QueueMode = "one-at-a-time",
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -140,6 +141,7 @@ class Orchestrator:
                 history=history,
                 limits=limits,
                 template=template,
+                queue_mode=queue_mode,
             )
         )
         return Subagent(self, agent)
