@@ -19,6 +19,7 @@ __all__ = [
     "daemon_dir",
     "home",
     "home_text",
+    "own_runs",
     "private_dir",
     "run_dir",
     "runs_dir",
@@ -68,6 +69,14 @@ def run_dir(home: Path, run: str) -> Path:
     return runs_dir(home) / run
 
 
+def own_runs(home: Path) -> list[Path]:
+    """Return the folders, sorted, of the runs that nobody named; named ones are kept data, whatever their name."""
+    import re
+
+    unnamed = re.compile(rf"{OWN_RUN}[a-f][0-9a-f]{{11}}")
+    return [run for run in sorted(runs_dir(home).glob(f"{OWN_RUN}*")) if unnamed.fullmatch(run.name) and run.is_dir()]
+
+
 def sweep_runs(home: Path) -> None:
     """Remove what programs left behind that were killed: their unnamed runs, which nobody opens again."""
     import shutil
@@ -76,7 +85,7 @@ def sweep_runs(home: Path) -> None:
     from orch_protocol.errors import OrchError
     from orch_worker.lock import FolderLock
 
-    for folder in runs_dir(home).glob(f"{OWN_RUN}*"):
+    for folder in own_runs(home):
         try:
             if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
                 continue

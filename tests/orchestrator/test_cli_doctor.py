@@ -12,6 +12,7 @@ import pytest
 from orch import paths
 from orch.cli import doctor, run
 from orch.cli.leftovers import marked
+from orch_protocol.ids import new_id
 from orch_worker.lock import FolderLock
 
 
@@ -109,17 +110,25 @@ def test_an_untrusted_project_warns(home: Path, tmp_path: Path) -> None:
 
 
 def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner's folder is fine; one without an owner warns; one with processes in it fails."""
+    """An owner's folder is fine; one without an owner warns, with its path; one with processes in it fails."""
     runs = paths.private_dir(paths.runs_dir(home))
-    lock = FolderLock.acquire(runs / "run-alive")
+    alive, dead = (f"{paths.OWN_RUN}{new_id()}" for _ in range(2))
+    lock = FolderLock.acquire(runs / alive)
     assert doctor.leftovers() == ("ok", "none")
-    (runs / "run-dead").mkdir()
-    level, detail = doctor.leftovers()
-    assert (level, "run-dead" in detail, "run-alive" in detail) == ("warn", True, False)
-    there: list[Any] = [(7, {"ORCH_RUN": "run-dead"}), (8, {"ORCH_RUN": "run-alive"})]
+    (runs / dead).mkdir()
+    assert doctor.leftovers() == ("warn", f"of ended programs; the next start removes them: {runs / dead}")
+    there: list[Any] = [(7, {"ORCH_RUN": dead}), (8, {"ORCH_RUN": alive})]
     monkeypatch.setattr(doctor, "marked", lambda: iter(there))
     assert doctor.leftovers() == ("fail", "processes without their root: kill -9 7")
     lock.release()
+
+
+def test_runs_with_a_name_are_no_leftovers(home: Path) -> None:
+    """What somebody named is there to be opened again, even when it is called like an unnamed one."""
+    runs = paths.private_dir(paths.runs_dir(home))
+    for name in ("mine", "run-mine", "run-2026"):
+        FolderLock.acquire(runs / name).release()
+    assert doctor.leftovers() == ("ok", "none")
 
 
 def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None:

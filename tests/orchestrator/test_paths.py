@@ -8,6 +8,7 @@ import pytest
 
 from orch import paths
 from orch_protocol.errors import StoreError
+from orch_protocol.ids import new_id
 from orch_worker.lock import FolderLock
 
 
@@ -117,11 +118,12 @@ def test_a_fallback_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     """What nobody opens again goes; a named run, one that somebody works in and one that is just made stay."""
     runs = paths.private_dir(paths.runs_dir(tmp_path))
-    folders = {name: paths.private_dir(runs / name) for name in ("run-left", "run-alive", "run-new", "mine")}
-    lock = FolderLock.acquire(folders["run-alive"])
-    for name in ("run-left", "run-alive", "mine"):
+    left, alive, new = (f"{paths.OWN_RUN}{new_id()}" for _ in range(3))
+    folders = {name: paths.private_dir(runs / name) for name in (left, alive, new, "mine", "run-mine")}
+    lock = FolderLock.acquire(folders[alive])
+    for name in (left, alive, "mine", "run-mine"):
         (folders[name] / "journal.jsonl").write_text("x")
         os.utime(folders[name], (0, 0))
     paths.sweep_runs(tmp_path)
     lock.release()
-    assert sorted(folder.name for folder in runs.iterdir()) == ["mine", "run-alive", "run-new"]
+    assert sorted(folder.name for folder in runs.iterdir()) == sorted(["mine", "run-mine", alive, new])

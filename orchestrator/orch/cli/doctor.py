@@ -133,16 +133,13 @@ def daemon() -> Finding:
 
 
 def leftovers() -> Finding:
-    """No run was left behind by a program that ended badly."""
-    runs = paths.runs_dir(paths.home())
-    dead = [folder for folder in sorted(runs.glob("run-*")) if folder.is_dir() and _ownerless(folder)]
+    """No unnamed run was left behind by a program that ended badly. Named ones are there to be opened again."""
+    dead = [folder for folder in paths.own_runs(paths.home()) if _ownerless(folder)]
     alive = [str(pid) for pid, env in marked() if env["ORCH_RUN"] in {folder.name for folder in dead}]
     if alive:
         return Finding("fail", f"processes without their root: kill -9 {' '.join(alive)}")
     if dead:
-        return Finding(
-            "warn", f"{len(dead)} folders of ended programs in {runs}: rm -r {' '.join(d.name for d in dead)}"
-        )
+        return Finding("warn", f"of ended programs; the next start removes them: {', '.join(map(str, dead))}")
     return Finding("ok", "none")
 
 
