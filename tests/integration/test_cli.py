@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import stat
@@ -276,6 +277,34 @@ def test_bad_input_is_told(shell: Shell, argv: list[str], code: int, complaint: 
     assert done.stdout == b""
     assert done.stderr.decode().splitlines()[-1].startswith("orch: ")
     assert complaint in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "complaint"),
+    [
+        ("list >&-", 1, "standard output is closed"),
+        ("query a - <&-", 2, "standard input, which is closed"),
+        ("list >/dev/full", 1, "the output cannot be written (No space left on device)"),
+        ("run x --script script.json >/dev/full", 1, "the output cannot be written"),
+        ("list --json <&- 2>&-", 0, ""),
+        ("frob 2>/dev/full", 2, ""),
+    ],
+)
+def test_standard_descriptors_may_be_closed_or_full(shell: Shell, redirected: str, code: int, complaint: str) -> None:
+    """The daemon is started all the same; what cannot be done is one line, never a traceback."""
+    shell.script("hello")
+    orch = f"{shlex.quote(sys.executable)} -P -c {shlex.quote(MAIN)}"
+    done = subprocess.run(
+        ["sh", "-c", f"{orch} {redirected}"],
+        cwd=shell.folder,
+        env=shell.env,
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    told = done.stderr.decode().splitlines()
+    assert (done.returncode, len(told)) == (code, 1 if complaint else 0), told
+    assert complaint in "".join(told)
 
 
 def test_a_limit_exits_with_5(shell: Shell) -> None:

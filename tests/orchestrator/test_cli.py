@@ -275,6 +275,102 @@ def test_a_wrong_command_line_is_a_usage_error(desk: Desk, capsys: Captured, arg
     assert complaint in err
 
 
+def test_usage_errors_are_data_with_json(desk: Desk, capsys: Captured) -> None:
+    """An unknown command and a wrong argument are told like every other error."""
+    for argv in (["frob", "--json"], ["query", "1", "--json"]):
+        assert run(argv) == 2
+        out, err = capsys.readouterr()
+        assert (out, json.loads(err)["error"]["type"], desk.asked) == ("", "UsageError", [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["query", "1", "-why"], "a text that begins with a dash goes last, behind --: orch query ... -- PROMPT;"),
+        (["run", "t", "--why", "-p"], "behind --: orch run ... -- PROMPT;"),
+        (["spawn", "-t"], "behind --: orch spawn ... -- TASK;"),
+    ],
+)
+@pytest.mark.usefixtures("desk")
+def test_a_text_that_looks_like_an_option(capsys: Captured, argv: list[str], told: str) -> None:
+    """The usage error says how to pass it."""
+    assert run(argv) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_text_behind_two_dashes_is_one(desk: Desk, capsys: Captured) -> None:
+    """What the usage error says works; a typo where no text is wanted gets no such advice."""
+    assert run(["query", "1", "--", "-why"]) == 0
+    assert desk.asked[0][1]["prompt"] == "-why"
+    assert run(["list", "--tre"]) == 2
+    assert "behind --" not in capsys.readouterr().err
+
+
+def test_killing_nobody_says_how_to_kill_everybody(desk: Desk, capsys: Captured) -> None:
+    """Without a reference the flag that means all is named, and nothing is asked."""
+    assert run(["kill"]) == 2
+    assert "--all" in capsys.readouterr().err
+    assert desk.asked == []
+
+
+def test_closed_standard_streams_are_told(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an answer could not go, nothing is asked; a dash needs a standard input to read."""
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", None)
+        assert run(["list"]) == 1
+    assert capsys.readouterr().err == "orch: standard output is closed: leave it open, or use >/dev/null\n"
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(["query", "n", "-"]) == 2
+    assert "standard input, which is closed" in capsys.readouterr().err
+    assert desk.asked == []
+
+
+@pytest.mark.usefixtures("desk")
+def test_output_that_cannot_be_written_is_told(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is one line on stderr; when that is full too, the exit code is left."""
+
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert run(["list"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("orch: the output cannot be written (No space left on device)")
+    assert err.count("\n") == 1
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert run(["frob"]) == 2
+
+
+@pytest.mark.parametrize(
+    "argv", [["spawn", "x"], ["run", "x"], ["config", "show"], ["config", "trust"], ["demo"]], ids=" ".join
+)
+def test_a_folder_that_is_gone_is_told(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """Whoever stands in a removed folder is told so, and nothing is asked."""
+    os.rmdir(os.getcwd())
+    assert run(argv) == 1
+    assert capsys.readouterr() == ("", "orch: the folder you are in is gone: cd to one that is there\n")
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize("action", ["stop", "logs"])
+def test_a_home_that_is_a_file_is_told(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """Looking for a daemon there says what to set."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "file"))
+    assert run(["daemon", action]) == 1
+    assert capsys.readouterr() == ("", f"orch: {tmp_path}/file is no folder: set ORCH_HOME to one\n")
+
+
+def test_a_file_that_is_in_the_way_is_named(desk: Desk, capsys: Captured) -> None:
+    """What the system refuses about a file is one line with its path."""
+    desk.answers["list"] = PermissionError(13, "Permission denied", "/some/file")
+    assert run(["list"]) == 1
+    assert capsys.readouterr().err == "orch: /some/file: Permission denied\n"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(capsys: Captured, verb: str) -> None:
     """`--help` names the arguments and shows one command that works."""
@@ -283,6 +379,8 @@ def test_every_verb_has_help_with_an_example(capsys: Captured, verb: str) -> Non
     assert out.startswith(f"usage: orch {verb}")
     assert "--json" in out
     assert f"example:\n  orch {verb}" in out
+    assert run(["help", verb]) == 0
+    assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize(("argv", "code", "stream"), [(["--help"], 0, 0), (["help"], 0, 0), ([], 2, 1)])

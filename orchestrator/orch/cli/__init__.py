@@ -39,11 +39,16 @@ def main() -> None:
     """Run the command line and leave the process."""
     # A command lives for milliseconds: collecting cycles and taking the interpreter apart would be a fifth of them.
     gc.disable()
-    code = run(sys.argv[1:])
+    _take_descriptors()
+    argv = sys.argv[1:]
+    code = run(argv)
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         code = code or 1
+    except OSError as error:
+        code = code or _fail(argv, error)
     os._exit(code)
 
 
@@ -53,20 +58,21 @@ def run(argv: list[str]) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name in another script must not end a listing
     try:
+        if sys.stdout is None:
+            return _complain(argv, "OSError", "standard output is closed: leave it open, or use >/dev/null", 1)
         return _dispatch(argv)
     except KeyboardInterrupt:
         return _complain(argv, "Interrupted", "interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 1  # whoever read our output has seen enough
     except Exception as error:
-        # Ours all carry an exit code; the rest is a defect and must show where.
-        if (code := getattr(error, "exit_code", None)) is None:
-            raise
-        return _complain(argv, getattr(error, "kind", type(error).__name__), str(error), code)
+        return _fail(argv, error)
 
 
 def _dispatch(argv: list[str]) -> int:
     name = argv[0] if argv else ""
+    if name == "help" and argv[1:]:
+        name, argv = argv[1], [argv[1], "--help"]
     if name in VERBS:
         home = VERBS[name][0]
         module = __import__(f"orch.cli.{home}", fromlist=["VERBS"])  # importlib itself would cost a millisecond
@@ -87,8 +93,7 @@ def _dispatch(argv: list[str]) -> int:
 
     close = get_close_matches(name, VERBS, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "see: orch --help"
-    print(f"orch: there is no command {name!r}; {hint}", file=sys.stderr)
-    return USAGE
+    return _complain(argv, "UsageError", f"there is no command {name!r}; {hint}", USAGE)
 
 
 def _overview() -> str:
@@ -104,14 +109,38 @@ REF is an agent's number, id, beginning of an id, or name. `orch COMMAND --help`
 Exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit reached, 130 interrupted."""
 
 
+def _fail(argv: list[str], error: Exception) -> int:
+    """Say what went wrong and return the exit code. Raises what is a defect, which must show where it is."""
+    if (code := getattr(error, "exit_code", None)) is not None:
+        return _complain(argv, getattr(error, "kind", type(error).__name__), str(error), code)
+    if isinstance(error, OSError):
+        from .failure import explain
+
+        return _complain(argv, "OSError", explain(error), 1)
+    raise error
+
+
 def _complain(argv: list[str], kind: str, message: str, code: int) -> int:
     """Say on stderr what went wrong: a sentence, or with --json an object. stdout stays data."""
     if "--json" in argv:
         import json
 
-        print(json.dumps({"error": {"type": kind, "message": message}}), file=sys.stderr)
+        said = json.dumps({"error": {"type": kind, "message": message}})
     else:
         from .render import safe
 
-        print(f"orch: {safe(message)}", file=sys.stderr)
+        said = f"orch: {safe(message)}"
+    try:
+        print(said, file=sys.stderr)
+    except OSError:
+        pass  # nobody can be told; the exit code is left
     return code
+
+
+def _take_descriptors() -> None:
+    """Let no descriptor of the three standard ones be closed: the next file or socket would become it."""
+    while (taken := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(taken)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115

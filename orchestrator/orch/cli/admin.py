@@ -76,7 +76,13 @@ def _on_its_way_out() -> int | None:
                 return int(lock.read() or 0) or None
     except FileNotFoundError:
         pass
+    except NotADirectoryError:
+        raise _no_home() from None
     return None
+
+
+def _no_home() -> Failure:
+    return Failure("StoreError", f"{paths.home_text()} is no folder: set ORCH_HOME to one", 1)
 
 
 def _logs(arguments: Namespace) -> int:
@@ -86,6 +92,8 @@ def _logs(arguments: Namespace) -> int:
             lines = file.read().splitlines()[-LOG_LINES:]
     except FileNotFoundError:
         raise Failure("NotFound", f"there is no log yet at {log}: no daemon was ever started here", 3) from None
+    except NotADirectoryError:
+        raise _no_home() from None
     print(dump({"path": log, "lines": lines}) if arguments.json else "\n".join(lines))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import render, words
 from .connection import Connection
+from .failure import Failure
 from .verb import Verb, dump
 
 TYPE_CHECKING = False
@@ -50,6 +51,8 @@ def _kill_arguments(parser: ArgumentParser) -> None:
 
 
 def _kill(arguments: Namespace) -> int:
+    if not arguments.refs and not arguments.all:
+        raise Failure("UsageError", "say which agents to kill, or --all; see: orch list", 2)
     params = {"refs": arguments.refs, "all": arguments.all, "dry_run": arguments.dry_run}
     killed = Connection().call("kill", words.clean(params))
     words.say(arguments, killed, "\n".join(killed["ids"]))

@@ -21,7 +21,7 @@ from orch_worker.lock import FolderLock
 from .. import config, paths
 from . import render
 from .connection import Connection
-from .failure import Failure
+from .failure import Failure, explain
 from .leftovers import marked
 from .verb import Verb, dump
 
@@ -161,8 +161,10 @@ def _doctor(arguments: Namespace) -> int:
 def _examine(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
-    except (OrchError, Failure, OSError) as error:
+    except (OrchError, Failure) as error:
         return Finding("fail", str(error))
+    except OSError as error:
+        return Finding("fail", explain(error))
 
 
 def _requirements() -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Failure"]
+import os
+
+__all__ = ["Failure", "explain"]
 
 
 class Failure(Exception):
@@ -12,3 +14,18 @@ class Failure(Exception):
         super().__init__(message)
         self.kind = kind
         self.exit_code = exit_code
+
+
+def explain(error: OSError) -> str:
+    """Return in a sentence what of our surroundings failed, and what to do."""
+    why = error.strerror or str(error)
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {why}"
+    try:
+        os.getcwd()
+    except OSError:
+        return "the folder you are in is gone: cd to one that is there"
+    return (
+        f"the output cannot be written ({why}). What was asked for is done: make room, and look again with orch list, "
+        "orch show REF, orch collect REF --again"
+    )

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 
+from .failure import Failure
+
 __all__ = ["Parser", "Verb", "dump"]
+
+TEXTS = frozenset({"PROMPT", "TASK", "TEXT"})
+"""Arguments that are whatever a person wants to say."""
 
 
 def dump(value: object) -> str:
     """Return `value` as one line of JSON that every terminal and file can carry."""
     return json.dumps(value, separators=(",", ":"))
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,10 +36,23 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def error(self, message: str) -> None:  # type: ignore[override]  # SystemExit, like the original
-        """Say what is wrong and leave with 2."""
-        print(f"orch: {message}; see: {self.prog} --help", file=sys.stderr)
-        raise SystemExit(2)
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """Return the arguments. Raises Failure, and SystemExit after --help."""
+        self._argv = argv
+        return self.parse_args(argv)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Failure."""
+        raise Failure("UsageError", f"{message}{self._dashed()}; see: {self.prog} --help", 2)
+
+    def _dashed(self) -> str:
+        """Return what to do when a text was taken for an option."""
+        texts = [action.metavar for action in self._get_positional_actions() if action.metavar in TEXTS]
+        known = self._option_string_actions
+        odd = [each for each in self._argv if each[:1] == "-" and each != "-" and each.partition("=")[0] not in known]
+        if not texts or not odd or "--" in self._argv:
+            return ""
+        return f"; a text that begins with a dash goes last, behind --: {self.prog} ... -- {texts[-1]}"
 
 
 class Verb:
@@ -54,8 +76,8 @@ class Verb:
         parser.add_argument("--json", action="store_true", help="print data, and errors, as JSON")
         self._arguments(parser)
         try:
-            arguments = parser.parse_args(argv)
-        except SystemExit as leaving:  # --help, or a usage error that is already told
+            arguments = parser.parse(argv)
+        except SystemExit as leaving:  # --help
             return int(leaving.code or 0)
         return self._act(arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from .failure import Failure
 from .verb import dump
 
 TYPE_CHECKING = False
@@ -20,10 +21,15 @@ def ref(parser: ArgumentParser) -> None:
 
 
 def text(argument: str) -> str:
-    """Return the text that `argument` is, or stdin's when it is a dash."""
+    """Return the text that `argument` is, or stdin's when it is a dash. Raises Failure."""
     if argument != "-":
         return argument
-    return sys.stdin.buffer.read().decode("utf-8", "replace")
+    if sys.stdin is None:
+        raise Failure("ConfigError", "- reads standard input, which is closed: pipe the text in, or write it out", 2)
+    try:
+        return sys.stdin.buffer.read().decode("utf-8", "replace")
+    except OSError as error:
+        raise Failure("OSError", f"standard input cannot be read: {error.strerror}") from error
 
 
 def clean(value: Any) -> Any:
