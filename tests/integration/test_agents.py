@@ -540,6 +540,13 @@ async def test_a_reply_is_a_value_of_the_type_that_was_asked_for(world: Open) ->
     assert any(text.startswith("That is not the JSON value") for text in texts)
 
 
+def damage(path: Path) -> None:
+    """Put garbage in the place of the second line."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = b"garbage\n"
+    path.write_bytes(b"".join(lines))
+
+
 async def test_a_damaged_transcript_is_told(world: Open) -> None:
     """What had to be skipped when an agent was revived is in its row; the rest of its memory is there."""
     o = await world()
@@ -548,10 +555,7 @@ async def test_a_damaged_transcript_is_told(world: Open) -> None:
     path = Path((await agent.state()).folder, "session.jsonl")
     _, process = o.supervisor._processes[agent.id]
     process.kill()
-    while (await agent.state()).pid is not None:
-        await asyncio.sleep(0.001)
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[1] = b"garbage\n"
-    path.write_bytes(b"".join(lines))
+    await asyncio.wait({process.ended})
+    damage(path)
     assert (await agent.query("second")).text == "two"
     assert "line 2" in (await agent.state()).repaired
