@@ -397,6 +397,25 @@ def test_an_idle_daemon_leaves_by_itself(shell: Shell) -> None:
     assert shell.run("query", "a", "?").stdout == b"hello\n"
 
 
+def test_a_frozen_daemon_is_given_up(shell: Shell) -> None:
+    """Every command, the doctor and stop included, says which process hangs, where its log is and how to end it."""
+    shell.run("spawn", "t", "--name", "a")
+    pid = shell.data("daemon", "status")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    verbs = [("list",), ("show", "a"), ("spawn", "t"), ("daemon", "status"), ("daemon", "stop"), ("doctor",)]
+    asking = [shell.start(*verb) for verb in verbs]
+    told = [(each.communicate(timeout=SECONDS), each.returncode) for each in asking]
+    for (out, err), code in told:
+        said = (out + err).decode()
+        assert code == 1
+        assert f"kill -9 {pid}" in said
+        assert str(shell.home / "daemon" / "log") in said
+        assert "Traceback" not in said
+    os.kill(pid, signal.SIGKILL)
+    ended(pid)
+    assert [row["name"] for row in shell.data("list")] == ["a"]
+
+
 def test_the_files_are_private_whatever_the_umask(shell: Shell) -> None:
     """Folders 0700, files 0600, the socket too."""
     before = os.umask(0)

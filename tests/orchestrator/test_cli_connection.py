@@ -222,8 +222,14 @@ async def test_a_daemon_that_dies_or_hangs_is_an_error_naming_its_log(
         with pytest.raises(Failure, match=r"h/daemon/log") as raised:
             await asyncio.to_thread(house.client(start=False).call, "query", on_silence=listens)
     assert raised.value.kind == kind
+    assert (f"kill -9 {os.getpid()}" in str(raised.value)) is not hangs_up
     assert len(mute.heard) == lines
     assert (b'"ping"' in mute.heard[-1]) is not hangs_up
+
+
+def test_a_daemon_that_hangs_is_given_up_in_ten_seconds() -> None:
+    """Two silences, before and after it was asked for a sign of life, are no longer together."""
+    assert 2 * connection.PATIENCE <= 10
 
 
 def test_the_end_of_a_process_that_is_gone_is_not_awaited() -> None:

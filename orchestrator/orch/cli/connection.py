@@ -29,7 +29,7 @@ LEAVING = "DaemonLeaving"
 NOT_RUNNING = "DaemonNotRunning"
 GONE = "DaemonGone"
 MAX_LINE = 64 << 20
-PATIENCE = 15.0
+PATIENCE = 4.5
 """Seconds of silence after which the daemon is asked whether it lives, and after which it does not."""
 TICK = 1.0
 """Seconds of silence after which a waiting caller may do something."""
@@ -157,7 +157,7 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             pass  # what it said before it went is still there to read
         except TimeoutError:
-            raise self._silent() from None
+            raise self._silent(connected) from None
 
     def _line(self, connected: socket.socket, on_silence: OnSilence | None) -> bytes:
         """Return the next line of the daemon. Two silences in a row, the second after asking for a word, mean death."""
@@ -170,7 +170,7 @@ class Connection:
                 chunk = connected.recv(1 << 18)
             except TimeoutError:
                 if asked:
-                    raise self._silent() from None
+                    raise self._silent(connected) from None
                 asked = True
                 self._send(connected, b'{"id":-1,"method":"ping","version":%d}\n' % PROTOCOL)
                 continue
@@ -198,9 +198,15 @@ class Connection:
                 raise TimeoutError
             on_silence()
 
-    def _silent(self) -> Failure:
+    def _silent(self, connected: socket.socket) -> Failure:
+        # Who listened is told by the kernel: a file may be gone, or name another by now.
+        pid = int.from_bytes(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
         self.close()
-        return Failure("DaemonSilent", f"the daemon does not answer: see {self.log}, and orch daemon stop")
+        return Failure(
+            "DaemonSilent",
+            f"the daemon, process {pid}, says nothing for {2 * PATIENCE:g} s: it hangs or was stopped; see "
+            f"{self.log}. To end it and its agents' processes: kill -9 {pid}; the next command starts another",
+        )
 
     def _replace(self, mismatch: str) -> None:
         """Stop the daemon, which speaks another version, unless it is at work."""
