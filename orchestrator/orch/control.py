@@ -80,6 +80,8 @@ class ControlServer:
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
         self._leaving = False
+        self._bound: tuple[int, int] | None = None
+        """Device and inode of the socket's file."""
 
     @property
     def in_flight(self) -> int:
@@ -94,6 +96,7 @@ class ControlServer:
         try:
             listener.bind(self._path)
             os.chmod(self._path, 0o600)
+            self._bound = _file(self._path)
             self._server = await asyncio.start_unix_server(
                 self._connected, sock=listener, limit=self.max_line, backlog=BACKLOG
             )
@@ -106,8 +109,10 @@ class ControlServer:
         if self._leaving:
             return
         self._leaving = True
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+        # Where the folder was replaced, the socket there is another server's.
+        if _file(self._path) == self._bound:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
         for _ in range(ACCEPT_PASSES):
             await asyncio.sleep(0)
         if self._server is not None:
@@ -251,6 +256,15 @@ class _Connection:
 
 _decoder = msgspec.json.Decoder(Request)
 _encoder = msgspec.json.Encoder()
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    """Return what tells the file at `path` from every other, None when there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _failed(id: int, error: Exception) -> Response:

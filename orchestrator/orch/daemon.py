@@ -30,7 +30,7 @@ from orch_worker.lock import FolderLock
 
 from . import paths
 from .config import load
-from .control import Client, ControlServer
+from .control import Client, ControlServer, DaemonLeaving
 from .logs import logger, open_log
 from .version import version
 
@@ -38,6 +38,8 @@ __all__ = ["ALREADY_RUNNING", "Daemon", "DaemonStatus", "Stop", "Stopping", "mai
 
 ALREADY_RUNNING: Final = 3
 DRAIN_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 15.0
+"""How often the daemon looks whether its folder is still there."""
 UNHEARD: Final = frozenset({"daemon_status", "ping"})
 """Looking at the daemon does not keep it."""
 
@@ -76,7 +78,8 @@ class Stopping(Struct, frozen=True):
 class Daemon:
     """Answers control requests for `root` and knows when to leave.
 
-    `call` serves one of `orch_protocol.services.SERVICES`; `clock` counts seconds.
+    `call` serves one of `orch_protocol.services.SERVICES`; `clock` counts seconds. `holds` says whether the folder is
+    still the daemon's: when it was removed or replaced nobody finds the daemon any more, or another one serves there.
     """
 
     def __init__(
@@ -86,12 +89,14 @@ class Daemon:
         *,
         home: Path,
         config: Config,
+        holds: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root = root
         self._call = call
         self._home = home
         self._config = config
+        self._holds = holds
         self._clock = clock
         self._touched = clock()
         self._requests = 0
@@ -105,10 +110,13 @@ class Daemon:
         try:
             if method == "ping":
                 return Empty()
-            if method == "daemon_status":
-                return await self._status()
             if method == "daemon_stop":
                 return await self._told_to_stop(_params(method, params, Stop), client)
+            if not self._holds():
+                self.stop()
+                raise DaemonLeaving(f"the daemon is leaving: {self._home} is no longer its folder; ask the next one")
+            if method == "daemon_status":
+                return await self._status()
             if method not in SERVICES:
                 known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
                 raise ProtocolError(f"there is no method {method!r}; there are {known}")
@@ -123,16 +131,18 @@ class Daemon:
 
     async def until_done(self) -> str:
         """Return why it is time to leave, when it is."""
-        while not self._stop.is_set():
+        while self._holds():
+            if self._stop.is_set():
+                return "told to stop"
             left = await self.seconds_left()
             if left <= 0:
                 return f"idle for {self._config.daemon.idle_minutes:g} minutes"
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(min(left, LOOK_SECONDS)):
                     await self._stop.wait()
             except TimeoutError:
                 pass
-        return "told to stop"
+        return f"{self._home} was removed, or another daemon serves it"
 
     async def seconds_left(self) -> float:
         """Return how long to stay if nothing happens. Requests under way and agents at work start it anew."""
@@ -202,14 +212,14 @@ def report(descriptor: int | None, **said: Any) -> None:
         os.close(descriptor)
 
 
-async def serve(home: Path, config: Config, env: Mapping[str, str], ready: int | None) -> None:
-    """Be the daemon until it is time to leave. The caller holds the lock."""
+async def serve(lock: FolderLock, home: Path, config: Config, env: Mapping[str, str], ready: int | None) -> None:
+    """Be the daemon until it is time to leave. `lock` is what makes it the one of `home`."""
     from .aio import AsyncOrchestrator
     from .services import call
 
     orchestrator = AsyncOrchestrator(config=config, run="daemon", home=home, env=env)
     await orchestrator.__aenter__()
-    daemon = Daemon(orchestrator.supervisor, call, home=home, config=config)
+    daemon = Daemon(orchestrator.supervisor, call, home=home, config=config, holds=lock.holds)
     server = ControlServer(paths.socket_path(paths.daemon_dir(home), "control.sock"), daemon.handle)
     try:
         stop_on_signals(daemon.stop)
@@ -219,6 +229,10 @@ async def serve(home: Path, config: Config, env: Mapping[str, str], ready: int |
         log.info("leaving", why=await daemon.until_done())
         await server.leave()
     finally:
+        if not lock.holds():
+            # Tidying up would take the next daemon's files along; the shim ends what runs below us.
+            await server.close()
+            os._exit(1)
         # Waiting requests fail as the root closes, and are answered; what is left then is cut off.
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -260,12 +274,12 @@ def main(argv: list[str] | None = None) -> int:
         home = paths.private_dir(paths.home())
         folder = paths.private_dir(paths.daemon_dir(home))
         try:
-            FolderLock.acquire(folder)  # never released: it shows others that this process is still there
+            lock = FolderLock.acquire(folder)  # never released: it shows others that this process is still there
         except LockedError as error:
             print(f"orch: another daemon serves {home}: {error}", file=sys.stderr)
             return ALREADY_RUNNING
         open_log(folder / "log")
-        asyncio.run(serve(home, load(None, os.environ, home=home).config, env, arguments.ready))
+        asyncio.run(serve(lock, home, load(None, os.environ, home=home).config, env, arguments.ready))
     except (OrchError, OSError) as error:
         log.exception("could_not_go_on")
         info = error_info(error)

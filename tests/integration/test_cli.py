@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shlex
+import shutil
 import signal
 import socket
 import stat
@@ -395,6 +396,22 @@ def test_an_idle_daemon_leaves_by_itself(shell: Shell) -> None:
         ended(pid)
     assert b'"why": "idle for 0.005 minutes"' in shell.run("daemon", "logs").stdout
     assert shell.run("query", "a", "?").stdout == b"hello\n"
+
+
+def test_a_daemon_whose_home_is_removed_leaves(shell: Shell) -> None:
+    """Asked anything, it sends one to the next daemon and ends with its agents; the next one has the place alone."""
+    shell.run("spawn", "t", "--name", "a")
+    before = shell.ours()
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(SECONDS)
+        connected.connect(paths.control_socket(shell.env))
+        shutil.rmtree(shell.home)
+        assert shell.data("list") == []
+        connected.sendall(b'{"id":1,"method":"list","version":%d}\n' % VERSION)
+        assert json.loads(connected.makefile().readline())["error"]["type"] == "DaemonLeaving"
+    for pid in before:
+        ended(pid)
+    assert shell.run("spawn", "t").stdout != b""
 
 
 def test_a_frozen_daemon_is_given_up(shell: Shell) -> None:

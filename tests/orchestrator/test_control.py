@@ -263,6 +263,13 @@ async def test_leaving_takes_nothing_new_and_finishes_what_runs(tmp_path: Path) 
         assert [await c.hear() for c in (caller, waiting)] == [None, None]
 
 
+async def test_a_successors_socket_is_left_alone(tmp_path: Path) -> None:
+    """A server whose folder was replaced while it ran does not take the next one's socket along."""
+    async with serving(tmp_path) as (first, _, _), serving(tmp_path) as (_, _, connect):
+        await first.close()
+        assert (await (await connect()).ask(1, "echo"))["id"] == 1
+
+
 async def test_whoever_connected_just_before_is_told(tmp_path: Path) -> None:
     """A connection that waits in the backlog when the server leaves is not cut without a word."""
     async with serving(tmp_path) as (server, desk, connect):

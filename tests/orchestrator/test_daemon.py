@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from orch import daemon
-from orch.control import Client
+from orch.control import Client, DaemonLeaving
 from orch.daemon import Daemon, DaemonStatus, Stopping
 from orch_protocol.config import Config, DaemonConfig
 from orch_protocol.errors import AgentBusyError, ProtocolError
 from orch_protocol.services import AgentRow, Empty, Kill, List
 from orch_protocol.wire import VERSION
+from virtual import passed, virtual
 
 US = Client(1, os.getuid())
 
@@ -145,6 +146,31 @@ async def test_a_request_under_way_keeps_the_daemon() -> None:
     await waiting
     clock.now += 900
     assert await served.seconds_left() == 0
+
+
+@virtual
+async def test_a_daemon_whose_folder_is_gone_leaves_within_a_minute() -> None:
+    """However busy it is: who looks for it in the folder does not find it any more."""
+    loop, there = asyncio.get_running_loop(), [True]
+    root = Root(row("a", "busy"))
+    served = Daemon(root, root.call, home=Path("/o"), config=Config(), holds=lambda: there[0], clock=loop.time)
+    leaving = asyncio.create_task(served.until_done())
+    await passed(100)
+    assert not leaving.done()
+    there[0] = False
+    assert await leaving == "/o was removed, or another daemon serves it"
+    assert loop.time() <= 160
+
+
+async def test_a_daemon_whose_folder_is_gone_takes_no_request() -> None:
+    """Whoever still has a connection is sent to the next one, and this one leaves at once."""
+    root = Root()
+    served = Daemon(root, root.call, home=Path("/o"), config=Config(), holds=lambda: False)
+    for method in ("kill", "daemon_status"):
+        with pytest.raises(DaemonLeaving, match="/o is no longer its folder"):
+            await ask(served, method)
+    assert root.asked == []
+    assert "was removed" in await served.until_done()
 
 
 async def test_stop_stops() -> None:

@@ -24,6 +24,24 @@ def test_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:
     FolderLock.acquire(tmp_path).release()
 
 
+def test_an_owner_knows_when_the_folder_is_no_longer_its_own(tmp_path: Path) -> None:
+    """Removed, replaced by another lock, or with a file in its place: each is noticed."""
+    folder = tmp_path / "f"
+    owner = FolderLock.acquire(folder)
+    assert owner.holds()
+    os.rename(folder, tmp_path / "moved")
+    assert not owner.holds()
+    other = FolderLock.acquire(folder)
+    assert (owner.holds(), other.holds()) == (False, True)
+    os.unlink(folder / "lock")
+    os.rmdir(folder)
+    folder.write_text("")
+    assert not other.holds()
+    owner.release()
+    other.release()
+    assert not owner.holds()
+
+
 def test_refusal_leaks_no_descriptor(tmp_path: Path) -> None:
     """Asking in vain leaves no descriptor behind."""
     owner = FolderLock.acquire(tmp_path)

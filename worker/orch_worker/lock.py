@@ -59,6 +59,18 @@ class FolderLock:
             raise cannot("lock", folder, error) from error
         return cls(folder, descriptor)
 
+    def holds(self) -> bool:
+        """Say whether the folder is still ours: not when it was removed, or somebody put another lock there."""
+        if self._descriptor < 0:
+            return False
+        try:
+            there = os.stat(self.folder / "lock")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # it cannot be looked at, by others neither
+        return os.path.samestat(there, os.fstat(self._descriptor))
+
     def release(self) -> None:
         """Give the folder up; doing so twice does nothing."""
         # The file stays: removing it would race with the next owner's opening it.
