@@ -21,6 +21,7 @@ __all__ = ["Entry", "live", "load"]
 Entry = Callable[..., int | None]
 
 LIFELINE: Final = 3
+BUFFER_BYTES: Final = 1024
 DEBUG_SWITCH: Final = "ORCH_DEBUG_DUMPABLE"
 
 
@@ -102,7 +103,7 @@ class _Log(io.FileIO):
 
     @classmethod
     def stream(cls, descriptor: int) -> io.TextIOWrapper:
-        raw = io.BufferedWriter(cls(descriptor, "w", closefd=False))
+        raw = io.BufferedWriter(cls(descriptor, "w", closefd=False), BUFFER_BYTES)
         return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 

@@ -34,8 +34,14 @@ THEIR_OWN: Final = ("local", "worktree")
 
 def _in_repository(context: ToolContext) -> bool:
     """Whether there is Git, and a repository around the agent's folder."""
-    folder = context.cwd
-    return any((each / ".git").exists() for each in (folder, *folder.parents)) and _installed()
+    # Asked for each of the three tools of each agent that starts: strings, because paths cost ten times as much.
+    folder = os.fspath(context.cwd)
+    while not os.path.lexists(os.path.join(folder, ".git")):
+        above = os.path.dirname(folder)
+        if above == folder:
+            return False
+        folder = above
+    return _installed()
 
 
 @cache
