@@ -26,7 +26,7 @@ from .trust import is_trusted, project_file
 if TYPE_CHECKING:
     from orch_worker.backends.models import Models
 
-__all__ = ["DEFAULT", "Default", "Loaded", "flat", "load"]
+__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "flat", "load"]
 
 DEFAULT: Final = "default"
 NO_MODEL: Final = (
@@ -37,6 +37,11 @@ KEY_FOUND: Final = (
     "orch: no model is configured: {model} answers, since its key is there. For another, set ORCH_MODEL=provider:model "
     "or `model` in config.toml; `extractive:` is the offline one"
 )
+ROOT_WIDE: Final = (
+    *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
+    *("subagents.allow_nested", "subagents.timeout_minutes"),
+)
+"""What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 NOT_SETTINGS: Final = ("ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
 
 

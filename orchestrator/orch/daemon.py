@@ -29,7 +29,7 @@ from orch_protocol.wire import DECODE_ERRORS, VERSION
 from orch_worker.lock import FolderLock
 
 from . import paths
-from .config import load
+from .config import ROOT_WIDE, flat, load
 from .control import Client, ControlServer, DaemonLeaving
 from .logs import logger, open_log
 from .version import version
@@ -50,7 +50,10 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class DaemonStatus(Struct, frozen=True):
-    """The daemon as it is. `agents` and `busy` are counts; `model` None is the offline backend."""
+    """The daemon as it is. `agents` and `busy` are counts; `model` None is the offline backend.
+
+    `settings` are the values it goes by, by dotted key, of what holds for all of its agents.
+    """
 
     pid: int
     sandbox: str
@@ -61,6 +64,7 @@ class DaemonStatus(Struct, frozen=True):
     home: str
     started_at: str
     model: str | None
+    settings: dict[str, Any]
 
 
 class Stop(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,6 +177,7 @@ class Daemon:
             home=str(self._home),
             started_at=self._started_at,
             model=self._config.model,
+            settings={key: value for key, value in flat(self._config).items() if key in ROOT_WIDE},
         )
 
     async def _told_to_stop(self, params: Stop, client: Client) -> Stopping:

@@ -313,6 +313,10 @@ def test_a_limit_exits_with_5(shell: Shell) -> None:
     shell.env["ORCH_SUBAGENTS__MAX_CONCURRENT"] = "1"
     shell.run("spawn", "one")
     assert b"max_concurrent" in shell.run("spawn", "two", code=5).stderr
+    shell.env["ORCH_SUBAGENTS__MAX_CONCURRENT"] = "2"
+    told = shell.run("spawn", "two", code=5).stderr.decode().splitlines()[0]
+    assert "started with subagents.max_concurrent = 1 (not 2)" in told
+    assert b"(the daemon was started with 1)" in shell.run("config", "show").stdout
 
 
 def test_agents_survive_the_daemon(shell: Shell) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orch.cli import VERBS, run
+from orch.cli import VERBS, run, settings
 from orch.cli.failure import Failure
-from orchestrator.desk import ROW, Desk, opened
+from orchestrator.desk import ROW, SPAWNED, Desk, opened
 
 
 @pytest.fixture
@@ -99,6 +99,78 @@ def test_spawn_says_what_of_a_projects_file_does_not_count(desk: Desk, capsys: C
     assert "ignored model" in err
     assert "does not heed subagents.max_concurrent" in err
     assert desk.asked[0][1]["model"] == "a:b"
+
+
+@pytest.mark.parametrize(
+    ("seq", "terminal", "lines"), [(1, False, 1), (2, False, 0), (2, True, 1)], ids=["first", "later", "terminal"]
+)
+def test_who_answers_is_not_said_to_scripts_each_time(
+    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, seq: int, terminal: bool, lines: int
+) -> None:
+    """The first agent's maker and people are told which model answers when none is configured."""
+    desk.answers["spawn"] = SPAWNED | {"seq": seq}
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert run(["spawn", "t"]) == 0
+    assert capsys.readouterr().err.count("\n") == lines
+
+
+def test_who_answers_is_not_said_of_an_agent_that_is_not_made(desk: Desk, capsys: Captured) -> None:
+    """Before an error there is nothing but the error."""
+    desk.answers["spawn"] = Failure("SpawnError", "no room", 5)
+    assert run(["spawn", "t"]) == 5
+    assert capsys.readouterr().err == "orch: no room\n"
+
+
+def test_spawn_says_what_the_daemon_was_started_without(
+    desk: Desk, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of the user's file and of variables that are not in force are one line; those that are, none."""
+    status = {"settings": {"subagents.max_concurrent": 16, "subagents.depth_cap": 2, "daemon.idle_minutes": 15.0}}
+    monkeypatch.setattr(settings, "daemon_status", lambda: status)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text("[subagents]\nmax_concurrent = 4\ndepth_cap = 2\n")
+    monkeypatch.setenv("ORCH_DAEMON__IDLE_MINUTES", "2")
+    run(["spawn", "t", "--model", "a:b"])
+    assert capsys.readouterr().err == (
+        "orch: the daemon was started with subagents.max_concurrent = 16 (not 4), daemon.idle_minutes = 15.0 (not 2.0)"
+        ": orch daemon stop, and the next one heeds it\n"
+    )
+    assert desk.asked[0][0] == "spawn"
+    assert run(["config", "show"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["subagents.max_concurrent"].endswith("config.toml, line 2 (the daemon was started with 16)")
+    assert lines["subagents.depth_cap"].endswith("config.toml, line 3")
+    run(["config", "show", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert {key: row["daemon"] for key, row in told.items() if "daemon" in row} == {
+        "subagents.max_concurrent": 16,
+        "daemon.idle_minutes": 15.0,
+    }
+
+
+def test_a_daemon_that_hangs_does_not_hide_the_configuration(
+    capsys: Captured, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is set is shown; that it could not be compared is said."""
+
+    def hang() -> None:
+        raise Failure("DaemonSilent", "it hangs")
+
+    monkeypatch.setattr(settings, "daemon_status", hang)
+    assert run(["config", "show"]) == 0
+    out, err = capsys.readouterr()
+    assert ("subagents.max_concurrent" in out, err, desk.asked) == (True, "orch: it hangs\n", [])
+
+
+def test_the_status_is_a_line_a_fact(desk: Desk, capsys: Captured) -> None:
+    """What the daemon goes by is told beside what it is."""
+    desk.answers["daemon_status"] = {"pid": 7, "model": None, "settings": {"subagents.depth_cap": 3}}
+    assert run(["daemon", "status"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["pid", "7"],
+        ["model"],
+        ["subagents.depth_cap", "3"],
+    ]
 
 
 def test_spawn_where_spawning_is_switched_off(desk: Desk, capsys: Captured) -> None:

@@ -145,6 +145,15 @@ async def test_without_a_daemon_and_without_starting_one(house: House) -> None:
     assert raised.value.exit_code == 3
 
 
+async def test_the_status_of_a_daemon_that_may_not_be_there(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing when none is running, and none is started for it; what it says when there is one."""
+    monkeypatch.setenv("ORCH_HOME", house.env["ORCH_HOME"])
+    assert connection.daemon_status() is None
+    await house.open()
+    assert await asyncio.to_thread(connection.daemon_status) == {"asked": "daemon_status"}
+    assert house.starts == 0
+
+
 async def test_an_error_of_the_daemon_keeps_class_and_exit_code(house: House) -> None:
     """What the root raises is what the command exits with."""
     await house.open()

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from orch import daemon
+from orch.config import ROOT_WIDE
 from orch.control import Client, DaemonLeaving
 from orch.daemon import Daemon, DaemonStatus, Stopping
 from orch_protocol.config import Config, DaemonConfig
@@ -96,6 +97,8 @@ async def test_status_tells_what_the_daemon_is() -> None:
     assert isinstance(status, DaemonStatus)
     assert (status.pid, status.sandbox, status.agents, status.busy) == (os.getpid(), "none", 2, 1)
     assert (status.protocol, status.home, status.model) == (VERSION, "/o", None)
+    assert status.settings.keys() == set(ROOT_WIDE)
+    assert (status.settings["daemon.idle_minutes"], status.settings["subagents.enabled"]) == (15, True)
 
 
 async def test_an_idle_daemon_leaves_in_time() -> None:

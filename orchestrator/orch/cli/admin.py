@@ -41,7 +41,10 @@ def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
     if arguments.json:
         print(dump(status))
     else:
-        print("\n".join(f"{key:12}{'' if value is None else value}".rstrip() for key, value in status.items()))
+        rows = {**status, **status.get("settings", {})}
+        rows.pop("settings", None)
+        width = max(map(len, rows)) + 2
+        print("\n".join(f"{key:{width}}{'' if value is None else value}".rstrip() for key, value in rows.items()))
     return 0
 
 
@@ -111,6 +114,7 @@ def _config(arguments: Namespace) -> int:
     from pathlib import Path
 
     from .. import config, trust
+    from .settings import not_in_force
 
     folder = Path(arguments.folder).absolute()
     if not folder.is_dir():
@@ -128,13 +132,20 @@ def _config(arguments: Namespace) -> int:
     for note in loaded.notes:
         print(f"orch: {note}", file=sys.stderr)
     values = config.flat(loaded.config)
+    try:
+        theirs = not_in_force(loaded)
+    except Failure as failure:  # what is configured can be told all the same
+        print(f"orch: {failure}", file=sys.stderr)
+        theirs = {}
     if arguments.json:
-        print(dump({key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}))
+        told = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
+        print(dump({key: row | ({"daemon": theirs[key]} if key in theirs else {}) for key, row in told.items()}))
     else:
+        other = {key: f" (the daemon was started with {_toml(value)})" for key, value in theirs.items()}
         texts = {key: _toml(value) for key, value in values.items()}
         widths = max(map(len, texts)), max(map(len, texts.values()))
         for key, text in texts.items():
-            print(f"{key:{widths[0]}}  {text:{widths[1]}}  {loaded.sources[key]}")
+            print(f"{key:{widths[0]}}  {text:{widths[1]}}  {loaded.sources[key]}{other.get(key, '')}")
     return 0
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     OnEvent = Callable[[dict[str, Any]], None]
     OnSilence = Callable[[], None]
 
-__all__ = ["PROTOCOL", "Connection", "await_end"]
+__all__ = ["PROTOCOL", "Connection", "await_end", "daemon_status"]
 
 PROTOCOL = 1
 """`orch_protocol.wire.VERSION`, which importing would cost more than everything else here."""
@@ -216,6 +216,20 @@ class Connection:
         self.close()
         await_end(answer["result"]["pid"])
         print("orch: the daemon spoke another version; starting one that matches", file=sys.stderr)
+
+
+def daemon_status() -> dict[str, Any] | None:
+    """Return what the daemon says of itself, None when none is running. Starts none. Raises Failure."""
+    connection = Connection(start=None)
+    try:
+        status: dict[str, Any] = connection.call("daemon_status")
+    except Failure as failure:
+        if failure.kind not in (NOT_RUNNING, GONE):
+            raise
+        return None
+    finally:
+        connection.close()
+    return status
 
 
 def await_end(pid: int) -> None:

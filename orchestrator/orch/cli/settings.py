@@ -15,47 +15,58 @@ from orch_worker.backends import models
 
 from .. import config, paths
 from ..trust import project_file
+from .connection import daemon_status
+from .verb import dump
 
-__all__ = ["spawn_settings"]
+__all__ = ["not_in_force", "spawn_settings"]
 
 OFFLINE: Final = "extractive:"
-OF_THE_ROOT: Final = (
-    *("durability", "daemon.idle_minutes", "subagents.max_concurrent", "subagents.depth_cap"),
-    *("subagents.allow_nested", "subagents.timeout_minutes"),
-)
-"""What holds for all of the daemon's agents, and therefore cannot follow one caller's folder."""
 
 
-def _default_model() -> str:
-    default = config.Default.of(
-        models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value}
-    )
-    print(default.says, file=sys.stderr)
-    return default.model or OFFLINE
+def not_in_force(loaded: config.Loaded) -> dict[str, Any]:
+    """Return the settings of `loaded` that a running daemon does not go by, with the values that it does go by.
+
+    Empty when none is running, which is not started for this. Raises Failure.
+    """
+    mine = config.flat(loaded.config)
+    theirs: dict[str, Any] = (daemon_status() or {}).get("settings", {})
+    return {key: value for key, value in theirs.items() if key in mine and mine[key] != value}
 
 
-def spawn_settings(cwd: str, arguments: Namespace) -> dict[str, Any]:
+def _default() -> config.Default:
+    return config.Default.of(models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value})
+
+
+def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str | None]:
     """Return model, tools or preset, and limits: from the flags, else from what is configured for the caller.
 
-    Says on stderr what of the configuration does not count here. Raises ConfigError.
+    Beside them, what is to be said of the model when nobody named one. Says on stderr what of the configuration does
+    not count here. Raises ConfigError, Failure.
     """
     loaded = config.load(Path(cwd), os.environ)
     for note in loaded.notes:
         print(f"orch: {note}", file=sys.stderr)
-    mine = str(project_file(Path(cwd)))
-    if other := [key for key in OF_THE_ROOT if loaded.sources[key].startswith(mine)]:
-        print(f"orch: {mine}: the daemon, which serves every folder, does not heed {', '.join(other)}", file=sys.stderr)
-    subagents = loaded.config.subagents
-    if not subagents.enabled:
+    if not loaded.config.subagents.enabled:
         source = loaded.sources["subagents.enabled"]
         raise ConfigError(f"spawning is switched off: subagents.enabled is false ({source})")
+    mine = str(project_file(Path(cwd)))
+    if other := [key for key in config.ROOT_WIDE if loaded.sources[key].startswith(mine)]:
+        print(f"orch: {mine}: the daemon, which serves every folder, does not heed {', '.join(other)}", file=sys.stderr)
+    if theirs := {key: value for key, value in not_in_force(loaded).items() if key not in other}:
+        values = config.flat(loaded.config)
+        said = ", ".join(f"{key} = {dump(value)} (not {dump(values[key])})" for key, value in theirs.items())
+        print(f"orch: the daemon was started with {said}: orch daemon stop, and the next one heeds it", file=sys.stderr)
     settings: dict[str, Any] = {"limits": msgspec.to_builtins(loaded.config.limits)}
+    subagents, says = loaded.config.subagents, None
     if arguments.script is None:
-        settings["model"] = arguments.model or loaded.config.model or _default_model()
+        settings["model"] = arguments.model or loaded.config.model
+        if settings["model"] is None:
+            default = _default()
+            settings["model"], says = default.model or OFFLINE, default.says
     if arguments.tools is not None:
         settings["tools"] = [name for name in arguments.tools.replace(",", " ").split() if name]
     elif arguments.preset is not None or subagents.default_tools is None:
         settings["preset"] = arguments.preset or subagents.default_preset
     else:
         settings["tools"] = list(subagents.default_tools)
-    return settings
+    return settings, says

@@ -36,8 +36,11 @@ def _agent_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
 
 
-def _params(arguments: Namespace) -> dict[str, Any]:
-    """Return what to ask of the daemon: the flags, and what is configured where the caller stands. Raises Failure."""
+def _params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
+    """Return what to ask of the daemon: the flags, and what is configured where the caller stands. Raises Failure.
+
+    Beside it, what is to be said of the model when nobody named one.
+    """
     cwd = os.path.abspath(arguments.cwd or os.curdir)
     params: dict[str, Any] = {
         "task": words.text(arguments.task),
@@ -50,7 +53,16 @@ def _params(arguments: Namespace) -> dict[str, Any]:
         params["script"] = _script(arguments.script)
     from .settings import spawn_settings
 
-    return params | spawn_settings(cwd, arguments)
+    settings, says = spawn_settings(cwd, arguments)
+    return params | settings, says
+
+
+def _call(connection: Connection, params: dict[str, Any], says: str | None) -> dict[str, Any]:
+    """Spawn and return the agent. What is to be said of the model is said once, and at a terminal each time."""
+    spawned: dict[str, Any] = connection.call("spawn", words.clean(params))
+    if says is not None and (spawned["seq"] == 1 or sys.stderr.isatty()):
+        print(says, file=sys.stderr)
+    return spawned
 
 
 def _spawn_arguments(parser: ArgumentParser) -> None:
@@ -61,9 +73,9 @@ def _spawn_arguments(parser: ArgumentParser) -> None:
 
 
 def _spawn(arguments: Namespace) -> int:
-    params = _params(arguments)
+    params, says = _params(arguments)
     connection = Connection()
-    spawned = connection.call("spawn", words.clean(params))
+    spawned = _call(connection, params, says)
     told = {key: spawned[key] for key in SPAWNED}
     if arguments.query is None:
         words.say(arguments, told, spawned["id"])
@@ -86,11 +98,11 @@ def _run_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    params = words.clean(_params(arguments))
+    params, says = _params(arguments)
     prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
     connection = Connection()
     try:
-        id = connection.call("spawn", params)["id"]
+        id = _call(connection, params, says)["id"]
     except KeyboardInterrupt:
         if not arguments.keep:
             _end_unmet(connection, params)
@@ -115,7 +127,7 @@ def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
     connection.close()
     again = connection.sibling()
     try:
-        id = again.call("spawn", params)["id"]  # the same request: the same agent
+        id = again.call("spawn", words.clean(params))["id"]  # the same request: the same agent
         again.call("kill", {"refs": [id]})
     except Failure:
         pass  # there is no daemon, or it makes none: nothing is left
