@@ -12,13 +12,13 @@ import re
 import tomllib
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.config import Config
-from orch_protocol.errors import ConfigError
+from orch_protocol.config import Config, parse_model
+from orch_protocol.errors import ConfigError, OrchError
 
 from . import paths
 from .trust import is_trusted, project_file
@@ -26,7 +26,7 @@ from .trust import is_trusted, project_file
 if TYPE_CHECKING:
     from orch_worker.backends.models import Models
 
-__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "flat", "load"]
+__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "check", "flat", "load"]
 
 DEFAULT: Final = "default"
 NO_MODEL: Final = (
@@ -42,6 +42,7 @@ ROOT_WIDE: Final = (
     *("subagents.allow_nested", "subagents.timeout_minutes"),
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
+SHOWN: Final = 80
 NOT_SETTINGS: Final = ("ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
 
 
@@ -107,8 +108,14 @@ def load(
     layers.append(_env_layer(env))
     layers.append({key: _setting(key, value, f"override {key}") for key, value in (overrides or {}).items()})
     merged = _merged(layers)
+    _check_names(merged, home)
     config = msgspec.convert(_nested({key: setting.value for key, setting in merged.items()}), Config)
     return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
+
+
+def check(path: Path, content: bytes, home: Path) -> None:
+    """Raise ConfigError unless `content` does as the configuration in the file at `path`."""
+    _check_names(_parse(path, content), home)
 
 
 def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
@@ -169,6 +176,41 @@ TYPES: Final[dict[str, Any]] = dict(_fields(Config))
 SECTIONS: Final = frozenset(key.rpartition(".")[0] for key in TYPES) - {""}
 
 
+def _check_names(layer: Layer, home: Path) -> None:
+    """Raise ConfigError where `layer` names a preset, a tool or a provider that does not exist."""
+    from orch_worker.tools.presets import resolve
+
+    checks: dict[str, Callable[[Any], object]] = {
+        "model": lambda model: _check_model(model, home),
+        "subagents.default_preset": resolve,
+        "subagents.default_tools": lambda tools: resolve(None, tools),
+    }
+    for key, look_up in checks.items():
+        found = layer.get(key)
+        if found is None or found.source == DEFAULT or found.value is None:
+            continue
+        try:
+            look_up(found.value)
+        except OrchError as error:
+            raise ConfigError(f"{found.source}: {key}: {_lower(str(error))}") from error
+
+
+def _check_model(model: str, home: Path) -> None:
+    from orch_worker.backends import models
+    from orch_worker.backends.local import LOCAL
+    from orch_worker.backends.registry import PROVIDERS
+
+    spec, known = parse_model(model), models.load(home)
+    names = (*PROVIDERS, *known.providers)
+    if spec.provider not in names and (spec.provider != LOCAL or spec.model):
+        raise ConfigError(
+            f"there is no provider {spec.provider!r}: a model is `local` or `provider:model`, with one of "
+            f"{', '.join(names)}"
+        )
+    if spec.provider in known.providers and not (spec.model or known.providers[spec.provider].default):
+        raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
+
+
 def _defaults() -> Layer:
     return {key: Setting(value, DEFAULT) for key, value in flat(Config()).items()}
 
@@ -197,7 +239,17 @@ def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setti
     try:
         return Setting(msgspec.convert(value, TYPES[key], strict=strict), source)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {key} = {value!r} does not fit: {_lower(str(error))}") from error
+        choices = get_args(TYPES[key]) if get_origin(TYPES[key]) is Literal else ()
+        hint = f"; it is one of {', '.join(map(repr, choices))}" if choices else ""
+        raise ConfigError(f"{source}: {key} = {_shown(value)} does not fit: {_lower(str(error))}{hint}") from error
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number with thousands of digits
+        return "a number that long"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _lower(text: str) -> str:
@@ -205,10 +257,32 @@ def _lower(text: str) -> str:
 
 
 def _unknown(key: str) -> str:
-    close = difflib.get_close_matches(key, [*TYPES, *SECTIONS], n=1)
-    close = close or [known for known in TYPES if known.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-    hint = f"did you mean {close[0]!r}?" if close else "known are " + ", ".join(TYPES)
+    section, _, name = key.rpartition(".")
+    within = f"{section}." if section in SECTIONS else ""
+    there = [known for known in TYPES if known.startswith(within)]
+    close = [known for known in TYPES if known.rpartition(".")[2] == name]
+    close = close or [
+        within + near
+        for near in difflib.get_close_matches(key[len(within) :], [each[len(within) :] for each in there], 1)
+    ]
+    hint = f"did you mean {close[0]!r}?" if close else "there are " + ", ".join(there)
     return f"there is no setting {key!r}; {hint}"
+
+
+def _no_section(name: str) -> str:
+    close = difflib.get_close_matches(name, SECTIONS, n=1)
+    hint = (
+        f"did you mean [{close[0]}]?" if close else f"there are {', '.join(f'[{each}]' for each in sorted(SECTIONS))}"
+    )
+    return f"there is no section [{name}]; {hint}"
+
+
+def _tables(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of each table that is no section."""
+    for name, item in data.items():
+        if isinstance(item, Mapping):
+            key = prefix + name
+            yield from _tables(item, f"{key}.") if key in SECTIONS else [key]
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -240,6 +314,10 @@ def _parse(path: Path, content: bytes) -> Layer:
         found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
         where, what = (f", line {found[2]}, column {found[3]}", found[1]) if found else ("", str(error))
         raise ConfigError(f"{path}{where}: not TOML: {_lower(what)}") from error
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, a thousand brackets
+        raise ConfigError(f"{path}: not TOML that can be read: {_lower(str(error))}") from error
+    for table in _tables(data):
+        raise ConfigError(f"{path}, line {line_of(text, table)}: {_no_section(table)}")
     return {
         key: _setting(key, value, f"{path}, line {line_of(text, key)}")
         for key, value in _leaves(data)
@@ -261,7 +339,7 @@ def line_of(text: str, key: str) -> int:
             at = f"{table}.{_bare(found[1])}" if table else _bare(found[1])
         else:
             continue
-        if at == key:
+        if at == key or at.startswith(f"{key}."):
             return number
         if key.startswith(at + "."):
             holder = number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,13 +26,20 @@ def is_trusted(folder: Path, content: bytes, home: Path) -> bool:
     return _read(home).get(_key(folder)) == hashlib.sha256(content).hexdigest()
 
 
-def trust(folder: Path, home: Path) -> Path:
-    """Trust the configuration of `folder` as it is now and return its path. ConfigError when there is none."""
+def trust(folder: Path, home: Path, check: Callable[[Path, bytes, Path], None]) -> Path:
+    """Trust the configuration of `folder` as it is now and return its path. ConfigError when there is none.
+
+    `check(file, content, home)` raises for one that does not do.
+    """
     file = project_file(folder)
     try:
         content = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"nothing to trust: {file} cannot be read ({error.strerror})") from error
+    try:
+        check(file, content, home)
+    except ConfigError as error:
+        raise ConfigError(f"not trusted: {error}") from error
     _write(home, _read(home) | {_key(folder): hashlib.sha256(content).hexdigest()})
     return file
 

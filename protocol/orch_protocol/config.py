@@ -19,10 +19,10 @@ __all__ = [
     "TriggerConfig",
 ]
 
-Positive = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
-Count = Annotated[int, Meta(ge=1)]
-Amount = Annotated[int, Meta(ge=0)]
+Minutes = Annotated[float, Meta(gt=0, le=1e7)]
+Count = Annotated[int, Meta(ge=1, le=10**9)]
+Amount = Annotated[int, Meta(ge=0, le=10**9)]
 Profile: TypeAlias = Literal["seed", "economy", "balanced", "roomy"]
 
 
@@ -31,9 +31,9 @@ class SubagentsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = True
     max_concurrent: Count = 16
-    depth_cap: Annotated[int, Meta(ge=0)] = 3
+    depth_cap: Amount = 3
     allow_nested: bool = False
-    timeout_minutes: Positive = 30.0
+    timeout_minutes: Minutes = 30.0
     """Idle time after which an agent goes cold: its process ends, its transcript answers the next query."""
     default_preset: str = "investigate"
     default_tools: tuple[str, ...] | None = None
@@ -52,7 +52,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The per-user process behind the CLI."""
 
-    idle_minutes: Positive = 15.0
+    idle_minutes: Minutes = 15.0
 
 
 class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class SummaryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     style: Literal["structured", "paragraph"] = "structured"
     model: str | None = None
-    timeout_seconds: Positive = 60.0
+    timeout_seconds: Seconds = 60.0
 
 
 class ArchivalConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -78,10 +78,10 @@ def test_spawn_follows_the_callers_configuration(
     """Model, preset, tools and limits are those of the caller's files and variables, whatever the daemon's are."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text("[limits]\nmax_turns = 3\n[subagents]\ndefault_preset = 'minimal'")
-    monkeypatch.setenv("ORCH_MODEL", "v:m")
+    monkeypatch.setenv("ORCH_MODEL", "openai:m")
     run(["spawn", "t"])
     params = desk.asked[-1][1]
-    assert (params["model"], params["preset"], params["limits"]["max_turns"]) == ("v:m", "minimal", 3)
+    assert (params["model"], params["preset"], params["limits"]["max_turns"]) == ("openai:m", "minimal", 3)
     monkeypatch.setenv("ORCH_SUBAGENTS__DEFAULT_TOOLS", "read_file")
     run(["spawn", "t"])
     assert desk.asked[-1][1]["tools"] == ["read_file"]
@@ -182,13 +182,25 @@ def test_spawn_where_spawning_is_switched_off(desk: Desk, capsys: Captured) -> N
     assert desk.asked == []
 
 
-@pytest.mark.parametrize("content", ["{}", "[", None])
-def test_a_script_that_is_none_is_named(desk: Desk, capsys: Captured, content: str | None) -> None:
-    """A script is a JSON array in a file that is there."""
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"{}", "a script is a JSON array"),
+        (b"[", "Expecting value"),
+        (b'["a", {"tex": "b"}]', "unknown field `tex`"),
+        (b'["caf\xe9"]', "can't decode byte 0xe9"),
+        (b"[" * 100_000, "recursion"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_script_that_is_none_is_named(desk: Desk, capsys: Captured, content: bytes | None, complaint: str) -> None:
+    """A script is a JSON array of responses in a file that is there; before anything is asked, the file is named."""
     if content is not None:
-        Path("s.json").write_text(content)
+        Path("s.json").write_bytes(content)
     assert run(["spawn", "t", "--script", "s.json"]) == 2
-    assert "orch: script s.json: " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("orch: script s.json")
+    assert complaint in err
     assert desk.asked == []
 
 
@@ -491,7 +503,7 @@ def test_config_show_prints_each_value_with_its_source(capsys: Captured, monkeyp
 def test_config_trust_and_untrust(capsys: Captured, tmp_path: Path) -> None:
     """Trusting a folder lets its file hold; untrusting takes that back."""
     Path(".orch").mkdir()
-    Path(".orch/config.toml").write_text('model = "fine:m"\n')
+    Path(".orch/config.toml").write_text('model = "openai:fine"\n')
 
     def model() -> Any:
         run(["config", "show", "--json"])
@@ -499,7 +511,7 @@ def test_config_trust_and_untrust(capsys: Captured, tmp_path: Path) -> None:
 
     assert run(["config", "trust"]) == 0
     assert str(tmp_path / "project" / ".orch" / "config.toml") in capsys.readouterr().out
-    assert model() == "fine:m"
+    assert model() == "openai:fine"
     assert run(["config", "untrust", "."]) == 0
     assert "no longer trusted" in capsys.readouterr().out
     assert model() is None

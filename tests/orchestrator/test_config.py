@@ -47,13 +47,13 @@ def test_without_files_and_variables_everything_is_default(home: Path, project: 
 
 def test_each_layer_beats_the_one_before(home: Path, project: Path) -> None:
     """User file, project file, variable, override: the later wins, what it leaves out stays, the source is named."""
-    user = write(home / "config.toml", 'model = "a:1"\n[limits]\nmax_turns = 9\n[subagents]\nmax_concurrent = 8\n')
+    user = write(home / "config.toml", 'model = "openai:1"\n[limits]\nmax_turns = 9\n[subagents]\nmax_concurrent = 8\n')
     own = write(project_file(project), "[limits]\nmax_turns = 8\ntool_seconds = 5\n")
-    trust(project, home)
-    env = {"ORCH_LIMITS__TOOL_SECONDS": "6", "ORCH_MODEL": "b:2"}
-    loaded = load(project, env, {"model": "c:3"}, home=home)
+    trust(project, home, config.check)
+    env = {"ORCH_LIMITS__TOOL_SECONDS": "6", "ORCH_MODEL": "openai:2"}
+    loaded = load(project, env, {"model": "openai:3"}, home=home)
     expected = {
-        "model": ("c:3", "override model"),
+        "model": ("openai:3", "override model"),
         "limits.tool_seconds": (6.0, "variable ORCH_LIMITS__TOOL_SECONDS"),
         "limits.max_turns": (8, f"{own}, line 2"),
         "subagents.max_concurrent": (8, f"{user}, line 5"),
@@ -94,16 +94,47 @@ def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('model = "a:1"\nmodle = 3\n', r"config\.toml, line 2: there is no setting 'modle'; did you mean 'model'\?"),
+        (
+            'model = "openai:1"\nmodle = 3\n',
+            r"config\.toml, line 2: there is no setting 'modle'; did you mean 'model'\?",
+        ),
         ("[subagents]\n\nmax_concurent = 3\n", r"line 3: .*'subagents.max_concurent'; did you mean 'subagents.max_c"),
         ("max_turns = 3\n", r"line 1: there is no setting 'max_turns'; did you mean 'limits.max_turns'\?"),
-        ("[zebra]\n", r"line 1: there is no setting 'zebra'; known are model, "),
+        ("[zebra]\n", r"line 1: there is no section \[zebra\]; there are \[daemon\], \[limits\], \[subagents\]$"),
+        (
+            "model = 'openai:1'\n\n[subagent]\nmax_concurrent = 3\n",
+            r"line 3: there is no section \[subagent\]; did you m",
+        ),
+        ("[limits]\nx = 1\n[limits.max_turns]\na = 3\n", r"line 3: there is no section \[limits.max_turns\]"),
+        ("\nsubagent.max_concurrent = 3\n", r"line 2: there is no section \[subagent\]; did you mean \[subagents\]\?"),
+        ("[limits]\nnope = 3\n", r"line 2: .*'limits.nope'; there are limits.max_turns, .*limits.reply_tokens$"),
         ("[limits]\nmax_turns = 0\n", r"line 2: limits.max_turns = 0 does not fit: expected `int` >= 1"),
         ('[limits]\nmax_turns = "3"\n', r"line 2: limits.max_turns = '3' does not fit: expected `int`, got `str`"),
         ("limits.max_turns = true", r"line 1: limits.max_turns = True does not fit"),
         ("subagents = {enabled = 1}", r"line 1: subagents.enabled = 1 does not fit: expected `bool`"),
         ("[limits]\ntool_seconds = nan", r"line 2: limits.tool_seconds = nan does not fit"),
-        ('durability = "never"', r"line 1: durability = 'never' does not fit: invalid enum value 'never'"),
+        (
+            'durability = "never"',
+            r"line 1: durability = 'never' does not fit: invalid enum value 'never'; .* 'process', 'power'$",
+        ),
+        ("[subagents]\ntimeout_minutes = inf", r"line 2: subagents.timeout_minutes = inf does not fit"),
+        ("[daemon]\nidle_minutes = nan", r"line 2: daemon.idle_minutes = nan does not fit"),
+        ("[daemon]\nidle_minutes = 1e300", r"line 2: daemon.idle_minutes = 1e\+300 does not fit"),
+        (
+            "[limits]\nmax_turns = 99999999999999999999999",
+            r"line 2: limits.max_turns = 9+ does not fit: .* <= 1000000000",
+        ),
+        (f"[limits]\nmax_turns = 0x{'f' * 9000}", r"line 2: limits.max_turns = a number that long does not fit"),
+        (f"[limits]\nmax_turns = {'9' * 9000}", r"config.toml: not TOML that can be read: exceeds the limit"),
+        (f"model = {'[' * 9000}", r"config.toml: not TOML that can be read: "),
+        ('model = "nope:1"', r"line 1: model: there is no provider 'nope': a model is `local` or .*anthropic"),
+        ('model = "local:1"', r"line 1: model: there is no provider 'local': a model is `local` or"),
+        ('model = "ollama:"', r"line 1: model: which model of ollama\? Write ollama:MODEL"),
+        ('[subagents]\ndefault_preset = "minmal"', r"line 2: subagents.default_preset: unknown .* mean 'minimal'\?"),
+        (
+            '[subagents]\ndefault_tools = ["bash", "red_file"]',
+            r"line 2: subagents.default_tools: .* mean 'read_file'\?",
+        ),
         ("# one\nlimits = 3\n", r"line 2: limits is a section, not a value: write \[limits\]"),
         ("a = 1\nb = = 2\n", r"config\.toml, line 2, column 5: not TOML: invalid value"),
         ("[limits]\n[limits]\n", r"line 2, column 8: not TOML: cannot declare"),
@@ -136,6 +167,11 @@ def test_a_file_that_cannot_be_read_is_named(home: Path) -> None:
     [
         ({"ORCH_MODLE": "x"}, "variable ORCH_MODLE: there is no setting 'modle'; did you mean 'model'"),
         ({"ORCH_SUBAGENTS_ENABLED": "0"}, "ORCH_SUBAGENTS_ENABLED: .*did you mean 'subagents.enabled'"),
+        ({"ORCH_LIMITS__NOPE": "1"}, "variable ORCH_LIMITS__NOPE: .*'limits.nope'; there are limits.max_turns, "),
+        ({"ORCH_LIMITS": "1"}, "variable ORCH_LIMITS: limits is a section"),
+        ({"ORCH_LIMITS__TOOL_SECONDS": "inf"}, "ORCH_LIMITS__TOOL_SECONDS: limits.tool_seconds = 'inf' does not fit"),
+        ({"ORCH_DURABILITY": "never"}, "ORCH_DURABILITY: .*'process', 'power'$"),
+        ({"ORCH_MODEL": "nope"}, "variable ORCH_MODEL: model: there is no provider 'nope'"),
         ({"ORCH_LIMITS__MAX_TURNS": "many"}, "ORCH_LIMITS__MAX_TURNS: limits.max_turns = 'many' does not fit"),
     ],
 )
@@ -181,7 +217,7 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("limits.tool_seconds = 1", True),
         ("limits.reply_tokens = 4001", False),
         ("daemon.idle_minutes = 1", True),
-        ("daemon.idle_minutes = inf", False),
+        ("daemon.idle_minutes = 1e7", False),
     ],
 )
 def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:
@@ -210,16 +246,16 @@ def test_an_untrusted_project_narrows_the_users_own_values(home: Path, project: 
 
 def test_trust_is_by_content_and_folder(home: Path, project: Path, tmp_path: Path) -> None:
     """A trusted file holds in full; an edit, or the same file in another folder, asks anew; untrust forgets."""
-    own = write(project_file(project), 'model = "a:1"\n')
-    assert trust(project, home) == own
-    assert load(project, {}, home=home).config.model == "a:1"
+    own = write(project_file(project), 'model = "openai:1"\n')
+    assert trust(project, home, config.check) == own
+    assert load(project, {}, home=home).config.model == "openai:1"
     linked = tmp_path / "link"
     linked.symlink_to(project)
     assert is_trusted(linked, own.read_bytes(), home)
     assert not is_trusted(tmp_path, own.read_bytes(), home)
-    write(own, 'model = "evil:1"\n')
+    write(own, 'model = "openai:evil"\n')
     assert load(project, {}, home=home).config.model is None
-    trust(project, home)
+    trust(project, home, config.check)
     assert untrust(project, home)
     assert not untrust(project, home)
     assert load(project, {}, home=home).config.model is None
@@ -230,7 +266,7 @@ def test_the_record_of_trust_is_private(home: Path, project: Path) -> None:
     write(project_file(project), "")
     before = os.umask(0)
     try:
-        trust(project, home)
+        trust(project, home, config.check)
     finally:
         os.umask(before)
     assert (home / "trust.json").stat().st_mode & 0o777 == 0o600
@@ -240,7 +276,29 @@ def test_the_record_of_trust_is_private(home: Path, project: Path) -> None:
 def test_trusting_nothing_is_an_error(home: Path, tmp_path: Path) -> None:
     """A folder without configuration cannot be trusted ahead of time."""
     with pytest.raises(ConfigError, match=r"nothing to trust: .*config\.toml"):
-        trust(tmp_path, home)
+        trust(tmp_path, home, config.check)
+
+
+@pytest.mark.parametrize("text", ["= 3", "modle = 3", 'model = "nope:1"', "limits.max_turns = 0"])
+def test_a_file_that_does_not_do_is_not_trusted(home: Path, project: Path, text: str) -> None:
+    """Why is said with file and line, and nothing is on record."""
+    own = write(project_file(project), text)
+    with pytest.raises(ConfigError, match=f"not trusted: {own}, line 1"):
+        trust(project, home, config.check)
+    assert not is_trusted(project, own.read_bytes(), home)
+
+
+def test_a_value_that_is_overridden_may_be_unknown(home: Path) -> None:
+    """What does not exist is refused only where it would hold: a variable gets one out of it."""
+    write(home / "config.toml", 'model = "nope:1"\n')
+    assert load(None, {"ORCH_MODEL": "openai:2"}, home=home).config.model == "openai:2"
+
+
+def test_ones_own_provider_is_known(home: Path) -> None:
+    """A provider of the home's models.json is as good as any."""
+    (home / "models.json").write_text('{"providers": {"mine": {"api": "chat", "base_url": "http://localhost:1"}}}')
+    assert load(None, {"ORCH_MODEL": "mine:1"}, home=home).config.model == "mine:1"
+    assert load(None, {"ORCH_MODEL": "local"}, home=home).config.model == "local"
 
 
 def test_a_damaged_record_of_trust_is_an_error(home: Path, project: Path) -> None:
@@ -254,9 +312,9 @@ def test_a_damaged_record_of_trust_is_an_error(home: Path, project: Path) -> Non
 def test_a_project_that_is_the_home_is_read_once(tmp_path: Path) -> None:
     """With ORCH_HOME=./.orch the user's file is not a project's."""
     (tmp_path / ".orch").mkdir()
-    write(tmp_path / ".orch" / "config.toml", 'model = "a:1"\n')
+    write(tmp_path / ".orch" / "config.toml", 'model = "openai:1"\n')
     loaded = load(tmp_path, {}, home=tmp_path / ".orch")
-    assert (loaded.config.model, loaded.notes) == ("a:1", ())
+    assert (loaded.config.model, loaded.notes) == ("openai:1", ())
 
 
 @pytest.mark.parametrize(
@@ -268,6 +326,8 @@ def test_a_project_that_is_the_home_is_read_once(tmp_path: Path) -> None:
         ("t . a = 1", "t.a", 1),
         ("\nt = { a = 1 }", "t.a", 2),
         ("\n[t]", "t", 2),
+        ("a = 1\n[t.u]\nb = 1", "t", 2),
+        ("a = 1\nt.u = 1", "t", 2),
         ("x = 1", "not.there", 1),
     ],
 )

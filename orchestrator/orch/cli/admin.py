@@ -120,7 +120,7 @@ def _config(arguments: Namespace) -> int:
     if not folder.is_dir():
         raise Failure("ConfigError", f"{folder} is no folder", 2)
     if arguments.action == "trust":
-        file = trust.trust(folder, paths.home())
+        file = trust.trust(folder, paths.home(), config.check)
         print(dump({"trusted": str(file)}) if arguments.json else f"trusted as it is now: {file}")
         return 0
     if arguments.action == "untrust":

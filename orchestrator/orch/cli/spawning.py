@@ -134,13 +134,19 @@ def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
 
 
 def _script(file: str) -> list[Any]:
+    from orch_protocol.errors import ConfigError
+    from orch_worker.backends.scripted import ScriptedBackend
+
     try:
         with open(file, encoding="utf-8") as opened:
             script = json.load(opened)
-    except (OSError, ValueError) as error:
+        if not isinstance(script, list):
+            raise ConfigError("a script is a JSON array, one item a response")
+        ScriptedBackend(script)
+    except OSError as error:
+        raise Failure("ConfigError", f"script {file} cannot be read: {error.strerror}", 2) from error
+    except (ValueError, RecursionError, ConfigError) as error:
         raise Failure("ConfigError", f"script {file}: {error}", 2) from error
-    if not isinstance(script, list):
-        raise Failure("ConfigError", f"script {file}: a script is a JSON array, one item a response", 2)
     return script
 
 
