@@ -29,6 +29,7 @@ import venvs
 
 PASS = (sys.executable, "-I", "-S", "-c", "pass")
 PEER_SECONDS = 120.0
+RECORDINGS = "ORCH_BENCH_RECORDINGS"
 PEERS = Path(__file__).resolve().parent / "peers"
 
 Side = Callable[[], float | Awaitable[float]]
@@ -54,12 +55,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Args:
-    """How to run: `rounds` interleaved rounds on the CPUs `affinity`."""
+    """How to run: `rounds` interleaved rounds on the CPUs `affinity`, on the recorded sessions `files`."""
 
     quick: bool
     json: bool
     affinity: frozenset[int]
     rounds: int
+    files: tuple[Path, ...] = ()
 
 
 def satisfies(value: float, bound: str) -> bool:
@@ -173,6 +175,13 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def recordings(given: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the recorded sessions to measure on: those `given`, else all in the folder that RECORDINGS names."""
+    if given or not os.environ.get(RECORDINGS):
+        return tuple(given)
+    return tuple(sorted(Path(os.environ[RECORDINGS]).glob("*.json*")))
+
+
 def parse_affinity(text: str, allowed: frozenset[int]) -> frozenset[int]:
     """Return the CPUs that `text` names: "one" (the first allowed), "all", or numbers such as "0,1"."""
     if text == "one":
@@ -203,15 +212,24 @@ def main(
     parser.add_argument(
         "--rounds", type=int, help=f"interleaved rounds (default {rounds}, {quick_rounds} with --quick)"
     )
+    parser.add_argument("files", nargs="*", type=Path, help=f"recorded sessions (default: those in ${RECORDINGS})")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a row misses its must")
     given = parser.parse_args()
     try:
         cpus = parse_affinity(given.affinity, frozenset(os.sched_getaffinity(0)))
     except ValueError as error:
         parser.error(str(error))
+    if missing := [file for file in given.files if not file.is_file()]:
+        parser.error(f"no such file: {missing[0]}")
     venvs.reexec_in_own()
     os.sched_setaffinity(0, cpus)
-    args = Args(given.quick, given.json, cpus, given.rounds or (quick_rounds if given.quick else rounds))
+    args = Args(
+        given.quick,
+        given.json,
+        cpus,
+        given.rounds or (quick_rounds if given.quick else rounds),
+        recordings(given.files),
+    )
     found = measure(args)
     rows: list[Row] = asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found  # type: ignore[assignment]
     print(json.dumps([row.as_dict() for row in rows], indent=2) if args.json else table(rows), flush=True)

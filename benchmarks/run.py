@@ -25,6 +25,8 @@ BENCHES = (
     "bench_scale.py",
     "bench_cli.py",
     "bench_kill.py",
+    "bench_archival.py",
+    "bench_recall.py",
     "stress_spawn.py",
 )
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"

@@ -1,0 +1,214 @@
+"""What archival saves on recorded sessions, what it keeps findable, and what it costs to do.
+
+Recorded sessions are given as files, or as a folder in $ORCH_BENCH_RECORDINGS; without any, their rows are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import harness
+import msgspec
+from harness import Args, Row
+from synthetic import Worker
+
+from orch.archival.archive import Archive, Record, Stored
+from orch.archival.archiver import Archiver
+from orch.archival.estimate import Estimator
+from orch.replay.evidence import KINDS
+from orch.replay.readers import read_recordings
+from orch.replay.report import Outcome, Terms, recorded_input, replay
+from orch_protocol.messages import Message, Text, ToolResult, ToolUse
+
+EVIDENCE_ITEMS = 2000
+ENTRIES, ENTRY_CHARS = 40, 700
+COMMITS = 20
+ARCHIVES = 1000
+TURNS, TURN_STEPS, TURN_WORDS = 10_000, 5, 1_000
+FACTS = 1000
+POLICIES = ("none", "compaction", "compaction-1m", "mask", "turn", "phase", "auto", "economy", "roomy")
+
+
+def measure(args: Args) -> list[Row]:
+    """Replay what is given, then measure what archiving takes and how large a long conversation gets."""
+    rows: list[Row] = []
+    with harness.scratch() as folder:
+        if args.files:
+            for file in args.files:
+                rows += recorded(file, folder / file.stem, args.quick)
+        else:
+            rows += not_given()
+        rows.append(commit(folder / "commit", args.rounds))
+        rows += long_session(folder / "long", ARCHIVES // 10 if args.quick else ARCHIVES)
+        rows += endless(folder / "endless", TURNS // 50 if args.quick else TURNS)
+    return rows
+
+
+def not_given() -> list[Row]:
+    """Return the rows of recordings, skipped."""
+    reason = "no recorded session was given"
+    return [
+        harness.skipped("cost, auto (peer: compaction)", reason, must="<= 0.5", aim="<= 0.42"),
+        harness.skipped("cost, economy (peer: compaction)", reason, must="<= 0.49", aim="<= 0.42"),
+        harness.skipped("cost, auto (peer: mask)", reason, must="<= 0.45", aim="<= 0.33"),
+        harness.skipped("cost, auto (peer: none)", reason, must="<= 1", aim="<= 0.98"),
+    ]
+
+
+def recorded(file: Path, folder: Path, quick: bool) -> list[Row]:
+    """Return what the policies make of one file: cost in dollars, and the share of evidence still to be had."""
+    found = read_recordings(file)
+    terms = Terms(items=50 if quick else EVIDENCE_ITEMS)
+    cheap = Terms(items=0)
+    outcomes = {name: replay(found, name, terms if name == "auto" else cheap, folder) for name in POLICIES}
+    units = {name: outcome.bill.units for name, outcome in outcomes.items()}
+    rows = []
+    if told := recorded_input(found, terms):
+        figure = f"{file.name}: input tokens, replaying what it did itself (M; peer: as reported)"
+        rows.append(_ratio(figure, told[1] / 1e6, told[0] / 1e6, must="<= 1.1", aim="<= 1.03"))
+    if units["compaction"] < units["none"]:
+        best = min("compaction", "compaction-1m", key=lambda name: units[name])
+        if outcomes["none"].bill.peak_tokens > 1_000_000:
+            best = "compaction"
+        rows += [
+            _cost(file, units, "auto", best, "<= 0.5", "<= 0.42"),
+            _cost(file, units, "economy", best, "<= 0.49", "<= 0.42"),
+            _cost(file, units, "roomy", best, "<= 0.55", "<= 0.45"),
+            _cost(file, units, "turn", best, "<= 0.6", "<= 0.5"),
+            _cost(file, units, "phase", best, "<= 0.6", "<= 0.55"),
+            _cost(file, units, "auto", "mask", "<= 0.45", "<= 0.33"),
+        ]
+        rows += evidence(file, outcomes["auto"])
+    else:
+        rows.append(_cost(file, units, "auto", "none", "<= 1", "<= 0.98"))
+    return rows
+
+
+def evidence(file: Path, outcome: Outcome) -> Iterator[Row]:
+    """Yield for each kind which share of what was taken out stands in the conversation or in one search's answer."""
+    for kind in KINDS:
+        share = outcome.evidence[kind]
+        must = ">= 0.99" if kind == "numbers" else ">= 1"
+        yield harness.counted(
+            f"{file.name}: {kind} still to be had ({share.asked} asked)", share.ratio, must=must, aim=">= 1"
+        )
+
+
+def commit(folder: Path, rounds: int) -> Row:
+    """Return how long an archive of 40 entries takes to be on the disk, against one append and sync of its bytes."""
+    archive = Archive.open(folder / "ours")
+    record = Record("", 0, "turn", "t", 0, 1, 2, 20, 1, 9000, 0, "", "orch", "done", "because")
+    plain = os.open(folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    worker = Worker(1)
+
+    def ours() -> float:
+        took = []
+        for number in range(COMMITS):
+            messages = [Stored(message) for message in entries(worker, number)]
+            begin = perf_counter()
+            archive.add(record, messages)
+            took.append(perf_counter() - begin)
+        return median(took)
+
+    def peer() -> float:
+        took = []
+        for number in range(COMMITS):
+            data = msgspec.json.encode(entries(worker, number))
+            begin = perf_counter()
+            os.write(plain, data)
+            os.fdatasync(plain)
+            took.append(perf_counter() - begin)
+        return median(took)
+
+    sides: dict[str, list[float]] = {"ours": [], "peer": []}
+    for number in range(rounds + 1):
+        for name, side in (("ours", ours), ("peer", peer))[:: -1 if number % 2 else 1]:
+            value = 1e3 * side()
+            if number:
+                sides[name].append(value)
+    os.close(plain)
+    archive.close()
+    figure = f"archive of {ENTRIES} entries, 30 KB, to the disk (ms; peer: one append and fdatasync of the same bytes)"
+    return harness.compared(figure, sides["ours"], sides["peer"], must="<= 3", aim="<= 1.5")
+
+
+def entries(worker: Worker, number: int) -> list[Message]:
+    """Return 40 messages of some 30 KB in all."""
+    messages = []
+    for step in range(ENTRIES // 2):
+        id = f"c{number}_{step}"
+        messages.append(Message("assistant", (ToolUse(id, "bash", {"command": worker.text(8)}),)))
+        messages.append(Message("user", (ToolResult(id, (Text(worker.text(ENTRY_CHARS * 2 // 6)),)),)))
+    return messages
+
+
+def long_session(folder: Path, count: int) -> list[Row]:
+    """Return how the time of an archive changes over `count` of them in one session, and that the prefix stays."""
+    worker = Worker(2)
+    took: list[float] = []
+    broken = 0
+    with Archiver(folder, "orch", "economy") as archiver:
+        live: list[Message] = []
+        for number in range(count):
+            live += worker.turn(number, 3, 300)
+            begin = perf_counter()
+            folded = archiver.fold(live)
+            took.append(perf_counter() - begin)
+            changed = next((place for place, message in enumerate(folded) if message is not live[place]), len(folded))
+            merged = any(each.kind == "era" for each in archiver.folded)
+            broken += not merged and changed < len(folded) - 1
+            live = folded
+    part = min(100, count // 4)
+    figure = f"time of an archive, the last {part} of {count} (ms; peer: the first {part})"
+    return [
+        _ratio(figure, 1e3 * median(took[-part:]), 1e3 * median(took[:part]), must="<= 1.5", aim="<= 1.1"),
+        harness.counted(f"archives of {count} that changed anything before the archived turn", broken, must="== 0"),
+    ]
+
+
+def endless(folder: Path, count: int) -> list[Row]:
+    """Return the largest request over `count` turns of 9k tokens in 5 calls, and how many planted facts are found."""
+    worker = Worker(3)
+    estimator = Estimator()
+    largest = 0
+    with Archiver(folder, "orch", "economy") as archiver:
+        live: list[Message] = []
+        for number in range(count):
+            for message in worker.turn(number, TURN_STEPS, TURN_WORDS, {"fact": f"fact_{number} is {7 * number}"}):
+                live.append(message)
+                if message.role == "user":
+                    live = archiver.fold(live)
+                    largest = max(largest, estimator.messages(archiver.request(live)))
+        asked = worker.random.sample(range(count - 1), min(FACTS, count - 1))
+        found = sum(known(archiver, f"fact_{number} is {7 * number}") for number in asked)
+    return [
+        harness.counted(
+            f"largest request of {count} turns of 9k tokens, economy (tokens)", largest, must="<= 24000", aim="<= 12000"
+        ),
+        harness.counted(
+            f"share of {len(asked)} planted facts found by one search and read back", found / len(asked), must=">= 1"
+        ),
+    ]
+
+
+def known(archiver: Archiver, fact: str) -> bool:
+    """Return whether the first hit for `fact` holds it, and leads to a message that does."""
+    hits: Sequence = archiver.search(fact, 1)
+    return bool(hits) and hits[0].exact and fact in str(archiver.read_archive(hits[0].id, hits[0].entry, hits[0].entry))
+
+
+def _cost(file: Path, units: dict[str, float], ours: str, peer: str, must: str, aim: str) -> Row:
+    figure = f"{file.name}: cost, {ours} (million tokens' worth; peer: {peer})"
+    return _ratio(figure, units[ours] / 1e6, units[peer] / 1e6, must=must, aim=aim)
+
+
+def _ratio(figure: str, ours: float, peer: float, *, must: str, aim: str) -> Row:
+    return harness.compared(figure, [ours], [peer], must=must, aim=aim)
+
+
+if __name__ == "__main__":
+    harness.main(measure)
