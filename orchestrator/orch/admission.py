@@ -6,6 +6,7 @@ from orch_protocol.config import SubagentsConfig
 from orch_protocol.errors import (
     AgentGoneError,
     ConcurrencyLimitError,
+    ConfigError,
     DepthCapError,
     SpawnError,
     ToolNotGrantedError,
@@ -14,7 +15,7 @@ from orch_protocol.spec import AgentSpec
 
 from .nodes import Node, Nodes
 
-__all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for"]
+__all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for", "nobody_idle"]
 
 
 def check_spawn(config: SubagentsConfig, parent: Node | None, spec: AgentSpec, depth: int) -> None:
@@ -44,8 +45,19 @@ def check_width(config: SubagentsConfig, nodes: Nodes) -> None:
         )
 
 
+def nobody_idle(config: SubagentsConfig, nodes: Nodes) -> ConcurrencyLimitError:
+    """Return why no process can be had for an agent that is asked: none of those that have one can be sent to sleep."""
+    return ConcurrencyLimitError(
+        f"none of the {len(nodes.alive)} agents that are alive is idle, and subagents.max_concurrent is "
+        f"{config.max_concurrent}: wait for one to become idle, cancel or kill one, or raise the limit"
+    )
+
+
 def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
-    """Return the name of the agent with number `seq`: the one that is `wanted`, else a free one. Raises SpawnError."""
+    """Return the name of the agent with number `seq`: the one that is `wanted`, else a free one.
+
+    Raises ConfigError for one that is no name, SpawnError for one that is taken.
+    """
     if not wanted:
         name, number = f"agent-{seq}", 1
         while name in nodes.names:
@@ -53,7 +65,7 @@ def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
             name = f"agent-{seq}-{number}"
         return name
     if wanted.isdigit():
-        raise SpawnError(f"name {wanted!r} would read as a sequence number; add a letter")
+        raise ConfigError(f"name {wanted!r} would read as a sequence number; add a letter")
     holder = nodes.names.get(wanted)
     if holder is not None:
         raise SpawnError(f"name {wanted!r} is taken by agent {holder.spec.id}; choose another or kill that one")

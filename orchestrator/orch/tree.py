@@ -202,7 +202,7 @@ class Tree:
             return [], []
         idle = [other for other in self.nodes.alive.values() if other.status == "idle" and not other.stopping]
         if not idle:
-            admission.check_width(self.config, self.nodes)
+            raise admission.nobody_idle(self.config, self.nodes)
         return self._retire(min(idle, key=lambda other: other.last_activity), now)
 
     def _retire(self, node: Node, now: float) -> tuple[list[Entry], list[Instruction]]:

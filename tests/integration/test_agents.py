@@ -25,7 +25,6 @@ from orch_protocol.errors import (
     LockedError,
     NoResultError,
     QueryTimeoutError,
-    SpawnError,
     ToolNotGrantedError,
 )
 from orch_protocol.messages import Usage, assistant, text_of, user
@@ -271,7 +270,7 @@ async def test_bad_spawns_are_refused_with_reasons(world: Open, tmp_path: Path) 
         (ConfigError, "unknown provider 'gpt'", {"model": "gpt:5"}),
         (ConfigError, "does not exist", {"cwd": tmp_path / "missing"}),
         (ConfigError, "name 'a b' does not do", {"name": "a b"}),
-        (SpawnError, "sequence number", {"name": "12"}),
+        (ConfigError, "sequence number", {"name": "12"}),
     ]:
         options = options if "model" in options else {"backend": script} | options
         with pytest.raises(error, match=match):

@@ -269,6 +269,7 @@ def test_prompts_of_every_size(shell: Shell) -> None:
         (["spawn", "t", "--model", "no-such:thing"], 2, "no-such"),
         (["spawn", " "], 2, "task"),
         (["spawn", "t", "--cwd", "/no/such/folder"], 2, "/no/such/folder"),
+        (["spawn", "t", "--name", "5"], 2, "sequence number"),
         (["kill"], 2, "which agents"),
     ],
 )
