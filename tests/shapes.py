@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["SHAPES", "Blocks", "Chat", "Shape", "work"]
+__all__ = ["SHAPES", "Blocks", "Chat", "Items", "Shape", "work"]
 
 
 class Blocks:
@@ -68,6 +68,25 @@ class Chat:
         """Return what `message` says."""
         content = message["content"]
         return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content or [])
+
+
+class Items(Chat):
+    """A list of items: messages with a role, calls and results of a type of their own."""
+
+    name = "responses"
+
+    def turn(self, number: int, steps: int, size: int) -> list[dict[str, Any]]:
+        """Return a turn that reads `steps` files with reasoning before each call, and answers."""
+        items = [self.user(f"Look into module {number}")]
+        for step in range(steps):
+            id = f"call_{number}_{step}"
+            items += [
+                {"type": "reasoning", "id": f"r_{id}", "summary": [], "encrypted_content": "zz"},
+                {"type": "function_call", "call_id": id, "name": "read_file", "arguments": json.dumps({"n": step})},
+                {"type": "function_call_output", "call_id": id, "output": f"needle_{number}_{step} " + "word " * size},
+            ]
+        content = [{"type": "output_text", "text": "Fine.", "annotations": []}]
+        return [*items, {"type": "message", "role": "assistant", "id": f"m_{number}", "content": content}]
 
 
 Shape = Blocks | Chat

@@ -23,6 +23,7 @@ CANDIDATES: Final = 40
 NAME: Final = "index.sqlite"
 VERSION: Final = 1
 MOST_WORDS: Final = 400
+BATCH: Final = 500
 
 _WIDE: Final = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff])")
 _WORD: Final = re.compile(r"\w+")
@@ -40,8 +41,12 @@ class Index:
 
     def close(self) -> None:
         """Close the file."""
-        if self._database is not None:
-            database, self._database = self._database, None
+        database, self._database = self._database, None
+        if database is not None:
+            try:
+                database.commit()
+            except sqlite3.Error:
+                pass  # what is missing is made up for when it is opened again
             database.close()
 
     def add(self, number: int, texts: Iterable[str]) -> None:
@@ -49,11 +54,11 @@ class Index:
         if self._database is None:
             return
         try:
-            with self._database:
-                self._database.execute(
-                    "INSERT INTO words(rowid, text) VALUES (?, ?)", (number, _spaced("\n".join(texts)))
-                )
-                self._database.execute("UPDATE state SET count = ?", (number,))
+            # Committing takes as long as indexing, and what is lost without is made up for at the next opening.
+            self._database.execute("INSERT INTO words(rowid, text) VALUES (?, ?)", (number, _spaced("\n".join(texts))))
+            self._database.execute("UPDATE state SET count = ?", (number,))
+            if number % BATCH == 0:
+                self._database.commit()
             self.count = number
         except sqlite3.Error:
             self._drop()
@@ -107,7 +112,9 @@ class Index:
             database.execute(f"PRAGMA user_version = {VERSION}")
 
     def _drop(self) -> None:
-        self.close()
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
         self._path.unlink(missing_ok=True)
         self.count = 0
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, StopReason
 
-from .adapters import Format, unpack
+from .adapters import Format, translated, unpack
 from .archive import Archive, Record
 from .estimate import Estimator
 from .plan import View
@@ -70,9 +70,10 @@ class Pieces:
 
     def contents(self, record: Record) -> list[Any]:
         """Return the messages of `record` as they were; as this format writes them if they came in another."""
-        same = record.format == self.format.name
         stored = self.archive.messages(record.id)
-        return [unpack(self.format, each.message, each.rest if same else None) for each in stored]
+        if record.format == self.format.name:
+            return [unpack(self.format, each.message, each.rest) for each in stored]
+        return [raw for each in stored for raw in translated(self.format, each.message)]
 
     def unfold(self, raws: Sequence[Any]) -> list[Any]:
         """Return `raws` with everything archived put back in its place."""

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.archival.adapters import detect, format_named, pack, ratios_named, unpack
+from orch.archival.adapters import detect, format_named, pack, ratios_named, translated, unpack
 from orch.archival.adapters.base import difference, restore
 from orch.archival.estimate import PLAIN
 from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Image, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_protocol.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
 
 ANTHROPIC: list[dict[str, Any]] = [
     {"role": "user", "content": "hi"},
@@ -95,7 +95,13 @@ OPENAI: list[dict[str, Any]] = [
     {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "x"}]},
     {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "zz"},
 ]
-CASES = [("anthropic", raw) for raw in ANTHROPIC] + [("openai", raw) for raw in OPENAI]
+RESPONSES: list[dict[str, Any]] = [raw for raw in OPENAI if "type" in raw]
+OPENAI = [raw for raw in OPENAI if "type" not in raw]
+CASES = (
+    [("responses", raw) for raw in RESPONSES]
+    + [("anthropic", raw) for raw in ANTHROPIC]
+    + [("openai", raw) for raw in OPENAI]
+)
 json_values = st.recursive(
     st.one_of(
         st.none(),
@@ -158,8 +164,9 @@ def test_calls_and_results_become_ours() -> None:
     assert read(OPENAI[6]).content == (ToolUse("a", "f", {"x": 1}),)
     assert read(OPENAI[7]).content == (Text(""), ToolUse("a", "f", {"arguments": "not json"}))
     assert read(OPENAI[12]).content == (ToolResult("a", (Text("text"),)),)
-    assert read(OPENAI[17]).content == (ToolUse("a", "f", {"x": 1}),)
-    assert isinstance(read(OPENAI[20]).content[0], Opaque)
+    read = format_named("responses").read
+    assert read(RESPONSES[2]).content == (ToolUse("a", "f", {"x": 1}),)
+    assert isinstance(read(RESPONSES[5]).content[0], Opaque)
     read = format_named("anthropic").read
     assert read(ANTHROPIC[3]).content == (Thinking("hm", "s", "anthropic"),)
     assert read(ANTHROPIC[10]).content == (ToolResult("a", (Text("x"),), True),)
@@ -168,10 +175,10 @@ def test_calls_and_results_become_ours() -> None:
 
 
 @pytest.mark.parametrize("raw", [{"role": "user"}, {"content": "x"}, [], "x", None, {"role": "user", "content": [[]]}])
-@pytest.mark.parametrize("name", ["anthropic", "openai", "orch"])
+@pytest.mark.parametrize("name", ["anthropic", "openai", "responses", "orch"])
 def test_what_is_no_message_is_refused(name: str, raw: Any) -> None:
     """What has no role or no content of a kind is refused, with what is wrong about it."""
-    if name == "openai" and raw == {"role": "user"}:
+    if name in ("openai", "responses") and raw == {"role": "user"}:
         return  # a message without content is one there
     with pytest.raises(ConfigError):
         format_named(name).read(raw)
@@ -181,6 +188,26 @@ def test_shape_is_detected() -> None:
     """Typed blocks tell one shape, all else is the other; a model's name tells its family."""
     assert detect(ANTHROPIC).name == "anthropic"
     assert detect(OPENAI).name == "openai"
+    assert detect(RESPONSES).name == "responses"
     assert detect([]).name == "openai"
     assert ratios_named("anthropic-messages claude") == format_named("anthropic").ratios
     assert ratios_named("some model") is PLAIN
+
+
+def test_messages_of_another_shape_are_translated() -> None:
+    """What came in one shape is written in another as messages that are valid there."""
+    turn = Message("assistant", (Text("look"), ToolUse("a", "f", {}), ToolUse("b", "f", {})))
+    results = Message("user", (ToolResult("a", (Text("x"),)), ToolResult("b", (Text("y"),)), Text("and?")))
+    chat = format_named("openai")
+    assert [call["id"] for call in translated(chat, turn)[0]["tool_calls"]] == ["a", "b"]
+    assert [raw["role"] for raw in translated(chat, results)] == ["tool", "tool", "user"]
+    items = [raw for message in (turn, results) for raw in translated(format_named("responses"), message)]
+    assert [raw.get("type", raw.get("role")) for raw in items] == [
+        "assistant",
+        "function_call",
+        "function_call",
+        "function_call_output",
+        "function_call_output",
+        "user",
+    ]
+    assert len(translated(format_named("anthropic"), results)) == 1

@@ -20,7 +20,7 @@ from orch.archival.block import HEADING
 from orch.archival.summary import SummaryRequest
 from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError
-from shapes import SHAPES, Shape, work
+from shapes import SHAPES, Items, Shape, work
 
 TIGHT = ArchivalConfig(profile="economy", high_tokens=300, low_tokens=100, rollup_tokens=200, prompt_tokens=60)
 PROFILES = {
@@ -314,7 +314,7 @@ def test_what_is_no_message_is_named(shape: Shape, tmp_path: Path, messages: lis
 
 def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
     """Unknown formats and profiles, ranges that cannot be and tools that are none are named."""
-    with pytest.raises(ConfigError, match=r"'xml'.*anthropic, openai, orch"):
+    with pytest.raises(ConfigError, match=r"'xml'.*anthropic, openai, responses, orch"):
         Archiver(tmp_path, "xml")
     with pytest.raises(ConfigError, match=r"'huge'.*economy"):
         Archiver(tmp_path, "openai", "huge")  # type: ignore[arg-type]
@@ -360,3 +360,26 @@ def test_archiver_is_public() -> None:
     """`orch.Archiver` and its configuration are part of what orch offers."""
     assert orch.Archiver is Archiver
     assert orch.ArchivalConfig is ArchivalConfig
+
+
+def test_items_fold_like_messages(tmp_path: Path) -> None:
+    """Items keep reasoning with its call, in turns and in phases, and come back as they were."""
+    config = ArchivalConfig(profile="economy", high_tokens=2000, low_tokens=500, rollup_tokens=600, gate=False)
+    items = Items()
+    with Archiver(tmp_path, "responses", config=config) as archiver:
+        live: list[dict[str, Any]] = []
+        whole: list[dict[str, Any]] = []
+        for number in range(12):
+            for item in items.turn(number, 6, 600):
+                live.append(item)
+                whole.append(item)
+                if item.get("type") != "reasoning" and item.get("type") != "function_call":
+                    live = archiver.fold(live)
+                    assert archiver.unfold(live) == whole
+                    calls = [each["call_id"] for each in live if each.get("type") == "function_call"]
+                    outputs = [each["call_id"] for each in live if each.get("type") == "function_call_output"]
+                    reasons = [each["id"][2:] for each in live if each.get("type") == "reasoning"]
+                    assert calls == outputs == reasons
+        assert {record.kind for record in archiver.archives()} >= {"turn", "phase"}
+        assert archiver.search("needle_3_4")[0].exact
+        assert archiver.request([*live, items.user("more")])[-1]["content"][-1]["type"] == "input_text"

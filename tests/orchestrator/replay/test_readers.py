@@ -139,7 +139,7 @@ def test_cut_off_calls_get_a_result(tmp_path: Path) -> None:
         ('{"role": "user", "content": "q"}\n{"role": "assista', DamagedError, "line 2"),
         ('{"role": "user", "content": "q"}\n7\n', ForeignFileError, "line 2"),
         ('[{"role": "user", "content": "q"}, {"role": "alien", "content": "q"}]', ForeignFileError, "message 1"),
-        ('{"type":"session"}\n{"type":"message","message":{"role":"assistant","content":[{}]}}', DamagedError, "line 2"),
+        ('{"type":"session"}\n{"type":"message","message":{"role":"assistant","content":7}}', DamagedError, "line 2"),
         ('{"type":"session","id":"s"}\n{"type":"compaction","summary":"x"}', DamagedError, "line 2"),
         ('{"uuid":"u","type":"user","message":{"role":"user"}}', DamagedError, "line 1"),
     ],

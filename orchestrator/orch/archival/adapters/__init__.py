@@ -9,11 +9,11 @@ from typing import Any, Final
 from orch_protocol.errors import ConfigError
 
 from ..estimate import PLAIN, Ratios
-from .base import Format, pack, plain, unpack
+from .base import Format, pack, plain, translated, unpack
 
-__all__ = ["FORMATS", "Format", "detect", "format_named", "pack", "plain", "ratios_named", "unpack"]
+__all__ = ["FORMATS", "Format", "detect", "format_named", "pack", "plain", "ratios_named", "translated", "unpack"]
 
-FORMATS: Final = {"anthropic": "anthropic", "openai": "openai", "orch": "own"}
+FORMATS: Final = {"anthropic": "anthropic", "openai": "openai", "responses": "responses", "orch": "own"}
 """Each format and the module it lives in."""
 
 
@@ -29,6 +29,8 @@ def format_named(name: str) -> Format:
 def detect(messages: Sequence[Any]) -> Format:
     """Return the format of plain `messages`, by what only one of them has; chat messages when nothing tells."""
     for message in messages:
+        if isinstance(message, dict) and message.get("type") in ("function_call", "function_call_output", "reasoning"):
+            return format_named("responses")
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
             if isinstance(block, dict) and block.get("type") in ("tool_use", "tool_result", "thinking"):

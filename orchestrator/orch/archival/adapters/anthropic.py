@@ -19,6 +19,7 @@ ROLES: Final = ("user", "assistant", "system")
 class _Anthropic:
     name = PROVIDER
     ratios = Ratios(prose=3.0, code=2.9, data=2.2, figures=1.9, wide=1.0)
+    alone: tuple[type, ...] = ()
 
     def read(self, raw: Any) -> Message:
         raw = plain(raw)

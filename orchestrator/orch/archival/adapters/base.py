@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Message
+from orch_protocol.messages import Block, Message
 
 from ..estimate import Ratios
 
-__all__ = ["Format", "difference", "pack", "plain", "restore", "unpack"]
+__all__ = ["Format", "difference", "pack", "plain", "restore", "translated", "unpack"]
 
 DEPTH: Final = 200
 
@@ -21,6 +21,8 @@ class Format(Protocol):
 
     name: str
     ratios: Ratios
+    alone: tuple[type, ...]
+    """Blocks that are a message of their own here."""
 
     def read(self, raw: Any) -> Message:
         """Return `raw` as a message of ours. Raises ConfigError saying what about it does not fit."""
@@ -80,6 +82,17 @@ def pack(format: Format, raw: Any) -> tuple[Message, Any]:
 def unpack(format: Format, message: Message, rest: Any) -> Any:
     """Return the raw message that `pack` took apart."""
     return restore(format.write(message), rest)
+
+
+def translated(format: Format, message: Message) -> list[Any]:
+    """Return `message`, which came in another format, as messages of this one."""
+    parts: list[list[Block]] = []
+    for block in message.content:
+        apart = isinstance(block, format.alone)
+        if apart or not parts or isinstance(parts[-1][-1], format.alone):
+            parts.append([])
+        parts[-1].append(block)
+    return [format.write(Message(message.role, tuple(part))) for part in parts]
 
 
 # A difference between JSON values: None (none), {"=": value} (another one), {"t": 1} (a text block written as a bare

@@ -1,4 +1,4 @@
-"""Messages of OpenAI's chat completions, and items of its responses API: calls beside the text, results apart."""
+"""Messages of OpenAI's chat completions: calls beside the text, each result a message of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orch_protocol.messages import Block, Image, Message, Opaque, Text, ToolResu
 from ..estimate import Ratios, strings
 from .base import plain
 
-__all__ = ["FORMAT"]
+__all__ = ["FORMAT", "PROVIDER", "arguments", "encoded", "texts"]
 
 PROVIDER: Final = "openai"
 ROLES: Final[dict[str, Literal["user", "assistant", "system"]]] = {
@@ -27,35 +27,31 @@ ROLES: Final[dict[str, Literal["user", "assistant", "system"]]] = {
 class _OpenAI:
     name = PROVIDER
     ratios = Ratios(prose=4.9, code=4.7, data=3.3, figures=2.5, wide=1.4)
+    alone: tuple[type, ...] = (ToolResult,)
 
     def read(self, raw: Any) -> Message:
         raw = plain(raw)
         if not isinstance(raw, dict):
             raise ConfigError(f"a message is an object with a role, not {raw!r:.60}")
-        if "role" not in raw:
-            return _item(raw)
-        if raw["role"] in ("tool", "function"):
+        role = raw.get("role")
+        if role in ("tool", "function"):
             id = raw.get("tool_call_id") or raw.get("name") or ""
-            return Message("user", (ToolResult(str(id), tuple(_texts(raw.get("content")))),))
-        if raw["role"] not in ROLES:
-            raise ConfigError(
-                f"a message needs the role user, assistant, system, developer or tool, not {raw['role']!r}"
-            )
+            return Message("user", (ToolResult(str(id), tuple(texts(raw.get("content")))),))
+        if role not in ROLES:
+            raise ConfigError(f"a message needs the role user, assistant, system, developer or tool, not {role!r}")
         content = raw.get("content")
         if not isinstance(content, (str, list, type(None))):
             raise ConfigError(f"a message's content is text or a list of parts, not {content!r:.60}")
         blocks = [Text(content)] if isinstance(content, str) else [_part(part) for part in content or []]
-        if raw["role"] == "assistant":
+        if role == "assistant":
             blocks += _calls(raw)
-        return Message(ROLES[raw["role"]], tuple(blocks))
+        return Message(ROLES[role], tuple(blocks))
 
     def write(self, message: Message) -> dict[str, Any]:
         match message.content:
             case [ToolResult(id, content, _)]:
-                texts = [part.text for part in content if isinstance(part, Text)]
-                return {"role": "tool", "tool_call_id": id, "content": "\n".join(texts)}
-            case [Opaque(_, {"type": str()} as raw)] if message.role == "assistant":
-                return dict(raw)
+                text = "\n".join(part.text for part in content if isinstance(part, Text))
+                return {"role": "tool", "tool_call_id": id, "content": text}
         parts = [_written(block) for block in message.content if not isinstance(block, (ToolUse, ToolResult))]
         plain_text = len(parts) == 1 and parts[0].get("type") == "text"
         written: dict[str, Any] = {"role": message.role, "content": parts[0]["text"] if plain_text else parts or None}
@@ -65,10 +61,9 @@ class _OpenAI:
 
     def with_text(self, given: Any, text: str) -> dict[str, Any]:
         raw: dict[str, Any] = plain(given)
-        kind = "input_text" if raw.get("type") == "message" else "text"
         content = raw.get("content")
-        parts = [{"type": kind, "text": content}] if isinstance(content, str) else content or []
-        return raw | {"content": [*parts, {"type": kind, "text": text}]}
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        return raw | {"content": [*parts, {"type": "text", "text": text}]}
 
     def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
         if last is not None and plain(last).get("role") == "user":
@@ -82,35 +77,23 @@ class _OpenAI:
 FORMAT: Final = _OpenAI()
 
 
-def _item(raw: dict[str, Any]) -> Message:
-    """Return an item that has a type in place of a role."""
-    match raw:
-        case {"type": "function_call", "call_id": str(id), "name": str(name), "arguments": str(text)}:
-            return Message("assistant", (ToolUse(id, name, _arguments(text)),))
-        case {"type": "function_call_output", "call_id": str(id)}:
-            return Message("user", (ToolResult(id, tuple(_texts(raw.get("output")))),))
-        case {"type": str()}:
-            return Message("assistant", (Opaque(PROVIDER, raw),))
-    raise ConfigError(f"a message has a role, and an item a type: {raw!r:.80}")
-
-
 def _calls(raw: dict[str, Any]) -> list[Block]:
     found: list[Block] = []
     for call in raw.get("tool_calls") or []:
         match call:
             case {"id": str(id), "function": {"name": str(name), "arguments": str(text)}}:
-                found.append(ToolUse(id, name, _arguments(text)))
+                found.append(ToolUse(id, name, arguments(text)))
             case {"id": str(id), "custom": {"name": str(name), "input": str(text)}}:
                 found.append(ToolUse(id, name, {"input": text}))
             case _:
                 found.append(Opaque(PROVIDER, call))
     match raw.get("function_call"):
         case {"name": str(name), "arguments": str(text)}:
-            found.append(ToolUse(name, name, _arguments(text)))
+            found.append(ToolUse(name, name, arguments(text)))
     return found
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def arguments(text: str) -> dict[str, Any]:
     """Return the arguments a model wrote as JSON; when they are none, what it wrote."""
     try:
         parsed = msgspec.json.decode(text)
@@ -119,12 +102,17 @@ def _arguments(text: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {"arguments": text}
 
 
+def encoded(input: dict[str, Any]) -> str:
+    """Return arguments as a model writes them."""
+    return json.dumps(input, ensure_ascii=False, separators=(",", ":"))
+
+
 def _call(use: ToolUse) -> dict[str, Any]:
-    arguments = json.dumps(use.input, ensure_ascii=False, separators=(",", ":"))
-    return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": arguments}}
+    return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": encoded(use.input)}}
 
 
-def _texts(content: Any) -> list[Text | Image]:
+def texts(content: Any) -> list[Text | Image]:
+    """Return what a tool returned, as text and images."""
     if isinstance(content, str):
         return [Text(content)]
     parts = content if isinstance(content, list) else [content] if content is not None else []

@@ -17,6 +17,7 @@ __all__ = ["FORMAT"]
 class _Own:
     name = "orch"
     ratios: Ratios = PLAIN
+    alone: tuple[type, ...] = ()
 
     def read(self, raw: Any) -> Message:
         if not isinstance(raw, Message):

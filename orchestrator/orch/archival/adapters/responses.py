@@ -1,0 +1,76 @@
+"""Items of OpenAI's responses API: messages with a role, calls and their outputs with a type of their own."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse
+
+from .base import plain
+from .openai import FORMAT as CHAT
+from .openai import PROVIDER, arguments, encoded, texts
+
+__all__ = ["FORMAT"]
+
+
+class _Responses:
+    name = "responses"
+    ratios = CHAT.ratios
+    alone: tuple[type, ...] = (ToolUse, ToolResult, Opaque)
+
+    def read(self, raw: Any) -> Message:
+        raw = plain(raw)
+        match raw:
+            case {"role": _}:
+                return CHAT.read(raw)
+            case {"type": "function_call", "call_id": str(id), "name": str(name), "arguments": str(text)}:
+                return Message("assistant", (ToolUse(id, name, arguments(text)),))
+            case {"type": "function_call_output", "call_id": str(id)}:
+                return Message("user", (ToolResult(id, tuple(texts(raw.get("output")))),))
+            case {"type": str()}:
+                return Message("assistant", (Opaque(PROVIDER, raw),))
+        raise ConfigError(f"an item has a role or a type: {raw!r:.80}")
+
+    def write(self, message: Message) -> dict[str, Any]:
+        match message.content:
+            case [ToolUse(id, name, input)]:
+                return {"type": "function_call", "call_id": id, "name": name, "arguments": encoded(input)}
+            case [ToolResult(id, content, _)]:
+                text = "\n".join(part.text for part in content if isinstance(part, Text))
+                return {"type": "function_call_output", "call_id": id, "output": text}
+            case [Opaque(_, {"type": str()} as raw)] if message.role == "assistant":
+                return dict(raw)
+            case [Text(text)]:
+                return {"role": message.role, "content": text}
+        kind = "output_text" if message.role == "assistant" else "input_text"
+        return {"role": message.role, "content": [_written(block, kind) for block in message.content]}
+
+    def with_text(self, given: Any, text: str) -> dict[str, Any]:
+        raw: dict[str, Any] = plain(given)
+        content = raw.get("content")
+        parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content or []
+        return raw | {"content": [*parts, {"type": "input_text", "text": text}]}
+
+    def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
+        if last is not None and plain(last).get("role") == "user":
+            return self.with_text(last, text), None
+        return last, {"role": "system", "content": text}
+
+    def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "function", "name": name, "description": description, "parameters": schema}
+
+
+FORMAT: Final = _Responses()
+
+
+def _written(block: Block, kind: str) -> dict[str, Any]:
+    match block:
+        case Text(text):
+            return {"type": kind, "text": text}
+        case Image(media_type, data):
+            return {"type": "input_image", "image_url": f"data:{media_type};base64,{data}"}
+        case Opaque(_, dict(raw)):
+            return raw
+        case _:
+            return {"type": kind, "text": ""}
