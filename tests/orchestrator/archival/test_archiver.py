@@ -364,7 +364,7 @@ def test_archiver_is_public() -> None:
 
 def test_items_fold_like_messages(tmp_path: Path) -> None:
     """Items keep reasoning with its call, in turns and in phases, and come back as they were."""
-    config = ArchivalConfig(profile="economy", high_tokens=2000, low_tokens=500, rollup_tokens=600, gate=False)
+    config = ArchivalConfig(profile="economy", high_tokens=2000, low_tokens=500, rollup_tokens=600)
     items = Items()
     with Archiver(tmp_path, "responses", config=config) as archiver:
         live: list[dict[str, Any]] = []
