@@ -7,8 +7,10 @@ too, is derived from these files.
 
 from __future__ import annotations
 
+import mmap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -217,6 +219,18 @@ class Archive:
         except OSError as error:
             raise StoreError(f"cannot read archive {id} in {path}: {error.strerror}") from error
         return [line.object if line else b"" for line in sealed]
+
+    @contextmanager
+    def mapped(self, segment: int) -> Iterator[mmap.mmap]:
+        """Yield all of a file, to be looked through. Raises StoreError when it cannot be read."""
+        path = self.path(segment)
+        try:
+            with open(path, "rb") as file:
+                data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read {path}: {error}") from error
+        with data:
+            yield data
 
     def _read(self) -> None:
         numbers = sorted(int(path.stem.rpartition("-")[2]) for path in self.folder.glob("archive-[0-9]*.jsonl"))

@@ -100,22 +100,15 @@ class Archiver:
         cannot be written: then the conversation is what it was.
         """
         pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(messages)]
-        folded: list[Folded] = []
         view = self._view(pieces, stop_reason)
         turns = plan.finished_turns(view, self.rules, self.config.trigger, self._prices, self._pieces.estimator)
-        for collapse in reversed(turns):
-            pieces, done = self._folding.fold(pieces, collapse)
-            folded = done + folded
-        for _ in range(len(pieces)):
-            merging = plan.eras(self._view(pieces, stop_reason), self.rules, self._prices)
-            if merging is None:
-                break
-            pieces, done = self._folding.fold(pieces, merging)
+        pieces, folded = self._folding.fold(pieces, turns)
+        while merging := plan.eras(self._view(pieces, stop_reason), self.rules, self._prices):
+            pieces, done = self._folding.fold(pieces, [merging])
             folded += done
-        for collapse in reversed(plan.phases(self._view(pieces, stop_reason), self.rules, self._prices)):
-            pieces, done = self._folding.fold(pieces, collapse)
-            folded += done
-        self.folded = tuple(folded)
+        phases = plan.phases(self._view(pieces, stop_reason), self.rules, self._prices)
+        pieces, done = self._folding.fold(pieces, phases)
+        self.folded = (*folded, *done)
         self._pieces.keep(pieces)
         return [piece.raw for piece in pieces]
 

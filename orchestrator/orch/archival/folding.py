@@ -60,9 +60,17 @@ class Folding:
         self._summarise = summarise
         self._told = stored
 
-    def fold(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:
-        """Carry `collapse` out. Raises StoreError when it cannot be made durable; then nothing has changed."""
-        return {"turn": self._turn, "era": self._era, "phase": self._phase}[collapse.kind](pieces, collapse)
+    def fold(self, pieces: list[Piece], collapses: Sequence[Collapse]) -> tuple[list[Piece], list[Folded]]:
+        """Carry `collapses` out, in order. Raises StoreError when one cannot be made durable."""
+        means = {"turn": self._turn, "era": self._era, "phase": self._phase}
+        folded: list[Folded] = []
+        before = len(pieces)
+        for planned in collapses:
+            shift = len(pieces) - before
+            places = {name: getattr(planned, name) + shift for name in ("start", "body", "stop")}
+            pieces, done = means[planned.kind](pieces, msgspec.structs.replace(planned, **places))
+            folded += done
+        return pieces, folded
 
     def _turn(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:
         part = pieces[collapse.start : collapse.stop]
@@ -97,9 +105,10 @@ class Folding:
         part = pieces[start : collapse.stop]
         task = task_of([pieces[place].message for place in asked])
         said = [piece.message for piece in part[bool(asked) :]]
-        record = self._record(collapse, part, said, task, stands=1)
+        # The stubs in the prompt are of phases before this one, and no part of it.
+        record = self._record(collapse, part[bool(asked) :], said, task, stands=1)
         text = self._text(record.receipt, RECEIPT_TOKENS)
-        record = msgspec.structs.replace(record, prompts=int(bool(asked)), turns=0, members=(), record=text)
+        record = msgspec.structs.replace(record, prompts=int(bool(asked)), turns=0, record=text)
         known = self._durable(record, part, said, collapse.summarise)
         stub = stub_text("phase", known.id, known.record)
         format = self._pieces.format

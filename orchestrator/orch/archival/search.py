@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -10,6 +9,7 @@ from itertools import chain, islice
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.errors import DamagedError
 from orch_protocol.messages import Message
 from orch_protocol.text import scrub
 
@@ -86,7 +86,7 @@ class Search:
             return None
         texts = self._texts(record)
         for place in places:
-            if query in texts[place]:
+            if place < len(texts) and query in texts[place]:
                 found = passage(texts[place], query)
                 return Hit(record.id, self._entry(record, place), found[0] if found else "", True, record.task)
         return None
@@ -120,7 +120,10 @@ class Search:
 
     def _texts(self, record: Record) -> list[str]:
         """Return what each message of `record` says, "" for what other archives say themselves."""
-        messages = [stored.message for stored in self._archive.messages(record.id)]
+        try:
+            messages = [stored.message for stored in self._archive.messages(record.id)]
+        except DamagedError:
+            return []  # it was told when the folder was opened; the others can be searched all the same
         hidden = self._archive.stubs_among(messages)
         if record.kind == "phase":
             hidden |= set(range(record.prompts))
@@ -141,10 +144,7 @@ class Search:
             places.setdefault(record.segment, []).append(record)
         for segment, records in places.items():
             offsets = [record.offset for record in records]
-            with (
-                open(self._archive.path(segment), "rb") as file,
-                mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data,
-            ):
+            with self._archive.mapped(segment) as data:
                 at = data.find(wanted)
                 while at >= 0:
                     number = bisect_right(offsets, at)

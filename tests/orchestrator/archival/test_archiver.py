@@ -19,7 +19,8 @@ from orch.archival.archiver import Archiver
 from orch.archival.block import HEADING
 from orch.archival.summary import SummaryRequest
 from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
-from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError
+from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError, StoreError
+from orch_worker.store import AppendLog
 from shapes import SHAPES, Items, Shape, work
 
 TIGHT = ArchivalConfig(profile="economy", high_tokens=300, low_tokens=100, rollup_tokens=200, prompt_tokens=60)
@@ -383,3 +384,37 @@ def test_items_fold_like_messages(tmp_path: Path) -> None:
         assert {record.kind for record in archiver.archives()} >= {"turn", "phase"}
         assert archiver.search("needle_3_4")[0].exact
         assert archiver.request([*live, items.user("more")])[-1]["content"][-1]["type"] == "input_text"
+
+
+def test_full_disk_leaves_the_conversation(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the archive cannot be written it is said, and the conversation is what it was; later it goes through."""
+    whole = [*work(shape, 1, steps=6), *work(shape, 2, steps=6)]
+    live, copy = list(whole), json.loads(json.dumps(whole))
+    with Archiver(tmp_path, shape.name, "seed") as archiver:
+        archiver.fold(work(shape, 0, steps=6))
+
+        def full(*_: object) -> int:
+            raise OSError(28, "no space")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(AppendLog, "_write", staticmethod(full))
+            with pytest.raises(StoreError, match="disk full"):
+                archiver.fold(live)
+        assert live == copy
+        assert len(archiver.archives()) == 1
+        assert archiver.unfold(archiver.fold(live)) == whole
+
+
+def test_calls_count_once(shape: Shape, tmp_path: Path) -> None:
+    """However a conversation was archived, in turns, phases and eras, each of its model calls and turns counts once."""
+    config = ArchivalConfig(profile="economy", high_tokens=3000, low_tokens=800, rollup_tokens=700)
+    with Archiver(tmp_path, shape.name, config=config) as archiver:
+        live: list[dict[str, Any]] = []
+        for number in range(15):
+            for message in work(shape, number, steps=7, size=1500):
+                live = archiver.fold([*live, message])
+        pieces = [archiver._pieces.piece(raw) for raw in live]
+        assert archiver._view(pieces, None).calls == 15 * 8
+        eras = [record for record in archiver.archives() if record.kind == "era"]
+        assert eras
+        assert [record.number for record in archiver.archives()] == list(range(1, len(archiver.archives()) + 1))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from orch.archival.archiver import Archiver
 from orch.archival.index import passage
 from orch_protocol.config import ArchivalConfig
+from orch_protocol.errors import StoreError
 from shapes import SHAPES, Shape, work
 
 NEEDLES = {
@@ -242,3 +243,25 @@ def test_answers_to_the_model_are_bounded(tmp_path: Path, shape: Shape) -> None:
         read = archiver.call("read_archive", {"id": archiver.archives()[0].id})
         assert len(read) < 14_000
         assert "[more: read_archive with first=" in read
+
+
+def test_damaged_archives_are_passed_over(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
+    """One archive that cannot be read any more hides no other, with or without an index."""
+    archiver.close()
+    path = tmp_path / "archive" / "archive-000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"needle_3_1 ", b"noodle_3_1 "))
+    for _ in range(2):
+        with Archiver(tmp_path / "archive", shape.name, "seed") as again:
+            assert again.notes
+            assert again.search("overflow42")[0].exact
+            assert again.search("noodle_3_1") == []
+            assert again.search("ndle_pum")[0].exact
+        (tmp_path / "archive" / "index.sqlite").unlink()
+
+
+def test_lost_file_is_an_error_that_names_it(tmp_path: Path, archiver: Archiver) -> None:
+    """When somebody removes the archives under it, a search says so, and the model is told in words."""
+    (tmp_path / "archive" / "archive-000001.jsonl").unlink()
+    with pytest.raises(StoreError, match="archive-000001"):
+        archiver.search("overflow42")
+    assert "archive-000001" in archiver.call("search_archive", {"query": "overflow42"})
