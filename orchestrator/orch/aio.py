@@ -211,8 +211,6 @@ class AsyncOrchestrator:
             if spec.provider != "scripted":
                 raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
             script = tuple(spec.options["items"])
-        elif model is None:
-            self._tell_default()
         folder = os.fspath(cwd) if cwd is not None else os.getcwd()
         context = ToolContext(Path(folder), env=env or {})
         request = Spawn(
@@ -231,6 +229,8 @@ class AsyncOrchestrator:
             queue_mode=queue_mode,
         )
         spawned = await self._call("spawn", as_data(request))
+        if model is None and backend is None:
+            self._tell_default()
         if functions:
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
         return AsyncSubagent(self, spawned.id)

@@ -83,11 +83,6 @@ class ControlServer:
         self._bound: tuple[int, int] | None = None
         """Device and inode of the socket's file."""
 
-    @property
-    def in_flight(self) -> int:
-        """How many requests are being answered."""
-        return sum(len(connection.tasks) for connection in self._connections)
-
     async def start(self) -> None:
         """Listen. A socket file left at the path is removed first: whoever calls holds the lock that says it may."""
         with contextlib.suppress(FileNotFoundError):

@@ -148,7 +148,6 @@ class RootCall(Struct, frozen=True, gc=False):
 
     service: str
     payload: msgspec.Raw
-    seconds: float | None = None
 
 
 class RootReply(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -15,7 +15,7 @@ import pytest
 from orch import AsyncOrchestrator
 from orch.launchers.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.errors import AgentDiedError, BackendError, ConfigError
+from orch_protocol.errors import AgentDiedError, BackendError, ConfigError, ToolNotGrantedError
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 
 MODEL = "anthropic:claude-sonnet-5-5"
@@ -169,8 +169,11 @@ class TestChoosing:
         assert MODEL in said[0]
 
     async def test_neither_key_nor_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Without either the offline backend answers, and one line says how to get a model."""
+        """Without either the offline backend answers; one line says how to get a model, and not over an error."""
         async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as root:
+            with pytest.raises(ToolNotGrantedError, match="nonsense"):
+                await root.spawn("x", tools=["nonsense"])
+            assert capsys.readouterr().err == ""
             assert (await (await root.spawn("x")).state()).model == "extractive"
         assert "offline extractive backend" in capsys.readouterr().err
 

@@ -133,7 +133,7 @@ class Host:
         answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             payload = msgspec.Raw(encode_body(params))
-            self._courier.send("root_call", RootCall(service, payload, seconds), call_id)
+            self._courier.send("root_call", RootCall(service, payload), call_id)
             async with asyncio.timeout(seconds):
                 reply: RootReply = await answer
         except TimeoutError:
