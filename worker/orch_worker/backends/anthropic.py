@@ -65,6 +65,8 @@ class Messages:
         if flags.cache_markers:
             _mark(parts or tools)
             _mark_messages(wire)
+        if ask.tail:
+            _end_with(wire, {"type": "text", "text": ask.tail})
         request = {
             "model": ask.name,
             "max_tokens": ask.most_output or LEAST_OUTPUT,
@@ -150,6 +152,15 @@ def _mark_messages(wire: list[dict[str, Any]]) -> None:
     users = [place for place, message in enumerate(wire) if message["role"] == "user"]
     for place in users[-2:]:
         _mark(wire[place]["content"])
+
+
+def _end_with(wire: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Let `part` be the last that the user says: behind the markers, and behind any results."""
+    last = next((message for message in reversed(wire) if message["role"] != "system"), None)
+    if last is not None and last["role"] == "user":
+        last["content"].append(part)
+    else:
+        wire.append({"role": "user", "content": [part]})
 
 
 class _Reading:

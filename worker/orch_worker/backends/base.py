@@ -73,6 +73,12 @@ class Backend(Protocol):
     """
 
     on_retry: OnRetry | None
+    tail: str
+    """What the next requests end with, as the user's last words: what is true now and may not be so in the next one.
+
+    It is in no conversation. A request without it begins like the one after, so what was cached of it stays good.
+    Set it before `assistant_turn`; empty means nothing.
+    """
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer, instead of those set before."""
@@ -127,6 +133,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.on_retry: OnRetry | None = None
+        self.tail = ""
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []
@@ -153,7 +160,7 @@ class Conversation:
 
     def context_tokens(self) -> int:
         """Return about how many tokens the next request holds."""
-        return self._system_tokens + self._message_tokens
+        return self._system_tokens + self._message_tokens + text_tokens(self.tail)
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""

@@ -88,6 +88,8 @@ class Chat(_Sdk):
         wire: list[dict[str, Any]] = [{"role": "system", "content": ask.system}] if ask.system.strip() else []
         for message in arrange(ask.messages, Wants(ask.provider, CHAT_IDS, images=flags.images)):
             wire += _chat_messages(message, self._reasoning_field)
+        if ask.tail:
+            wire.append({"role": "user", "content": ask.tail})
         request = {
             "model": ask.name,
             "messages": wire,
@@ -121,6 +123,8 @@ class Responses(_Sdk):
         wire: list[dict[str, Any]] = []
         for message in arrange(ask.messages, Wants(ask.provider, RESPONSES_IDS, images=flags.images)):
             wire += _items(message)
+        if ask.tail:
+            wire.append({"type": "message", "role": "user", "content": list(_input_parts([Text(ask.tail)]))})
         request = {
             "model": ask.name,
             "instructions": ask.system if ask.system.strip() else "",

@@ -33,7 +33,10 @@ CLOSE_SECONDS: Final = 2.0
 
 
 class Ask(Struct, frozen=True):
-    """What is asked of a model. `most_output` is the most tokens it may answer with; 0 leaves that to the provider."""
+    """What is asked of a model, and the `tail` it ends with, which is no part of the conversation.
+
+    `most_output` is the most tokens it may answer with; 0 leaves that to the provider.
+    """
 
     provider: str
     name: str
@@ -41,6 +44,7 @@ class Ask(Struct, frozen=True):
     system: str
     tools: tuple[ToolSpec, ...]
     messages: tuple[Message, ...]
+    tail: str
     most_output: int
 
 
@@ -159,6 +163,7 @@ class Remote(Conversation):
             system=self.system,
             tools=self.tools,
             messages=tuple(self.messages),
+            tail=self.tail if self.tail.strip() else "",
             most_output=min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2)),
         )
 
