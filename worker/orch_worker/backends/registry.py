@@ -32,8 +32,8 @@ PROVIDERS: Final[dict[str, Provider]] = {
 
 APIS: Final[dict[models.Api, Provider]] = {
     "messages": Provider("orch_worker.backends.anthropic", "sdk"),
-    "chat": Provider("orch_worker.backends.openai", "sdk"),
-    "responses": Provider("orch_worker.backends.openai", "sdk"),
+    "chat": Provider("orch_worker.backends.chat", "sdk"),
+    "responses": Provider("orch_worker.backends.responses", "sdk"),
 }
 """What speaks for a provider that is data, by the API that its model is reached by."""
 
