@@ -29,7 +29,7 @@ test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire 
 bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-bench-peers: $(VENV)/ready-to-test  ## Install what the benches compare to (Ray, 300 MB), in a venv of its own.
+bench-peers: $(VENV)/ready-to-test  ## Install what the benches compare to (Ray, ripgrep: 300 MB), in a venv of its own.
 	$(BIN)/python benchmarks/venvs.py
 
 stress: $(VENV)/ready-to-test  ## Thousands of spawns, pings and kills in a row.

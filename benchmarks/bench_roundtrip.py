@@ -95,7 +95,7 @@ async def measure(args: Args) -> list[Row]:
     with harness.scratch() as folder:
         rows = [await pings(args, folder)]
         try:
-            python = venvs.peers_python(create=not args.quick)
+            python = venvs.peer(venvs.RAY, create=not args.quick) / "python"
         except venvs.MissingPeerError as error:
             reason = str(error)
         else:

@@ -1,5 +1,7 @@
 """The two environments under `.bench/`: `own` with a wheel of this checkout, `peers` with what it is compared to.
 
+Each peer is installed when a bench first needs it, and only that one.
+
 Benches measure what a user installs, so they run against the wheel and never against the checkout. Standard library
 only: this runs before either environment exists. Everything it says goes to stderr.
 """
@@ -19,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRATCH = ROOT / ".bench"
 SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "orchestrator", "worker", "protocol")
-PEERS = ("ray>=2.40",)
+RAY, RIPGREP = "ray>=2.40", "ripgrep>=14"
+PEERS = (RAY, RIPGREP)
 INSTALL_SECONDS = 1200
 
 
@@ -45,23 +48,31 @@ def own_python() -> Path:
     return python
 
 
-def peers_python(*, create: bool) -> Path:
-    """Return the interpreter that has the peers; MissingPeerError when it is absent and `create` is false or fails."""
-    python, stamp = _python("peers"), SCRATCH / "peers.stamp"
+def peer(requirement: str, *, create: bool) -> Path:
+    """Return the folder of programs of the environment of peers, with `requirement` in it.
+
+    Raises MissingPeerError when that is not installed, and `create` is false or it cannot be.
+    """
+    name = requirement.partition(">")[0]
+    venv = SCRATCH / "peers"
+    python, made, stamp = _python("peers"), venv / "made", venv / f"{name}.stamp"
     with _locked("peers"):
-        wanted = f"{sys.version} {PEERS}"
-        if python.exists() and stamp.exists() and stamp.read_text() == wanted:
-            return python
+        usable = python.exists() and _text(made) == sys.version
+        if usable and _text(stamp) == requirement:
+            return python.parent
         if not create:
-            raise MissingPeerError("Ray is not installed: run `make bench-peers`")
+            raise MissingPeerError(f"{name} is not installed: run `make bench-peers`")
         try:
-            shutil.rmtree(SCRATCH / "peers", ignore_errors=True)
-            _venv("peers")
-            _pip(python, "install", *PEERS)
+            if not usable:
+                shutil.rmtree(venv, ignore_errors=True)
+                _venv("peers")
+                made.write_text(sys.version)
+            # Programs come as wheels or not at all: what a compiler here makes of them is another peer elsewhere.
+            _pip(python, "install", "--only-binary", name, requirement)
         except (subprocess.SubprocessError, OSError) as error:
-            raise MissingPeerError(f"Ray could not be installed: {error}") from error
-        stamp.write_text(wanted)
-    return python
+            raise MissingPeerError(f"{name} could not be installed: {error}") from error
+        stamp.write_text(requirement)
+    return python.parent
 
 
 def reexec_in_own() -> None:
@@ -75,6 +86,10 @@ def reexec_in_own() -> None:
 
     if not Path(orch.__file__).is_relative_to(sys.prefix):
         sys.exit(f"orch comes from {orch.__file__}, not from the wheel under {sys.prefix}: unset what puts it there")
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text() if file.exists() else None
 
 
 def _python(name: str) -> Path:
@@ -115,7 +130,10 @@ def _locked(name: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    try:
-        print(peers_python(create=True))
-    except MissingPeerError as error:
-        sys.exit(str(error))
+    missing = []
+    for wanted in PEERS:
+        try:
+            print(f"{wanted} is in {peer(wanted, create=True)}")
+        except MissingPeerError as error:
+            missing.append(str(error))
+    sys.exit("\n".join(missing))
