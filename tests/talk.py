@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_protocol.messages import Message, Reply, ToolResult, text_of, tool_uses
+from orch_protocol.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
 from orch_protocol.spec import Limits
 from orch_worker.backends.base import Backend
 from orch_worker.loop import Brake, run_turn
@@ -38,6 +38,7 @@ class Talk:
         self.backend = backend
         self.box = Toolbox(tools, ToolContext(cwd, seconds=seconds))
         self.recorded: list[Message] = []
+        self.used: list[Usage] = []
         self.reports: list[tuple[str, str, int]] = []
         self.brake = Brake()
         backend.append_system("", self.box.specs())
@@ -56,10 +57,12 @@ class Talk:
             brake=self.brake,
         )
 
-    def record(self, message: Message) -> None:
-        """Keep `message`, which the conversation must not hold yet."""
+    def record(self, message: Message, usage: Usage | None = None) -> None:
+        """Keep `message`, which the conversation must not hold yet, and what it took."""
         assert len(self.backend.transcript()) == len(self.recorded)
         self.recorded.append(message)
+        if usage is not None:
+            self.used.append(usage)
 
     def results(self) -> list[ToolResult]:
         """Return every tool result recorded so far."""

@@ -98,7 +98,7 @@ class LaunchFailed(Struct, frozen=True, gc=False):
 
 class Gone(Struct, frozen=True, gc=False):
     """The process ended. `recovered` is the pending query's reply if the transcript holds it, `begun` whether that
-    holds anything of the query at all."""
+    holds anything of the query at all, `usage` what the query used by it."""
 
     id: str
     incarnation: int
@@ -107,6 +107,7 @@ class Gone(Struct, frozen=True, gc=False):
     begun: bool = True
     taken_by: str | None = None
     detail: str = ""
+    usage: Usage = Usage()
 
 
 class BootOverdue(Struct, frozen=True, gc=False):
@@ -144,10 +145,11 @@ class Collect(Struct, frozen=True, gc=False):
 
 
 class Kill(Struct, frozen=True, gc=False):
-    """`by` ends the agents `ids` and everything below them."""
+    """`by` ends the agents `ids` and everything below them; `used` is what their queries used so far, by query id."""
 
     ids: tuple[str, ...]
     by: str
+    used: dict[str, Usage] = {}
 
 
 class Steer(Struct, frozen=True, gc=False):
@@ -167,10 +169,11 @@ class Hear(Struct, frozen=True, gc=False):
 
 
 class Cancel(Struct, frozen=True, gc=False):
-    """Somebody wants the turn of agent `id` to end; `hard` does not ask its process."""
+    """Somebody wants the turn of agent `id` to end; `hard` does not ask its process, and `usage` is what it used."""
 
     id: str
     hard: bool = False
+    usage: Usage = Usage()
 
 
 class Resume(Struct, frozen=True, gc=False):
@@ -180,10 +183,14 @@ class Resume(Struct, frozen=True, gc=False):
 
 
 class Recover(Struct, frozen=True, gc=False):
-    """A root takes over: no process of the last one is left. `replies` are found in transcripts, by query id."""
+    """A root takes over: no process of the last one is left.
+
+    `replies` and what was `used` are found in transcripts, by query id.
+    """
 
     pid: int
     replies: dict[str, Reply] = {}
+    used: dict[str, Usage] = {}
 
 
 Event: TypeAlias = (

@@ -26,10 +26,8 @@ from orch_protocol.errors import (
     error_info,
 )
 from orch_protocol.ids import new_id, new_token
-from orch_protocol.messages import Reply
 from orch_protocol.spec import BackendSpec, Birth
 from orch_protocol.text import scrub
-from orch_worker.transcript import LastTurn, read_last_turn
 
 from .calls import Calls
 from .disk import Disk
@@ -57,6 +55,7 @@ from .launchers.base import Launcher, LaunchRequest, WorkerProcess
 from .launchers.logs import tail
 from .nodes import Node, head_of
 from .pings import Pings
+from .remains import Remains, remains_of
 from .router import Deliver, Peer, Switchboard
 from .tree import Tree
 from .turns import CHECK_SECONDS, Turns
@@ -133,7 +132,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
-        self.handle(Recover(os.getpid(), self._finished_turns()))
+        self.handle(self._recover())
         self.handle(Sweep())
         self._later(CHECK_SECONDS, self._check_turns)
 
@@ -169,7 +168,7 @@ class Supervisor:
         for peer in self._peers.values():
             self._board.peers.forget(peer)
         self._board.close()
-        settled = self.tree.decide(Recover(os.getpid(), self._finished_turns()), self._clock())
+        settled = self.tree.decide(self._recover(), self._clock())
         self._journal.record(settled.entries)
         self.tree.apply(settled.entries)
         why = error_info(AgentDiedError("the orchestrator was closed while somebody waited for an agent"))
@@ -177,16 +176,11 @@ class Supervisor:
         self._pings.close(why)
         self._journal.close()
 
-    def _finished_turns(self) -> dict[str, Reply]:
-        """Return the replies to pending queries that transcripts hold."""
-        turns = map(self._last_turn, self.tree.nodes.pending.values())
-        return {turn.query_id: turn.reply for turn in turns if turn is not None and turn.reply is not None}
-
-    def _last_turn(self, node: Node) -> LastTurn | None:
-        try:
-            return read_last_turn(Path(node.spec.folder))
-        except OrchError:
-            return None  # the next process of this agent will say what is wrong with it
+    def _recover(self) -> Recover:
+        pending = list(self.tree.nodes.pending.values())
+        found = {node.pending.query_id: remains_of(node) for node in pending if node.pending is not None}
+        replies = {id: remains.reply for id, remains in found.items() if remains.reply is not None}
+        return Recover(os.getpid(), replies, {id: remains.usage for id, remains in found.items()})
 
     # Events in, instructions out.
 
@@ -371,21 +365,14 @@ class Supervisor:
         self.activity.pop(id, None)
         self._calls.cancel_all(id)
         code, node = process.ended.result(), self.tree.nodes[id]
-        recovered: Reply | None = None
-        begun = True
-        taker: str | None = None
+        remains, taker = Remains(), None
         if node.pending is not None and node.status == "busy":
-            query_id = node.pending.query_id
-            with contextlib.suppress(OrchError):
-                last = read_last_turn(Path(node.spec.folder))
-                begun = last is not None and last.query_id == query_id
-                recovered = last.reply if last is not None and begun else None
-            taker = self.waiters.taker(f"query:{query_id}")
+            remains, taker = remains_of(node), self.waiters.taker(f"query:{node.pending.query_id}")
         detail = self._causes.pop(id, "")
         if not detail and code != 0 and node.status in ("starting", "busy"):
             said = tail(self._log(id))
             detail = f"the end of its log:\n{said}" if said else ""
-        self.handle(Gone(id, incarnation, code, recovered, begun, taker, detail))
+        self.handle(Gone(id, incarnation, code, remains.reply, remains.begun, taker, detail, remains.usage))
 
     def _end(self, id: str, cause: str) -> None:
         """Kill the process of an agent, and remember why."""
@@ -453,9 +440,8 @@ class Supervisor:
     def _on_unreadable(self, peer: Peer, kind: str, id: str, error: ErrorInfo) -> None:
         """A frame arrived without its body, and will not come again."""
         if kind == "finished":
-            last = self._last_turn(self.tree.nodes[peer.agent_id])
-            reply = last.reply if last is not None and last.query_id == id else None
-            self._on_finished(peer, id, Finished(reply) if reply else Finished(error=error))
+            left = remains_of(self.tree.nodes[peer.agent_id])
+            self._on_finished(peer, id, Finished(left.reply) if left.reply else Finished(error=error, usage=left.usage))
         elif kind == "root_call":
             peer.send("root_reply", RootReply(error=error), id)
         elif kind == "ready":

@@ -24,7 +24,7 @@ from orch_protocol.errors import (
     SpawnError,
     error_info,
 )
-from orch_protocol.messages import Reply, Usage
+from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 
 from . import admission
@@ -145,7 +145,7 @@ class Tree:
         return Decision([up], instructions)
 
     def _on_launchfailed(self, event: LaunchFailed, now: float) -> Decision:
-        return self._lost(event.id, event.incarnation, None, event.error, now)
+        return self._lost(Gone(event.id, event.incarnation, None, detail=event.error), now)
 
     def _on_bootoverdue(self, event: BootOverdue, _: float) -> Decision:
         node = self.nodes[event.id]
@@ -254,7 +254,7 @@ class Tree:
         if node.status == "busy" and node.incarnation == event.incarnation and not event.begun and not node.retried:
             # It was dead before it heard the query: nothing was begun, so the next process may begin it.
             return self._ask_again(node, "died", event.code, now)
-        return self._lost(event.id, event.incarnation, event.code, event.detail, now, event.recovered, event.taken_by)
+        return self._lost(event, now)
 
     def _ask_again(self, node: Node, status: Status, code: int | None, now: float) -> Decision:
         """Let the next process answer the pending query of a process that is gone."""
@@ -264,17 +264,9 @@ class Tree:
         gone = Notify(f"gone:{id}:{incarnation}")
         return Decision([ended, launched], [gone, *self._launch(id, incarnation + 1)])
 
-    def _lost(
-        self,
-        id: str,
-        incarnation: int,
-        code: int | None,
-        detail: str,
-        now: float,
-        recovered: Reply | None = None,
-        taken_by: str | None = None,
-    ) -> Decision:
-        node = self.nodes[id]
+    def _lost(self, event: Gone, now: float) -> Decision:
+        id, incarnation, code, detail = event.id, event.incarnation, event.code, event.detail
+        node, recovered = self.nodes[id], event.recovered
         if node.incarnation != incarnation or not node.running:
             return Decision()
         entries: list[Entry] = []
@@ -298,9 +290,9 @@ class Tree:
                 query_id=node.pending.query_id,
                 reply=recovered,
                 error=error_info(failure) if failure else None,
-                usage=recovered.usage if recovered else Usage(),
+                usage=recovered.usage if recovered else event.usage,
                 context_tokens=node.context_tokens,
-                taken_by=taken_by,
+                taken_by=event.taken_by,
             )
             answer = self._settle([answered])
             entries += answer.entries
@@ -348,7 +340,9 @@ class Tree:
                     f"agent {node.spec.name!r} ({id}) was killed by {event.by}; "
                     f"`orch resume {node.spec.seq}` brings it back"
                 )
-                answers.append(Answered(at=now, id=id, query_id=node.pending.query_id, error=error_info(gone)))
+                query_id = node.pending.query_id
+                used = event.used.get(query_id, Usage())
+                answers.append(Answered(at=now, id=id, query_id=query_id, error=error_info(gone), usage=used))
             if node.status == "starting":
                 gone = AgentGoneError(f"agent {node.spec.name!r} ({id}) was killed by {event.by} as it started")
                 instructions.append(Notify(f"up:{id}:{node.incarnation}", None, error_info(gone)))
@@ -378,7 +372,8 @@ class Tree:
             return Decision()
         if event.hard:
             cut = AgentDiedError(f"the turn of agent {node.spec.name!r} ({event.id}) was ended with its process")
-            answered = Answered(at=now, id=event.id, query_id=node.pending.query_id, error=error_info(cut))
+            query_id, error = node.pending.query_id, error_info(cut)
+            answered = Answered(at=now, id=event.id, query_id=query_id, error=error, usage=event.usage)
             settled = self._settle([answered])
             # Who asks it meanwhile is answered by the next process, as when this one had been asked to leave.
             kill = Signal(event.id, node.incarnation, "kill")
@@ -433,7 +428,7 @@ class Tree:
                         query_id=node.pending.query_id,
                         reply=reply,
                         error=None if reply else error_info(lost),
-                        usage=reply.usage if reply else Usage(),
+                        usage=reply.usage if reply else event.used.get(node.pending.query_id, Usage()),
                         context_tokens=node.context_tokens,
                     )
                 )

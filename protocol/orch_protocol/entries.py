@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from .messages import Message, Reply
+from .messages import Message, Reply, Usage
 
 __all__ = ["SESSION_VERSION", "Custom", "Entry", "MessageEntry", "SessionHeader", "SessionInfo", "TurnEnd", "TurnStart"]
 
@@ -36,10 +36,14 @@ class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", rena
 
 
 class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
-    """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history)."""
+    """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history).
+
+    `usage` is what the request took whose response this is.
+    """
 
     message: Message
     turn: str = ""
+    usage: Usage | None = None
 
 
 class TurnStart(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):

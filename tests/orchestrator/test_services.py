@@ -25,10 +25,11 @@ from orch_protocol.errors import (
     QueryCycleError,
     ToolNotGrantedError,
 )
-from orch_protocol.messages import assistant, user
+from orch_protocol.messages import Usage, assistant, user
 from orch_protocol.services import SERVICES, Collect, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
 from orch_worker.tools.presets import BUILTIN
 from orch_worker.tools.subagents import __all__ as subagent_tools
+from orch_worker.transcript import read_session
 from orchestrator.forest import Forest
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from virtual import passed, virtual
@@ -301,3 +302,32 @@ async def test_an_agent_is_asked_while_it_starts(tmp_path: Path) -> None:
         reply = await call(world.supervisor, None, "query", QueryAgent("x", "go"))
         assert reply.text == "fine"
         await spawning
+
+
+@pytest.mark.parametrize("end", ["kill", "cancel", "die", "close"])
+@virtual
+async def test_what_an_unfinished_turn_used_counts(tmp_path: Path, end: str) -> None:
+    """Its responses were paid for, however it was cut short; the next root knows of it too."""
+    gate = Gate()
+    async with opened(tmp_path, run="r") as world:
+        agent = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()])
+        answer = agent.submit("go")
+        await gate.called.wait()
+        assert (await agent.state()).usage == Usage()
+        if end == "kill":
+            await agent.kill()
+        elif end == "cancel":
+            await agent.cancel(hard=True)
+        elif end == "die":
+            world.launcher.worker(agent.id).die(-9)
+        if end == "close":
+            answer.cancel()
+            await passed(0)
+        else:
+            with pytest.raises(AgentError):
+                await answer
+            assert (await agent.state()).usage.output_tokens > 0
+    async with opened(tmp_path, run="r") as world:
+        row = await (await world.get(agent.id)).state()
+        assert row.usage.output_tokens > 0
+        assert row.usage == read_session(Path(row.folder)).usage

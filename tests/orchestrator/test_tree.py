@@ -366,9 +366,10 @@ def test_a_death_in_a_turn_fails_the_query_unless_the_transcript_has_the_reply()
     lost, saved = forest.spawn(), forest.spawn()
     forest.ask(lost, "q1")
     forest.ask(saved, "q2")
-    forest.gone(lost)
+    forest.gone(lost, usage=Usage(1, 2))
     assert forest.told(Notify)[0].error.type == "AgentDiedError"
     assert "signal 9" in forest.told(Notify)[0].error.message
+    assert forest.tree.nodes[lost].usage == Usage(1, 2)
     forest.gone(saved, recovered=Reply(saved, "q2", "made it", usage=Usage(3, 4)))
     assert forest.told(Notify)[0].value.text == "made it"
     assert forest.tree.nodes[saved].usage == Usage(3, 4)
@@ -661,10 +662,11 @@ def test_a_new_root_finds_every_agent_of_the_last_one() -> None:
     forest.ask(saved, "q2")
     forest.handle(Kill((killed,), "the user"))
     forest.tree = forest.refold()
-    forest.handle(Recover(1, {"q2": Reply(saved, "q2", "made it")}))
+    forest.handle(Recover(1, {"q2": Reply(saved, "q2", "made it")}, {"q1": Usage(1, 2)}))
     assert [forest.status(id) for id in (idle, lost, saved, killed)] == ["cold", "died", "cold", "killed"]
     assert forest.handle(Collect(saved, "the user")).reply.text == "made it"
     assert forest.handle(Collect(lost, "the user")).error.type == "AgentDiedError"
+    assert forest.tree.nodes[lost].usage == Usage(1, 2)
     assert forest.tree.nodes[idle].spec.name == "idle"
     assert not forest.tree.nodes.alive
 

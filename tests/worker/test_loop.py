@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_protocol.errors import BackendError, ConfigError, RateLimitError
-from orch_protocol.messages import Message, Reply, ToolUse, assistant, text_of, user
+from orch_protocol.messages import Message, Reply, ToolUse, Usage, assistant, text_of, user
 from orch_protocol.spec import Limits
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText, Retry
 from orch_worker.backends.scripted import ScriptedBackend
@@ -61,6 +61,8 @@ class TestReply:
         reply = await talk.ask("x" * 400)
         assert reply.usage.input_tokens > 2 * 100
         assert reply.usage.output_tokens > 100
+        assert len(talk.used) == 2
+        assert sum(talk.used, Usage()) == reply.usage
 
     async def test_files_changed_are_collected(self) -> None:
         """Files that tools changed are named once each, in order."""

@@ -19,7 +19,7 @@ from orch_protocol.errors import ForeignFileError, LockedError, StoreError
 from orch_protocol.messages import Message, Opaque, Reply, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
 from orch_worker.session import Session
 from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript, read_last_turn, read_session
+from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage
 
 
 def opened(folder: Path, agent: str = "agent") -> Transcript:
@@ -353,6 +353,7 @@ contents = st.one_of(
 )
 steps = st.one_of(
     st.tuples(st.just("message"), contents, st.sampled_from(["", "q1", "q2"])),
+    st.tuples(st.just("response"), texts, st.sampled_from(["q1", "q2"])),
     st.tuples(st.just("end"), st.sampled_from(["q1", "q2"]), texts),
     st.tuples(st.just("start"), st.sampled_from(["q1", "q2"]), st.sampled_from(["q1", "q2"])),
     st.tuples(st.just("seed"), st.lists(contents, max_size=3), st.none()),
@@ -370,6 +371,8 @@ def test_file_folds_to_the_live_state(script: list[tuple[str, Any, Any]]) -> Non
         for step, first, second in script:
             if step == "message":
                 transcript.message(first, second)
+            elif step == "response":
+                transcript.message(assistant(first), second, Usage(len(first), 1, cost_usd=0.1))
             elif step == "end":
                 transcript.turn_end(first, reply(first, second))
             elif step == "start":
@@ -404,4 +407,21 @@ def test_last_turn_is_told_from_its_first_message_on(folder: Path) -> None:
     assert read_last_turn(folder) == ("q1", reply("q1"))
     transcript.turn_start("q2", "q1")
     assert read_last_turn(folder) == ("q2", None)
+    transcript.close()
+
+
+def test_what_a_turn_used_is_on_record_before_it_ends(folder: Path) -> None:
+    """Each response tells what it took; of a turn that is cut short that counts, else the reply's own sum."""
+    transcript = opened(folder)
+    transcript.message(user("hi"), "q1")
+    transcript.message(assistant("well"), "q1", Usage(10, 1, cost_usd=0.5))
+    transcript.message(assistant("then"), "q1", Usage(20, 2, cost_usd=0.25))
+    assert read_usage(folder, "q1") == transcript.session.usage == Usage(30, 3, cost_usd=0.75)
+    transcript.turn_start("q2", "q1")
+    transcript.message(user("again"), "q2")
+    assert read_usage(folder, "q2") == Usage()
+    transcript.message(assistant("yes"), "q2", Usage(1, 1))
+    assert read_usage(folder, "q2") == Usage(1, 1)
+    transcript.turn_end("q2", reply("q2"))
+    assert transcript.session.usage == read_session(folder).usage == Usage(30, 3, cost_usd=0.75) + reply("q2").usage
     transcript.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -36,7 +36,6 @@ __all__ = ["Brake", "run_turn"]
 
 GRACE_SECONDS: Final = 1.0
 
-Record = Callable[[Message], None]
 Report = Callable[[str, str, int], None]
 Interject = Callable[[bool], list[str]]
 Emit = Callable[[str, str, str, int, bool], None]
@@ -55,6 +54,13 @@ NOT_COMPLETE: Final = frozenset({"max_tokens", "refusal", "error"})
 CUT_OFF: Final = (
     "Not run: the response ended with {why!r}, so the call may be incomplete. Make it again, in smaller parts."
 )
+
+
+class Record(Protocol):
+    """Takes the next message of the conversation down, and what the request took whose response it is."""
+
+    def __call__(self, message: Message, usage: Usage | None = None, /) -> None:
+        """Record `message`."""
 
 
 class Brake:
@@ -226,7 +232,7 @@ class _Turn:
         self._usage += turn.usage
         message = turn.message if turn.message.content else Message("assistant", (Text("(an empty response)"),))
         self._text = text_of(turn.message) or self._text
-        self._record(message)
+        self._record(message, turn.usage)
         self._backend.append_assistant(message)
         self._tell("message", text_of(turn.message))
         return turn

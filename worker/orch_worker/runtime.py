@@ -129,7 +129,7 @@ class Runtime:
                 prompt=prompt,
                 backend=self.backend,
                 toolbox=self.toolbox,
-                record=lambda message: self._record(message, query_id),
+                record=partial(self._record, query_id),
                 limits=limits,
                 report=self._root.report,
                 brake=brake,
@@ -164,8 +164,8 @@ class Runtime:
         finally:
             self.transcript.close()
 
-    def _record(self, message: Message, turn: str) -> None:
-        self.transcript.message(message, turn)
+    def _record(self, turn: str, message: Message, usage: Usage | None = None) -> None:
+        self.transcript.message(message, turn, usage)
         self._fresh = False  # now the task is on record
 
     def _sync_soon(self) -> None:

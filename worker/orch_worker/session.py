@@ -40,11 +40,14 @@ class Session:
         self.interrupted: str | None = None
         """The query whose turn has messages and no end: cut short, or still running. None when there is none."""
         self.usage = Usage()
-        """What all finished turns used together."""
+        """What all turns used together, those that were cut short included, as far as it is on record."""
         self.turns = 0
         """How many turns are finished."""
         self.places: dict[str, int] = {}
         """Where each entry stands in `entries`, by its id."""
+        self._turn = ""
+        self._used_before = Usage()
+        """What was used before the turn `_turn` began."""
         self._parents: list[int] = []
         self._messages: tuple[Message, ...] | None = ()
 
@@ -95,9 +98,14 @@ class Session:
         if isinstance(entry, MessageEntry):
             if entry.turn and entry.turn not in self.replies:
                 self.interrupted = entry.turn
+            if entry.turn != self._turn:
+                self._turn, self._used_before = entry.turn, self.usage
+            if entry.usage is not None:
+                self.usage += entry.usage
         elif isinstance(entry, TurnEnd):
             self.replies[entry.turn] = entry.reply
-            self.usage += entry.reply.usage
+            # The reply knows of failed requests too, which no message tells of.
+            self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
             self.turns += 1
             if self.interrupted == entry.turn:
                 self.interrupted = None

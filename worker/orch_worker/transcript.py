@@ -16,14 +16,14 @@ import msgspec
 from orch_protocol.entries import Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
-from orch_protocol.messages import Message, Reply, Text, tool_uses
+from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
 from orch_protocol.spec import Durability
 from orch_protocol.text import scrub
 
 from .session import Session, UnknownEntry
 from .store import AppendLog, FolderLock, Loaded, load, newest_first
 
-__all__ = ["Transcript", "read_last_turn", "read_session"]
+__all__ = ["Transcript", "read_last_turn", "read_session", "read_usage"]
 
 NAME: Final = "session.jsonl"
 
@@ -92,11 +92,14 @@ class Transcript:
             self.session.apply(entry)
         return stored
 
-    def message(self, message: Message, turn: str = "") -> MessageEntry:
-        """Record `message` as the next one of the query `turn`, and return its entry as it is on disk."""
+    def message(self, message: Message, turn: str = "", usage: Usage | None = None) -> MessageEntry:
+        """Record `message` as the next one of the query `turn`, and return its entry as it is on disk.
+
+        `usage` is what the request took whose response it is.
+        """
         session = self.session
         id, now = new_entry_id(session.places), _timestamp()
-        entry = MessageEntry(id=id, parent_id=session.leaf, timestamp=now, message=message, turn=turn)
+        entry = MessageEntry(id=id, parent_id=session.leaf, timestamp=now, message=message, turn=turn, usage=usage)
         return cast(MessageEntry, self.append(entry)[0])
 
     def turn_start(self, turn: str, interrupted: str) -> None:
@@ -158,6 +161,33 @@ def read_last_turn(folder: Path) -> LastTurn | None:
         if isinstance(entry, (MessageEntry, TurnStart)):
             return LastTurn(entry.turn, None) if entry.turn else None
     return None
+
+
+class _Used(msgspec.Struct, gc=False):
+    """Of an entry, what is needed to add up a turn: messages are passed over unread."""
+
+    turn: str = ""
+    usage: Usage | None = None
+
+
+_used_decoder = msgspec.json.Decoder(_Used)
+
+
+def read_usage(folder: Path, turn: str) -> Usage:
+    """Return what the turn used so far by the folder's transcript, in which it is the last one.
+
+    Reads the turn alone, without lock. Raises StoreError when it cannot be read.
+    """
+    usage = Usage()
+    for line in newest_first(folder / NAME):
+        try:
+            entry = _used_decoder.decode(line)
+        except _DECODE_ERRORS:
+            continue
+        if entry.turn not in ("", turn):
+            break
+        usage += entry.usage or Usage()
+    return usage
 
 
 def _fold(loaded: Loaded) -> Session:

@@ -11,6 +11,7 @@ from orch_protocol.services import AgentRow, Kill, Killed, Resume
 from .. import events
 from ..nodes import Node
 from ..refs import resolve
+from ..remains import used_by
 from .looking import row
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
     gone = [root.waiters.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
     by = "the user" if caller is None else f"agent {nodes[caller].spec.name!r}"
     try:
-        killed: tuple[str, ...] = root.handle(events.Kill(ids, by))
+        used = used_by(node for id in ids for node in nodes.subtree(id))
+        killed: tuple[str, ...] = root.handle(events.Kill(ids, by, used))
         if gone:
             await asyncio.wait(gone, timeout=GONE_SECONDS)
     finally:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_id
+from orch_protocol.messages import Usage
 from orch_protocol.services import AgentRow, AgentSteered, CancelTurn, SteerAgent
 from orch_protocol.text import scrub
 
 from .. import events
 from ..refs import resolve
+from ..remains import remains_of
 from .ending import own_subtree
 from .looking import row
 
@@ -36,5 +38,5 @@ async def cancel(root: Supervisor, caller: str | None, params: CancelTurn) -> Ag
     """End an agent's turn: its query is answered with stop reason `cancelled`, or, when hard, fails."""
     node = resolve(root.tree.nodes, params.ref)
     own_subtree(root, caller, node, "cancel")
-    root.handle(events.Cancel(node.spec.id, params.hard))
+    root.handle(events.Cancel(node.spec.id, params.hard, remains_of(node).usage if params.hard else Usage()))
     return row(root, node)
