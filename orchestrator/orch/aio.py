@@ -23,13 +23,14 @@ from orch_protocol.spec import BackendSpec, Limits, QueueMode, Template
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.backends import models
-from orch_worker.backends.local import LOCAL, locate
+from orch_worker.backends.local import LOCAL
 from orch_worker.backends.registry import complete, template_for
 from orch_worker.lock import FolderLock
 from orch_worker.tools.base import Tool, ToolContext, tool
 
 from . import config as configuration
 from . import paths
+from .catalog import Catalog
 from .handles import AsyncSubagent
 from .journal import Journal
 from .launchers import default_launcher
@@ -139,7 +140,7 @@ class AsyncOrchestrator:
                 sessions=sessions,
                 logs=logs,
                 spool=spool,
-                complete=self._complete,
+                catalog=Catalog(self._known, self._env, self._keys),
                 keys=self._keys,
             )
             stack.push_async_callback(supervisor.close)
@@ -267,10 +268,6 @@ class AsyncOrchestrator:
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
         return await call(self.supervisor, None, method, params)
-
-    async def _complete(self, spec: BackendSpec) -> BackendSpec:
-        located = await locate(spec, self._known, self._env)
-        return complete(located, self._known, self._env, self._keys)
 
     def _template(self) -> Template:
         """Return what agents without a model of their own are started from, as far as that can be said already."""

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -39,7 +39,7 @@ KEY_FOUND: Final = (
 )
 ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
-    *("subagents.allow_nested", "subagents.timeout_minutes"),
+    *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.chat_models"),
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 SHOWN: Final = 80
@@ -148,6 +148,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "subagents.timeout_minutes": _at_most,
     "subagents.default_preset": lambda new, old: new in ("minimal", old),
     "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
+    "subagents.chat_models": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
     "limits.max_turns": _at_most,
     "limits.turn_seconds": _at_most,
     "limits.tool_seconds": _at_most,
@@ -173,6 +174,7 @@ def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 TYPES: Final[dict[str, Any]] = dict(_fields(Config))
+LISTS: Final = ("subagents.default_tools", "subagents.chat_models")
 SECTIONS: Final = frozenset(key.rpartition(".")[0] for key in TYPES) - {""}
 
 
@@ -184,6 +186,7 @@ def _check_names(layer: Layer, home: Path) -> None:
         "model": lambda model: _check_model(model, home),
         "subagents.default_preset": resolve,
         "subagents.default_tools": lambda tools: resolve(None, tools),
+        "subagents.chat_models": lambda patterns: _check_patterns(patterns, home),
     }
     for key, look_up in checks.items():
         found = layer.get(key)
@@ -209,6 +212,14 @@ def _check_model(model: str, home: Path) -> None:
         )
     if spec.provider in known.providers and not (spec.model or known.providers[spec.provider].default):
         raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
+
+
+def _check_patterns(patterns: Sequence[str], home: Path) -> None:
+    for pattern in patterns:
+        spec = parse_model(pattern)
+        if not spec.model:
+            raise ConfigError(f"{pattern!r} is no model: write PROVIDER:MODEL, or PROVIDER:* for all of a provider")
+        _check_model(pattern, home)
 
 
 def _defaults() -> Layer:
@@ -357,6 +368,6 @@ def _env_layer(env: Mapping[str, str]) -> Layer:
             continue
         key = name.removeprefix("ORCH_").lower().replace("__", ".")
         text = env[name]
-        value = text.replace(",", " ").split() if key == "subagents.default_tools" else text
+        value = text.replace(",", " ").split() if key in LISTS else text
         layer[key] = _setting(key, value, f"variable {name}", strict=False)
     return layer

@@ -26,10 +26,11 @@ from orch_protocol.errors import (
     error_info,
 )
 from orch_protocol.ids import new_id, new_token
-from orch_protocol.spec import BackendSpec, Birth
+from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
 
 from .calls import Calls
+from .catalog import Catalog
 from .disk import Disk
 from .events import (
     REQUESTS,
@@ -89,14 +90,13 @@ class Supervisor:
         sessions: Path,
         logs: Path,
         spool: Path,
-        complete: Callable[[BackendSpec], Awaitable[BackendSpec]],
+        catalog: Catalog,
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
         self.sessions = sessions
-        self.complete = complete
-        """Adds to a backend's description what a worker needs to know of it. Raises ConfigError."""
+        self.catalog = catalog
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}

@@ -38,6 +38,8 @@ class SubagentsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     default_preset: str = "investigate"
     default_tools: tuple[str, ...] | None = None
     """Tools of an agent spawned with neither preset nor tools; None means `default_preset`'s."""
+    chat_models: tuple[str, ...] | None = None
+    """Models that the tool `chat` may ask, `provider:name` with `*` for anything; None: all that can be reached."""
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):

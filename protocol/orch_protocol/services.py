@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from .messages import Message, Reply, Usage
-from .spec import Limits, QueueMode, Template, ToolSpec
+from .models import ModelRow
+from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 
 __all__ = [
     "SERVICES",
@@ -21,9 +22,11 @@ __all__ = [
     "CancelTurn",
     "Collect",
     "Empty",
+    "FindModel",
     "Kill",
     "Killed",
     "List",
+    "ListModels",
     "QueryAgent",
     "Ref",
     "Resume",
@@ -240,6 +243,16 @@ class ToolRan(Struct, frozen=True):
     is_error: bool = False
 
 
+class ListModels(Struct, frozen=True, forbid_unknown_fields=True):
+    """The models that the calling agent may ask."""
+
+
+class FindModel(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker needs to ask `model`, `provider:name` or `local`; None is the calling agent's own."""
+
+    model: str | None = None
+
+
 SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "spawn": (Spawn, Spawned),
     "query": (QueryAgent, Reply),
@@ -254,6 +267,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "show": (Show, Shown),
     "state": (Ref, AgentRow),
     "run_tool": (RunTool, ToolRan),
+    "models": (ListModels, list[ModelRow]),
+    "find_model": (FindModel, BackendSpec),
 }
 
 

@@ -27,6 +27,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.messages import Usage, assistant, user
 from orch_protocol.services import SERVICES, Collect, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
+from orch_worker.tools.chat import __all__ as chat_tools
 from orch_worker.tools.presets import BUILTIN
 from orch_worker.tools.subagents import __all__ as subagent_tools
 from orch_worker.transcript import read_session
@@ -46,11 +47,11 @@ async def ask_root(world: World, caller: str, service: str, params: Any) -> Any:
 
 
 def test_each_service_is_for_the_tools_that_ask_for_it() -> None:
-    """The table names services and tools that exist, and every tool for agents is in it."""
+    """The table names services and tools that exist, and every tool that asks for one is in it."""
     assert GRANTS.keys() <= HANDLERS.keys() == SERVICES.keys()
     granted = {tool for tools in GRANTS.values() for tool in tools}
     assert granted <= BUILTIN.keys()
-    assert granted == set(subagent_tools)
+    assert granted == {*subagent_tools, *chat_tools}
 
 
 @virtual

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orch import AsyncOrchestrator
+from orch import AsyncOrchestrator, Config, SubagentsConfig
 from orch.launchers.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
 from orch_protocol.errors import AgentDiedError, BackendError, ConfigError, ToolNotGrantedError
@@ -189,8 +189,6 @@ class TestChoosing:
 
     async def test_children_have_their_parents_model(self, server: ModelServer, tmp_path: Path) -> None:
         """A subagent that is spawned without a model has that of its parent, at the same address."""
-        from orch import Config, SubagentsConfig
-
         config = Config(subagents=SubagentsConfig(allow_nested=True))
         spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"]}}
         server.script += [call(spawning), say("done")]
@@ -200,6 +198,30 @@ class TestChoosing:
             agent = await root.spawn("x", tools=["spawn_subagent", "read_file"])
             await agent.query("go")
             assert [row.model for row in await root.agents()] == 2 * ["openai:gpt-4o"]
+
+    async def test_an_agent_asks_another_model(self, server: ModelServer, tmp_path: Path) -> None:
+        """By its own API, with the prompt alone; what it used and cost is the agent's, and nothing else is asked."""
+        question = {"call": "chat", "input": {"prompt": "Is 7 prime?", "model": "openai:gpt-4o"}}
+        refused = {"call": "chat", "input": {"prompt": "?", "model": "openai:gpt-6-luna"}}
+        more = {"input": 1000, "output": 1}
+        server.script += [call(question, refused), say("Yes.", usage=more), say("It is.")]
+        allowed = Config(subagents=SubagentsConfig(chat_models=("openai:gpt-4*",)))
+        async with AsyncOrchestrator(
+            MODEL, config=allowed, home=tmp_path, env=environment(server), **fake_world()
+        ) as root:
+            reply = await (await root.spawn("x", tools=["chat"])).query("go")
+        assert [request.path.rpartition("/")[2] for request in server.requests] == [
+            "messages",
+            "completions",
+            "messages",
+        ]
+        assert server.requests[1].body["messages"] == [{"role": "user", "content": "Is 7 prime?"}]
+        assert (reply.text, reply.tool_calls, reply.usage.input_tokens) == ("It is.", 2, 1020)
+        results = server.requests[2].body["messages"][-1]["content"]
+        assert [result["content"][0]["text"].partition(".")[0] for result in results] == [
+            "Yes",
+            "'openai:gpt-6-luna' is no model that agents may ask",
+        ]
 
     async def test_the_sdks_are_loaded_ahead(self, server: ModelServer, tmp_path: Path) -> None:
         """With a model configured, its SDK is loaded while nobody waits for it; without one it is not."""

@@ -11,9 +11,10 @@ import pytest
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Usage
+from orch_protocol.models import Price
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends import models
-from orch_worker.backends.models import Entry, Model, Models, Price, Provider
+from orch_worker.backends.models import Entry, Model, Models, Provider
 from orch_worker.backends.registry import APIS, PROVIDERS, complete, template_for
 from sources import ROOT
 

@@ -266,6 +266,7 @@ class _Turn:
         for outcome in outcomes:
             self._calls += outcome.ran
             self._files |= dict.fromkeys(outcome.files_changed)
+            self._usage += outcome.usage
         self._append_results([outcome.result for outcome in outcomes])
         for call, outcome in zip(calls, outcomes, strict=True):
             shown = text_of(Message("user", outcome.result.content))[:SHOWN]

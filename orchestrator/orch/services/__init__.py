@@ -17,7 +17,7 @@ from orch_protocol.services import SERVICES, QueryAgent
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
-from . import asking, ending, looking, spawning, steering, tools
+from . import asking, ending, looking, models, spawning, steering, tools
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor, Watcher
@@ -38,6 +38,8 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "show": looking.show,
     "state": looking.state,
     "run_tool": tools.run_tool,
+    "models": models.list_models,
+    "find_model": models.find_model,
 }
 
 
@@ -49,6 +51,8 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
     "wait": frozenset({"wait_subagents"}),
     "kill": frozenset({"kill_subagent"}),
     "list": frozenset({"list_subagents"}),
+    "models": frozenset({"list_models"}),
+    "find_model": frozenset({"chat"}),
 }
 """The tools that ask for a service. Any one is enough; a service that no tool asks for is for people alone."""
 

@@ -34,7 +34,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     if parent is not None and "spawn_subagent" not in parent.spec.tools:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
     over = parent.spec if parent else None
-    backend = await root.complete(_backend(request, over, root.config))
+    backend = await root.catalog.complete(_backend(request, over, root.config))
     spec = describe(request, over, root.config, root.sessions, backend)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
     node = root.tree.nodes[id]

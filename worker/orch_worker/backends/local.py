@@ -15,7 +15,7 @@ from orch_protocol.spec import BackendSpec
 
 from .models import Models, Provider
 
-__all__ = ["LOCAL", "locate"]
+__all__ = ["LOCAL", "installed", "locate"]
 
 LOCAL: Final = "local"
 SECONDS: Final = 2.0
@@ -43,10 +43,9 @@ async def locate(spec: BackendSpec, known: Models, env: Mapping[str, str], *, se
     for name, about in known.providers.items():
         if not about.candidates:
             continue
-        url = about.address(env).removesuffix(about.base_path) + about.listing
+        url = _url(about, env)
         try:
-            async with asyncio.timeout(seconds):
-                listed = await asyncio.to_thread(_listed, url, seconds)
+            listed = await installed(about, env, seconds)
         except TimeoutError:
             problems.append(_silent(name, about, url, f"nothing within {seconds:g} s"))
         except (OSError, ValueError) as error:
@@ -59,6 +58,16 @@ async def locate(spec: BackendSpec, known: Models, env: Mapping[str, str], *, se
                 "pull one, or set `candidates` of that provider in $ORCH_HOME/models.json"
             )
     raise ConfigError("`local`: " + ("; ".join(problems) or "models.json names no candidates"))
+
+
+async def installed(about: Provider, env: Mapping[str, str], seconds: float = SECONDS) -> list[str]:
+    """Return the names of the models that the server has. Raises OSError (TimeoutError after `seconds`), ValueError."""
+    async with asyncio.timeout(seconds):
+        return await asyncio.to_thread(_listed, _url(about, env), seconds)
+
+
+def _url(about: Provider, env: Mapping[str, str]) -> str:
+    return about.address(env).removesuffix(about.base_path) + about.listing
 
 
 def _first(candidates: Sequence[str], listed: Sequence[str]) -> str | None:

@@ -17,9 +17,10 @@ from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Usage
+from orch_protocol.models import Price
 from orch_protocol.spec import BackendSpec
 
-__all__ = ["Api", "Flags", "Model", "Models", "Price", "Provider", "cost", "equip", "load"]
+__all__ = ["Api", "Flags", "Model", "Models", "Provider", "cost", "equip", "load"]
 
 FILE: Final = "models.json"
 UNKNOWN_CONTEXT: Final = 32_768
@@ -27,16 +28,6 @@ UNKNOWN_CONTEXT: Final = 32_768
 SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
 
 Api: TypeAlias = Literal["messages", "chat", "responses"]
-
-
-class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """USD per million tokens, for requests of more than `above` tokens; None where it is not known."""
-
-    input: float | None = None
-    output: float | None = None
-    cache_read: float | None = None
-    cache_write: float | None = None
-    above: int = 0
 
 
 class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Usage
 from orch_protocol.services import RunTool
 from orch_protocol.spec import ToolSpec
 
@@ -76,11 +77,12 @@ class ToolContext(Struct, frozen=True):
 
 
 class ToolOutput(Struct, frozen=True):
-    """What a tool returns. `files_changed` are paths relative to the context's cwd."""
+    """What a tool returns. `files_changed` are paths relative to the context's cwd, `usage` what models used for it."""
 
     text: str
     is_error: bool = False
     files_changed: tuple[str, ...] = ()
+    usage: Usage = Usage()
 
 
 Available = Callable[[ToolContext], bool]

@@ -31,6 +31,7 @@ _GIT: Final = ("git_status", "git_diff", "git_log")
 _WEB: Final = ("web_search", "fetch_url")
 _PYTHON: Final = ("run_python", "run_python_script", "py_help", "installed_packages")
 _MEMORY: Final = ("read_handle",)
+_CHAT: Final = ("chat", "list_models")
 _AGENTS: Final = (
     "spawn_subagent",
     "query_subagent",
@@ -48,6 +49,7 @@ BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_WEB, Builtin("orch_worker.tools.web", "web")),
     **dict.fromkeys(_PYTHON, Builtin("orch_worker.tools.python", "python")),
     **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
+    **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.chat", "chat")),
     **dict.fromkeys(_AGENTS, Builtin("orch_worker.tools.subagents", "agents")),
 }
 
@@ -86,10 +88,10 @@ def resolve(preset: str | None = None, tools: Iterable[str] | None = None) -> tu
         raise ConfigError(f"tools is a list of names, not the text {tools!r}")
     names: dict[str, None] = {}
     for name in tools:
-        if name in BUILTIN:
-            names[name] = None
-        elif name in CATEGORIES:
+        if name in CATEGORIES:
             names |= dict.fromkeys(CATEGORIES[name])
+        elif name in BUILTIN:
+            names[name] = None
         else:
             known = f"{', '.join(BUILTIN)}; or all of a category: {', '.join(CATEGORIES)}"
             similar = _similar(str(name), (*BUILTIN, *CATEGORIES))

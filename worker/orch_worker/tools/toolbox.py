@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.errors import OrchError
-from orch_protocol.messages import Text, ToolResult, ToolUse
+from orch_protocol.messages import Text, ToolResult, ToolUse, Usage
 from orch_protocol.spec import ToolSpec
 from orch_protocol.text import scrub
 
@@ -31,11 +31,12 @@ READER: Final = "read_handle"
 
 
 class Outcome(Struct, frozen=True):
-    """What became of one call. `ran` is false when the tool was never started."""
+    """What became of one call. `ran` is false when the tool was never started, `usage` is what models used for it."""
 
     result: ToolResult
     ran: bool = True
     files_changed: tuple[str, ...] = ()
+    usage: Usage = Usage()
 
 
 class Executor(Protocol):
@@ -85,7 +86,7 @@ class Toolbox:
             return refuse(call, _say(error))
         async with self._admitted(tool), self._file(tool, call.input):
             output = await self._within_deadline(tool, arguments)
-        return Outcome(_result(call, output), files_changed=output.files_changed)
+        return Outcome(_result(call, output), files_changed=output.files_changed, usage=output.usage)
 
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Return `outcomes`, those of the `calls` of one step, bounded as a set: the longest are cut first.

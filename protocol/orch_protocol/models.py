@@ -1,0 +1,36 @@
+"""What is known of a model, as data that the root tells and others show."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+__all__ = ["ModelRow", "Price"]
+
+
+class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """USD per million tokens, for requests of more than `above` tokens; None where it is not known."""
+
+    input: float | None = None
+    output: float | None = None
+    cache_read: float | None = None
+    cache_write: float | None = None
+    above: int = 0
+
+
+class ModelRow(Struct, frozen=True):
+    """One model, `provider:name`; a `*` at its end stands for any name that begins like that.
+
+    `context` and `output` are the most tokens of a conversation and of a response; None is not known. `prices` are a
+    floor while `price_known` is false, and none at all mean that it is free when it is true. `keys` are the variables
+    that can hold its provider's key, `key` the one that does.
+    """
+
+    model: str
+    listed_as: str | None
+    api: str
+    context: int
+    output: int | None
+    price_known: bool
+    prices: tuple[Price, ...]
+    keys: tuple[str, ...]
+    key: str | None
