@@ -69,7 +69,11 @@ class Archiver:
         estimator = estimator or (Estimator() if self.config.profile == "seed" else Estimator(shape.ratios))
         self._pieces = Pieces(shape, self._archive, estimator)
         self._search = Search(self._archive)
-        self._folding = Folding(self._pieces, self.rules, self.config, summarise, self._search.added)
+        try:
+            self._folding = Folding(self._pieces, self.rules, self.config, summarise, self._search.added)
+        except BaseException:
+            self._archive.close()
+            raise
 
     def __enter__(self) -> Archiver:
         return self
@@ -78,7 +82,8 @@ class Archiver:
         self.close()
 
     def close(self) -> None:
-        """Close the files; closing twice does nothing."""
+        """Take in the summaries that are there by now, and close the files; closing twice does nothing."""
+        self._folding.late()
         self._search.close()
         self._archive.close()
 
@@ -99,7 +104,8 @@ class Archiver:
         was; `messages` itself is not touched. Raises ConfigError for what is no message, StoreError when the archive
         cannot be written: then the conversation is what it was.
         """
-        pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(messages)]
+        before = pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(messages)]
+        self._folding.late()
         view = self._view(pieces, stop_reason)
         turns = plan.finished_turns(view, self.rules, self.config.trigger, self._prices, self._pieces.estimator)
         pieces, folded = self._folding.fold(pieces, turns)
@@ -109,6 +115,8 @@ class Archiver:
         phases = plan.phases(self._view(pieces, stop_reason), self.rules, self._prices)
         pieces, done = self._folding.fold(pieces, phases)
         self.folded = (*folded, *done)
+        fresh = plan.fresh_from(view.messages)
+        pieces = self._folding.upgraded(pieces, before, fresh, self._prices)
         self._pieces.keep(pieces)
         return [piece.raw for piece in pieces]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -10,17 +9,20 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.config import ArchivalConfig
+from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text, assistant, text_of, user
 
 from .adapters import pack, plain
 from .archive import Record, Stored
+from .asker import Asker
+from .gate import Prices
 from .pieces import Piece, Pieces
-from .plan import RECEIPT_TOKENS, Collapse
+from .plan import RECEIPT_TOKENS, Collapse, upgrades
 from .profiles import Rules
 from .receipt import Receipt, merge, receipt_of, render
 from .rollup import era_tokens
 from .stub import clip_tokens, era_prompt, stub_text
-from .summary import SummaryRequest, ask
+from .summary import SummaryRequest
 from .turns import responses, task_of, turns_of
 
 __all__ = ["Folded", "Folding"]
@@ -56,8 +58,7 @@ class Folding:
         self._pieces = pieces
         self._archive = pieces.archive
         self._rules = rules
-        self._settings = config.summary
-        self._summarise = summarise
+        self._asker = None if summarise is None else Asker(summarise, config.summary, pieces.archive.notes)
         self._told = stored
 
     def fold(self, pieces: list[Piece], collapses: Sequence[Collapse]) -> tuple[list[Piece], list[Folded]]:
@@ -71,6 +72,27 @@ class Folding:
             pieces, done = means[planned.kind](pieces, msgspec.structs.replace(planned, **places))
             folded += done
         return pieces, folded
+
+    def late(self) -> None:
+        """Take in, durably, the summaries that came after their time. Never raises; what cannot be written is noted."""
+        for id, text in self._asker.late() if self._asker else ():
+            try:
+                self._archive.summarise(id, text)
+            except StoreError as error:
+                self._archive.notes.append(f"the late summary of archive {id} is lost: {error}")
+
+    def upgraded(self, pieces: list[Piece], before: Sequence[Piece], fresh: int, prices: Prices) -> list[Piece]:
+        """Return `pieces` with late summaries in place of receipts, where that breaks little of what is cached.
+
+        `before` is the conversation as it was in the last request, but for what stands from `fresh` on.
+        """
+        found = {place: new for place, piece in enumerate(pieces) if (new := self._pieces.upgraded(piece))}
+        if not found:
+            return pieces
+        same = (now.raw is was.raw for now, was in zip(pieces, before, strict=False))
+        broken = next((place for place, kept in enumerate(same) if not kept), min(len(pieces), len(before)))
+        places = upgrades(sorted(found), [piece.tokens for piece in pieces], min(broken, fresh), prices)
+        return [found[place] if place in places else piece for place, piece in enumerate(pieces)]
 
     def _turn(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:
         part = pieces[collapse.start : collapse.stop]
@@ -170,29 +192,9 @@ class Folding:
         raws = [piece.raw if isinstance(piece.raw, Message) else plain(piece.raw) for piece in part]
         known = self._archive.add(record, [Stored(*pack(self._pieces.format, raw)) for raw in raws])
         self._told(known)
-        if summarise and self._summarise and not known.summarised and (text := self._asked(known.id, said)):
+        if summarise and self._asker and not known.summarised and (text := self._asker.ask(known.id, said)):
             return self._archive.summarise(known.id, text)
         return known
-
-    def _asked(self, id: str, messages: Sequence[Message]) -> str | None:
-        """Return a model's summary of `messages`; None when none is to be had in time."""
-        asked, settings = self._summarise, self._settings
-        assert asked is not None
-        answers: list[str | None] = []
-
-        def work() -> None:
-            try:
-                answers.append(ask(messages, settings.style, settings.model, asked))
-            except Exception as error:  # the caller's code: whatever it raises, the turn is archived
-                self._archive.notes.append(f"no summary of archive {id}: {type(error).__name__}: {error}")
-
-        # A thread, because nothing else gives up on a caller's function that does not return.
-        thread = threading.Thread(target=work, name="orch-summary", daemon=True)
-        thread.start()
-        thread.join(settings.timeout_seconds)
-        if thread.is_alive():
-            self._archive.notes.append(f"no summary of archive {id} within {settings.timeout_seconds:g} s")
-        return answers[0] if answers else None
 
 
 def _told(record: Record) -> Folded:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Message, StopReason
+from orch_protocol.messages import Block, Message, StopReason, Text
 
-from .adapters import Format, translated, unpack
+from .adapters import Format, pack, plain, translated, unpack
 from .archive import Archive, Record
 from .estimate import Estimator
 from .plan import View
+from .stub import holder_of, stub_text
 from .turns import responses
 
 __all__ = ["Piece", "Pieces", "unfold"]
@@ -67,6 +69,25 @@ class Pieces:
     def written(self, message: Message) -> Piece:
         """Return `message` as a piece, the way the format writes it."""
         return self.piece(self.format.write(message))
+
+    def upgraded(self, piece: Piece) -> Piece | None:
+        """Return `piece` with the summaries that came since its stubs were written; None when there is none."""
+        if not any(self.archive.records[id].summarised for id in piece.holders):
+            return None
+        message = msgspec.structs.replace(piece.message, content=tuple(map(self._current, piece.message.content)))
+        if message == piece.message:
+            return None
+        _, rest = pack(self.format, piece.raw if isinstance(piece.raw, Message) else plain(piece.raw))
+        return self.piece(unpack(self.format, message, rest))
+
+    def _current(self, block: Block) -> Block:
+        """Return `block`, a stub whose archive has a summary by now with that in it."""
+        record = self.archive.records.get(holder_of(block.text) or "") if isinstance(block, Text) else None
+        if not isinstance(block, Text) or record is None or not record.summarised:
+            return block
+        if record.record in block.text:
+            return block
+        return Text(stub_text(record.kind, record.id, record.record, record.answer))
 
     def contents(self, record: Record) -> list[Any]:
         """Return the messages of `record` as they were; as this format writes them if they came in another."""

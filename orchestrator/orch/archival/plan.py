@@ -18,7 +18,18 @@ from .stub import Kind
 from .triggers import decide, facts_of
 from .turns import Turn, groups_of, is_answered, is_unfinished, turns_of
 
-__all__ = ["RECEIPT_TOKENS", "SUMMARY_LEAST", "SUMMARY_TOKENS", "Collapse", "View", "eras", "finished_turns", "phases"]
+__all__ = [
+    "RECEIPT_TOKENS",
+    "SUMMARY_LEAST",
+    "SUMMARY_TOKENS",
+    "Collapse",
+    "View",
+    "eras",
+    "finished_turns",
+    "fresh_from",
+    "phases",
+    "upgrades",
+]
 
 HEAD_TOKENS: Final = 25
 RECEIPT_TOKENS: Final = 220
@@ -158,6 +169,24 @@ def phases(view: View, rules: Rules, prices: Prices) -> list[Collapse]:
     return [_collapse("phase", part, reason, gain) for part in chosen]
 
 
+def fresh_from(messages: Sequence[Message]) -> int:
+    """Return from where on `messages` were in no request yet, so that nothing is cached: the last response."""
+    fresh = len(messages)
+    while fresh and messages[fresh - 1].role != "assistant":
+        fresh -= 1
+    return max(fresh - 1, 0)
+
+
+def upgrades(places: Sequence[int], tokens: Sequence[int], broken: int, prices: Prices) -> list[int]:
+    """Return which of the stubs at `places`, in order, get their late summary now. `tokens` are the messages' sizes.
+
+    Those from `broken` on, where the cached prefix ends anyway, and those so close before it that what lies between is
+    written anew for less than the summary was made for. The others wait for the prefix to break further up.
+    """
+    worth = SUMMARY_TOKENS * prices.output
+    return [place for place in places if sum(tokens[place:broken]) * (prices.write - prices.read) <= worth]
+
+
 def _is_over(view: View, turn: Turn) -> bool:
     """Return whether `turn` has ended with nothing open, and is not archived yet."""
     if turn.body == turn.stop or view.archived(turn):
@@ -213,11 +242,7 @@ def _collapse(kind: Kind, part: _Part, reason: str, gain: Gain | None) -> Collap
 def _gain(view: View, rules: Rules, prices: Prices, chosen: Sequence[_Part]) -> Gain:
     """Return the gain of archiving all of `chosen` at once, which breaks the cached prefix at the first of them."""
     removed, added = sum(each.removed for each in chosen), sum(each.added for each in chosen)
-    # From the last response on, nothing was in a request yet, so nothing is cached.
-    fresh = len(view.messages)
-    while fresh and view.messages[fresh - 1].role != "assistant":
-        fresh -= 1
-    fresh = max(fresh - 1, 0)
+    fresh = fresh_from(view.messages)
     uncached = sum(sum(view.tokens[max(each.body, fresh) : each.stop]) for each in chosen)
     behind = sum(view.tokens[chosen[0].body : fresh]) - (removed - uncached)
     change = Change(removed, added, max(behind, 0), uncached, _entries(view, rules, len(chosen)))

@@ -25,6 +25,7 @@ RESULT_CHARS: Final = 4_000
 CHUNK_CHARS: Final = 60_000
 FINDINGS: Final = 5
 MOST_CHARS: Final = 1_600
+ANSWER_CHARS: Final = 100_000
 
 _STRUCTURED: Final = """\
 You compress a finished piece of an agent's work. The full transcript is kept elsewhere and can be looked up; what \
@@ -96,6 +97,8 @@ def parse(answer: str, style: Literal["structured", "paragraph"]) -> Summary | s
     """Return `answer` as a summary, or what is wrong about it. A fence around JSON is forgiven. Never raises."""
     if not isinstance(answer, str):
         return f"it is a {type(answer).__name__}, not text"
+    if len(answer) > ANSWER_CHARS:
+        return f"it is {len(answer):,} characters long, which is no summary"
     text = answer.strip()
     if fenced := _FENCE.match(text):
         text = fenced[1].strip()

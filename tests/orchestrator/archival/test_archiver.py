@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 import orch
 from orch.archival.archiver import Archiver
 from orch.archival.block import HEADING
-from orch.archival.summary import SummaryRequest
-from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
+from orch_protocol.config import ArchivalConfig, TriggerConfig
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError, StoreError
 from orch_worker.store import AppendLog
 from shapes import SHAPES, Items, Shape, work
@@ -253,24 +252,6 @@ def test_folding_the_same_twice_is_one_archive(shape: Shape, tmp_path: Path) -> 
         assert archiver.fold(turn) == first
         assert len(archiver.archives()) == 1
         assert archiver.unfold(first) == turn
-
-
-def test_late_summary_is_given_up(shape: Shape, tmp_path: Path) -> None:
-    """A model that does not answer in time leaves the receipt, and the conversation goes on."""
-    from threading import Event
-
-    release = Event()
-
-    def slow(_: SummaryRequest) -> str:
-        release.wait(30)
-        return "late"
-
-    config = ArchivalConfig(profile="seed", summary=SummaryConfig(timeout_seconds=0.01))
-    with Archiver(tmp_path, shape.name, config=config, summarise=slow) as archiver:
-        folded = archiver.fold(work(shape, 1, steps=6))
-        assert "Tools: read_file x6" in shape.text(folded[1])
-        assert "no summary of archive" in archiver.notes[0]
-        release.set()
 
 
 def test_usage_corrects_the_estimate(shape: Shape, tmp_path: Path) -> None:
