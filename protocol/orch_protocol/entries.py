@@ -38,7 +38,7 @@ class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", rena
 class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history).
 
-    `usage` is what the request took whose response this is.
+    `usage` is what the request took whose response this is, or what models used for the results of tools in it.
     """
 
     message: Message

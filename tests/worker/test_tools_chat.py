@@ -91,12 +91,13 @@ async def test_a_model_that_is_not_allowed_is_an_error_result() -> None:
 
 
 async def test_what_the_model_used_is_the_agents_usage() -> None:
-    """The reply's usage holds that of every model asked on the way."""
+    """The reply's usage holds that of every model asked on the way, and it is on record with the result."""
     usages = []
     for said in ("x", "x" * 4000):
         talk = Talk(ScriptedBackend([{"tool": "chat", "input": {"prompt": "x"}}, {"text": "done"}]))
         talk.box = Toolbox([CHAT], context(Root(ScriptedBackend([{"text": said}]).spec())))
         usages.append((await talk.ask()).usage)
+        assert sum(talk.used, Usage()) == usages[-1]
     assert usages[1].output_tokens - usages[0].output_tokens == 999
     assert usages[0] != Usage()
 

@@ -41,6 +41,7 @@ Interject = Callable[[bool], list[str]]
 Emit = Callable[[str, str, str, int, bool], None]
 Cut = Literal["cancelled", "timeout"]
 
+NOTHING: Final = Usage()
 STEERING: Final = "[Steering]"
 SHOWN: Final = 2000
 
@@ -57,7 +58,7 @@ CUT_OFF: Final = (
 
 
 class Record(Protocol):
-    """Takes the next message of the conversation down, and what the request took whose response it is."""
+    """Takes the next message of the conversation down, and what models used for it: for a response, or for results."""
 
     def __call__(self, message: Message, usage: Usage | None = None, /) -> None:
         """Record `message`."""
@@ -263,17 +264,19 @@ class _Turn:
     def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[Outcome]], cut: Cut | None) -> None:
         whole = [_outcome(call, task, cut) for call, task in zip(calls, tasks, strict=True)]
         outcomes = self._toolbox.shown(calls, whole)
+        used = Usage()
         for outcome in outcomes:
             self._calls += outcome.ran
             self._files |= dict.fromkeys(outcome.files_changed)
-            self._usage += outcome.usage
-        self._append_results([outcome.result for outcome in outcomes])
+            used += outcome.usage
+        self._usage += used
+        self._append_results([outcome.result for outcome in outcomes], used)
         for call, outcome in zip(calls, outcomes, strict=True):
             shown = text_of(Message("user", outcome.result.content))[:SHOWN]
             self._tell("tool_result", shown, call.name, is_error=outcome.result.is_error)
 
-    def _append_results(self, results: Sequence[ToolResult]) -> None:
-        self._record(Message("user", tuple(results)))
+    def _append_results(self, results: Sequence[ToolResult], used: Usage = NOTHING) -> None:
+        self._record(Message("user", tuple(results)), used if used != NOTHING else None)
         self._backend.append_tool_result(results)
 
     def _reply_text(self, stop: StopReason) -> str:

@@ -95,7 +95,7 @@ class Transcript:
     def message(self, message: Message, turn: str = "", usage: Usage | None = None) -> MessageEntry:
         """Record `message` as the next one of the query `turn`, and return its entry as it is on disk.
 
-        `usage` is what the request took whose response it is.
+        `usage` is what the request took whose response it is, or what models used for the results of tools in it.
         """
         session = self.session
         id, now = new_entry_id(session.places), _timestamp()
