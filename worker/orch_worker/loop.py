@@ -60,7 +60,7 @@ CUT_OFF: Final = (
 class Record(Protocol):
     """Takes the next message of the conversation down, and what models used for it: for a response, or for results."""
 
-    def __call__(self, message: Message, usage: Usage | None = None, /) -> None:
+    def __call__(self, message: Message, /, *, usage: Usage | None = None) -> None:
         """Record `message`."""
 
 
@@ -233,7 +233,7 @@ class _Turn:
         self._usage += turn.usage
         message = turn.message if turn.message.content else Message("assistant", (Text("(an empty response)"),))
         self._text = text_of(turn.message) or self._text
-        self._record(message, turn.usage)
+        self._record(message, usage=turn.usage)
         self._backend.append_assistant(message)
         self._tell("message", text_of(turn.message))
         return turn
