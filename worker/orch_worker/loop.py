@@ -276,7 +276,7 @@ class _Turn:
             self._tell("tool_result", shown, call.name, is_error=outcome.result.is_error)
 
     def _append_results(self, results: Sequence[ToolResult], used: Usage = NOTHING) -> None:
-        self._record(Message("user", tuple(results)), used if used != NOTHING else None)
+        self._record(Message("user", tuple(results)), usage=used if used != NOTHING else None)
         self._backend.append_tool_result(results)
 
     def _reply_text(self, stop: StopReason) -> str:
