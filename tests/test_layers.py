@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from itertools import chain
 
 import pytest
 
@@ -15,6 +16,7 @@ OURS = tuple(PACKAGES)
 DOORS: dict[str, set[str]] = {
     "anthropic": {"orch_worker.backends.anthropic"},
     "httpx2": {"orch_worker.backends.transport", "orch_worker.tools.http"},
+    "matplotlib": {"orch.replay.plot"},
     "multiprocess": {"orch_worker.zygote"},
     "openai": {"orch_worker.backends.openai"},
     "structlog": {"orch.logs"},
@@ -54,7 +56,9 @@ def behind_doors(module: Module) -> list[str]:
 def undeclared(module: Module) -> list[str]:
     """Return the packages that `module` imports and pyproject.toml does not name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {"zmq" if name == "pyzmq" else name for name in map(distribution, project["dependencies"])}
+    extras = (wanted for extra, wanted in project["optional-dependencies"].items() if extra != "test")
+    wanted = map(distribution, chain(project["dependencies"], *extras))
+    names = {"zmq" if name == "pyzmq" else name for name in wanted}
     known = {*names, *COMES_ALONG, *OURS, *sys.stdlib_module_names}
     return sorted({name.partition(".")[0] for name in module.imports} - known)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from itertools import chain
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -34,8 +35,14 @@ def pins() -> dict[str, Version]:
 def test_pins_satisfy_the_project() -> None:
     """constraints.txt has a version of each dependency, one that pyproject.toml allows."""
     project = PROJECT["project"]
-    for requirement in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["test"]]):
+    for requirement in map(Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())):
         assert pins()[canonical(requirement.name)] in requirement.specifier, requirement
+
+
+def test_extras_are_tested() -> None:
+    """What an extra brings along is there when the tests run."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {each for extra in extras.values() for each in extra} == set(extras["test"])
 
 
 def test_pins_are_names_and_versions() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ import msgspec
 
 from orch_protocol.errors import ConfigError
 
+from ..replay import plot
 from ..replay.policies import DEFAULT, NAMES
 from ..replay.readers import read_recordings
 from ..replay.report import Terms, replay, report, table
@@ -24,18 +25,25 @@ from .verb import Verb, dump
 __all__ = ["VERBS"]
 
 ITEMS: Final = 200
+BAR: Final = 30
+TITLED: Final = 3
 
 
 def _replay(arguments: Namespace) -> int:
     names = _names(arguments.policy)
+    picture = plot.checked(arguments.plot) if arguments.plot is not None else None
     files = [Path(name) for name in arguments.files]
     recordings = [recording for file in files for recording in read_recordings(file)]
     terms = _terms(arguments)
     calls = sum(len(recording.calls) for recording in recordings)
     with contextlib.ExitStack() as stack:
         folder = _empty(Path(arguments.archive)) if arguments.archive else stack.enter_context(scratch("replay"))
-        outcomes = [replay(recordings, name, terms, folder, _progress(name, calls)) for name in names]
+        with _progress(calls) as progress:
+            outcomes = [replay(recordings, name, terms, folder, progress(name)) for name in names]
     data = report(files, recordings, outcomes, terms)
+    if picture is not None:
+        each = [len(recording.calls) for recording in recordings]
+        plot.draw(outcomes, each, picture, usd=terms.usd, title=_title(files))
     if arguments.json:
         print(dump(data))
         return 0
@@ -45,7 +53,14 @@ def _replay(arguments: Namespace) -> int:
         off = 100 * (told["replayed"] / told["input_tokens"] - 1)
         print(f"Recorded: {told['input_tokens']:,} input tokens; replaying what it did: {off:+.1f} %")
     print(f"\n{safe(table(data))}")
+    if picture is not None:
+        print(f"\nDrawn: {safe(str(picture))}")
     return 0
+
+
+def _title(files: list[Path]) -> str:
+    more = len(files) - TITLED
+    return ", ".join(file.name for file in files[:TITLED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _terms(arguments: Namespace) -> Terms:
@@ -84,15 +99,32 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-def _progress(name: str, calls: int) -> Callable[[int], None]:
+@contextlib.contextmanager
+def _progress(calls: int) -> Iterator[Callable[[str], Callable[[int], None]]]:
+    """Give what gives the bar of a policy, for whom a terminal shows it; the line is gone in the end."""
     if not sys.stderr.isatty():
-        return lambda _: None
+        yield lambda _: lambda _: None
+        return
 
-    def show(done: int) -> None:
-        end = "\r\x1b[K" if done >= calls else ""
-        print(f"\r{name}: {done} of {calls} calls{end}", end="", file=sys.stderr, flush=True)
+    def shown(name: str) -> Callable[[int], None]:
+        def show(done: int) -> None:
+            if 100 * done // calls > 100 * (done - 1) // calls:
+                print(f"\r\x1b[K{bar(name, done, calls)}", end="", file=sys.stderr, flush=True)
 
-    return show
+        return show
+
+    try:
+        yield shown
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def bar(name: str, done: int, calls: int) -> str:
+    """Return how far the policy `name` is, as one line of less than 80 characters."""
+    if done >= calls:
+        return f"{name:13} looking for what left the conversation"
+    full = BAR * done // calls
+    return f"{name:13} [{'#' * full}{'.' * (BAR - full)}] {done} of {calls} calls"
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -100,6 +132,7 @@ def _arguments(parser: ArgumentParser) -> None:
     add("files", metavar="FILE", nargs="+", help="sessions of ours or pi's, rows of transcripts, plain messages")
     add("--policy", metavar="NAMES", help=f"of {', '.join(NAMES)} ({','.join(DEFAULT)})")
     add("--archive", metavar="FOLDER", help="keep the archives in this empty or new folder")
+    add("--plot", metavar="PICTURE", help="draw request size and cost over the calls: .png or .svg")
     add("--evidence", type=int, default=ITEMS, metavar="N", help=f"look for N items of each kind (default {ITEMS})")
     add("--window", type=int, default=200_000, metavar="TOKENS", help="the model's context window (200000)")
     add("--system-tokens", type=int, metavar="TOKENS", help="system prompt and tools (as recorded, else 12000)")

@@ -18,7 +18,7 @@ from .policies import Policy, Setting, policy_named
 from .prices import Bill, Meter
 from .recording import Recording, Scale, scale_of
 
-__all__ = ["Outcome", "Terms", "recorded_input", "replay", "report", "table"]
+__all__ = ["Outcome", "Point", "Terms", "recorded_input", "replay", "report", "table"]
 
 MOST_ITEMS: Final = 500
 USD_PER_MILLION: Final = 3.0
@@ -41,8 +41,18 @@ class Terms(Struct, frozen=True):
     items: int = MOST_ITEMS
 
 
+class Point(Struct, frozen=True):
+    """Where a policy stood at one model call: how many tokens the request was, what all had cost by then, in units."""
+
+    context: int
+    units: float
+
+
 class Outcome(Struct, frozen=True):
-    """What one policy came to over all recordings. `recalls` is one recall for every 10 archived turns, in units."""
+    """What one policy came to over all recordings. `recalls` is one recall for every 10 archived turns, in units.
+
+    `course` has a point for each model call, of one recording after the other.
+    """
 
     name: str
     bill: Bill = Bill()
@@ -51,6 +61,7 @@ class Outcome(Struct, frozen=True):
     recalls: float = 0.0
     evidence: dict[str, Share] = {}
     over_window: int = 0
+    course: tuple[Point, ...] = ()
 
 
 def replay(
@@ -78,8 +89,8 @@ def replay(
         setting = Setting(scale, terms.prices, where, terms.window, terms.summary_tokens)
         policy = policy_named(name, setting)
         try:
-            bill, context, over = _run(recording, policy, scale, terms, told)
-            outcome = _added(outcome, policy, bill, recording, context, over, terms)
+            bill, context, course = _run(recording, policy, scale, terms, told)
+            outcome = _added(outcome, policy, bill, recording, context, course, terms)
         finally:
             policy.close()
     return outcome
@@ -87,12 +98,12 @@ def replay(
 
 def _run(
     recording: Recording, policy: Policy, scale: Scale, terms: Terms, told: Callable[[], None]
-) -> tuple[Bill, list[Message], int]:
+) -> tuple[Bill, list[Message], list[Point]]:
     meter = Meter(terms.prices, terms.lifetime)
     calls = set(recording.calls)
     context: list[Message] = []
     system = ("system", scale.beside)
-    over = 0
+    course: list[Point] = []
     for place, each in enumerate(recording.messages):
         if place in calls:
             context = policy.before(context, meter.extra)
@@ -101,9 +112,9 @@ def _run(
             tail = policy.tail(context)
             meter.request(parts, output, tail=tail, at=each.at)
             told()
-            over += sum(tokens for _, tokens in parts) + tail > terms.window
+            course.append(Point(sum(tokens for _, tokens in parts) + tail, meter.bill.units))
         context = [*context, each.message]
-    return meter.bill, context, over
+    return meter.bill, context, course
 
 
 def _added(
@@ -112,7 +123,7 @@ def _added(
     bill: Bill,
     recording: Recording,
     context: list[Message],
-    over: int,
+    course: Sequence[Point],
     terms: Terms,
 ) -> Outcome:
     evidence = dict(outcome.evidence)
@@ -139,7 +150,8 @@ def _added(
         outcome.holders + len(records),
         outcome.recalls + recall_units,
         evidence,
-        outcome.over_window + over,
+        outcome.over_window + sum(point.context > terms.window for point in course),
+        (*outcome.course, *(Point(point.context, outcome.bill.units + point.units) for point in course)),
     )
 
 

@@ -1,0 +1,15 @@
+"""Drawing in tests leaves nothing at home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawing_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give matplotlib a folder of its own for what it keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("matplotlib")))
+        yield

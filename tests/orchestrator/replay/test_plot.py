@@ -1,0 +1,188 @@
+"""The picture of a replay: what is in it, for whom it can be read, and what is said when it cannot be drawn."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import cli
+from orch.cli.replay import bar
+from orch.replay.plot import _LOOKS, checked, draw
+from orch.replay.policies import DEFAULT, NAMES
+from orch.replay.prices import Bill
+from orch.replay.readers import read_recordings
+from orch.replay.report import Outcome, Point, Terms, replay
+from orch_protocol.errors import ConfigError, StoreError
+from recordings import dump_lines, pi
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def outcome(name: str, calls: int = 3, size: int = 10_000) -> Outcome:
+    """Return what a policy came to whose requests grow by `size`."""
+    course = tuple(Point(size * call, 1e6 * call) for call in range(1, calls + 1))
+    return Outcome(name, Bill(units=1e6 * calls), course=course)
+
+
+def drawn(file: Path, *outcomes: Outcome, calls: tuple[int, ...] = (3,), title: str = "") -> ElementTree.Element:
+    """Draw `outcomes` and return the picture."""
+    draw(outcomes, calls, file, usd=3.0, title=title)
+    return ElementTree.fromstring(file.read_text())
+
+
+def texts(picture: ElementTree.Element) -> list[str]:
+    """Return everything that is written in `picture`."""
+    return ["".join(text.itertext()).strip() for text in picture.iter(f"{SVG}text")]
+
+
+def test_course_has_a_point_for_each_call(tmp_path: Path) -> None:
+    """Over several recordings the cost goes on where it was, and the last points agree with the sums."""
+    paths = [dump_lines(tmp_path / f"{turns}.jsonl", pi(turns)) for turns in (4, 6)]
+    found = [recording for path in paths for recording in read_recordings(path)]
+    for name in ("none", "auto"):
+        came = replay(found, name, Terms(items=0), tmp_path / name)
+        assert len(came.course) == sum(len(recording.calls) for recording in found) == 40
+        assert all(before.units < after.units for before, after in pairwise(came.course))
+        assert came.course[-1].units == pytest.approx(came.bill.units)
+        assert max(point.context for point in came.course) == came.bill.peak_tokens
+        assert came.course[16].context < came.course[15].context
+
+
+def test_picture_says_what_is_in_it(tmp_path: Path) -> None:
+    """Both panels have a label with a unit, their numbers in full; each policy is named with its cost."""
+    said = texts(drawn(tmp_path / "a.svg", outcome("none"), outcome("auto", size=2_000), title="my $s_1$.jsonl"))
+    assert {"request size (tokens, log scale)", "cost so far (US dollars)", "model calls"} <= set(said)
+    assert {"none  $9.00", "auto  $9.00", "my $s_1$.jsonl"} <= set(said)
+    assert {"10,000", "20,000", "$0.00", "$8.00"} <= set(said)
+
+
+def test_conversations_are_told_apart(tmp_path: Path) -> None:
+    """Several recordings stand one after the other, with a fine line between them."""
+    one = drawn(tmp_path / "a.svg", outcome("none", 6), calls=(6,))
+    three = drawn(tmp_path / "b.svg", outcome("none", 6), calls=(2, 2, 2))
+    assert "model calls, 3 conversations one after the other" in texts(three)
+    borders = [len(re.findall("#bbbbbb", ElementTree.tostring(each, "unicode"))) for each in (one, three)]
+    assert borders == [0, 4]
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_hardly_anything_to_draw(tmp_path: Path, calls: int) -> None:
+    """A recording with one call, or none, is a picture all the same."""
+    assert "model calls" in texts(drawn(tmp_path / "a.svg", outcome("none", calls), calls=(calls,)))
+
+
+def test_same_replay_is_the_same_picture(tmp_path: Path) -> None:
+    """Nothing in a picture depends on when it was drawn."""
+    for name in ("a", "b"):
+        drawn(tmp_path / f"{name}.svg", outcome("none"), outcome("auto"))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_png_is_drawn(tmp_path: Path) -> None:
+    """The other kind is a picture of 1500 by 1050 dots."""
+    draw([outcome("none")], [3], tmp_path / "a.PNG", usd=3.0, title="水泵")
+    data = (tmp_path / "a.PNG").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (1500, 1050)
+
+
+def test_every_policy_looks_its_own_way() -> None:
+    """No two policies have the same colour and dashes; of those drawn by default no two have the same colour."""
+    assert set(_LOOKS) == set(NAMES)
+    assert len({(look.colour, look.dashes) for look in _LOOKS.values()}) == len(NAMES)
+    assert len({_LOOKS[name].colour for name in DEFAULT}) == len(DEFAULT)
+
+
+def brightness(colour: str) -> float:
+    """Return how bright `colour` is, from 0 to 1, as the eye has it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_lines_stand_out_from_white() -> None:
+    """Each colour has at least twice the contrast of nothing against the page."""
+    assert {name: 1.05 / (brightness(look.colour) + 0.05) > 2 for name, look in _LOOKS.items()} == dict.fromkeys(
+        _LOOKS, True
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("a.pdf", "ends in .png or .svg"), ("a", "ends in"), ("no/where/a.svg", "no folder")]
+)
+def test_names_that_cannot_be_drawn(name: str, words: str, tmp_path: Path) -> None:
+    """Another kind of file, or a folder that is not there, is an error that says so."""
+    with pytest.raises(ConfigError, match=words):
+        checked(str(tmp_path / name))
+
+
+def test_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib the error says how to get it."""
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match="needs matplotlib .*its extra 'plot'"):
+        checked(str(tmp_path / "a.svg"))
+
+
+def test_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    """A folder in the place of the picture is an error that names it."""
+    (tmp_path / "a.svg").mkdir()
+    with pytest.raises(StoreError, match=r"a\.svg: Is a directory"):
+        draw([outcome("none")], [3], tmp_path / "a.svg", usd=3.0)
+
+
+def run(home: Path, monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    """Run `orch` with its files in `home`."""
+    monkeypatch.setenv("ORCH_HOME", str(home))
+    return cli.run(list(argv))
+
+
+def test_replay_command_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--plot` draws all files into one picture and says where it is; a wrong name is refused before the replay."""
+    files = [str(dump_lines(tmp_path / f"s{number}.jsonl", pi(3 + number))) for number in range(5)]
+    picture = tmp_path / "p.svg"
+    given = ("replay", *files, "--policy", "none,mask", "--evidence", "0", "--plot")
+    assert run(tmp_path / "home", monkeypatch, *given, str(picture)) == 0
+    assert capsys.readouterr().out.endswith(f"\n\nDrawn: {picture}\n")
+    said = texts(ElementTree.parse(picture).getroot())
+    assert "s0.jsonl, s1.jsonl, s2.jsonl and 2 more" in said
+    assert "model calls, 5 conversations one after the other" in said
+    assert run(tmp_path / "home", monkeypatch, *given, "p.gif") == 2
+    assert "p.gif" in capsys.readouterr().err
+
+
+def test_terminal_shows_a_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal each policy's progress is shown on one line, a hundred steps at most, which is gone in the end."""
+    session = dump_lines(tmp_path / "s.jsonl", pi(120))
+    given = ("replay", str(session), "--policy", "none", "--evidence", "0")
+    assert run(tmp_path / "home", monkeypatch, *given) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert run(tmp_path / "home", monkeypatch, *given) == 0
+    steps = capsys.readouterr().err.split("\r\x1b[K")
+    assert len(steps) == 1 + 100 + 1
+    assert steps[-1] == ""
+    assert steps[-2] == bar("none", 480, 480)
+    assert all(len(step) < 80 for step in steps)
+
+
+def test_bar_fills() -> None:
+    """A third of the calls is a third of the bar."""
+    assert bar("auto", 1, 3) == f"auto          [{'#' * 10}{'.' * 20}] 1 of 3 calls"
+    assert "looking for" in bar("auto", 3, 3)
