@@ -132,7 +132,7 @@ def test_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: py
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match="needs matplotlib .*its extra 'plot'"):
+    with pytest.raises(ConfigError, match=r"needs matplotlib .*its extra 'plot'"):
         checked(str(tmp_path / "a.svg"))
 
 
