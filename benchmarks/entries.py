@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # At the top, as in the ordinary entry's module: what is imported after the fork would be private memory.
-from orch_worker.host import main as serve
+from orch_worker.process import main as serve
 
 
 def collect(*_: object) -> None:

@@ -685,14 +685,14 @@ import orch.launchers.zygote, orch.launchers.exec
 
 
 def test_private_names_of_multiprocess_are_there() -> None:
-    """The three underscored names that forking relies on mean what they meant."""
+    """The underscored names that forking relies on mean what they meant."""
     from multiprocess import get_context, process
 
     base = get_context("fork").Process
     assert base._start_method == "fork"
     assert issubclass(base, process.BaseProcess)
     assert "self._popen = self._Popen(self)" in inspect.getsource(process.BaseProcess.start)
-    assert list(inspect.signature(base._bootstrap).parameters) == ["self", "parent_sentinel"]
+    assert "self._target(*self._args, **self._kwargs)" in inspect.getsource(process.BaseProcess.run)
     assert isinstance(process._children, set)
 
 

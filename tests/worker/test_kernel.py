@@ -51,3 +51,24 @@ def test_signals_are_reset_to_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.SIGHUP: signal.SIG_IGN,
     }
     assert masks == [(signal.SIG_SETMASK, ())]
+
+
+@pytest.mark.parametrize("one_call", [True, False])
+def test_descriptors_are_closed_from_a_number_on(monkeypatch: pytest.MonkeyPatch, one_call: bool) -> None:
+    """Where the system has no call that closes many, those that are open are closed one by one."""
+    closed: list[int] = []
+    many: list[int] = []
+    refused = lambda first, *_: many.append(first) or (0 if one_call else -1)  # noqa: E731
+    monkeypatch.setattr(kernel, "_close_range", refused)
+    monkeypatch.setattr(os, "listdir", lambda _: ["0", "7", "8", "9"])
+    monkeypatch.setattr(os, "close", closed.append)
+    kernel.close_from(8)
+    assert (many, closed) == ([8], [] if one_call else [8, 9])
+
+
+def test_signals_that_a_parent_changed_get_their_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a fork, only what its parent changed is changed back."""
+    set_to: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", set_to.__setitem__)
+    kernel.default_signals((signal.SIGINT, signal.SIGCHLD))
+    assert set_to == {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}

@@ -16,7 +16,7 @@ from orch_protocol.zygote import LENGTH_BYTES, Fork, decode_birth, decode_fork
 
 from . import kernel
 
-__all__ = ["Entry", "live", "load"]
+__all__ = ["Entry", "live", "load", "prepare"]
 
 Entry = Callable[..., int | None]
 
@@ -34,11 +34,22 @@ def load(entry: str) -> Entry:
     return function
 
 
+def prepare() -> None:
+    """Do what a worker's process needs once and its forks inherit: standard streams, and a report should it crash.
+
+    The streams are those of the descriptors 0 to 2, whatever these come to be.
+    """
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout, sys.stderr = _Log.stream(1), _Log.stream(2)
+    faulthandler.enable(file=2)
+
+
 def live(entry: Callable[[], Entry], fork: Fork, pipe: int) -> NoReturn:
     """Be the worker that `fork` asks for, with `pipe` the read end of its birth pipe, and end the process.
 
-    `entry` returns the worker's `main`. Its return value is the exit code, as is that of a SystemExit; any other
-    exception goes to the log and exits 1. Nothing that the interpreter would do at its end is waited for.
+    The process, or the one it was forked from, is prepared, and its signals are the system's. `entry` returns the
+    worker's `main`. Its return value is the exit code, as is that of a SystemExit; any other exception goes to the log
+    and exits 1. Nothing that the interpreter would do at its end is waited for.
     """
     code = 1
     try:
@@ -78,16 +89,12 @@ def _settle(fork: Fork, pipe: int) -> Birth:
     os.set_inheritable(LIFELINE, False)
     kernel.close_from(LIFELINE + 1)
     kernel.arm_lifeline(LIFELINE)
-    kernel.reset_signals()
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     # What its tools lose falls to this worker, not to the shim: only the end of the worker makes it an orphan.
     kernel.subreap()
     if os.environ.get(DEBUG_SWITCH) != "1":
         kernel.hide_memory()
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout, sys.stderr = _Log.stream(1), _Log.stream(2)
-    faulthandler.enable(file=2)
     gc.enable()
     return birth
 
@@ -127,4 +134,6 @@ def _code(value: object) -> int:
 
 def main(entry: str, pipe: str, fork: str) -> NoReturn:
     """Be a worker in a process of its own: `fork` is the hex of an encoded Fork, `pipe` an inherited descriptor."""
+    kernel.reset_signals()
+    prepare()
     live(lambda: load(entry), decode_fork(bytes.fromhex(fork)), int(pipe))

@@ -45,7 +45,7 @@ from .interjections import Interjection
 from .loop import Brake
 from .runtime import Runtime
 
-__all__ = ["Host", "Line", "main"]
+__all__ = ["Host", "Line"]
 
 ROOT_CALL_SECONDS = 3600.0
 CONNECT_SECONDS = 10.0
@@ -261,28 +261,3 @@ class Host:
             self._courier.flush()
             self._courier.close()
             self._line.close()
-
-
-def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
-    """Serve the root at `address` as `incarnation` of the agent it will name; return the exit code."""
-    from .drain import Dealer
-
-    async def serve() -> int:
-        host = Host(
-            lambda on_data: Dealer(address, ident, on_data),
-            birth=birth,
-            incarnation=incarnation,
-            spool=Path(spool),
-            enter=_enter,
-        )
-        return await host.serve()
-
-    return asyncio.run(serve())
-
-
-def _enter(folder: str) -> None:
-    """Go to `folder`, which is where code that the agent runs in this process expects to be."""
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        print(f"cannot go to {folder}: {error.strerror}", flush=True)  # the agent's tools will say so too

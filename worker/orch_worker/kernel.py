@@ -11,12 +11,13 @@ import os
 import select
 import signal
 import sys
-from typing import Final
+from typing import Any, Final
 
 __all__ = [
     "arm_lifeline",
     "children",
     "close_from",
+    "default_signals",
     "die_with_parent",
     "exit_status",
     "hide_memory",
@@ -36,6 +37,7 @@ PIDFD_INFO_EXIT: Final = 1 << 3
 PIDFD_INFO_BYTES: Final = 64
 
 SIGKILL: Final = 9  # by number: Windows, where this is imported too, has no name for it
+LAST_DESCRIPTOR: Final = (1 << 32) - 1
 LINUX: Final = sys.platform == "linux"
 # Python ignores these two in every process it starts, and its libraries count on it.
 PYTHONS_OWN: Final = {"SIGPIPE", "SIGXFSZ"}
@@ -50,6 +52,9 @@ def _prctl(option: int, argument: int) -> None:
 if LINUX:
     _libc = ctypes.CDLL(None, use_errno=True)
     _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    _close_range: Any = getattr(_libc, "close_range", None)  # the C library may be older than it
+    if _close_range is not None:
+        _close_range.argtypes = [ctypes.c_uint] * 3
 
 
 def reset_signals(*, ignore: tuple[signal.Signals, ...] = ()) -> None:
@@ -64,6 +69,12 @@ def reset_signals(*, ignore: tuple[signal.Signals, ...] = ()) -> None:
             except (OSError, ValueError):
                 pass  # KILL, STOP and the C library's own cannot be set, nor need to be
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def default_signals(numbers: tuple[signal.Signals, ...]) -> None:
+    """Give each signal of `numbers` its default: what a fork does whose parent changed no other."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wake_on_child() -> int:
@@ -192,8 +203,10 @@ def reap(pidfd: int) -> int | None:
 def close_from(first: int) -> None:
     """Close every descriptor of this process from the number `first` on.
 
-    By the list of what is open: counting up to the limit can take minutes where the limit is "none".
+    By one call, or else by the list of what is open: counting up to the limit can take minutes where that is "none".
     """
+    if LINUX and _close_range is not None and _close_range(first, LAST_DESCRIPTOR, 0) == 0:
+        return
     for name in os.listdir("/proc/self/fd" if LINUX else "/dev/fd"):
         if int(name) >= first:
             try:

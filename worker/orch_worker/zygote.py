@@ -16,7 +16,6 @@ import sys
 import traceback
 from typing import Any, Final
 
-from orch_protocol.spec import BackendSpec
 from orch_protocol.zygote import (
     Booted,
     BootFailed,
@@ -30,28 +29,32 @@ from orch_protocol.zygote import (
 )
 
 from . import birth, kernel
-from .backends.registry import APIS, PROVIDERS, make_backend
+from .backends.registry import APIS, PROVIDERS
+from .rehearsal import rehearse
 from .tools.presets import BUILTIN
 
 __all__ = ["main"]
 
 # What runs in every worker but is not imported with the entry's module.
-EVERY_WORKER: Final = ("orch_worker.drain", "orch_worker.host", "resource")
+EVERY_WORKER: Final = ("orch_worker.process", "resource")
 PACKET_BYTES: Final = 1 << 16
 TEXT_CHARACTERS: Final = 8000
+# Its life is the root's: a polite signal to everybody must not end it, and its workers, before that has had its say.
+IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def worker_process() -> type[Any]:
     """Return a multiprocess Process that forks without the pipes of the stock one.
 
     Those cost two descriptors for each living worker, in the zygote and in every later sibling; and the stock class
-    reaps behind our back, which loses exit codes. Relied upon: `_Popen`, `_bootstrap`, `_children`.
+    reaps behind our back, which loses exit codes. Nor does the child set multiprocess up for itself: a worker does not
+    see it. Relied upon: `_Popen`, `_children`.
     """
     # multiprocess falls back to pickle without dill, which is two thirds of its import time. Forking pickles nothing.
     dill = sys.modules.get("dill")
     sys.modules["dill"] = None  # type: ignore[assignment]
     try:
-        from multiprocess import get_context, util  # noqa: F401  each worker's first step imports util
+        from multiprocess import get_context
     finally:
         del sys.modules["dill"]
         if dill is not None:
@@ -66,8 +69,13 @@ def worker_process() -> type[Any]:
             zygote = os.getpid()
             self.pid = os.fork()
             if self.pid == 0:
-                kernel.die_with_parent(zygote)
-                os._exit(process._bootstrap(parent_sentinel=None))
+                try:
+                    kernel.die_with_parent(zygote)
+                    process.run()
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)
 
         def poll(self, _flag: int = 0) -> int | None:
             return self.returncode
@@ -94,7 +102,8 @@ class Zygote:
         self._process = process
         self._alive: dict[int, tuple[int, Any]] = {}
         # Listed before the first fork: looking through all modules would make the pages they are on a worker's own.
-        self._hidden = [name for name in sys.modules if name.partition(".")[0] == "multiprocess"]
+        # And held, for to end a module is to visit all that is in it.
+        self._hidden = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "multiprocess"}
 
     def serve(self, root: int, wake: int) -> None:
         """Work until the process behind the pidfd `root` has ended or has hung up."""
@@ -130,6 +139,7 @@ class Zygote:
     def _be(self, fork: Fork, pipe: int) -> None:
         """Turn from a fork of the zygote into a worker."""
         signal.set_wakeup_fd(-1)
+        kernel.default_signals((*IGNORED, signal.SIGCHLD))
         self._control.detach()
         # Whoever imports multiprocess in a worker gets all of it, dill included.
         for name in self._hidden:
@@ -154,14 +164,14 @@ def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
     function, process = birth.load(entry), worker_process()
     for module in _modules(template):
         importlib.import_module(module)
-    # The types of a script's items are worked out when the first one is read: here, not in every worker.
-    make_backend(BackendSpec("scripted", options={"items": [{"text": "warm"}]}), {})
     if template == "sdk":
         from .backends import warm
 
         warm.warm()
+    rehearse()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    birth.prepare()
     gc.collect()
     gc.freeze()
     tasks = len(os.listdir("/proc/self/task"))
@@ -178,7 +188,7 @@ def _modules(template: str) -> list[str]:
 
 def main(template: str, entry: str, control: str, lifeline: str, root: str) -> None:
     """Boot and serve. A failed boot is told to the root and raised."""
-    kernel.reset_signals(ignore=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    kernel.reset_signals(ignore=IGNORED)
     os.setpgid(0, 0)
     for descriptor in (control, lifeline, root):
         os.set_inheritable(int(descriptor), False)
@@ -189,6 +199,7 @@ def main(template: str, entry: str, control: str, lifeline: str, root: str) -> N
         except BaseException:
             line.send(encode(BootFailed(traceback.format_exc()[-TEXT_CHARACTERS:])))
             raise
+        kernel.reset_signals(ignore=IGNORED)  # whatever was imported may have had ideas of its own
         wake = kernel.wake_on_child()
         zygote = Zygote(line, function, process)
         line.send(encode(Booted(os.getpid(), len(os.listdir("/proc/self/fd")) - 1)))

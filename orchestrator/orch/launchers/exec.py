@@ -63,7 +63,7 @@ class ExecLauncher:
     A worker ends with its birth pipe. Nothing adopts what its tools leave behind, which forked workers' shim does.
     """
 
-    def __init__(self, run_id: str, folder: Path, *, entry: str = "orch_worker.host:main") -> None:
+    def __init__(self, run_id: str, folder: Path, *, entry: str = "orch_worker.process:main") -> None:
         self._run_id = run_id
         self._folder = folder
         self._entry = entry

@@ -39,7 +39,7 @@ class ZygoteLauncher:
         folder: Path,
         *,
         boot_timeout: float = 20.0,
-        entry: str = "orch_worker.host:main",
+        entry: str = "orch_worker.process:main",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run_id = run_id

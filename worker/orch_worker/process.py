@@ -1,0 +1,40 @@
+"""A worker that is a process of its own: its agent's host on an event loop, with a socket to the root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from orch_protocol.spec import Birth
+
+from .drain import Dealer
+from .host import Host
+
+__all__ = ["main"]
+
+
+def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
+    """Serve the root at `address` as `incarnation` of the agent it will name; return the exit code."""
+
+    async def serve() -> int:
+        host = Host(
+            lambda on_data: Dealer(address, ident, on_data),
+            birth=birth,
+            incarnation=incarnation,
+            spool=Path(spool),
+            enter=_enter,
+        )
+        return await host.serve()
+
+    # Named, for looking for the one that this system prefers runs code that makes pages of memory a worker's own.
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(serve())
+
+
+def _enter(folder: str) -> None:
+    """Go to `folder`, which is where code that the agent runs in this process expects to be."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        print(f"cannot go to {folder}: {error.strerror}", flush=True)  # the agent's tools will say so too
