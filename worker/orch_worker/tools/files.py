@@ -7,6 +7,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
@@ -18,7 +19,7 @@ from .ignore import glob_regex, walk
 from .patterns import compile_pattern
 from .regular import NotRegularError, open_regular
 
-__all__ = ["grep_files", "list_files", "read_file"]
+__all__ = ["grep_files", "inside", "list_files", "opened", "read_file"]
 
 MAX_READ_CHARS: Final = 28_000
 MAX_LINE_BYTES: Final = 8_000
@@ -41,18 +42,12 @@ def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2
         offset: The first line to read.
         limit: How many lines to read at most.
     """
-    target = inside(context, path)
-    if _is_folder(target, path):
-        raise ToolError(f"{path!r} is a folder: use list_files.")
-    try:
-        with open_regular(target) as file:
-            if b"\0" in file.read(SNIFF_BYTES):
-                size = os.fstat(file.fileno()).st_size
-                raise ToolError(f"{path!r} is a binary file of {size:,} bytes; it has no lines.")
-            file.seek(0)
-            return _numbered_text(file, path, offset, limit, _stop_at(context))
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with opened(context, path) as file:
+        if b"\0" in file.read(SNIFF_BYTES):
+            size = os.fstat(file.fileno()).st_size
+            raise ToolError(f"{path!r} is a binary file of {size:,} bytes; it has no lines.")
+        file.seek(0)
+        return _numbered_text(file, path, offset, limit, _stop_at(context))
 
 
 @tool(category="file")
@@ -132,6 +127,19 @@ def inside(context: ToolContext, path: str) -> Path:
     if not target.is_relative_to(root):
         raise ToolError(f"{path!r} is outside the working folder; only files below it can be looked at.")
     return target
+
+
+@contextmanager
+def opened(context: ToolContext, path: str) -> Iterator[BinaryIO]:
+    """Open the file `path` for reading. Raises ToolError when it is not below the context's folder, or is no file."""
+    target = inside(context, path)
+    if _is_folder(target, path):
+        raise ToolError(f"{path!r} is a folder: use list_files.")
+    try:
+        with open_regular(target) as file:
+            yield file
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def _stop_at(context: ToolContext) -> float:

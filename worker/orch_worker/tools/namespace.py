@@ -41,6 +41,11 @@ class Namespace:
         self._runs = 0
         self._running: _Run | None = None
 
+    def bound(self) -> dict[str, Any]:
+        """Return what code has bound, without what is its own affair (`_name`)."""
+        names = list(self.names.items())  # at once: code that could not be stopped may be binding more
+        return {name: value for name, value in names if not name.startswith("_") and value is not _no_input}
+
     async def run(self, code: str, seconds: float) -> ToolOutput:
         """Run `code` and return what it printed and the value of its last expression, or its traceback.
 

@@ -30,6 +30,7 @@ _SHELL: Final = ("bash", "bg_status", "bg_kill")
 _GIT: Final = ("git_status", "git_diff", "git_log")
 _WEB: Final = ("web_search", "fetch_url")
 _PYTHON: Final = ("run_python", "run_python_script", "py_help", "installed_packages")
+_DATA: Final = ("describe_data", "describe_variables")
 _MEMORY: Final = ("read_handle",)
 _CHAT: Final = ("chat", "list_models")
 _AGENTS: Final = (
@@ -48,6 +49,7 @@ BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_GIT, Builtin("orch_worker.tools.git", "git")),
     **dict.fromkeys(_WEB, Builtin("orch_worker.tools.web", "web")),
     **dict.fromkeys(_PYTHON, Builtin("orch_worker.tools.python", "python")),
+    **dict.fromkeys(_DATA, Builtin("orch_worker.tools.data", "data")),
     **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
     **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.chat", "chat")),
     **dict.fromkeys(_AGENTS, Builtin("orch_worker.tools.subagents", "agents")),
