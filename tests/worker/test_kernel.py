@@ -72,3 +72,31 @@ def test_signals_that_a_parent_changed_get_their_default(monkeypatch: pytest.Mon
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
     kernel.default_signals((signal.SIGINT, signal.SIGCHLD))
     assert set_to == {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
+
+
+def test_large_areas_of_memory_of_its_own_go_on_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole huge pages of large, private, written memory are asked for; files, stacks and small areas are left."""
+    mib = 1 << 20
+    asked: list[tuple[int, int]] = []
+
+    class Kernel:
+        @staticmethod
+        def madvise(begin: int, length: int, _: int) -> int:
+            asked.append((begin // mib, length // mib))
+            return 0 if begin < 256 * mib else -1
+
+    areas = [
+        (1, 13, "rw-p", "0", "[heap]"),
+        (32, 48, "rw-p", "0", ""),
+        (64, 128, "r--p", "0", ""),
+        (128, 192, "rw-p", "4711", "/usr/lib/libpython3.11.so"),
+        (192, 200, "rw-p", "0", "[stack]"),
+        (201, 209, "rw-p", "0", ""),
+        (256, 264, "rw-p", "0", ""),
+    ]
+    maps = tmp_path / "maps"
+    lines = [f"{a * mib:x}-{b * mib:x} {rights} 00000000 00:00 {inode} {name}\n" for a, b, rights, inode, name in areas]
+    maps.write_text("".join(lines))
+    monkeypatch.setattr(kernel, "_libc", Kernel)
+    assert kernel.huge_pages(str(maps)) == 26 * mib
+    assert asked == [(2, 10), (32, 16), (256, 8)]

@@ -174,6 +174,7 @@ def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
     birth.prepare()
     gc.collect()
     gc.freeze()
+    kernel.huge_pages()
     tasks = len(os.listdir("/proc/self/task"))
     if tasks != 1:
         raise RuntimeError(f"the template {template!r} left {tasks - 1} threads behind, which no fork would have")
