@@ -11,7 +11,8 @@ The language of a fence says what becomes of it:
     json      JSON, one value a block or a line.
     text      a picture; not run.
 
-The blocks of a page run in order, in one scratch folder and one scratch ORCH_HOME, and leave no process behind.
+The blocks of a page run in order, in one scratch folder and one scratch ORCH_HOME, and leave no process behind. A
+program that imports an SDK finds a strict model server in its environment, which must have nothing to refuse.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ import pytest
 from msgspec import Struct
 
 from sources import PACKAGES, ROOT
+from wire.apart import Apart, reads_files
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "sh", "toml", "json", "text"}
 SECONDS = 50
+SDK = re.compile(r"^import (anthropic|openai)$", re.MULTILINE)
 
 
 class Block(Struct, frozen=True):
@@ -117,12 +120,12 @@ class Reader:
         path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
         self.env = kept | {"PATH": path, "HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots}
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run `argv` as the reader would and return what came of it."""
+    def run(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `argv` as the reader would, with `env` on top, and return what came of it."""
         return subprocess.run(
             argv,
             cwd=self.folder,
-            env=self.env,
+            env=self.env | env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -159,7 +162,14 @@ def run_python(block: Block, reader: Reader, where: str) -> None:
     """Run a python block and compare what it prints with what it says it prints."""
     program = reader.folder.parent / f"block_{block.line}.py"
     program.write_text(block.text)
-    done = reader.run(sys.executable, "-P", "-W", "error", str(program))
+    argv = (sys.executable, "-P", "-W", "error", str(program))
+    if SDK.search(block.text):
+        with Apart(reads_files) as apart:
+            done = reader.run(*argv, **apart.env)
+        assert apart.server.refused == [], where
+        assert apart.server.requests, f"{where}: the model was never asked"
+    else:
+        done = reader.run(*argv)
     assert done.returncode == 0, f"{where}: {done.stderr}"
     assert matches(expected(block.text), done.stdout), f"{where} printed:\n{done.stdout}"
 
@@ -263,7 +273,16 @@ def test_output_is_compared(pattern: str, text: str, same: bool) -> None:
 
 
 def test_wrong_examples_are_caught(reader: Reader) -> None:
-    """A program that prints something else, fails or warns is reported; so are commands and unknown make targets."""
+    """A program that prints something else, fails, warns or sends what no server takes is reported.
+
+    So are commands and unknown make targets.
+    """
+    ask = "import openai\nclient = openai.OpenAI(max_retries=0)\ntry:\n    "
+    ask += "client.chat.completions.create(model='m', messages=[{'role': 'assistant', 'content': 'hi'}])\n"
+    with pytest.raises(AssertionError, match="last message must not be the assistant's"):
+        run_python(Block(1, "python", f"{ask}except openai.BadRequestError:\n    pass\n"), reader, "here")
+    with pytest.raises(AssertionError, match="never asked"):
+        run_python(Block(1, "python", "import openai\n"), reader, "here")
     run_python(Block(1, "python", "print(1)  # -> 1\n"), reader, "here")
     run_console(Block(1, "console", "$ echo a > f\n$ cat f\na\n$ exit 3\n? 3\n"), reader, "here")
     check_sh(Block(1, "sh", "make test\npython3 -m venv .venv\n"), "here")

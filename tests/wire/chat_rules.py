@@ -102,6 +102,30 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
     yield sse("[DONE]")
 
 
+def whole(answer: Any, body: dict[str, Any], server: Any) -> dict[str, Any]:
+    """Return `answer` as one body, for a request without a stream."""
+    calls = [
+        {
+            "id": block.get("id") or f"call_{server.number()}",
+            "type": "function",
+            "function": {"name": block["call"], "arguments": json.dumps(block.get("input", {}))},
+        }
+        for block in answer.blocks
+        if "call" in block
+    ]
+    text = "".join(block.get("text", "") for block in answer.blocks)
+    message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
+    if reasoning := "".join(block.get("thinking", "") for block in answer.blocks):
+        message["reasoning_content"] = reasoning
+        server.issued |= {f"reasoning/{call['id']}": reasoning for call in calls}
+    if calls:
+        message["tool_calls"] = calls
+    stop = answer.stop or ("tool_use" if calls else "end_turn")
+    choice = {"index": 0, "message": message, "finish_reason": FINISHES.get(stop, stop), "logprobs": None}
+    base = {"id": f"chatcmpl-{server.number()}", "object": "chat.completion", "created": 1, "model": body["model"]}
+    return base | {"choices": [choice], "usage": _usage(answer.usage)}
+
+
 def _usage(used: dict[str, int]) -> dict[str, Any]:
     read, written = used.get("cache_read", 0), used.get("cache_write", 0)
     prompt, output = used.get("input", 10) + read + written, used.get("output", 5)
@@ -114,4 +138,4 @@ def _usage(used: dict[str, int]) -> dict[str, Any]:
     }
 
 
-__all__ = ["check", "error", "error_event", "events"]
+__all__ = ["check", "error", "error_event", "events", "whole"]

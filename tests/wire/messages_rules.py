@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wire.rules import Refused, bearer, encodable, halves, need, only, sign, sse
+from wire.rules import Refused, bearer, encodable, halves, need, only, parts, sign, sse
 
 FIELDS = frozenset(
     {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "thinking", "metadata"}
@@ -44,8 +44,8 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     only(body, FIELDS, "body")
     need(isinstance(body.get("max_tokens"), int) and body["max_tokens"] >= 1, "max_tokens: Field required")
     need(body.get("stream") is True, "Streaming is required")
-    markers = [*_marked(body.get("system") or []), *_marked(body.get("tools") or [])]
-    for part in body.get("system") or []:
+    markers = [*_marked(parts(body.get("system") or [])), *_marked(body.get("tools") or [])]
+    for part in parts(body.get("system") or []):
         _block(part, "system", {"text"}, issued)
     names = [tool["name"] for tool in body.get("tools") or []]
     need(len(set(names)) == len(names), "tools: Tool names must be unique")
@@ -55,7 +55,7 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     need(messages, "messages: at least one message is required")
     _check_messages(messages, issued)
     for message in messages:
-        markers += _marked(message["content"])
+        markers += _marked(parts(message["content"]))
     need(len(markers) <= 4, f"A maximum of 4 blocks with cache_control may be provided. Found {len(markers)}.")
 
 
@@ -66,7 +66,7 @@ def _check_messages(messages: list[dict[str, Any]], issued: dict[str, Any]) -> N
     seen: set[str] = set()
     last = ""
     for place, message in enumerate(messages):
-        where, role, content = f"messages.{place}", message["role"], message["content"]
+        where, role, content = f"messages.{place}", message["role"], parts(message["content"])
         only(message, {"role", "content"}, where)
         need(role in ("user", "assistant", "system"), f"{where}.role: Input should be 'user', 'assistant' or 'system'")
         need(role != last or role == "system", f'{where}: roles must alternate between "user" and "assistant"')
@@ -97,7 +97,8 @@ def _check_messages(messages: list[dict[str, Any]], issued: dict[str, Any]) -> N
 def _block(block: dict[str, Any], where: str, kinds: set[str], issued: dict[str, Any]) -> None:
     kind = block["type"]
     need(kind in kinds, f"{where}.content.0: {kind!r} is not permitted here")
-    only(block, BLOCKS[kind] | {"type"}, f"{where}.content.0.{kind}")
+    given = block.keys() - ({"citations"} if block.get("citations", 0) is None else set())
+    only(dict.fromkeys(given), BLOCKS[kind] | {"type"}, f"{where}.content.0.{kind}")
     match kind:
         case "text":
             need(block["text"].strip(), f"{where}: text content blocks must be non-empty")
@@ -118,7 +119,7 @@ def _block(block: dict[str, Any], where: str, kinds: set[str], issued: dict[str,
                 f"{where}.content.0.tool_use.input: Input should be a valid dictionary",
             )
         case "tool_result":
-            for part in block["content"]:
+            for part in parts(block["content"]):
                 _block(part, f"{where}.tool_result", {"text", "image"}, issued)
 
 
@@ -132,15 +133,8 @@ def _marked(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
     """Yield the events of the stream that gives `answer`."""
-    used = answer.usage
-    counts = {
-        "input_tokens": used.get("input", 10),
-        "cache_read_input_tokens": used.get("cache_read", 0),
-        "cache_creation_input_tokens": used.get("cache_write", 0),
-        "output_tokens": 1,
-    }
-    message = {"id": f"msg_{server.number()}", "type": "message", "role": "assistant", "model": body["model"]}
-    start = message | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
+    counts = _counts(answer) | {"output_tokens": 1}
+    start = _message(body, server) | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
     yield _event({"type": "message_start", "message": start})
     yield _event({"type": "ping"})
     for index, block in enumerate(answer.blocks):
@@ -149,10 +143,42 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
         for delta in deltas:
             yield _event({"type": "content_block_delta", "index": index, "delta": delta})
         yield _event({"type": "content_block_stop", "index": index})
-    stop = answer.stop or ("tool_use" if any("call" in block for block in answer.blocks) else "end_turn")
-    end = {"stop_reason": stop, "stop_sequence": None}
-    yield _event({"type": "message_delta", "delta": end, "usage": {"output_tokens": used.get("output", 5)}})
+    end = {"stop_reason": _stop(answer), "stop_sequence": None}
+    told = {"output_tokens": _counts(answer)["output_tokens"]}
+    yield _event({"type": "message_delta", "delta": end, "usage": told})
     yield _event({"type": "message_stop"})
+
+
+def whole(answer: Any, body: dict[str, Any], server: Any) -> dict[str, Any]:
+    """Return `answer` as one body, for a request without a stream."""
+    content = []
+    for block in answer.blocks:
+        begun, deltas = _wire_block(block, server)
+        for delta in deltas:
+            for key in ("text", "thinking", "signature"):
+                begun |= {key: begun[key] + delta[key]} if key in delta else {}
+        content.append(begun | ({"input": block.get("input", {})} if "call" in block else {}))
+    end = {"content": content, "stop_reason": _stop(answer), "stop_sequence": None, "usage": _counts(answer)}
+    return _message(body, server) | end
+
+
+def _message(body: dict[str, Any], server: Any) -> dict[str, Any]:
+    return {"id": f"msg_{server.number()}", "type": "message", "role": "assistant", "model": body["model"]}
+
+
+def _stop(answer: Any) -> str:
+    called = any("call" in block for block in answer.blocks)
+    return str(answer.stop or ("tool_use" if called else "end_turn"))
+
+
+def _counts(answer: Any) -> dict[str, int]:
+    used = answer.usage
+    return {
+        "input_tokens": used.get("input", 10),
+        "cache_read_input_tokens": used.get("cache_read", 0),
+        "cache_creation_input_tokens": used.get("cache_write", 0),
+        "output_tokens": used.get("output", 5),
+    }
 
 
 def _wire_block(block: dict[str, Any], server: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -183,4 +209,4 @@ def _event(data: dict[str, Any]) -> bytes:
     return sse(data, data["type"])
 
 
-__all__ = ["Refused", "check", "error", "error_event", "events"]
+__all__ = ["Refused", "check", "error", "error_event", "events", "whole"]

@@ -83,9 +83,15 @@ def fail(status: int, kind: str = "api_error", message: str = "something happene
 
 
 class ModelServer:
-    """Answers by `script`, one item a request, then by `otherwise`. Begins with `async with`, at `url`."""
+    """Answers by `script`, one item a request, then by `otherwise`. Begins with `async with`, at `url`.
 
-    def __init__(self, *script: Answer, otherwise: Callable[[Request], Answer] | None = None) -> None:
+    It streams, and refuses who wants no stream, as our backends never should; with `plain` it answers them, too.
+    """
+
+    def __init__(
+        self, *script: Answer, otherwise: Callable[[Request], Answer] | None = None, plain: bool = False
+    ) -> None:
+        self.plain = plain
         self.script = deque(script)
         self.otherwise = otherwise or (lambda _: say("done"))
         self.requests: list[Request] = []
@@ -144,8 +150,7 @@ class ModelServer:
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         request = Request(head[0].split()[1].partition("?")[0], headers, raw)
         if request.path == "/api/tags":
-            body = json.dumps({"models": [{"name": name} for name in self.installed]}).encode()
-            writer.write(_head(200, {"content-type": "application/json", "content-length": str(len(body))}) + body)
+            writer.write(_json({"models": [{"name": name} for name in self.installed]}))
             return True
         self.requests.append(request)
         self.arrived.set()
@@ -154,7 +159,7 @@ class ModelServer:
             answer = fail(404, "not_found_error", f"no such path: {request.path}")
         else:
             try:
-                api.check(request.body, request.headers, self.issued)
+                api.check(request.body | ({"stream": True} if self.plain else {}), request.headers, self.issued)
                 answer = self.script.popleft() if self.script else self.otherwise(request)
             except Refused as refused:
                 request.refused = str(refused)
@@ -164,9 +169,12 @@ class ModelServer:
         if answer.hangup:
             return False
         if answer.status != 200:
-            body = json.dumps((api or messages_rules).error(answer.kind, answer.message)).encode()
-            extra = {"content-type": "application/json", "content-length": str(len(body)), **answer.headers}
-            writer.write(_head(answer.status, extra) + body)
+            error = (api or messages_rules).error(answer.kind, answer.message)
+            writer.write(_json(error, answer.status, answer.headers))
+            await writer.drain()
+            return True
+        if self.plain and not request.body.get("stream"):
+            writer.write(_json(api.whole(answer, request.body, self)))
             await writer.drain()
             return True
         return await self._stream(api, request, answer, writer)
@@ -221,6 +229,13 @@ async def _each(events: Any) -> AsyncIterator[bytes]:
 
 def _pieces(event: bytes, size: int) -> list[bytes]:
     return [event[start : start + size] for start in range(0, len(event), size)] if size else [event]
+
+
+def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> bytes:
+    body = json.dumps(data).encode()
+    return (
+        _head(status, {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}) + body
+    )
 
 
 def _head(status: int, headers: dict[str, str]) -> bytes:

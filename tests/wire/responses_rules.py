@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wire.rules import bearer, encodable, halves, need, only, sign, sse
+from wire.rules import bearer, encodable, halves, need, only, parts, sign, sse
 
 FIELDS = frozenset(
     {"model", "input", "instructions", "tools", "tool_choice", "stream", "max_output_tokens", "store", "include"}
@@ -41,7 +41,7 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     calls: set[str] = set()
     reasoning = False
     for place, item in enumerate(body["input"]):
-        where, kind = f"input[{place}]", item["type"]
+        where, kind = f"input[{place}]", item.get("type", "message")
         if kind == "function_call_output":
             need(
                 item["call_id"] in open_calls,
@@ -54,7 +54,8 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
         need(output or not open_calls, f"No tool output found for function call {open_calls}.")
         need(output or not reasoning, f"{where}: 'reasoning' was provided without its required following item.")
         if kind == "reasoning":
-            need(issued.get(item["id"]) == item, f"{where}: The encrypted content could not be verified.")
+            same = _said(issued.get(item["id"], {})) == _said(item)
+            need(same, f"{where}: The encrypted content could not be verified.")
         elif kind == "function_call":
             need(ID.fullmatch(item["call_id"]), f"{where}.call_id: invalid")
             need(item["call_id"] not in calls, f"{where}: Duplicate call_id {item['call_id']}")
@@ -70,14 +71,21 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     need(body["input"][-1].get("role") != "assistant", "the last item must not be the assistant's")
 
 
+def _said(item: dict[str, Any]) -> dict[str, Any]:
+    """Return what `item` says; a key without a value says nothing."""
+    return {key: value for key, value in item.items() if value is not None}
+
+
 def _check_message(item: dict[str, Any], where: str, issued: dict[str, Any]) -> None:
-    need(item["content"], f"{where}.content: must not be empty")
-    kinds = {"output_text", "refusal"} if item["role"] == "assistant" else {"input_text", "input_image"}
-    for part in item["content"]:
+    said = item["role"] == "assistant"
+    content = parts(item["content"], "output_text" if said else "input_text")
+    need(content, f"{where}.content: must not be empty")
+    kinds = {"output_text", "refusal"} if said else {"input_text", "input_image"}
+    for part in content:
         need(part["type"] in kinds, f"{where}.content[0].type: invalid value {part['type']!r}")
         need(part.get("text") != "", f"{where}.content[0].text: must not be empty")
-    if item["role"] == "assistant":
-        phase = issued.get(f"phase/{item['content'][0].get('text')}")
+    if said:
+        phase = issued.get(f"phase/{content[0].get('text')}")
         need(item.get("phase") == phase, f"{where}.phase: {item.get('phase')!r} is not what was sent ({phase!r})")
 
 
@@ -110,6 +118,13 @@ def events(answer: Any, body: dict[str, Any], server: Any) -> Iterator[bytes]:
         yield _event({"type": "response.incomplete", "response": short})
     else:
         yield _event({"type": "response.completed", "response": ended})
+
+
+def whole(answer: Any, body: dict[str, Any], server: Any) -> dict[str, Any]:
+    """Return `answer` as one body, for a request without a stream."""
+    *_, last = events(answer, body, server)
+    response: dict[str, Any] = json.loads(last.partition(b"data: ")[2])["response"]
+    return response
 
 
 def _item(block: dict[str, Any], body: dict[str, Any], server: Any) -> dict[str, Any]:
@@ -151,4 +166,4 @@ def _event(data: dict[str, Any]) -> bytes:
     return sse(data, data["type"])
 
 
-__all__ = ["check", "error", "error_event", "events"]
+__all__ = ["check", "error", "error_event", "events", "whole"]

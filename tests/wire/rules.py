@@ -51,6 +51,11 @@ def encodable(value: Any) -> None:
         raise Refused("The request body is not valid JSON: no low surrogate in string") from error
 
 
+def parts(content: Any, kind: str = "text") -> Any:
+    """Return `content` as a list of parts, which a bare string is short for."""
+    return [{"type": kind, "text": content}] if isinstance(content, str) else content
+
+
 def sse(data: Any, event: str | None = None) -> bytes:
     """Return one server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data)

@@ -58,7 +58,8 @@ class _Responses:
         return last, {"role": "system", "content": text}
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "function", "name": name, "description": description, "parameters": schema}
+        # Unless told otherwise this API takes every parameter for required.
+        return {"type": "function", "name": name, "description": description, "parameters": schema, "strict": False}
 
 
 FORMAT: Final = _Responses()
