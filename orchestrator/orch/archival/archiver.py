@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -192,9 +192,11 @@ class Archiver:
 
 
 def _configured(config: ArchivalConfig, profile: Profile | None) -> ArchivalConfig:
-    if profile is None:
-        return config
+    """Return `config` with `profile`, checked: a Struct made by hand takes any value. Raises ConfigError."""
+    given = msgspec.to_builtins(config) | ({} if profile is None else {"profile": profile})
+    if given["profile"] not in get_args(Profile):
+        raise ConfigError(f"unknown archival profile {given['profile']!r}: seed, economy, balanced or roomy")
     try:
-        return msgspec.convert(msgspec.to_builtins(config) | {"profile": profile}, ArchivalConfig)
+        return msgspec.convert(given, ArchivalConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"unknown archival profile {profile!r}: seed, economy, balanced or roomy") from error
+        raise ConfigError(f"archival settings do not fit: {error}") from error

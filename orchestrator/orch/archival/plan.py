@@ -38,6 +38,8 @@ SUMMARY_LEAST: Final = 1500
 BLOCK_TOKENS: Final = 45
 ENTRY_TOKENS: Final = 32
 PRESSING: Final = 1.5
+BROKEN_OFF: Final = frozenset({"error", "cancelled", "timeout", "budget"})
+"""Stop reasons of a turn that somebody may want to go on with."""
 
 
 class View(Struct):
@@ -193,6 +195,8 @@ def _is_over(view: View, turn: Turn) -> bool:
         return False
     if turn.stop < len(view.messages):
         return True  # something else was asked since: a call without result is not running any more
+    if view.stop_reason in BROKEN_OFF:
+        return False
     part = view.messages[turn.start : turn.stop]
     return not is_unfinished(part) and (view.stop_reason is not None or is_answered(part))
 

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import orch
+from orch.archival.archive import Archive
 from orch.archival.archiver import Archiver
 from orch.archival.block import HEADING
-from orch_protocol.config import ArchivalConfig, TriggerConfig
+from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError, StoreError
 from orch_worker.store import AppendLog
 from shapes import SHAPES, Items, Shape, work
@@ -384,6 +385,52 @@ def test_full_disk_leaves_the_conversation(shape: Shape, tmp_path: Path, monkeyp
         assert live == copy
         assert len(archiver.archives()) == 1
         assert archiver.unfold(archiver.fold(live)) == whole
+
+
+@pytest.mark.parametrize("step", ["add", "summarise"])
+def test_interrupt_leaves_a_whole_state(
+    shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Ctrl-C between any two archives leaves the conversation as it was; later it is folded, with nothing twice."""
+    whole = [message for number in range(3) for message in work(shape, number, steps=6)]
+    live, copy = list(whole), json.loads(json.dumps(whole))
+    real, done = getattr(Archive, step), iter([False, True])
+
+    def interrupted(*given: Any) -> Any:
+        record = real(*given)
+        if next(done, False):
+            raise KeyboardInterrupt
+        return record
+
+    config = ArchivalConfig(profile="seed", summary=SummaryConfig(style="paragraph"))
+    with Archiver(tmp_path, shape.name, config=config, summarise=lambda _: "As told.") as archiver:
+        with monkeypatch.context() as broken:
+            broken.setattr(Archive, step, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                archiver.fold(live)
+        assert live == copy
+        assert len(archiver.archives()) == 2
+        folded = archiver.fold(live)
+        assert ["As told." in shape.text(message) for message in folded] == [False, True] * 3
+        assert len(archiver.archives()) == 3
+        assert archiver.unfold(folded) == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"profile": "huge"}, "'huge': seed"),
+        ({"high_tokens": -5}, r"high_tokens"),
+        ({"answer_tokens": "many"}, r"answer_tokens"),
+        ({"trigger": {"depth": 1}}, r"`depth`"),
+        ({"summary": {"style": "poem"}}, r"summary\.style"),
+    ],
+)
+def test_settings_that_do_not_fit(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    """What a setting cannot be is named with the setting, before anything is opened."""
+    with pytest.raises(ConfigError, match=words):
+        Archiver(tmp_path / "a", "openai", config=ArchivalConfig(**given))
+    assert not (tmp_path / "a").exists()
 
 
 def test_calls_count_once(shape: Shape, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from orch.archival.adapters import format_named
 from orch.archival.archiver import Archiver
 from orch.archival.estimate import Estimator
 from orch.archival.summary import Summary, SummaryRequest, ask, parse, render_turn
-from orch.archival.triggers import decide, facts_of
+from orch.archival.triggers import Facts, decide, facts_of
 from orch.archival.turns import calls_of, first_line, is_unfinished
 from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.messages import Message, StopReason, user
@@ -77,6 +77,10 @@ def test_config_defaults() -> None:
         (0, "done", "max_turns", 3, TriggerConfig(), False),
         (0, "done", "max_turns", 2, TriggerConfig(), True),
         (0, "done", "max_turns", 0, TriggerConfig(depth_cap=0), False),
+        (9, "x" * 32_000, "max_turns", 3, TriggerConfig(), False),
+        (0, "done", None, 0, TriggerConfig(tool_call_threshold=0), True),
+        (0, "done", None, 0, TriggerConfig(token_threshold=0), True),
+        (9, "done", None, 0, TriggerConfig(tool_call_threshold=10**6), False),
         (5, "done", None, 0, TriggerConfig(), True),
         (4, "done", None, 0, TriggerConfig(), False),
         (2, "done", None, 0, TriggerConfig(), False),
@@ -91,6 +95,20 @@ def test_triggers(
     """Any threshold that is reached archives, a limit typed as such too; words in a reply do not; the cap beats all."""
     turn = read(shape, *pairs(shape, calls), shape.assistant(text))
     assert decide(facts_of(turn, Estimator(), stop_reason=stop, depth=depth), trigger).archive is archived
+
+
+def test_threshold_itself_counts() -> None:
+    """Exactly as many tokens, or calls, as the threshold are enough; one less is not."""
+    trigger = TriggerConfig(token_threshold=100, tool_call_threshold=5)
+    verdicts = [decide(Facts(2, calls, tokens), trigger).archive for calls, tokens in ((0, 100), (5, 0), (4, 99))]
+    assert verdicts == [True, True, False]
+
+
+def test_calls_count_as_they_are_asked_for(shape: Shape) -> None:
+    """A call that was never answered counts like any other."""
+    turn = read(shape, shape.user("go"), *(shape.calls((f"c{n}", "bash", {})) for n in range(5)))
+    facts = facts_of(turn, Estimator())
+    assert (facts.tool_calls, facts.unfinished) == (5, True)
 
 
 def test_nothing_is_never_archived() -> None:
@@ -119,12 +137,36 @@ def test_every_block_is_estimated(shape: Shape) -> None:
     assert Estimator().messages(with_call) >= 200
 
 
+def test_results_in_parts_are_estimated() -> None:
+    """A result that comes as a list of parts weighs what one of text weighs."""
+    block = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "y" * 400}]}
+    message = format_named("anthropic").read({"role": "user", "content": [block]})
+    assert Estimator().messages([message]) == 100
+
+
 def test_unfinished_turns_are_seen(shape: Shape) -> None:
     """A turn that ends in a call is unfinished; with a result, or with plain words, it is not."""
     ending = shape.calls(("c", "bash", {}))
     assert is_unfinished(read(shape, shape.user("go"), ending))
     assert not is_unfinished(read(shape, shape.user("go"), ending, *shape.results(("c", "ok"))))
     assert not is_unfinished(read(shape, shape.user("go"), shape.assistant("done")))
+
+
+def test_only_the_end_of_a_turn_is_unfinished(shape: Shape) -> None:
+    """An earlier call without result does not matter where results are last; where the model has spoken it does."""
+    lost, found = shape.calls(("lost", "bash", {})), shape.calls(("found", "bash", {}))
+    ending = [shape.user("go"), lost, found, *shape.results(("found", "ok"))]
+    assert not is_unfinished(read(shape, *ending))
+    assert is_unfinished(read(shape, *ending, shape.assistant("done")))
+
+
+def test_turn_that_broke_off_is_left_alone(shape: Shape, archiver: Archiver) -> None:
+    """After an error or a cancel the turn stays, so that it can go on; once something else is asked it may leave."""
+    turn = [shape.user("go"), shape.assistant("x" * 1000)]
+    for reason in ("error", "cancelled", "timeout", "budget"):
+        assert archiver.fold(turn, stop_reason=reason) == turn
+    assert len(archiver.fold([*turn, shape.user("and now?")])) == 3
+    assert archiver.folded
 
 
 def test_unfinished_turns_are_left_alone(shape: Shape, archiver: Archiver) -> None:
@@ -140,6 +182,18 @@ def test_turn_is_rendered(shape: Shape) -> None:
     text = render_turn(read(shape, *pairs(shape, 1)))
     assert '[tool_use: bash({"command": "ls"})]\n[tool_result: ok]' in text
     assert render_turn(read(shape, shape.calls(("c", "bash", {})))).endswith("[tool_result: (pending)]")
+
+
+def test_message_that_says_nothing_is_not_rendered(shape: Shape) -> None:
+    """A message without words or calls has no heading."""
+    turn = read(shape, shape.user("hi"), shape.assistant(" "), shape.assistant("hello"))
+    assert render_turn(turn) == "## user\nhi\n\n## assistant\nhello"
+
+
+def test_parts_of_a_message_are_lines(shape: Shape) -> None:
+    """Text in several parts is joined by line breaks."""
+    message = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
+    assert render_turn(read(shape, message)) == "## user\none\ntwo"
 
 
 def test_result_is_rendered_once(shape: Shape) -> None:
@@ -182,6 +236,16 @@ def test_archive_is_persisted(shape: Shape, archiver: Archiver, folder: Path) ->
     assert lines[-1]["data"]["record"] == archiver.archives()[0].record
 
 
+def test_file_is_begun_once(shape: Shape, folder: Path) -> None:
+    """Whoever opens the folder later goes on behind what is there."""
+    for letter in "ab":
+        with Archiver(folder, shape.name, config=TALK) as archiver:
+            archiver.fold([shape.user("Explain"), shape.assistant(letter * 1000)])
+    lines = [json.loads(line) for line in (folder / "archive-000001.jsonl").read_text().splitlines()]
+    assert [line["type"] for line in lines] == ["session", *["message", "message", "custom"] * 2]
+    assert oct(folder.stat().st_mode)[-3:] == "700"
+
+
 def test_archive_can_seed_an_agent(shape: Shape, archiver: Archiver) -> None:
     """What was archived reads like a conversation: it begins with the prompt."""
     archiver.fold([shape.user("Explain"), shape.assistant("y" * 1000)])
@@ -202,6 +266,13 @@ def test_calls_have_their_results(shape: Shape) -> None:
     )
     pending = calls_of(turn[:1])[0]
     assert (pending.result, pending.completed) == (None, False)
+
+
+def test_shapes_agree_on_the_calls() -> None:
+    """The same conversation has the same calls in each shape."""
+    one, other = (calls_of(read(shape, *pairs(shape, 3), shape.calls(("late", "bash", {"n": 1})))) for shape in SHAPES)
+    assert one == other
+    assert len(one) == 4
 
 
 @pytest.mark.parametrize("style", ["structured", "paragraph"])
@@ -234,6 +305,35 @@ def test_turn_collapses(shape: Shape, archiver: Archiver) -> None:
     id = archiver.archives()[0].id
     assert shape.text(folded[1]).startswith(f"[archived turn]\nsubagent_id: {id}\n\n")
     assert shape.text(folded[1]).endswith("Final answer:\nIt prints.")
+
+
+def test_huge_prompt_stays_whole(shape: Shape, archiver: Archiver) -> None:
+    """Under this profile the prompt stays word for word, however long."""
+    turn = [shape.user("chapter after chapter, " * 4000), shape.assistant("Read.")]
+    assert archiver.fold(turn)[0] is turn[0]
+    assert len(archiver.folded) == 1
+
+
+def test_record_is_not_archived_again(shape: Shape, archiver: Archiver) -> None:
+    """What was archived is no turn any more, however large its record; only what is new leaves."""
+    live = archiver.fold([shape.user("a" * 600), shape.assistant("b" * 6000)])
+    assert archiver.fold(live) == live
+    after = archiver.fold([*live, shape.user("more"), shape.assistant("c" * 1000)])
+    assert after[:2] == live
+    assert len(archiver.archives()) == 2
+
+
+def test_old_records_answer_when_it_is_switched_off(shape: Shape, folder: Path) -> None:
+    """With archival off nothing new leaves; what left before is still found, read and put back."""
+    turn = [shape.user("Explain"), shape.assistant("needle " * 200)]
+    with Archiver(folder, shape.name, config=TALK) as archiver:
+        live = [*archiver.fold(turn), shape.user("more"), shape.assistant("z" * 1000)]
+    with Archiver(folder, shape.name, config=ArchivalConfig(profile="seed", turns=False)) as archiver:
+        assert archiver.fold(live) == live
+        id = archiver.archives()[0].id
+        assert archiver.search("needle")[0].id == id
+        assert archiver.read_archive(id) == turn
+        assert archiver.unfold(live) == [*turn, *live[2:]]
 
 
 def test_record_never_is_a_placeholder(shape: Shape, folder: Path) -> None:
