@@ -38,8 +38,9 @@ class Archiver:
 
     `format` is the shape of the messages; see `orch.archival.adapters.FORMATS`. `profile` says how much stays in the
     conversation, `config` says it in detail. `summarise` is asked for summaries, by `SummaryRequest`, and returns the
-    model's text; without it, and when it fails, what stays is a computed receipt. `beside` is how many tokens of a
-    request are not messages; `estimator` sizes them, by default for the format's family of models. For one thread.
+    model's text; without it, and when it fails, what stays is a computed receipt; a late answer is put in by a later
+    `fold`. `beside` is how many tokens of a request are not messages; `estimator` sizes them, by default for the
+    format's family of models. For one thread.
 
     Raises LockedError when another process has the folder open, StoreError when it cannot be used, ConfigError for
     arguments that do not fit.
