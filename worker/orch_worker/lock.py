@@ -7,7 +7,6 @@ import os
 from functools import cache
 from pathlib import Path
 from typing import Final
-from weakref import WeakSet
 
 from orch_protocol.errors import LockedError, StoreError
 
@@ -74,12 +73,13 @@ class FolderLock:
     def release(self) -> None:
         """Give the folder up; doing so twice does nothing."""
         # The file stays: removing it would race with the next owner's opening it.
+        _held.discard(self)
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 
 
-_held: WeakSet[FolderLock] = WeakSet()
+_held: set[FolderLock] = set()
 
 
 @cache

@@ -48,7 +48,8 @@ def worker_process() -> type[Any]:
 
     Those cost two descriptors for each living worker, in the zygote and in every later sibling; and the stock class
     reaps behind our back, which loses exit codes. Nor does the child set multiprocess up for itself: a worker does not
-    see it. Relied upon: `_Popen`, `_children`.
+    see it. Relied upon: `_Popen`, `_children`. What is imported for it is hidden again: whoever imports multiprocess
+    in a worker gets all of it, dill included.
     """
     # multiprocess falls back to pickle without dill, which is two thirds of its import time. Forking pickles nothing.
     dill = sys.modules.get("dill")
@@ -90,6 +91,8 @@ def worker_process() -> type[Any]:
         def _Popen(process: Any) -> Popen:  # noqa: N802
             return Popen(process)
 
+    for name in [name for name in sys.modules if name.partition(".")[0] == "multiprocess"]:
+        del sys.modules[name]
     return WorkerProcess
 
 
@@ -101,9 +104,6 @@ class Zygote:
         self._entry = entry
         self._process = process
         self._alive: dict[int, tuple[int, Any]] = {}
-        # Listed before the first fork: looking through all modules would make the pages they are on a worker's own.
-        # And held, for to end a module is to visit all that is in it.
-        self._hidden = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "multiprocess"}
 
     def serve(self, root: int, wake: int) -> None:
         """Work until the process behind the pidfd `root` has ended or has hung up."""
@@ -141,9 +141,6 @@ class Zygote:
         signal.set_wakeup_fd(-1)
         kernel.default_signals((*IGNORED, signal.SIGCHLD))
         self._control.detach()
-        # Whoever imports multiprocess in a worker gets all of it, dill included.
-        for name in self._hidden:
-            del sys.modules[name]
         birth.live(lambda: self._entry, fork, pipe)
 
     def _reap(self) -> None:
