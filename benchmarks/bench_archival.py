@@ -18,11 +18,11 @@ from synthetic import Worker
 
 from orch.archival.archive import Archive, Record, Stored
 from orch.archival.archiver import Archiver
-from orch.archival.estimate import Estimator
 from orch.replay.evidence import KINDS
 from orch.replay.readers import read_recordings
 from orch.replay.report import Outcome, Terms, recorded_input, replay
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse
+from orch_worker.estimate import Estimator
 
 EVIDENCE_ITEMS = 2000
 ENTRIES, ENTRY_CHARS = 40, 700

@@ -76,7 +76,7 @@ async def test_the_tail_is_in_no_conversation_but_counts(talk: Talk) -> None:
     await talk.ask()
     before = talk.backend.context_tokens()
     talk.backend.tail = "x" * 400
-    assert talk.backend.context_tokens() == before + 100
+    assert before + 50 < talk.backend.context_tokens() < before + 200
     await talk.ask("go on")
     assert all("xxx" not in repr(message) for message in talk.messages())
 

@@ -88,6 +88,7 @@ class Runtime:
             self._fresh = not own
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             responses = sum(message.role == "assistant" for message in own)
+            self.backend.learn(self.transcript.session.entries)
             self.backend.load(self.transcript.session.messages, responses)
         except BaseException:
             self.transcript.close()

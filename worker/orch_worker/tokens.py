@@ -1,42 +1,14 @@
-"""Sizes of messages in tokens, estimated, and cutting text down to size."""
+"""Cutting text down to size."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from orch_protocol.messages import Block, Image, Message, Text, Thinking, ToolResult, ToolUse
-
-__all__ = ["CHARS_PER_TOKEN", "clip", "message_tokens", "text_tokens"]
+__all__ = ["CHARS_PER_TOKEN", "clip"]
 
 CHARS_PER_TOKEN: Final = 4
-IMAGE_CHARS: Final = 1600 * CHARS_PER_TOKEN
+"""Where tokens are a bound for text and nothing more exact is asked for."""
 ROOM_FOR_NOTE: Final = 120
-
-
-def text_tokens(text: str) -> int:
-    """Return about how many tokens `text` is, from its length alone."""
-    return -(-len(text) // CHARS_PER_TOKEN)
-
-
-def message_tokens(message: Message) -> int:
-    """Return about how many tokens `message` is."""
-    return -(-sum(map(_chars, message.content)) // CHARS_PER_TOKEN)
-
-
-def _chars(block: Block) -> int:
-    match block:
-        case Text(text):
-            return len(text)
-        case Thinking(thinking):
-            return len(thinking)
-        case Image():
-            return IMAGE_CHARS
-        case ToolUse(name=name, input=input):
-            return len(name) + len(repr(input))
-        case ToolResult(content=content):
-            return sum(map(_chars, content))
-        case _:
-            return len(repr(block.raw))
 
 
 def clip(text: str, limit: int, hint: str) -> str:

@@ -12,12 +12,12 @@ import msgspec
 from orch_protocol.config import ArchivalConfig, Profile
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import StopReason
+from orch_worker.estimate import Estimator
 
 from . import plan
 from .adapters import format_named
 from .archive import Archive, Record
 from .block import Live, live_block
-from .estimate import Estimator
 from .folding import Folded, Folding
 from .gate import Prices
 from .pieces import Piece, Pieces

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from orch_protocol.messages import Block, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_worker.estimate import strings
 
-from .estimate import strings
 from .stub import holder_of
 
 __all__ = ["Index", "message_text", "passage"]

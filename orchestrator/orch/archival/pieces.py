@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Block, Message, StopReason, Text
+from orch_worker.estimate import Estimator
 
 from .adapters import Format, pack, plain, translated, unpack
 from .archive import Archive, Record
-from .estimate import Estimator
 from .plan import View
 from .stub import holder_of, stub_text
 from .turns import responses

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from orch_protocol.config import TriggerConfig
 from orch_protocol.messages import Message, StopReason
+from orch_worker.estimate import Estimator
 
-from .estimate import Estimator
 from .gate import Change, Gain, Prices, expected_calls, gain_of, summary_cost
 from .profiles import Rules
 from .rollup import Stub, era_tokens, merge_of

@@ -6,9 +6,8 @@ import re
 from typing import Final, Literal, TypeAlias
 
 from orch_protocol.messages import Message, Text
+from orch_worker.estimate import Estimator
 from orch_worker.tokens import clip
-
-from .estimate import Estimator
 
 __all__ = ["HEADS", "Kind", "clip_tokens", "era_prompt", "holder_of", "holders_in", "stub_text"]
 

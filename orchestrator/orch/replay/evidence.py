@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.messages import Block, Message, Text, ToolResult, ToolUse
+from orch_worker.estimate import strings
 
-from ..archival.estimate import strings
 from ..archival.index import message_text
 from ..archival.receipt import NUMBER
 

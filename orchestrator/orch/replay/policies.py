@@ -12,9 +12,9 @@ from msgspec import Struct
 from orch_protocol.config import ArchivalConfig, SummaryConfig
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Text, ToolResult
+from orch_worker.estimate import Estimator
 
 from ..archival.archiver import Archiver
-from ..archival.estimate import Estimator
 from ..archival.gate import Prices, summary_cost
 from ..archival.plan import SUMMARY_TOKENS
 from .recording import Scale, summary_message

@@ -11,9 +11,10 @@ import msgspec
 
 from orch_protocol.errors import ConfigError, DamagedError, ForeignFileError, StoreError
 from orch_protocol.messages import Block, Image, Message, Text, Thinking, ToolResult, ToolUse, user
+from orch_worker.backends.families import ratios_named
+from orch_worker.estimate import Ratios
 
-from ..archival.adapters import detect, ratios_named
-from ..archival.estimate import Ratios
+from ..archival.adapters import detect
 from .recording import Compaction, Recorded, Recording
 
 __all__ = ["read_recordings"]
@@ -197,7 +198,9 @@ def _branch(rows: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str,
 
 
 def _ours(row: dict[str, Any]) -> Recorded:
-    return Recorded(msgspec.convert(row["message"], Message), at=_seconds(row.get("timestamp")))
+    message = msgspec.convert(row["message"], Message)
+    told = row.get("usage") if message.role == "assistant" else None
+    return Recorded(message, *_usage(told), _seconds(row.get("timestamp")))
 
 
 def _pi(row: dict[str, Any], message: dict[str, Any]) -> Recorded:
@@ -292,6 +295,8 @@ def _usage(usage: Any) -> tuple[int | None, int | None]:
         "input_tokens",
         "cache_read_input_tokens",
         "cache_creation_input_tokens",
+        "cache_read_tokens",
+        "cache_write_tokens",
     )
     parts = [whole] if isinstance(whole, int) else [usage.get(name) for name in names]
     given = sum(part for part in parts if isinstance(part, int))

@@ -8,8 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.messages import Message, user
-
-from ..archival.estimate import PLAIN, Estimator, Ratios
+from orch_worker.estimate import PLAIN, Estimator, Ratios
 
 __all__ = ["ASSUMED_BESIDE", "Compaction", "Recorded", "Recording", "Scale", "scale_of", "summary_message"]
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.archival.adapters import detect, format_named, pack, ratios_named, translated, unpack
+from orch.archival.adapters import detect, format_named, pack, translated, unpack
 from orch.archival.adapters.base import difference, restore
-from orch.archival.estimate import PLAIN
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
 
@@ -185,13 +184,11 @@ def test_what_is_no_message_is_refused(name: str, raw: Any) -> None:
 
 
 def test_shape_is_detected() -> None:
-    """Typed blocks tell one shape, all else is the other; a model's name tells its family."""
+    """Typed blocks tell one shape, all else is the other."""
     assert detect(ANTHROPIC).name == "anthropic"
     assert detect(OPENAI).name == "openai"
     assert detect(RESPONSES).name == "responses"
     assert detect([]).name == "openai"
-    assert ratios_named("anthropic-messages claude") == format_named("anthropic").ratios
-    assert ratios_named("some model") is PLAIN
 
 
 def test_messages_of_another_shape_are_translated() -> None:

@@ -260,11 +260,12 @@ def test_usage_corrects_the_estimate(shape: Shape, tmp_path: Path) -> None:
     turn = work(shape, 1)
     with Archiver(tmp_path / "a", shape.name) as archiver:
         archiver.fold(turn[:1])
+        estimator, read = archiver._pieces.estimator, archiver._pieces.format.read
+        light = estimator.messages(map(read, turn))
         archiver.observe(turn[:1], 5_000)
-        archiver.observe(turn[:3], 9_000)
+        archiver.observe(turn[:3], 5_000 + 3 * estimator.messages(map(read, turn[1:3])))
         archiver.fold([*turn, shape.user("x")])
-        heavy = archiver._pieces.estimator.factor
-    assert heavy > 1.5
+        assert estimator.messages(map(read, turn)) > 1.1 * light
 
 
 def test_objects_of_an_sdk_are_taken_for_data(shape: Shape, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from orch.archival.adapters import format_named
 from orch.archival.block import Live, live_block
-from orch.archival.estimate import PLAIN, Estimator, Ratios, strings
 from orch.archival.gate import Change, Prices, expected_calls, gain_of, summary_cost
 from orch.archival.plan import View, eras, finished_turns, phases
 from orch.archival.profiles import rules_of
@@ -30,6 +29,7 @@ from orch_protocol.messages import (
     assistant,
     user,
 )
+from orch_worker.estimate import PLAIN, Estimator, Ratios
 from shapes import SHAPES, Shape, work
 
 PRICES = Prices()
@@ -296,60 +296,6 @@ def test_block_lists_the_latest_and_counts_the_rest() -> None:
 def test_no_archives_no_block() -> None:
     """Without archives, or without room, there is no block at all."""
     assert live_block([], 4) == live_block([Live("a", "b")], 0) == ""
-
-
-# Estimates.
-
-CLASSES = Ratios(prose=5.0, code=4.0, data=3.0, figures=2.0, wide=1.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "ratio"),
-    [
-        ("The quick brown fox jumps over the lazy dog and runs away from it all. " * 9, 5.0),
-        ("def f(x):\n    return self.g(x) + x[0] * 2  # why\n" * 12, 4.0),
-        ('{"name":"x","list":["a","b"],"more":{"k":"v"}},' * 12, 3.0),
-        ("2024-05-15 15:00:01.123 4711 ffab12cd34 99.5 12 \n" * 12, 2.0),
-        ("世界和平" * 100, 1.0),
-    ],
-)
-def test_kinds_of_text_weigh_differently(text: str, ratio: float) -> None:
-    """Sentences, code, data, figures and scripts without spaces are told apart."""
-    assert Estimator(CLASSES).text(text) == pytest.approx(len(text) / ratio, abs=2)
-
-
-def test_long_text_is_sized_by_samples() -> None:
-    """A text's size scales with its length, whatever part is looked at."""
-    one = Estimator(CLASSES).text("plain words all along the way " * 200)
-    assert Estimator(CLASSES).text("plain words all along the way " * 2000) == pytest.approx(10 * one, rel=0.01)
-
-
-def test_every_kind_of_block_counts() -> None:
-    """Text, thinking, images, calls, results and blocks of a provider's own all weigh something."""
-    text = "x" * 400
-    for block in (
-        Text(text),
-        Thinking(text),
-        Image("image/png", ""),
-        ToolUse("a", "b", {"deep": [{"er": text}]}),
-        ToolResult("a", (Text(text),)),
-        Opaque("p", {"k": [text]}),
-    ):
-        assert Estimator(PLAIN).message(Message("user", (block,))) >= 100
-
-
-def test_reports_correct_the_estimate() -> None:
-    """Growth reported and growth estimated give the factor; what does not change falls out; odd reports are ignored."""
-    estimator = Estimator(PLAIN)
-    for raw, told in [(100, 12_100), (200, 12_300), (200, 12_300), (50, 500), (150, 700), (300, 0)]:
-        estimator.observe(raw, told)
-    assert estimator.factor == 2.0
-    assert estimator.text("x" * 400) == 200
-
-
-def test_strings_are_everything_in_order() -> None:
-    """Names and values of nested data come out in order."""
-    assert list(strings({"a": ["b", 1, None, {"c": True}], "d": "e"})) == ["a", "b", "1", "c", "True", "d", "e"]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

@@ -13,7 +13,7 @@ from orch_protocol.errors import BackendError, ConfigError
 from orch_protocol.messages import Block, Message, StopReason, ToolResult, Usage
 from orch_protocol.spec import ToolSpec
 
-from ..tokens import message_tokens, text_tokens
+from ..estimate import PLAIN, Estimator, Ratios
 
 __all__ = [
     "AssistantTurn",
@@ -101,6 +101,9 @@ class Backend(Protocol):
     def context_tokens(self) -> int:
         """Return about how many tokens the next request holds."""
 
+    def learn(self, entries: Sequence[object]) -> None:
+        """Learn from the entries of the agent's transcript how long what is said really is, by what was reported."""
+
     def transcript(self) -> Sequence[Message]:
         """Return the conversation, without the system text: the very one, to be read only."""
 
@@ -129,22 +132,27 @@ def check_backend(candidate: object) -> Backend:
 
 
 class Conversation:
-    """The part of a backend that is the same for all: what was said, and how long it is."""
+    """The part of a backend that is the same for all: what was said, and how long it is.
 
-    def __init__(self) -> None:
+    `ratios` are those of the model; plain ones where no provider would correct them.
+    """
+
+    def __init__(self, ratios: Ratios = PLAIN) -> None:
         self.on_retry: OnRetry | None = None
         self.tail = ""
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []
-        self._system_tokens = 0
-        self._message_tokens = 0
+        self.estimator = Estimator(ratios)
+        self._raw_system = 0.0
+        self._raw_messages = 0.0
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer."""
         self.system, self.tools = text, tuple(tools)
         shown = msgspec.json.encode([(tool.name, tool.description, tool.input_schema) for tool in tools]).decode()
-        self._system_tokens = text_tokens(text) + (text_tokens(shown) if tools else 0)
+        raw = self.estimator.raw_text
+        self._raw_system = raw(text) + (raw(shown) if tools else 0)
 
     def append_user(self, content: Sequence[Block]) -> None:
         """Add a user message."""
@@ -158,9 +166,13 @@ class Conversation:
         """Add the results of the calls in the last assistant message."""
         self._append(Message("user", tuple(results)))
 
+    def learn(self, entries: Sequence[object]) -> None:
+        """Learn from the entries of a transcript how long what is said really is."""
+        self.estimator.learn(entries)
+
     def context_tokens(self) -> int:
         """Return about how many tokens the next request holds."""
-        return self._system_tokens + self._message_tokens + text_tokens(self.tail)
+        return self.estimator.request(self._raw_request())
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""
@@ -169,7 +181,8 @@ class Conversation:
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:  # noqa: ARG002
         """Replace the conversation."""
         self.messages = list(messages)
-        self._message_tokens = sum(map(message_tokens, messages))
+        self._raw_messages = sum(map(self.estimator.raw, messages))
+        self.estimator.changed()
 
     def clear(self) -> None:
         """Forget the conversation."""
@@ -180,4 +193,8 @@ class Conversation:
 
     def _append(self, message: Message) -> None:
         self.messages.append(message)
-        self._message_tokens += message_tokens(message)
+        self._raw_messages += self.estimator.raw(message)
+
+    def _raw_request(self) -> float:
+        """Return the estimate of the next request before correction."""
+        return self._raw_system + self._raw_messages + self.estimator.raw_text(self.tail)

@@ -17,7 +17,7 @@ from orch_protocol.spec import BackendSpec
 from ..passages import Source, rank
 from ..prompt import split_first_prompt
 from ..terms import Term, count, paths_of, terms_of
-from ..tokens import CHARS_PER_TOKEN, message_tokens
+from ..tokens import CHARS_PER_TOKEN
 from .base import AssistantTurn, BackendInfo, Conversation, OnText
 
 __all__ = ["ExtractiveBackend", "from_spec"]
@@ -79,7 +79,7 @@ class ExtractiveBackend(Conversation):
             message = Message("assistant", (Text(text),))
             if on_text is not None:
                 on_text(text)
-        usage = Usage(self.context_tokens(), message_tokens(message))
+        usage = Usage(self.context_tokens(), self.estimator.message(message))
         return AssistantTurn(message, "tool_use" if calls else "end_turn", usage)
 
     def info(self) -> BackendInfo:

@@ -16,9 +16,11 @@ from orch_protocol.messages import Block, Message, StopReason, ToolUse, Usage
 from orch_protocol.spec import BackendSpec, ToolSpec
 from orch_protocol.text import scrub
 
+from ..estimate import input_tokens
 from .arrange import whole
 from .base import AssistantTurn, BackendInfo, Conversation, OnText
 from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
+from .families import GPT, ratios_named
 from .models import Model, cost
 from .retry import Failure, Policy, Sleep, persist
 from .transport import Deadlines, listening, trouble
@@ -109,7 +111,7 @@ class Remote(Conversation):
     """
 
     def __init__(self, spec: BackendSpec, keys: Mapping[str, str], dialect: Dialect) -> None:
-        super().__init__()
+        super().__init__(ratios_named(f"{spec.provider}:{spec.model}", GPT))
         self.policy = Policy()
         self.deadlines = Deadlines()
         self.sleep: Sleep = asyncio.sleep
@@ -134,8 +136,9 @@ class Remote(Conversation):
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next response. Its usage holds that of the failed attempts since the one before."""
-        request = self._dialect.request(self._ask())
+        request, raw = self._dialect.request(self._ask()), self._raw_request()
         reading = await persist(lambda: self._attempt(request, on_text), self.policy, self.on_retry, self.sleep)
+        self.estimator.observe(raw, input_tokens(reading.usage))
         blocks = tuple(reading.blocks())
         stop = reading.stop or "error"
         if stop == "end_turn" and any(isinstance(block, ToolUse) for block in blocks):

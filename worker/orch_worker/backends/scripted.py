@@ -14,7 +14,6 @@ from orch_protocol.messages import Block, Message, StopReason, Text, ToolUse, Us
 from orch_protocol.spec import BackendSpec
 
 from ..prompt import split_first_prompt
-from ..tokens import message_tokens
 from .base import AssistantTurn, BackendInfo, Conversation, OnText
 
 __all__ = ["ScriptedBackend", "from_spec"]
@@ -95,7 +94,7 @@ class ScriptedBackend(Conversation):
         calls = bool(tool_uses(message))
         if on_text is not None and (text := text_of(message)):
             on_text(text)
-        usage = Usage(self.context_tokens(), message_tokens(message))
+        usage = Usage(self.context_tokens(), self.estimator.message(message))
         return AssistantTurn(message, item.stop_reason or ("tool_use" if calls else "end_turn"), usage)
 
     def append_assistant(self, message: Message) -> None:

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from orch_protocol.errors import ConfigError
 
-from ..estimate import PLAIN, Ratios
 from .base import Format, pack, plain, translated, unpack
 
-__all__ = ["FORMATS", "Format", "detect", "format_named", "pack", "plain", "ratios_named", "translated", "unpack"]
+__all__ = ["FORMATS", "Format", "detect", "format_named", "pack", "plain", "translated", "unpack"]
 
 FORMATS: Final = {"anthropic": "anthropic", "openai": "openai", "responses": "responses", "orch": "own"}
 """Each format and the module it lives in."""
@@ -36,11 +35,3 @@ def detect(messages: Sequence[Any]) -> Format:
             if isinstance(block, dict) and block.get("type") in ("tool_use", "tool_result", "thinking"):
                 return format_named("anthropic")
     return format_named("openai")
-
-
-def ratios_named(text: str) -> Ratios:
-    """Return the ratios of the family of models that `text` (a provider, an API, a model) names; plain ones if none."""
-    lowered = text.lower()
-    if "claude" in lowered:
-        return format_named("anthropic").ratios
-    return next((format_named(name).ratios for name in FORMATS if name in lowered), PLAIN)

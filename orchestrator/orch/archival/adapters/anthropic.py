@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_worker.backends.families import CLAUDE
+from orch_worker.estimate import strings
 
-from ..estimate import Ratios, strings
 from .base import plain
 
 __all__ = ["FORMAT"]
@@ -18,7 +19,7 @@ ROLES: Final = ("user", "assistant", "system")
 
 class _Anthropic:
     name = PROVIDER
-    ratios = Ratios(prose=3.0, code=2.9, data=2.2, figures=1.9, wide=1.0)
+    ratios = CLAUDE
     alone: tuple[type, ...] = ()
 
     def read(self, raw: Any) -> Message:

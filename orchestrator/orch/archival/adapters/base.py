@@ -8,8 +8,7 @@ from typing import Any, Final, Protocol
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Block, Message
-
-from ..estimate import Ratios
+from orch_worker.estimate import Ratios
 
 __all__ = ["Format", "difference", "pack", "plain", "restore", "translated", "unpack"]
 

@@ -9,8 +9,9 @@ import msgspec
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse, text_of, tool_uses
+from orch_worker.backends.families import GPT
+from orch_worker.estimate import strings
 
-from ..estimate import Ratios, strings
 from .base import plain
 
 __all__ = ["FORMAT", "PROVIDER", "arguments", "encoded", "texts"]
@@ -26,7 +27,7 @@ ROLES: Final[dict[str, Literal["user", "assistant", "system"]]] = {
 
 class _OpenAI:
     name = PROVIDER
-    ratios = Ratios(prose=4.9, code=4.7, data=3.3, figures=2.5, wide=1.4)
+    ratios = GPT
     alone: tuple[type, ...] = (ToolResult,)
 
     def read(self, raw: Any) -> Message:

@@ -8,8 +8,7 @@ import msgspec
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Text
-
-from ..estimate import PLAIN, Ratios
+from orch_worker.estimate import PLAIN, Ratios
 
 __all__ = ["FORMAT"]
 
