@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -122,13 +123,18 @@ METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_"
 
 def check_backend(candidate: object) -> Backend:
     """Return `candidate` if it has every method of the contract. Raises ConfigError naming those that it lacks."""
-    missing = [name for name in METHODS if not callable(getattr(candidate, name, None))]
-    if missing:
-        raise ConfigError(f"{type(candidate).__name__} is no backend: it lacks {', '.join(missing)}")
+    if fault := _fault_of(type(candidate)):  # type: ignore[arg-type]
+        raise ConfigError(f"{type(candidate).__name__} is no backend: {fault}")
     backend: Backend = candidate  # type: ignore[assignment]
-    if not inspect.iscoroutinefunction(backend.assistant_turn):
-        raise ConfigError(f"{type(candidate).__name__} is no backend: its assistant_turn must be `async def`")
     return backend
+
+
+@cache
+def _fault_of(kind: type) -> str:
+    missing = [name for name in METHODS if not callable(getattr(kind, name, None))]
+    if missing:
+        return f"it lacks {', '.join(missing)}"
+    return "" if inspect.iscoroutinefunction(kind.assistant_turn) else "its assistant_turn must be `async def`"  # type: ignore[attr-defined]
 
 
 class Conversation:

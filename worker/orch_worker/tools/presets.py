@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from typing import Final
 
@@ -103,7 +104,13 @@ def resolve(preset: str | None = None, tools: Iterable[str] | None = None) -> tu
 
 def load(names: Iterable[str]) -> tuple[Tool, ...]:
     """Return the built-in tools called `names`, imported."""
-    return tuple(getattr(import_module(BUILTIN[name].module), name) for name in resolve(tools=names))
+    return tuple(map(_imported, resolve(tools=names)))
+
+
+@cache
+def _imported(name: str) -> Tool:
+    found: Tool = getattr(import_module(BUILTIN[name].module), name)
+    return found
 
 
 def make_toolbox(tools: Iterable[str], root_tools: Iterable[ToolSpec], context: ToolContext) -> Toolbox:
