@@ -12,6 +12,7 @@ from orch_protocol.errors import (
     ToolNotGrantedError,
 )
 from orch_protocol.spec import AgentSpec
+from orch_worker.tools.presets import RECALL
 
 from .nodes import Node, Nodes
 
@@ -91,7 +92,11 @@ def check_asker(asker: Node) -> None:
 
 def _check_grant(parent: Node, spec: AgentSpec) -> None:
     granted = (*parent.spec.tools, *(tool.name for tool in parent.spec.root_tools))
-    wider = [tool for tool in spec.tools if tool not in granted]
+    # What an agent may do with its own archive is no right of its parent's.
+    own: tuple[str, ...] = RECALL if spec.archival is not None else ()
+    if spec.archival is not None and spec.archival.recall_only:
+        own = (*own, "query_subagent")
+    wider = [tool for tool in spec.tools if tool not in granted and tool not in own]
     if wider:
         raise ToolNotGrantedError(
             f"agent {parent.spec.name!r} cannot grant {', '.join(map(repr, wider))}: it does not hold "

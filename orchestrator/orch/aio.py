@@ -18,7 +18,23 @@ from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, UnsupportedPlatformError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
-from orch_protocol.services import AgentRow, Kill, Killed, List, Resume, Spawn, Wait, Waited
+from orch_protocol.services import (
+    AgentRow,
+    ArchiveRow,
+    Hit,
+    Kill,
+    Killed,
+    List,
+    ListArchives,
+    MapAgents,
+    Mapped,
+    ReadArchive,
+    Resume,
+    SearchArchive,
+    Spawn,
+    Wait,
+    Waited,
+)
 from orch_protocol.spec import BackendSpec, Limits, QueueMode, Template
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
@@ -35,9 +51,9 @@ from .handles import AsyncSubagent
 from .journal import Journal
 from .launchers import default_launcher
 from .launchers.base import Launcher
-from .refs import resolve
 from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
+from .services.recalling import found
 from .supervisor import Supervisor
 
 __all__ = ["AsyncOrchestrator", "ToolLike"]
@@ -86,6 +102,8 @@ class AsyncOrchestrator:
         if sys.platform == "win32":
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
         _check_arguments(run=run, config=config, env=env, keys=keys, home=home)
+        if config is not None:
+            configuration.fits(config)
         environ = os.environ if env is None else env
         self.home = paths.home(environ) if home is None else Path(home).absolute()
         loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
@@ -204,14 +222,14 @@ class AsyncOrchestrator:
             wrong = repr(task) if not isinstance(task, str) else f"env={env!r}"
             raise ConfigError(f"a task is text and env a mapping of variables, not {wrong}")
         names, functions = split_tools(tools)
-        script = None
+        script, summaries = None, ()
         if backend is not None:
             if not callable(getattr(backend, "spec", None)):
                 raise ConfigError(f"backend is an object such as ScriptedBackend([...]), not {backend!r}; see model=")
             spec = backend.spec()
             if spec.provider != "scripted":
                 raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
-            script = tuple(spec.options["items"])
+            script, summaries = tuple(spec.options["items"]), tuple(spec.options.get("summaries", ()))
         folder = os.fspath(cwd) if cwd is not None else os.getcwd()
         context = ToolContext(Path(folder), env=env or {})
         request = Spawn(
@@ -221,6 +239,7 @@ class AsyncOrchestrator:
             root_tools=tuple(function.spec() for function in functions if not function.missing(context)),
             model=model,
             script=script,
+            summaries=summaries,
             name=name,
             cwd=folder,
             env=dict(env) if env is not None else None,
@@ -237,8 +256,11 @@ class AsyncOrchestrator:
         return AsyncSubagent(self, spawned.id)
 
     async def get(self, ref: str | int) -> AsyncSubagent:
-        """Return the agent that `ref` (number, id, unique prefix, name) means. Raises AgentNotFoundError and kin."""
-        return AsyncSubagent(self, resolve(self.supervisor.tree.nodes, str(ref)).spec.id)
+        """Return the agent, or the holder of an archive, that `ref` (number, id, unique prefix, name) means.
+
+        Raises AgentNotFoundError and kin.
+        """
+        return AsyncSubagent(self, (await found(self.supervisor, str(ref))).spec.id)
 
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
         """Return every agent as it is now; killed ones only with `all`."""
@@ -252,9 +274,37 @@ class AsyncOrchestrator:
         timeout: float | None = None,
     ) -> Waited:
         """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
-        refs = tuple(agent.id if isinstance(agent, AsyncSubagent) else str(agent) for agent in agents)
-        waited: Waited = await self._call("wait", Wait(refs, mode, timeout))
+        waited: Waited = await self._call("wait", Wait(_refs(agents), mode, timeout))
         return waited
+
+    async def map(
+        self, refs: Iterable[AsyncSubagent | str | int], prompt: str, *, timeout: float | None = None
+    ) -> list[Mapped]:
+        """Ask agents and holders the same, some at a time; return what each said, in order. One failure is its own."""
+        asked = MapAgents(_refs(refs), prompt, timeout)
+        mapped: list[Mapped] = await self._call("map", asked)
+        return mapped
+
+    # What was archived.
+
+    async def archives(self, ref: str | int | None = None) -> list[ArchiveRow]:
+        """Return the archives of the agent `ref` and of those below it, None: of all, in the order they were made."""
+        rows: list[ArchiveRow] = await self._call("archives", ListArchives(None if ref is None else str(ref)))
+        return rows
+
+    async def search_archive(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> list[Hit]:
+        """Return up to `limit` places in archives where `query` stands, or what resembles it, the best first."""
+        asked = SearchArchive(query, limit, None if ref is None else str(ref))
+        hits: list[Hit] = await self._call("search_archive", asked)
+        return hits
+
+    async def read_archive(self, id: str, *, first: int = 1, last: int | None = None) -> list[Message]:
+        """Return the messages `first` to `last` (from 1, both included) of an archive, exactly as they were.
+
+        Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
+        """
+        messages: list[Message] = await self._call("read_archive", ReadArchive(id, first, last))
+        return messages
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""
@@ -283,6 +333,10 @@ class AsyncOrchestrator:
         if self._default is not None:
             print(self._default, file=sys.stderr, flush=True)
             self._default = None
+
+
+def _refs(agents: Iterable[AsyncSubagent | str | int]) -> tuple[str, ...]:
+    return tuple(agent.id if isinstance(agent, AsyncSubagent) else str(agent) for agent in agents)
 
 
 def as_data(request: Spawn) -> Spawn:

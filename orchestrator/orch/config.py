@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.config import Config, parse_model
+from orch_protocol.config import ArchivalConfig, Config, parse_model
 from orch_protocol.errors import ConfigError, OrchError
 
 from . import paths
@@ -37,9 +37,20 @@ KEY_FOUND: Final = (
     "orch: no model is configured: {model} answers, since its key is there. For another, set ORCH_MODEL=provider:model "
     "or `model` in config.toml; `extractive:` is the offline one"
 )
+
+
+def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, Struct):
+            yield from _fields(field.type, f"{prefix}{field.encode_name}.")
+        else:
+            yield prefix + field.encode_name, field.type
+
+
 ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.chat_models"),
+    *(key for key, _ in _fields(ArchivalConfig, "archival.")),
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 SHOWN: Final = 80
@@ -110,12 +121,22 @@ def load(
     merged = _merged(layers)
     _check_names(merged, home)
     config = msgspec.convert(_nested({key: setting.value for key, setting in merged.items()}), Config)
+    fits(config, {key: setting.source for key, setting in merged.items()})
     return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
 
 
 def check(path: Path, content: bytes, home: Path) -> None:
     """Raise ConfigError unless `content` does as the configuration in the file at `path`."""
     _check_names(_parse(path, content), home)
+
+
+def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError where settings of `config` contradict each other; `sources` says where each is from."""
+    if config.archival.enabled and not config.subagents.enabled:
+        where = f"{sources['archival.enabled']}: " if sources else ""
+        raise ConfigError(
+            f"{where}archival.enabled = true needs subagents.enabled = true: what is archived becomes subagents"
+        )
 
 
 def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
@@ -154,6 +175,8 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "limits.tool_seconds": _at_most,
     "limits.reply_tokens": _at_most,
     "daemon.idle_minutes": _at_most,
+    # What is archived, and what that costs, is its user's to say.
+    **dict.fromkeys((key for key, _ in _fields(ArchivalConfig, "archival.")), _never),
 }
 
 
@@ -165,17 +188,9 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + name, item
 
 
-def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in msgspec.structs.fields(struct):
-        if isinstance(field.type, type) and issubclass(field.type, Struct):
-            yield from _fields(field.type, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, field.type
-
-
 TYPES: Final[dict[str, Any]] = dict(_fields(Config))
 LISTS: Final = ("subagents.default_tools", "subagents.chat_models")
-SECTIONS: Final = frozenset(key.rpartition(".")[0] for key in TYPES) - {""}
+SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enumerate(key) if mark == ".")
 
 
 def _check_names(layer: Layer, home: Path) -> None:
@@ -236,8 +251,11 @@ def _merged(layers: list[Layer]) -> Layer:
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[name] = value
+        *sections, name = key.split(".")
+        within = nested
+        for section in sections:
+            within = within.setdefault(section, {})
+        within[name] = value
     return nested
 
 

@@ -15,6 +15,7 @@ from .journal import Entry
 
 __all__ = [
     "REQUESTS",
+    "Archived",
     "Ask",
     "BootOverdue",
     "Cancel",
@@ -24,6 +25,7 @@ __all__ = [
     "Finish",
     "Gone",
     "Hear",
+    "Hold",
     "Instruction",
     "Kill",
     "Launch",
@@ -34,6 +36,7 @@ __all__ = [
     "Send",
     "Signal",
     "Spawn",
+    "Spend",
     "Steer",
     "StopOverdue",
     "Sweep",
@@ -136,6 +139,28 @@ class Sweep(Struct, frozen=True, gc=False):
     """Time to look for agents that have idled long enough."""
 
 
+class Archived(Struct, frozen=True, gc=False):
+    """Agent `id` has put archives on record (holder's id, what it is about), or could not: `problem`."""
+
+    id: str
+    holders: tuple[tuple[str, str], ...] = ()
+    context_tokens: int = 0
+    problem: str = ""
+
+
+class Spend(Struct, frozen=True, gc=False):
+    """Agent `id` used something beside its turns."""
+
+    id: str
+    usage: Usage
+
+
+class Hold(Struct, frozen=True, gc=False):
+    """Somebody asks for the holder `spec` describes: let there be an agent, cold, if there is none yet."""
+
+    spec: AgentSpec
+
+
 class Collect(Struct, frozen=True, gc=False):
     """`by` wants the answer to the last query of agent `id`."""
 
@@ -195,6 +220,7 @@ class Recover(Struct, frozen=True, gc=False):
 
 Event: TypeAlias = (
     Spawn
+    | Hold
     | Ask
     | WorkerUp
     | Finish
@@ -204,6 +230,8 @@ Event: TypeAlias = (
     | StopOverdue
     | TurnOverdue
     | Sweep
+    | Archived
+    | Spend
     | Collect
     | Kill
     | Steer
@@ -213,7 +241,7 @@ Event: TypeAlias = (
     | Recover
 )
 
-REQUESTS = (Spawn, Ask, Collect, Steer, Cancel, Resume)
+REQUESTS = (Spawn, Hold, Ask, Collect, Steer, Cancel, Resume)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 

@@ -19,6 +19,7 @@ from orch_worker.store import AppendLog
 
 __all__ = [
     "Answered",
+    "Archived",
     "Asked",
     "Collected",
     "Ended",
@@ -30,6 +31,7 @@ __all__ = [
     "Opened",
     "Resumed",
     "Spawned",
+    "Spent",
     "Steered",
     "Stopping",
     "Up",
@@ -143,6 +145,21 @@ class Heard(_Agent, frozen=True, gc=False, kw_only=True, tag="heard"):
     steer_id: str
 
 
+class Archived(_Agent, frozen=True, gc=False, kw_only=True, tag="archived"):
+    """Parts of the agent's conversation are holders' now: their ids and what they are about. Its transcript says all
+    of it, and knows better. `problem` says why nothing could be archived."""
+
+    holders: tuple[tuple[str, str], ...] = ()
+    context_tokens: int = 0
+    problem: str = ""
+
+
+class Spent(_Agent, frozen=True, gc=False, kw_only=True, tag="spent"):
+    """The agent used something beside its turns: for a summary of what it had archived."""
+
+    usage: Usage
+
+
 class Woken(_Agent, frozen=True, gc=False, kw_only=True, tag="woken"):
     """News for the agent, to be its next prompt."""
 
@@ -164,6 +181,8 @@ Entry: TypeAlias = (
     | Woken
     | Steered
     | Heard
+    | Archived
+    | Spent
 )
 
 _encoder = msgspec.json.Encoder()

@@ -15,6 +15,7 @@ from orch_protocol.spec import AgentSpec
 
 from .journal import (
     Answered,
+    Archived,
     Asked,
     Collected,
     Ended,
@@ -25,6 +26,7 @@ from .journal import (
     Opened,
     Resumed,
     Spawned,
+    Spent,
     Steered,
     Stopping,
     Up,
@@ -77,15 +79,30 @@ class Node:
     """What was found wrong with its transcript, the last time that anything was."""
     unheard: dict[str, Steered] = field(default_factory=dict)
     """What was said to it and is not in its conversation yet, by id, in order."""
+    archives: dict[str, str] = field(default_factory=dict)
+    """What each of its archives is about, by the holder's id, in order."""
     inbox: list[str] = field(default_factory=list)
     watching: dict[str, str | int] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
     requests: dict[str, str] = field(default_factory=dict)
 
     @property
+    def is_holder(self) -> bool:
+        """Whether it holds a part of another agent's conversation."""
+        return self.spec.kind == "holder"
+
+    @property
     def alive(self) -> bool:
-        """Whether it counts against the limit: it has a process, or is to have one as soon as the last one has left."""
-        return self.running and self.status != "killed" and (not self.stopping or self.pending is not None)
+        """Whether it counts against the limit: it has a process, or is to have one as soon as the last one has left.
+
+        Holders have a limit of their own.
+        """
+        return (
+            not self.is_holder
+            and self.running
+            and self.status != "killed"
+            and (not self.stopping or self.pending is not None)
+        )
 
 
 class Nodes:
@@ -98,6 +115,10 @@ class Nodes:
         """Agents by name; a killed agent's name is free again."""
         self.alive: dict[str, Node] = {}
         self.pending: dict[str, Node] = {}
+        self.warm: dict[str, Node] = {}
+        """Holders that have a process."""
+        self.holders: dict[str, str] = {}
+        """Whose conversation each holder has a part of: ids by ids, of holders that were never asked too."""
         self.requests: dict[str, str] = {}
         for entry in entries:
             self.apply(entry)
@@ -154,7 +175,12 @@ class Nodes:
 
     def _index(self, node: Node) -> None:
         id = node.spec.id
-        for index, belongs in ((self.alive, node.alive), (self.pending, node.pending is not None)):
+        warm = node.is_holder and node.running
+        for index, belongs in (
+            (self.alive, node.alive),
+            (self.pending, node.pending is not None),
+            (self.warm, warm),
+        ):
             if belongs:
                 index[id] = node
             else:
@@ -166,6 +192,8 @@ class Nodes:
 
     def _apply_spawned(self, entry: Spawned) -> Node:
         node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec))
+        if node.is_holder:
+            node.status = "cold"  # until somebody asks it
         self.by_id[entry.id] = self.by_seq[entry.spec.seq] = node
         if entry.request_id is not None:
             self.requests[entry.request_id] = entry.id
@@ -227,7 +255,9 @@ class Nodes:
         node.pid, node.running, node.stopping, node.error = None, False, False, entry.error
 
     def _apply_killed(self, node: Node, entry: Killed) -> None:
-        node.status, node.last_activity, node.stopping = "killed", entry.at, False
+        node.last_activity = entry.at
+        # What a holder holds is not to be lost by a kill: its process ends, and the next query starts another.
+        node.status, node.stopping = ("cold", node.running) if node.is_holder else ("killed", False)
 
     def _apply_resumed(self, node: Node, entry: Resumed) -> None:
         node.status, node.error, node.last_activity = "cold", None, entry.at
@@ -237,6 +267,15 @@ class Nodes:
 
     def _apply_heard(self, node: Node, entry: Heard) -> None:
         node.unheard.pop(entry.steer_id, None)
+
+    def _apply_archived(self, node: Node, entry: Archived) -> None:
+        node.archives.update(entry.holders)
+        self.holders |= dict.fromkeys(node.archives, node.spec.id)
+        node.context_tokens = entry.context_tokens or node.context_tokens
+        node.repaired = entry.problem or node.repaired
+
+    def _apply_spent(self, node: Node, entry: Spent) -> None:
+        node.usage = node.usage + entry.usage
 
     def _apply_woken(self, node: Node, entry: Woken) -> None:
         node.inbox.append(entry.text)

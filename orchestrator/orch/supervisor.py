@@ -29,6 +29,7 @@ from orch_protocol.ids import new_id, new_token
 from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
 
+from .archival.engine import Archives
 from .calls import Calls
 from .catalog import Catalog
 from .disk import Disk
@@ -101,9 +102,10 @@ class Supervisor:
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}
         """What each agent does just now, by its own word."""
-        self.tree = Tree(config.subagents, journal.entries)
+        self.tree = Tree(config.subagents, journal.entries, warm_holders=config.archival.warm_holders)
         self._journal = journal
         self.disk = Disk(journal)
+        self.archives = Archives(config.archival, self.disk.do)
         self._launcher = launcher
         self._serve = serve
         self._logs = logs
@@ -168,6 +170,7 @@ class Supervisor:
         for peer in self._peers.values():
             self._board.peers.forget(peer)
         self._board.close()
+        self.archives.close()
         settled = self.tree.decide(self._recover(), self._clock())
         self._journal.record(settled.entries)
         self.tree.apply(settled.entries)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, overload
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply
-from orch_protocol.services import AgentRow, Shown, Waited
+from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Shown, Waited
 from orch_protocol.spec import Limits, QueueMode, Template
 
 from .aio import AsyncOrchestrator, Scripted, ToolLike
@@ -163,6 +163,23 @@ class Orchestrator:
         """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
         refs = [agent.id if isinstance(agent, Subagent) else agent for agent in agents]
         return self._wait(self._aio.wait(*refs, mode=mode, timeout=timeout))
+
+    def map(self, refs: Iterable[Subagent | str | int], prompt: str, *, timeout: float | None = None) -> list[Mapped]:
+        """Ask agents and holders the same, some at a time; return what each said, in order. One failure is its own."""
+        named = [agent.id if isinstance(agent, Subagent) else agent for agent in refs]
+        return self._wait(self._aio.map(named, prompt, timeout=timeout))
+
+    def archives(self, ref: str | int | None = None) -> list[ArchiveRow]:
+        """Return the archives of the agent `ref` and of those below it, None: of all, in the order they were made."""
+        return self._wait(self._aio.archives(ref))
+
+    def search_archive(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> list[Hit]:
+        """Return up to `limit` places in archives where `query` stands, or what resembles it, the best first."""
+        return self._wait(self._aio.search_archive(query, ref=ref, limit=limit))
+
+    def read_archive(self, id: str, *, first: int = 1, last: int | None = None) -> list[Message]:
+        """Return the messages `first` to `last` (from 1, both included) of an archive, exactly as they were."""
+        return self._wait(self._aio.read_archive(id, first=first, last=last))
 
     def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""

@@ -27,8 +27,9 @@ from orch_protocol.errors import (
 from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 
-from . import admission
+from . import admission, journal
 from .events import (
+    Archived,
     Ask,
     BootOverdue,
     Cancel,
@@ -38,6 +39,7 @@ from .events import (
     Finish,
     Gone,
     Hear,
+    Hold,
     Instruction,
     Kill,
     Launch,
@@ -48,6 +50,7 @@ from .events import (
     Send,
     Signal,
     Spawn,
+    Spend,
     Steer,
     StopOverdue,
     Sweep,
@@ -67,6 +70,7 @@ from .journal import (
     Opened,
     Resumed,
     Spawned,
+    Spent,
     Steered,
     Stopping,
     Up,
@@ -84,8 +88,9 @@ STOP_SECONDS = 5.0
 class Tree:
     """Decides over the agents in `nodes`, under the limits of `config`."""
 
-    def __init__(self, config: SubagentsConfig, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, config: SubagentsConfig, entries: Iterable[Entry] = (), *, warm_holders: int = 4) -> None:
         self.config = config
+        self.warm_holders = warm_holders
         self.nodes = Nodes(entries)
 
     def apply(self, entries: Iterable[Entry]) -> None:
@@ -189,7 +194,7 @@ class Tree:
             return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
         if node.status == "starting":
             return Decision([asked], [], event.query_id)
-        entries, instructions = self._make_room(now)
+        entries, instructions = self._make_room(now) if not node.is_holder else ([], [])
         if not node.running:
             incarnation = node.incarnation + 1
             entries.append(Launched(at=now, id=spec.id, incarnation=incarnation))
@@ -226,7 +231,11 @@ class Tree:
             context_tokens=event.context_tokens,
             taken_by=event.taken_by,
         )
-        return self._settle([answered])
+        settled = self._settle([answered])
+        if not node.is_holder:
+            return settled
+        entries, instructions = self._cool(node, now)
+        return Decision([*settled.entries, *entries], [*settled.instructions, *instructions])
 
     def _settle(self, answers: list[Answered]) -> Decision:
         """Settle pending queries, tell their waiters, and wake whoever asked to be woken."""
@@ -246,6 +255,42 @@ class Tree:
             if node.inbox:
                 instructions.append(Notify(f"wake:{node.spec.id}"))
         return Decision(entries, instructions)
+
+    # Holders.
+
+    def _on_hold(self, event: Hold, now: float) -> Decision:
+        if event.spec.id in self.nodes.by_id:
+            return Decision(value=event.spec.id)
+        spec = msgspec.structs.replace(event.spec, seq=len(self.nodes) + 1)
+        return Decision([Spawned(at=now, id=spec.id, spec=spec)], [], spec.id)
+
+    def _on_archived(self, event: Archived, now: float) -> Decision:
+        known = self.nodes[event.id].archives
+        new = tuple(each for each in event.holders if each[0] not in known)
+        if not new and not event.problem:
+            return Decision()
+        return Decision(
+            [
+                journal.Archived(
+                    at=now, id=event.id, holders=new, context_tokens=event.context_tokens, problem=event.problem
+                )
+            ]
+        )
+
+    def _on_spend(self, event: Spend, now: float) -> Decision:
+        return Decision([Spent(at=now, id=event.id, usage=event.usage)])
+
+    def _cool(self, answering: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
+        """Let as many holders keep their process as may, now that `answering` has answered: the latest to answer."""
+        idle = [node for node in self.nodes.warm.values() if node.status == "idle" and not node.stopping]
+        latest = [*sorted(idle, key=lambda node: node.last_activity), answering]
+        entries: list[Entry] = []
+        instructions: list[Instruction] = []
+        for node in latest[: max(0, len(latest) - self.warm_holders)]:
+            more, acts = self._retire(node, now)
+            entries += more
+            instructions += acts
+        return entries, instructions
 
     # Ending.
 
@@ -277,7 +322,7 @@ class Tree:
             status, error = "killed", None
         elif node.stopping:
             status, error = "cold", None
-        elif node.status == "starting" and incarnation == 1:
+        elif node.status == "starting" and incarnation == 1 and not node.is_holder:
             status = "failed"
         if node.pending is not None and node.stopping:
             # A query arrived while the process was leaving: it is answered by the next one.
@@ -336,10 +381,12 @@ class Tree:
         instructions: list[Instruction] = []
         for id, node in doomed.items():
             if node.pending is not None:
-                gone = AgentGoneError(
-                    f"agent {node.spec.name!r} ({id}) was killed by {event.by}; "
-                    f"`orch resume {node.spec.seq}` brings it back"
+                after = (
+                    "ask again, what it holds is kept"
+                    if node.is_holder
+                    else f"`orch resume {node.spec.seq}` brings it back"
                 )
+                gone = AgentGoneError(f"agent {node.spec.name!r} ({id}) was killed by {event.by}; {after}")
                 query_id = node.pending.query_id
                 used = event.used.get(query_id, Usage())
                 answers.append(Answered(at=now, id=id, query_id=query_id, error=error_info(gone), usage=used))

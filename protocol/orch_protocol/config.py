@@ -74,9 +74,15 @@ class SummaryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     timeout_seconds: Seconds = 60.0
 
 
-class ArchivalConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class ArchivalConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"async_": "async"}):
     """How finished work leaves a conversation. Sizes are estimated tokens; None takes what the profile says."""
 
+    enabled: bool = False
+    """Archive what running agents have finished."""
+    async_: bool = True
+    """Archive behind a reply; else the reply waits for it, and for the summary."""
+    warm_holders: Amount = 4
+    """How many holders keep their process after they have answered."""
     profile: Profile = "balanced"
     trigger: TriggerConfig = field(default_factory=TriggerConfig)
     summary: SummaryConfig = field(default_factory=SummaryConfig)
@@ -107,6 +113,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     subagents: SubagentsConfig = field(default_factory=SubagentsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    archival: ArchivalConfig = field(default_factory=ArchivalConfig)
 
 
 def parse_model(model: str | None) -> BackendSpec:

@@ -11,9 +11,21 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from .archive import Collapse, Upgrade
 from .messages import Message, Reply, Usage
 
-__all__ = ["SESSION_VERSION", "Custom", "Entry", "MessageEntry", "SessionHeader", "SessionInfo", "TurnEnd", "TurnStart"]
+__all__ = [
+    "SESSION_VERSION",
+    "ArchiveEntry",
+    "Custom",
+    "Entry",
+    "MessageEntry",
+    "SessionHeader",
+    "SessionInfo",
+    "TurnEnd",
+    "TurnStart",
+    "UpgradeEntry",
+]
 
 SESSION_VERSION = 3
 
@@ -60,6 +72,18 @@ class TurnEnd(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_end"):
     reply: Reply
 
 
+class ArchiveEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive"):
+    """A part of the conversation left it for a holder. This line is what commits that."""
+
+    collapse: Collapse
+
+
+class UpgradeEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive_summary"):
+    """What stands in a holder's place reads better now."""
+
+    upgrade: Upgrade
+
+
 class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     """State of an extension; never in the model's context."""
 
@@ -73,4 +97,6 @@ class SessionInfo(_Entry, frozen=True, gc=False, kw_only=True, tag="session_info
     name: str | None = None
 
 
-Entry: TypeAlias = SessionHeader | MessageEntry | TurnStart | TurnEnd | Custom | SessionInfo
+Entry: TypeAlias = (
+    SessionHeader | MessageEntry | TurnStart | TurnEnd | ArchiveEntry | UpgradeEntry | Custom | SessionInfo
+)

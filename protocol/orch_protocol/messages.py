@@ -121,7 +121,8 @@ class Reply(Struct, frozen=True, gc=False):
     """What a turn came to: prompt to final reply.
 
     `id` is the agent's, `query_id` the turn's. `steps` counts model responses, `tool_calls` the calls that ran: a
-    "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd.
+    "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd. `archived_to` is
+    the holder of the turn, once there is one.
     """
 
     id: str
@@ -132,6 +133,7 @@ class Reply(Struct, frozen=True, gc=False):
     tool_calls: int = 0
     files_changed: tuple[str, ...] = ()
     steps: int = 0
+    archived_to: str | None = None
 
 
 def user(text: str) -> Message:

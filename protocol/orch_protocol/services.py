@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from .messages import Message, Reply, Usage
+from .archive import ArchiveKind, Collapse
+from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 
@@ -19,24 +20,38 @@ __all__ = [
     "SERVICES",
     "AgentRow",
     "AgentSteered",
+    "Archive",
+    "ArchivePlan",
+    "ArchiveRow",
+    "Archived",
     "CancelTurn",
     "Collect",
     "Empty",
     "FindModel",
+    "Hit",
     "Kill",
     "Killed",
     "List",
+    "ListArchives",
     "ListModels",
+    "LiveAgent",
+    "MapAgents",
+    "Mapped",
     "QueryAgent",
+    "ReadArchive",
     "Ref",
     "Resume",
     "RunTool",
+    "SearchArchive",
     "Show",
     "Spawn",
     "Spawned",
     "Status",
     "SteerAgent",
     "Submitted",
+    "Summarise",
+    "SummaryRequest",
+    "SummaryStep",
     "ToolRan",
     "Wait",
     "Waited",
@@ -52,9 +67,9 @@ class Empty(Struct, frozen=True, forbid_unknown_fields=True):
 class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     """Start an agent. `tools` beats `preset`; neither means the configured default.
 
-    `script` makes the backend the scripted one; else `model` ("provider:model") or the configured one. `request_id`
-    makes a repeated spawn return the first one's agent. `template` is the process image to fork; None is the one that
-    the backend needs.
+    `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
+    one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
+    is the one that the backend needs.
     """
 
     task: str
@@ -63,6 +78,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     root_tools: tuple[ToolSpec, ...] = ()
     model: str | None = None
     script: tuple[Any, ...] | None = None
+    summaries: tuple[Any, ...] = ()
     name: str | None = None
     cwd: str | None = None
     env: dict[str, str] | None = None
@@ -229,6 +245,139 @@ class Shown(Struct, frozen=True):
     reply: Reply | None = None
 
 
+class Archive(Struct, frozen=True):
+    """The calling agent asks what of its conversation is to go to holders now.
+
+    Between turns `stop_reason` says how the last one ended; None means that a turn is under way. `context_tokens` is
+    the size of its next request, and `factor` how many tokens were reported for each one estimated. Without `summaries`
+    no model is there to be asked for any.
+    """
+
+    stop_reason: StopReason | None = None
+    context_tokens: int = 0
+    factor: float = 1.0
+    summaries: bool = False
+
+
+class ArchivePlan(Struct, frozen=True):
+    """What is to be put on record, in this order and at once; and about which of these a model is to be asked."""
+
+    collapses: tuple[Collapse, ...] = ()
+    summarise: tuple[str, ...] = ()
+
+
+class Archived(Struct, frozen=True):
+    """These archives of the calling agent are on record, and its next request has `context_tokens`.
+
+    None are when `problem` says why not.
+    """
+
+    holders: tuple[str, ...] = ()
+    context_tokens: int = 0
+    problem: str = ""
+
+
+class SummaryRequest(Struct, frozen=True):
+    """One question to a model. `model` is the configured one, None: the asker's choice."""
+
+    system: str
+    prompt: str
+    model: str | None = None
+
+
+class Summarise(Struct, frozen=True):
+    """How far the summary of the archive `holder` is: what the model answered last, None before it was asked."""
+
+    holder: str
+    answer: str | None = None
+    usage: Usage = Usage()
+
+
+class SummaryStep(Struct, frozen=True):
+    """What follows: the next question, to the model behind `backend` (None: the asker's own); or the text for the
+    archive's stub; or neither, when there is none to be had."""
+
+    request: SummaryRequest | None = None
+    backend: BackendSpec | None = None
+    stub: str | None = None
+
+
+class LiveAgent(Struct, frozen=True):
+    """An agent that its parent can ask."""
+
+    id: str
+    task: str
+
+
+class ListArchives(Struct, frozen=True, forbid_unknown_fields=True):
+    """List the archives of `ref`, and of the agents below it; None means everybody's, for an agent its own."""
+
+    ref: str | None = None
+
+
+class ArchiveRow(Struct, frozen=True):
+    """One archive. `level` is an era's. It holds `messages` messages, of `turns` turns and `calls` model calls."""
+
+    id: str
+    owner: str
+    kind: ArchiveKind
+    task: str
+    created_at: str
+    messages: int
+    turns: int
+    calls: int
+    tokens: int
+    level: int
+    reason: str
+    summarised: bool
+    record: str
+
+
+class SearchArchive(Struct, frozen=True, forbid_unknown_fields=True):
+    """Find `query` in the archives of `ref` and the agents below it; None means everybody's, for an agent its own."""
+
+    query: str
+    limit: int = 10
+    ref: str | None = None
+
+
+class Hit(Struct, frozen=True):
+    """A place in an archive. `entry` counts its messages from 1, as `read_archive` does.
+
+    `text` is the passage; `exact` says whether all of the query stands in it, letter by letter.
+    """
+
+    id: str
+    entry: int
+    text: str
+    exact: bool
+    task: str
+
+
+class ReadArchive(Struct, frozen=True, forbid_unknown_fields=True):
+    """The messages `first` to `last` (from 1, both included) of an archive; `id` may be the unique beginning of one."""
+
+    id: str
+    first: int = 1
+    last: int | None = None
+
+
+class MapAgents(Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask all of `refs` the same; `timeout` is for all of them together."""
+
+    refs: tuple[str, ...]
+    prompt: str
+    timeout: float | None = None
+
+
+class Mapped(Struct, frozen=True):
+    """What one of them said. Exactly one of `reply` and `error` is set."""
+
+    ref: str
+    reply: Reply | None = None
+    error: str | None = None
+
+
 class RunTool(Struct, frozen=True):
     """Run the root tool `name` of the calling agent with `input`."""
 
@@ -269,6 +418,14 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "run_tool": (RunTool, ToolRan),
     "models": (ListModels, list[ModelRow]),
     "find_model": (FindModel, BackendSpec),
+    "archive": (Archive, ArchivePlan),
+    "archived": (Archived, Empty),
+    "summarise": (Summarise, SummaryStep),
+    "live": (Empty, list[LiveAgent]),
+    "archives": (ListArchives, list[ArchiveRow]),
+    "search_archive": (SearchArchive, list[Hit]),
+    "read_archive": (ReadArchive, list[Message]),
+    "map": (MapAgents, list[Mapped]),
 }
 
 

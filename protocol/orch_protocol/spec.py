@@ -6,9 +6,21 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 
+from .archive import Source
 from .messages import Message
 
-__all__ = ["AgentSpec", "BackendSpec", "Birth", "Durability", "Kind", "Limits", "QueueMode", "Template", "ToolSpec"]
+__all__ = [
+    "AgentSpec",
+    "ArchivalSpec",
+    "BackendSpec",
+    "Birth",
+    "Durability",
+    "Kind",
+    "Limits",
+    "QueueMode",
+    "Template",
+    "ToolSpec",
+]
 
 Durability: TypeAlias = Literal["process", "power"]
 Kind: TypeAlias = Literal["agent", "session", "holder"]
@@ -47,12 +59,30 @@ class ToolSpec(Struct, frozen=True):
     locks: str = ""
 
 
+class ArchivalSpec(Struct, frozen=True):
+    """How an agent's finished work leaves its conversation.
+
+    With `wait` a reply waits until that is done. Past `high_tokens` in a running turn the root is asked about its past
+    (0: never). `block_entries` is how many live subagents a request names, `in_tail` whether it does so in its end
+    rather than in its system text. A summary may take `summary_seconds`. `recall_only` says that query_subagent was not
+    granted but for what the agent itself has archived.
+    """
+
+    wait: bool = False
+    high_tokens: int = 0
+    block_entries: int = 4
+    in_tail: bool = True
+    summary_seconds: float = 60.0
+    recall_only: bool = True
+
+
 class AgentSpec(Struct, frozen=True):
     """One agent, as the root describes it to the worker that will be it.
 
     `tools` names the granted tools, already narrowed to what the parent may grant; `root_tools` are functions of the
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
-    `env` the allow-listed environment of its tools.
+    `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
+    a holder holds.
     """
 
     id: str
@@ -75,6 +105,8 @@ class AgentSpec(Struct, frozen=True):
     durability: Durability = "process"
     queue_mode: QueueMode = "one-at-a-time"
     template: Template = "lean"
+    archival: ArchivalSpec | None = None
+    source: Source | None = None
 
 
 class Birth(Struct, frozen=True):

@@ -6,7 +6,7 @@ Valid means: each call is answered by exactly one result, in call order, in the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Literal, Protocol
 
@@ -39,6 +39,7 @@ GRACE_SECONDS: Final = 1.0
 Report = Callable[[str, str, int], None]
 Interject = Callable[[bool], list[str]]
 Emit = Callable[[str, str, str, int, bool], None]
+Prepare = Callable[[], Awaitable[None]]
 Cut = Literal["cancelled", "timeout"]
 
 NOTHING: Final = Usage()
@@ -106,6 +107,7 @@ async def run_turn(
     brake: Brake,
     interject: Interject = lambda _stopping: [],
     emit: Emit | None = None,
+    prepare: Prepare | None = None,
 ) -> Reply:
     """Run one turn and return its reply.
 
@@ -115,11 +117,12 @@ async def run_turn(
 
     `interject(stopping)` is asked for what was said meanwhile: after the prompt, after each batch of tool calls, and
     when the turn would end; each text becomes a user message. `emit(kind, text, name, step, is_error)` is told of
-    everything that happens, see TurnEvent. Neither may raise.
+    everything that happens, see TurnEvent. `prepare` is awaited before each model request, and may change what the
+    conversation holds. None of them may raise.
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit)
+    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare)
     return await turn.run(query_id, agent_id, scrub(prompt))
 
 
@@ -134,6 +137,7 @@ class _Turn:
         brake: Brake,
         interject: Interject,
         emit: Emit | None,
+        prepare: Prepare | None,
     ) -> None:
         self._backend = backend
         self._toolbox = toolbox
@@ -143,6 +147,7 @@ class _Turn:
         self._brake = brake
         self._interject = interject
         self._emit = emit
+        self._prepare = prepare
         self._usage = Usage()
         self._steps = 0
         self._calls = 0
@@ -218,6 +223,8 @@ class _Turn:
 
     async def _response(self) -> AssistantTurn:
         """Return the next model response, recorded."""
+        if self._prepare is not None:
+            await self._prepare()
         info = self._backend.info()
         who, step = f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1
         self._report("model", who, step)

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import Finished, Query, Ready
-from orch_protocol.entries import MessageEntry
 from orch_protocol.errors import StoreError, error_info
-from orch_protocol.messages import Message, Usage
+from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.spec import AgentSpec
 
+from .archiving import Archiving
 from .backends.registry import make_backend
 from .interjections import Interjection, Interjections
 from .loop import Brake, run_turn
@@ -24,6 +24,7 @@ from .prompt import first_prompt, system_prompt
 from .tools.base import Keys, ToolContext
 from .tools.presets import make_toolbox
 from .transcript import Transcript
+from .witness import testimony
 
 __all__ = ["Root", "Runtime"]
 
@@ -76,20 +77,29 @@ class Runtime:
                 seconds=spec.limits.tool_seconds,
                 folder=Path(spec.folder),
                 keys=Keys(keys),
+                archives=spec.archival is not None,
             )
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context)
-            tools = self.toolbox.specs()
-            self.backend.append_system(system_prompt(spec, [tool.name for tool in tools]), tools)
-            own = [
-                entry.message
-                for entry in self.transcript.session.entries
-                if isinstance(entry, MessageEntry) and entry.turn
-            ]
-            self._fresh = not own
+            tools, session = self.toolbox.specs(), self.transcript.session
+            system = system_prompt(spec, [tool.name for tool in tools])
+            self.backend.append_system(system, tools)
+            self._fresh = not session.asked
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
-            responses = sum(message.role == "assistant" for message in own)
-            self.backend.learn(self.transcript.session.entries)
-            self.backend.load(self.transcript.session.messages, responses)
+            self.backend.learn(session.entries)
+            held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
+            self.backend.load((*held, *session.messages), session.responses)
+            self._archiving: Archiving | None = None
+            if spec.archival is not None:
+                self._archiving = Archiving(
+                    spec.archival,
+                    self.transcript,
+                    self.backend,
+                    root.call_root,
+                    model=spec.backend,
+                    make=lambda model: make_backend(model, keys),
+                    system=system,
+                    tools=tools,
+                )
         except BaseException:
             self.transcript.close()
             raise
@@ -113,7 +123,10 @@ class Runtime:
 
     async def query(self, query_id: str, query: Query, brake: Brake) -> Finished:
         """Run a turn and return its end, durable in the transcript. Must not raise, unless cancelled from outside."""
-        session = self.transcript.session
+        session, archiving = self.transcript.session, self._archiving
+        if archiving is not None:
+            archiving.turn_began()
+        stop_reason: StopReason | None = None
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
@@ -136,13 +149,18 @@ class Runtime:
                 brake=brake,
                 interject=self._interject,
                 emit=partial(self._root.emit, query_id) if query.stream else None,
+                prepare=archiving.before_request if archiving is not None else None,
             )
             self.transcript.turn_end(query_id, reply)
+            stop_reason = reply.stop_reason
         except Exception as error:
             traceback.print_exc()
             usage = getattr(error, "usage", None) or Usage()
             return Finished(error=error_info(error), usage=usage, context_tokens=self.backend.context_tokens())
-        return Finished(reply=reply, context_tokens=self.backend.context_tokens())
+        finally:
+            if archiving is not None:
+                await archiving.turn_ended(stop_reason)
+        return Finished(reply=session.replies[query_id], context_tokens=self.backend.context_tokens())
 
     def cancel(self) -> None:
         """End the running turn at its next safe point."""
@@ -161,6 +179,8 @@ class Runtime:
     def close(self) -> None:
         """End what the tools keep running, make everything durable and give the transcript up."""
         try:
+            if self._archiving is not None:
+                self._archiving.stop()
             self.toolbox.close()
         finally:
             self.transcript.close()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 from msgspec import Struct
 
-from orch_protocol.entries import Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
+from orch_protocol.entries import ArchiveEntry, Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart, UpgradeEntry
+from orch_protocol.errors import StoreError
 from orch_protocol.messages import Block, Message, Reply, Text, ToolResult, Usage, tool_uses, user
 
-__all__ = ["Session", "UnknownEntry"]
+from .view import View
+
+__all__ = ["LeftEntry", "Session", "UnknownEntry"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
 LOST_CALL = "[The result of a call that is not on record:]"
@@ -24,6 +29,14 @@ class UnknownEntry(Struct, frozen=True, rename="camel"):
     type: str = ""
 
 
+class LeftEntry(Struct, frozen=True):
+    """A message that a holder keeps now. Its line is still in the file; nobody need hold it in memory."""
+
+    id: str
+    parent_id: str | None
+    turn: str
+
+
 class Session:
     """Everything that one agent's entries amount to. Attributes are read, never assigned.
 
@@ -31,9 +44,9 @@ class Session:
     is not there (its line was damaged) follows the entry before it in the file.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forget: bool = True) -> None:
         self.header: SessionHeader | None = None
-        self.entries: list[Entry | UnknownEntry] = []
+        self.entries: list[Entry | UnknownEntry | LeftEntry] = []
         """All entries but the header, in file order."""
         self.replies: dict[str, Reply] = {}
         """The reply of each finished turn, by query id."""
@@ -48,13 +61,29 @@ class Session:
         self._turn = ""
         self._used_before = Usage()
         """What was used before the turn `_turn` began."""
+        self.asked = False
+        """Whether the agent itself was ever asked: what it was seeded with is somebody else's."""
+        self.responses = 0
+        """How many responses it gave, those that a holder keeps included."""
+        self.view: View[int] = View()
+        """What the model is shown, before it is brought into a form that providers accept."""
+        self.hollow = False
+        """Whether something is shown that was forgotten."""
+        self._forget = forget
         self._parents: list[int] = []
         self._messages: tuple[Message, ...] | None = ()
 
     @classmethod
-    def fold(cls, entries: Iterable[Entry | UnknownEntry]) -> Session:
+    def fold(cls, entries: Sequence[Entry | UnknownEntry]) -> Session:
         """Return the session that `entries`, in file order, amount to."""
         session = cls()
+        for entry in entries:
+            session.apply(entry)
+        return cls._whole(entries) if session.hollow else session
+
+    @classmethod
+    def _whole(cls, entries: Iterable[Entry | UnknownEntry]) -> Session:
+        session = cls(forget=False)
         for entry in entries:
             session.apply(entry)
         return session
@@ -73,9 +102,8 @@ class Session:
         """
         if self._messages is None:
             history = _History()
-            for entry in self._path():
-                if isinstance(entry, MessageEntry):
-                    history.add(entry.message)
+            for message in self.view:
+                history.add(message)
             self._messages = history.messages()
         return self._messages
 
@@ -93,15 +121,23 @@ class Session:
         self._parents.append(parent)
         self.places[entry.id] = last + 1
         self.entries.append(entry)
-        # Gathered when asked for: a worker at work asks once in its life, and records all the time.
+        # Gathered when asked for: a worker at work asks seldom, and records all the time.
         self._messages = None
+        if parent != last:
+            self._branch(parent)
+        self._show(entry, last + 1)
         if isinstance(entry, MessageEntry):
-            if entry.turn and entry.turn not in self.replies:
-                self.interrupted = entry.turn
+            if entry.turn:
+                self.asked = True
+                self.responses += entry.message.role == "assistant"
+                if entry.turn not in self.replies:
+                    self.interrupted = entry.turn
             if entry.turn != self._turn:
                 self._turn, self._used_before = entry.turn, self.usage
             if entry.usage is not None:
                 self.usage += entry.usage
+        elif isinstance(entry, ArchiveEntry):
+            self._leave(entry)
         elif isinstance(entry, TurnEnd):
             self.replies[entry.turn] = entry.reply
             # The reply knows of failed requests too, which no message tells of.
@@ -112,14 +148,50 @@ class Session:
         elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
             self.interrupted = None
 
-    def _path(self) -> list[Entry | UnknownEntry]:
-        path = []
-        place = len(self.entries) - 1
+    def _show(self, entry: Entry | UnknownEntry | LeftEntry, place: int) -> None:
+        """Let the view take `entry` in, which stands at `place` and follows what it shows."""
+        if isinstance(entry, MessageEntry):
+            self.view.add(entry.id, entry.message, place)
+        elif isinstance(entry, LeftEntry):
+            self.view.add(entry.id, Message("user", ()), place)
+        elif isinstance(entry, ArchiveEntry):
+            # What a damaged file does not show any more in one piece stays as it is.
+            with contextlib.suppress(StoreError):
+                self.view.collapse(entry.collapse, place)
+        elif isinstance(entry, UpgradeEntry):
+            self.view.upgrade(entry.upgrade)
+
+    def _branch(self, place: int) -> None:
+        """Show what the path to the entry at `place` shows."""
+        path = list(self._back(place))
+        self.view = View()
+        for place in reversed(path):
+            self._show(self.entries[place], place)
+        self.hollow = any(isinstance(self.entries[item.note], LeftEntry) for item in self.view.items)
+
+    def _back(self, place: int) -> Iterator[int]:
+        """Yield `place` and those of the entries before it on its path, the first one last."""
         while place >= 0:  # a parent stands before its child, so this ends
-            path.append(self.entries[place])
+            yield place
             place = self._parents[place]
-        path.reverse()
-        return path
+
+    def _leave(self, entry: ArchiveEntry) -> None:
+        """Forget the messages that are the holder's now, and let the reply to their turn say so."""
+        collapse = entry.collapse
+        first, last = self.places.get(collapse.first, -1), self.places.get(collapse.last, -1)
+        ended = self.entries[last] if last >= 0 else None
+        if not isinstance(ended, (MessageEntry, LeftEntry)) or not any(
+            item.note == self.places[entry.id] for item in self.view.items
+        ):
+            return  # it could not be carried out
+        if collapse.kind == "turn" and ended.turn in self.replies:
+            self.replies[ended.turn] = msgspec.structs.replace(self.replies[ended.turn], archived_to=collapse.holder)
+        for place in self._back(last) if self._forget else ():
+            if place < first:
+                break
+            left = self.entries[place]
+            if isinstance(left, MessageEntry):
+                self.entries[place] = LeftEntry(left.id, left.parent_id, left.turn)
 
 
 class _History:

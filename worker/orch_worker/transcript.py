@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from orch_protocol.entries import Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
+from orch_protocol.archive import Collapse, Upgrade
+from orch_protocol.entries import ArchiveEntry, Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart, UpgradeEntry
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
@@ -114,6 +115,30 @@ class Transcript:
         id, now = new_entry_id(session.places), _timestamp()
         self.append(TurnEnd(id=id, parent_id=session.leaf, timestamp=now, turn=turn, reply=reply))
 
+    def archive(self, collapses: Iterable[Collapse]) -> None:
+        """Record that parts of the conversation are their holders' now: on the disk when this returns, all or none.
+
+        Raises StoreError when that cannot be written, or they are no parts of it any more; then nothing has changed.
+        """
+        session, entries = self.session, list[Entry]()
+        view, parent, now = session.view.copy(), session.leaf, _timestamp()
+        made: set[str] = set()
+        for collapse in collapses:
+            view.collapse(collapse, 0)
+            while (id := new_entry_id(session.places)) in made:
+                pass
+            made.add(id)
+            entries.append(ArchiveEntry(id=id, parent_id=parent, timestamp=now, collapse=collapse))
+            parent = id
+        if entries:
+            self.append(*entries, sync=True)
+
+    def upgrade(self, upgrade: Upgrade) -> None:
+        """Record a better text for what stands in a holder's place."""
+        session = self.session
+        id, now = new_entry_id(session.places), _timestamp()
+        self.append(UpgradeEntry(id=id, parent_id=session.leaf, timestamp=now, upgrade=upgrade))
+
     def seed(self, history: Iterable[Message]) -> None:
         """Record `history` as what went before, in one write. Raises StoreError unless the transcript is empty."""
         if self.session.entries:
@@ -191,13 +216,9 @@ def read_usage(folder: Path, turn: str) -> Usage:
 
 
 def _fold(loaded: Loaded) -> Session:
-    session = Session()
-    if loaded.header:
-        session.apply(_decode_exactly(loaded.header))
-    for line in loaded.objects:
-        if (entry := _decode(line)) is not None:
-            session.apply(entry)
-    return session
+    entries: list[Entry | UnknownEntry] = [_decode_exactly(loaded.header)] if loaded.header else []
+    entries += [entry for entry in map(_decode, loaded.objects) if entry is not None]
+    return Session.fold(entries)
 
 
 def _encode(entry: Entry) -> bytes:

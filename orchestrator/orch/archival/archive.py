@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -16,10 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from orch_protocol.entries import Custom, MessageEntry, SessionHeader
-from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, DamagedError, StoreError
+from orch_protocol.errors import DamagedError, StoreError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 from orch_protocol.text import scrub
@@ -27,10 +27,11 @@ from orch_worker.lines import unseal
 from orch_worker.lock import FolderLock
 from orch_worker.store import AppendLog, load
 
-from .receipt import Receipt
-from .stub import Kind, holders_in
+from .index import message_text
+from .shelf import Record, SearchableShelf, Stored
+from .unfolding import unfold
 
-__all__ = ["Archive", "Record", "Stored"]
+__all__ = ["Archive"]
 
 SEGMENT_BYTES: Final = 32 << 20
 RECORD: Final = "archive"
@@ -42,60 +43,16 @@ _customs = msgspec.json.Decoder(Custom)
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 
 
-class Record(Struct, frozen=True, omit_defaults=True):
-    """What is known of one archive without reading it.
-
-    `number` counts archives from 1. It stands for `count` messages of its own, the first `prompts` of which were asked,
-    and in the conversation for `stands` messages. `calls` and `turns` are the model calls and turns in it; `members`
-    the archives whose stubs are among its messages. `record` is the text that stays in the conversation, `answer` the
-    final answer behind it. `offset` and `sha256` are where its lines begin in `segment` and what they hash to.
-    """
-
-    id: str
-    number: int
-    kind: Kind
-    task: str
-    count: int
-    prompts: int
-    stands: int
-    calls: int
-    turns: int
-    tokens: int
-    level: int
-    timestamp: str
-    format: str
-    record: str
-    reason: str
-    answer: str = ""
-    receipt: Receipt = Receipt()
-    members: tuple[str, ...] = ()
-    rest: tuple[Any, ...] = ()
-    segment: int = 0
-    offset: int = 0
-    sha256: str = ""
-    summarised: bool = False
-
-
-class Stored(Struct, frozen=True):
-    """A message as it is stored: in our shape, and what else its own shape needs to be restored."""
-
-    message: Message
-    rest: Any = None
-
-
-class Archive:
+class Archive(SearchableShelf):
     """An open folder of archives; nobody else writes it until `close`."""
 
     def __init__(self, lock: FolderLock, folder: Path) -> None:
-        self.folder = folder
-        self.records: dict[str, Record] = {}
-        """Every archive, by id, in order."""
+        super().__init__(folder)
         self.notes: list[str] = []
         """What was damaged or cut off when the files were opened, a line each."""
         self._lock = lock
         self._log: AppendLog | None = None
         self._segment = 0
-        self._order: list[str] = []
         self._by_content: dict[str, str] = {}
 
     @classmethod
@@ -121,37 +78,6 @@ class Archive:
                 log.close()
         finally:
             self._lock.release()
-
-    def find(self, ref: str) -> Record:
-        """Return the archive whose id is or begins with `ref`. Raises AgentNotFoundError, AmbiguousRefError."""
-        if ref in self.records:
-            return self.records[ref]
-        found = [id for id in self.records if ref and id.startswith(ref)]
-        if len(found) == 1:
-            return self.records[found[0]]
-        if found:
-            raise AmbiguousRefError(f"several archives begin with {ref!r}: {', '.join(found[:8])}")
-        raise AgentNotFoundError(f"no archive {ref!r} in {self.folder}: search_archive finds the ids there are")
-
-    def numbered(self, number: int) -> Record:
-        """Return the archive with that number."""
-        return self.records[self._order[number - 1]]
-
-    def holders(self, message: Message) -> tuple[str, ...]:
-        """Return which archives `message` stands for: a user's for phases, an assistant's for a turn or an era."""
-        if message.role == "system":
-            return ()
-        phase = message.role == "user"
-        known = (self.records.get(id) for id in holders_in(message))
-        return tuple(record.id for record in known if record and (record.kind == "phase") == phase)
-
-    def stubs_among(self, messages: Sequence[Message]) -> set[int]:
-        """Return the places of `messages` that are stubs of turns and eras, or prompts that belong to one."""
-        places: set[int] = set()
-        for place, message in enumerate(messages):
-            if message.role == "assistant" and (holders := self.holders(message)):
-                places |= set(range(place - self.records[holders[-1]].stands + 1, place + 1))
-        return places
 
     def add(self, record: Record, messages: Sequence[Stored]) -> Record:
         """Store `messages` durably with what `record` says of them, in one write, and return the full record.
@@ -220,6 +146,38 @@ class Archive:
             raise StoreError(f"cannot read archive {id} in {path}: {error.strerror}") from error
         return [line.object if line else b"" for line in sealed]
 
+    def texts(self, record: Record) -> list[str]:
+        try:
+            messages = [stored.message for stored in self.messages(record.id)]
+        except DamagedError:
+            return []  # it was told when the folder was opened; the others can be searched all the same
+        hidden = self.stubs_among(messages)
+        if record.kind == "phase":
+            hidden |= set(range(record.prompts))
+        return ["" if place in hidden else message_text(message) for place, message in enumerate(messages)]
+
+    def entry(self, record: Record, place: int) -> int:
+        if not record.members:
+            return place + 1
+        before: list[Stored] = self.messages(record.id)[:place]
+        return len(unfold(self, before, _message, lambda each: self.messages(each.id))) + 1
+
+    def containing(self, wanted: bytes) -> Iterator[Record]:
+        places: dict[int, list[Record]] = {}
+        for record in self.records.values():
+            places.setdefault(record.segment, []).append(record)
+        for segment, records in places.items():
+            offsets = [record.offset for record in records]
+            with self.mapped(segment) as data:
+                at = data.find(wanted)
+                while at >= 0:
+                    number = bisect_right(offsets, at)
+                    if number:
+                        yield records[number - 1]
+                    if number == len(offsets):
+                        break
+                    at = data.find(wanted, offsets[number])
+
     @contextmanager
     def mapped(self, segment: int) -> Iterator[mmap.mmap]:
         """Yield all of a file, to be looked through. Raises StoreError when it cannot be read."""
@@ -279,8 +237,7 @@ class Archive:
                 self.notes.append(f"{self.folder}: a record of an unknown shape was passed over: {error}")
 
     def _take(self, record: Record) -> None:
-        self.records[record.id] = record
-        self._order.append(record.id)
+        self.keep(record)
         self._by_content[record.sha256] = record.id
 
     def _custom(self, kind: str, data: Any, number: int, parent: str | None) -> bytes:
@@ -313,3 +270,7 @@ def _timestamp() -> str:
 
 
 _HEADER: Final = _encoded(SessionHeader(id="", timestamp="", cwd=""))
+
+
+def _message(stored: Stored) -> Message:
+    return stored.message

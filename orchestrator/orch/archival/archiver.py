@@ -12,19 +12,21 @@ import msgspec
 from orch_protocol.config import ArchivalConfig, Profile
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import StopReason
+from orch_protocol.services import Hit, SummaryRequest
+from orch_worker.block import Live, live_block
 from orch_worker.estimate import Estimator
 
 from . import plan
 from .adapters import format_named
-from .archive import Archive, Record
-from .block import Live, live_block
+from .archive import Archive
+from .filing import Filing
 from .folding import Folded, Folding
 from .gate import Prices
-from .pieces import Piece, Pieces
+from .pieces import Pieces
 from .profiles import rules_of
 from .recall import TOOLS, answer
-from .search import Hit, Search
-from .summary import SummaryRequest
+from .search import Search
+from .shelf import Record
 
 __all__ = ["Archiver"]
 
@@ -71,10 +73,12 @@ class Archiver:
         self._pieces = Pieces(shape, self._archive, estimator)
         self._search = Search(self._archive)
         try:
-            self._folding = Folding(self._pieces, self.rules, self.config, summarise, self._search.added)
+            stored = self._search.added
+            self._filing = Filing(self._pieces, self._archive, self.config.summary, summarise, stored)
         except BaseException:
             self._archive.close()
             raise
+        self._folding = Folding(self._pieces, self.rules, self._filing.store)
 
     def __enter__(self) -> Archiver:
         return self
@@ -84,7 +88,7 @@ class Archiver:
 
     def close(self) -> None:
         """Take in the summaries that are there by now, and close the files; closing twice does nothing."""
-        self._folding.late()
+        self._filing.late()
         self._search.close()
         self._archive.close()
 
@@ -106,18 +110,18 @@ class Archiver:
         cannot be written: then the conversation is what it was.
         """
         before = pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(messages)]
-        self._folding.late()
-        view = self._view(pieces, stop_reason)
-        turns = plan.finished_turns(view, self.rules, self.config.trigger, self._prices, self._pieces.estimator)
-        pieces, folded = self._folding.fold(pieces, turns)
-        while merging := plan.eras(self._view(pieces, stop_reason), self.rules, self._prices):
-            pieces, done = self._folding.fold(pieces, [merging])
-            folded += done
-        phases = plan.phases(self._view(pieces, stop_reason), self.rules, self._prices)
-        pieces, done = self._folding.fold(pieces, phases)
-        self.folded = (*folded, *done)
-        fresh = plan.fresh_from(view.messages)
-        pieces = self._folding.upgraded(pieces, before, fresh, self._prices)
+        self._filing.late()
+        fresh = plan.fresh_from([piece.message for piece in pieces])
+        pieces, folded = self._folding.fold_all(
+            pieces,
+            self.config.trigger,
+            self._prices,
+            stop_reason,
+            beside=self._beside,
+            summaries=self._summaries,
+        )
+        self.folded = tuple(folded)
+        pieces = self._filing.upgraded(pieces, before, fresh, self._prices)
         self._pieces.keep(pieces)
         return [piece.raw for piece in pieces]
 
@@ -187,9 +191,6 @@ class Archiver:
 
     def _messages(self, id: str, first: int, last: int | None) -> list[Any]:
         return [self._pieces.format.read(raw) for raw in self.read_archive(id, first, last)]
-
-    def _view(self, pieces: Sequence[Piece], stop_reason: StopReason | None) -> plan.View:
-        return self._pieces.view(pieces, stop_reason, beside=self._beside, summaries=self._summaries)
 
 
 def _configured(config: ArchivalConfig, profile: Profile | None) -> ArchivalConfig:

@@ -12,9 +12,10 @@ from msgspec import Struct
 from orch_protocol.config import SummaryConfig
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message
+from orch_protocol.services import SummaryRequest
 from orch_protocol.text import scrub
 
-from .summary import SummaryRequest, ask
+from .summary import ask
 
 __all__ = ["Asker"]
 

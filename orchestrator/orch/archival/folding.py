@@ -1,4 +1,4 @@
-"""What it takes to archive one thing: make it durable, compute what stays, and put that in its place."""
+"""What it takes to archive one thing: compute what stays, have it stored, and put that in its place."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.config import ArchivalConfig
-from orch_protocol.errors import StoreError
-from orch_protocol.messages import Message, Text, assistant, text_of, user
+from orch_protocol.config import TriggerConfig
+from orch_protocol.messages import Message, StopReason, Text, assistant, text_of, user
+from orch_worker.stubs import era_prompt, stub_text
+from orch_worker.tokens import clip
 
-from .adapters import pack, plain
-from .archive import Record, Stored
-from .asker import Asker
+from . import plan
 from .gate import Prices
 from .pieces import Piece, Pieces
-from .plan import RECEIPT_TOKENS, Collapse, upgrades
+from .plan import RECEIPT_TOKENS, Collapse
 from .profiles import Rules
 from .receipt import Receipt, merge, receipt_of, render
 from .rollup import era_tokens
-from .stub import clip_tokens, era_prompt, stub_text
-from .summary import SummaryRequest
+from .shelf import Record
 from .turns import responses, task_of, turns_of
 
 __all__ = ["Folded", "Folding"]
+
+Store = Callable[[Record, Sequence[Piece], Sequence[Message], bool], Record]
+"""Stores pieces, of which these messages are no stubs, under a record, and returns that as it is known from then on.
+
+The last argument says whether a model is to be asked for a summary. Raises StoreError.
+"""
+Changed = Callable[[Sequence[Piece], Sequence[Piece], str], None]
+"""Told what a conversation was, what it is, and the id of the archive that made the difference."""
 
 CHARS_A_TOKEN: Final = 4
 LEAST_RECEIPT: Final = 30
@@ -45,54 +51,56 @@ class Folded(Struct, frozen=True):
 
 
 class Folding:
-    """Archives parts of conversations by the rules. Each method returns the pieces that go on, and what was done."""
+    """Archives parts of conversations by the rules. What is archived goes to `store`, the change to `changed`."""
 
-    def __init__(
-        self,
-        pieces: Pieces,
-        rules: Rules,
-        config: ArchivalConfig,
-        summarise: Callable[[SummaryRequest], str] | None,
-        stored: Callable[[Record], None],
-    ) -> None:
+    def __init__(self, pieces: Pieces, rules: Rules, store: Store, changed: Changed | None = None) -> None:
         self._pieces = pieces
         self._archive = pieces.archive
         self._rules = rules
-        self._asker = None if summarise is None else Asker(summarise, config.summary, pieces.archive.notes)
-        self._told = stored
+        self._store = store
+        self._changed = changed
 
-    def fold(self, pieces: list[Piece], collapses: Sequence[Collapse]) -> tuple[list[Piece], list[Folded]]:
-        """Carry `collapses` out, in order. Raises StoreError when one cannot be made durable."""
+    def fold_all(
+        self,
+        pieces: list[Piece],
+        trigger: TriggerConfig,
+        prices: Prices,
+        stop_reason: StopReason | None,
+        *,
+        beside: int,
+        summaries: bool,
+        depth: int = 0,
+    ) -> tuple[list[Piece], list[Folded]]:
+        """Archive everything that the rules let go: finished turns, then stubs too many, then the past of long turns.
+
+        Returns the pieces that go on, and what was done. Raises StoreError.
+        """
+
+        def view() -> plan.View:
+            return self._pieces.view(pieces, stop_reason, beside=beside, summaries=summaries)
+
+        estimator = self._pieces.estimator
+        turns = plan.finished_turns(view(), self._rules, trigger, prices, estimator, depth=depth)
+        pieces, folded = self._fold(pieces, turns)
+        while merging := plan.eras(view(), self._rules, prices):
+            pieces, done = self._fold(pieces, [merging])
+            folded += done
+        pieces, done = self._fold(pieces, plan.phases(view(), self._rules, prices))
+        return pieces, [*folded, *done]
+
+    def _fold(self, pieces: list[Piece], collapses: Sequence[Collapse]) -> tuple[list[Piece], list[Folded]]:
         means = {"turn": self._turn, "era": self._era, "phase": self._phase}
         folded: list[Folded] = []
         before = len(pieces)
         for planned in collapses:
             shift = len(pieces) - before
             places = {name: getattr(planned, name) + shift for name in ("start", "body", "stop")}
-            pieces, done = means[planned.kind](pieces, msgspec.structs.replace(planned, **places))
+            was = pieces
+            pieces, done = means[planned.kind](was, msgspec.structs.replace(planned, **places))
             folded += done
+            if done and self._changed is not None:
+                self._changed(was, pieces, done[0].id)
         return pieces, folded
-
-    def late(self) -> None:
-        """Take in, durably, the summaries that came after their time. Never raises; what cannot be written is noted."""
-        for id, text in self._asker.late() if self._asker else ():
-            try:
-                self._archive.summarise(id, text)
-            except StoreError as error:
-                self._archive.notes.append(f"the late summary of archive {id} is lost: {error}")
-
-    def upgraded(self, pieces: list[Piece], before: Sequence[Piece], fresh: int, prices: Prices) -> list[Piece]:
-        """Return `pieces` with late summaries in place of receipts, where that breaks little of what is cached.
-
-        `before` is the conversation as it was in the last request, but for what stands from `fresh` on.
-        """
-        found = {place: new for place, piece in enumerate(pieces) if (new := self._pieces.upgraded(piece))}
-        if not found:
-            return pieces
-        same = (now.raw is was.raw for now, was in zip(pieces, before, strict=False))
-        broken = next((place for place, kept in enumerate(same) if not kept), min(len(pieces), len(before)))
-        places = upgrades(sorted(found), [piece.tokens for piece in pieces], min(broken, fresh), prices)
-        return [found[place] if place in places else piece for place, piece in enumerate(pieces)]
 
     def _turn(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:
         part = pieces[collapse.start : collapse.stop]
@@ -106,7 +114,7 @@ class Folding:
         size = self._pieces.estimator.text(stub_text("turn", UNKNOWN, record.record, record.answer))
         if self._rules.gate and size >= removed:
             return pieces, []
-        known = self._durable(record, part, said, collapse.summarise)
+        known = self._store(record, part, said, collapse.summarise)
         stub = self._pieces.written(assistant(stub_text("turn", known.id, known.record, known.answer)))
         asked = asked or [self._pieces.written(user(task))]
         return [*pieces[: collapse.start], *asked, stub, *pieces[collapse.stop :]], [_told(known)]
@@ -117,7 +125,7 @@ class Folding:
         record = self._record(collapse, part, said, task_of(said) if said else "", stands=2)
         text = self._text(record.receipt, era_tokens(self._rules.rollup))
         record = msgspec.structs.replace(record, task=f"{record.turns} earlier turns", record=text)
-        known = self._durable(record, part, said, False)
+        known = self._store(record, part, said, False)
         stubs = [user(era_prompt(known.turns)), assistant(stub_text("era", known.id, known.record))]
         return [*pieces[: collapse.start], *map(self._pieces.written, stubs), *pieces[collapse.stop :]], [_told(known)]
 
@@ -131,7 +139,7 @@ class Folding:
         record = self._record(collapse, part[bool(asked) :], said, task, stands=1)
         text = self._text(record.receipt, RECEIPT_TOKENS)
         record = msgspec.structs.replace(record, prompts=int(bool(asked)), turns=0, record=text)
-        known = self._durable(record, part, said, collapse.summarise)
+        known = self._store(record, part, said, collapse.summarise)
         stub = stub_text("phase", known.id, known.record)
         format = self._pieces.format
         raw = format.with_text(part[0].raw, stub) if asked else format.write(user(stub))
@@ -145,16 +153,19 @@ class Folding:
         if piece.tokens <= self._rules.prompt:
             return piece
         blocks = [
-            Text(clip_tokens(block.text, self._rules.prompt, self._pieces.estimator, HINT))
-            if isinstance(block, Text)
-            else block
+            Text(self._clipped(block.text, self._rules.prompt)) if isinstance(block, Text) else block
             for block in piece.message.content
         ]
         return self._pieces.written(Message(piece.message.role, tuple(blocks)))
 
     def _answer(self, last: Message) -> str:
         text = text_of(last) if last.role == "assistant" else ""
-        return clip_tokens(text.strip(), self._rules.answer, self._pieces.estimator, HINT)
+        return self._clipped(text.strip(), self._rules.answer)
+
+    def _clipped(self, text: str, limit: int) -> str:
+        """Return `text` in about `limit` tokens: head and tail, and between them what was left out."""
+        size = self._pieces.estimator.text(text)
+        return text if size <= limit else clip(text, len(text) * limit // size, HINT)
 
     def _text(self, receipt: Receipt, tokens: int) -> str:
         chars = tokens * CHARS_A_TOKEN
@@ -186,15 +197,6 @@ class Folding:
             receipt=merge([*(record.receipt for record in records), *own]),
             members=members,
         )
-
-    def _durable(self, record: Record, part: Sequence[Piece], said: Sequence[Message], summarise: bool) -> Record:
-        """Return `record` as it is on the disk, with `part`, which may leave the conversation from now on."""
-        raws = [piece.raw if isinstance(piece.raw, Message) else plain(piece.raw) for piece in part]
-        known = self._archive.add(record, [Stored(*pack(self._pieces.format, raw)) for raw in raws])
-        self._told(known)
-        if summarise and self._asker and not known.summarised and (text := self._asker.ask(known.id, said)):
-            return self._archive.summarise(known.id, text)
-        return known
 
 
 def _told(record: Record) -> Folded:

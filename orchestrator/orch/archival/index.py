@@ -13,8 +13,7 @@ from typing import Final
 
 from orch_protocol.messages import Block, Message, Opaque, Text, Thinking, ToolResult, ToolUse
 from orch_worker.estimate import strings
-
-from .stub import holder_of
+from orch_worker.stubs import holder_of
 
 __all__ = ["Index", "message_text", "passage"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -11,16 +11,15 @@ from msgspec import Struct
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Block, Message, StopReason, Text
 from orch_worker.estimate import Estimator
+from orch_worker.stubs import holder_of, stub_text
 
 from .adapters import Format, pack, plain, translated, unpack
-from .archive import Archive, Record
 from .plan import View
-from .stub import holder_of, stub_text
+from .shelf import Record, Shelf
 from .turns import responses
+from .unfolding import unfold
 
-__all__ = ["Piece", "Pieces", "unfold"]
-
-T = TypeVar("T")
+__all__ = ["Piece", "Pieces"]
 
 
 class Piece(Struct, frozen=True):
@@ -41,7 +40,7 @@ class Piece(Struct, frozen=True):
 class Pieces:
     """Takes messages of one format for pieces, by what one archive holds."""
 
-    def __init__(self, format: Format, archive: Archive, estimator: Estimator) -> None:
+    def __init__(self, format: Format, archive: Shelf, estimator: Estimator) -> None:
         self.format = format
         self.archive = archive
         self.estimator = estimator
@@ -121,22 +120,3 @@ class Pieces:
             summaries=summaries,
             stop_reason=stop_reason,
         )
-
-
-def unfold(
-    archive: Archive, items: Sequence[T], read: Callable[[T], Message], contents: Callable[[Record], list[T]]
-) -> list[T]:
-    """Return `items` with each stub, and what it stands for, replaced by what was archived, down to the last one."""
-    done: list[T] = []
-    waiting = list(reversed(items))
-    while waiting:
-        item = waiting.pop()
-        holders = archive.holders(read(item))
-        if not holders:
-            done.append(item)
-            continue
-        record = archive.records[holders[-1]]
-        if record.stands > 1:
-            del done[len(done) - (record.stands - 1) :]
-        waiting += reversed(contents(record))
-    return done

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from orch_protocol.archive import ArchiveKind
 from orch_protocol.config import TriggerConfig
 from orch_protocol.messages import Message, StopReason
 from orch_worker.estimate import Estimator
@@ -14,7 +15,6 @@ from orch_worker.estimate import Estimator
 from .gate import Change, Gain, Prices, expected_calls, gain_of, summary_cost
 from .profiles import Rules
 from .rollup import Stub, era_tokens, merge_of
-from .stub import Kind
 from .triggers import decide, facts_of
 from .turns import Turn, groups_of, is_answered, is_unfinished, turns_of
 
@@ -76,7 +76,7 @@ class Collapse(Struct, frozen=True):
     With `summarise` a model is to be asked for a summary. `level` is an era's, 0 otherwise.
     """
 
-    kind: Kind
+    kind: ArchiveKind
     start: int
     body: int
     stop: int
@@ -239,7 +239,7 @@ def _part(view: View, turn: Turn, excess: int) -> _Part | None:
     return _Part(turn.start, turn.body, stop, removed, added, summary) if removed > added else None
 
 
-def _collapse(kind: Kind, part: _Part, reason: str, gain: Gain | None) -> Collapse:
+def _collapse(kind: ArchiveKind, part: _Part, reason: str, gain: Gain | None) -> Collapse:
     return Collapse(kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain)
 
 

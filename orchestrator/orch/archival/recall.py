@@ -7,15 +7,11 @@ from typing import Any, Final
 
 from orch_protocol.errors import AgentError, ConfigError, StoreError
 from orch_protocol.messages import Message
-from orch_worker.tokens import clip
+from orch_protocol.services import Hit
+from orch_worker.recalled import shown_entries, shown_hits
 
-from .search import Hit
-from .summary import render_message
+__all__ = ["TOOLS", "answer"]
 
-__all__ = ["TOOLS", "answer", "shown"]
-
-SEARCH_CHARS: Final = 4_500
-READ_CHARS: Final = 12_000
 LIMIT: Final = 10
 
 _TEXT: Final = {"type": "string"}
@@ -51,40 +47,11 @@ def answer(
         raise ConfigError(f"no archive tool {name!r}: there are {', '.join(tool[0] for tool in TOOLS)}")
     try:
         if name == "search_archive":
-            return shown(search(_text(input, "query"), _number(input, "limit") or LIMIT))
+            return shown_hits(search(_text(input, "query"), _number(input, "limit") or LIMIT))
         first = _number(input, "first") or 1
-        return _read(first, read(_text(input, "id"), first, _number(input, "last")))
+        return shown_entries(first, read(_text(input, "id"), first, _number(input, "last")))
     except (AgentError, ConfigError, StoreError) as error:
         return f"Error: {error}"
-
-
-def shown(hits: Sequence[Hit]) -> str:
-    """Return `hits` as text of at most about 1,500 tokens."""
-    if not hits:
-        return "Nothing in the archives resembles that."
-    parts: list[str] = []
-    left = SEARCH_CHARS
-    for hit in hits:
-        part = f"{hit.id} entry {hit.entry} ({hit.task}){'' if hit.exact else ', similar'}:\n{hit.text}"
-        if parts and len(part) > left:
-            parts.append(f"{len(hits) - len(parts)} more: ask for something more particular")
-            break
-        parts.append(part)
-        left -= len(part) + 2
-    return "\n\n".join(parts)
-
-
-def _read(first: int, messages: Sequence[Message]) -> str:
-    parts: list[str] = []
-    left = READ_CHARS
-    for number, message in enumerate(messages, first):
-        part = f"[entry {number}]\n{render_message(message)}"
-        if parts and len(part) > left:
-            parts.append(f"[more: read_archive with first={number}]")
-            break
-        parts.append(clip(part, READ_CHARS, "search_archive finds passages in it"))
-        left -= len(part)
-    return "\n\n".join(parts) or "There is no such entry."
 
 
 def _text(input: dict[str, Any], key: str) -> str:

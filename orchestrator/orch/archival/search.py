@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, islice
 
 import msgspec
-from msgspec import Struct
 
-from orch_protocol.errors import DamagedError
-from orch_protocol.messages import Message
+from orch_protocol.services import Hit
 from orch_protocol.text import scrub
 
-from .archive import Archive, Record, Stored
-from .index import Index, message_text, passage
-from .pieces import unfold
+from .index import Index, passage
+from .shelf import Record, SearchableShelf
 
-__all__ = ["Hit", "Search"]
-
-
-class Hit(Struct, frozen=True):
-    """A place in an archive. `entry` counts its messages from 1, as `read_archive` does.
-
-    `text` is the passage; `exact` says whether all of the query stands in it, letter by letter.
-    """
-
-    id: str
-    entry: int
-    text: str
-    exact: bool
-    task: str
+__all__ = ["Search"]
 
 
 class Search:
     """Searches one folder of archives. The index is opened, and caught up, at the first search."""
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: SearchableShelf) -> None:
         self._archive = archive
         self._index: Index | None = None
 
@@ -49,7 +32,7 @@ class Search:
     def added(self, record: Record) -> None:
         """Take a new archive in, if the index is open; else the next search does."""
         if self._index is not None and record.number == self._index.count + 1:
-            self._index.add(record.number, self._texts(record))
+            self._index.add(record.number, self._archive.texts(record))
 
     def search(self, query: str, limit: int) -> list[Hit]:
         """Return up to `limit` places for `query`, those that hold all of it first."""
@@ -61,7 +44,7 @@ class Search:
         exact = self._exact(map(self._archive.numbered, first), query, limit)
         if not exact:
             # What an index of words cannot know: the middle of one, mere punctuation.
-            exact = self._exact(self._containing(query), query, limit)
+            exact = self._exact(self._archive.containing(_quoted(query)), query, limit)
         if exact:
             return exact
         return self._near(chain([first], stages), query, limit)
@@ -70,7 +53,7 @@ class Search:
         if self._index is None:
             self._index = Index(self._archive.folder)
         for number in self._index.missing(len(self._archive.records)):
-            self._index.add(number, self._texts(self._archive.numbered(number)))
+            self._index.add(number, self._archive.texts(self._archive.numbered(number)))
         return self._index
 
     def _exact(self, records: Iterable[Record], query: str, limit: int) -> list[Hit]:
@@ -84,11 +67,11 @@ class Search:
         places = [place for place, line in enumerate(lines) if wanted in line]
         if not places:
             return None
-        texts = self._texts(record)
+        texts = self._archive.texts(record)
         for place in places:
             if place < len(texts) and query in texts[place]:
                 found = passage(texts[place], query)
-                return Hit(record.id, self._entry(record, place), found[0] if found else "", True, record.task)
+                return Hit(record.id, self._archive.entry(record, place), found[0] if found else "", True, record.task)
         return None
 
     def _near(self, stages: Iterable[list[int]], query: str, limit: int) -> list[Hit]:
@@ -110,55 +93,15 @@ class Search:
 
     def _resembling(self, record: Record, query: str) -> tuple[Hit | None, bool]:
         best: tuple[int, str, bool] | None = None
-        for place, text in enumerate(self._texts(record)):
+        for place, text in enumerate(self._archive.texts(record)):
             found = passage(text, query) if text else None
             if found is not None and (best is None or found[1] > best[2]):
                 best = (place, *found)
         if best is None:
             return None, False
-        return Hit(record.id, self._entry(record, best[0]), best[1], False, record.task), best[2]
-
-    def _texts(self, record: Record) -> list[str]:
-        """Return what each message of `record` says, "" for what other archives say themselves."""
-        try:
-            messages = [stored.message for stored in self._archive.messages(record.id)]
-        except DamagedError:
-            return []  # it was told when the folder was opened; the others can be searched all the same
-        hidden = self._archive.stubs_among(messages)
-        if record.kind == "phase":
-            hidden |= set(range(record.prompts))
-        return ["" if place in hidden else message_text(message) for place, message in enumerate(messages)]
-
-    def _entry(self, record: Record, place: int) -> int:
-        """Return which message the one at `place` of the record's own is, when what it refers to is put back."""
-        if not record.members:
-            return place + 1
-        before: list[Stored] = self._archive.messages(record.id)[:place]
-        return len(unfold(self._archive, before, _message, lambda each: self._archive.messages(each.id))) + 1
-
-    def _containing(self, query: str) -> Iterator[Record]:
-        """Yield the archives in whose files `query` stands as it is, in order."""
-        wanted = _quoted(query)
-        places: dict[int, list[Record]] = {}
-        for record in self._archive.records.values():
-            places.setdefault(record.segment, []).append(record)
-        for segment, records in places.items():
-            offsets = [record.offset for record in records]
-            with self._archive.mapped(segment) as data:
-                at = data.find(wanted)
-                while at >= 0:
-                    number = bisect_right(offsets, at)
-                    if number:
-                        yield records[number - 1]
-                    if number == len(offsets):
-                        break
-                    at = data.find(wanted, offsets[number])
+        return Hit(record.id, self._archive.entry(record, best[0]), best[1], False, record.task), best[2]
 
 
 def _quoted(query: str) -> bytes:
     """Return `query` the way a file has it."""
     return msgspec.json.encode(scrub(query))[1:-1]
-
-
-def _message(stored: Stored) -> Message:
-    return stored.message

@@ -6,20 +6,21 @@ made of summaries.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_protocol.messages import Message, ToolResult, ToolUse
+from orch_protocol.services import SummaryRequest
+from orch_worker.rendering import render_block
 from orch_worker.tokens import clip
 
 from .turns import calls_of
 
-__all__ = ["Summary", "SummaryRequest", "ask", "parse", "render_message", "render_turn"]
+__all__ = ["Summary", "ask", "parse", "questions", "render_turn"]
 
 RESULT_CHARS: Final = 4_000
 CHUNK_CHARS: Final = 60_000
@@ -37,14 +38,6 @@ You compress a finished piece of an agent's work. The full transcript is kept el
 you write is all the agent still sees of it. Answer with one paragraph of three to five sentences: what was asked, \
 what was done, what came of it, what is still open. Exact names, paths and figures; no headings, no lists."""
 _FENCE: Final = re.compile(r"\A\s*```\w*\n(.*?)\n?```\s*\Z", re.S)
-
-
-class SummaryRequest(Struct, frozen=True):
-    """One question to a model. `model` is the configured one, None: the asker's choice."""
-
-    system: str
-    prompt: str
-    model: str | None = None
 
 
 class Summary(Struct, frozen=True):
@@ -67,7 +60,21 @@ def ask(
     model: str | None,
     asked: Callable[[SummaryRequest], str],
 ) -> str | None:
-    """Return what the model behind `asked` says of `messages`, as text; None when it gives no usable answer.
+    """Return what the model behind `asked` says of `messages`, as text; None when it gives no usable answer."""
+    asking = questions(messages, style, model)
+    try:
+        request = next(asking)
+        while True:
+            request = asking.send(asked(request))
+    except StopIteration as over:
+        text: str | None = over.value
+        return text
+
+
+def questions(
+    messages: Sequence[Message], style: Literal["structured", "paragraph"], model: str | None
+) -> Generator[SummaryRequest, str, str | None]:
+    """Yield what a model is to be asked about `messages`, and be sent its answers; return the summary, None if none.
 
     An answer that does not fit is sent back once with what is wrong about it.
     """
@@ -77,10 +84,10 @@ def ask(
     for number, part in enumerate(parts, 1):
         which = f" (part {number} of {len(parts)})" if len(parts) > 1 else ""
         request = SummaryRequest(system, f"Summarise this finished turn{which}:\n\n{part}", model)
-        answer = parse(asked(request), style)
+        answer = parse((yield request), style)
         if isinstance(answer, str):
             again = f"{request.prompt}\n\nYour answer before was not usable: {answer}. Answer again."
-            answer = parse(asked(SummaryRequest(system, again, model)), style)
+            answer = parse((yield SummaryRequest(system, again, model)), style)
         if isinstance(answer, str):
             return None
         found.append(answer)
@@ -123,33 +130,13 @@ def render_turn(messages: Sequence[Message]) -> str:
             if isinstance(block, ToolUse):
                 result = results.get(block.id)
                 shown = "(pending)" if result is None else clip(result, RESULT_CHARS, "the archive holds it all")
-                lines += [_line(block), f"[tool_result: {shown}]"]
+                lines += [render_block(block), f"[tool_result: {shown}]"]
             elif not isinstance(block, ToolResult):
-                lines.append(_line(block))
+                lines.append(render_block(block))
         text = "\n".join(line for line in lines if line.strip())
         if text:
             parts.append(f"## {message.role}\n{text}")
     return "\n\n".join(parts)
-
-
-def render_message(message: Message) -> str:
-    """Return all of one message for a reader, results in their place and whole."""
-    return "\n".join([f"## {message.role}", *map(_line, message.content)])
-
-
-def _line(block: Block) -> str:
-    match block:
-        case Text(text) | Thinking(text):
-            return text
-        case ToolUse(name=name, input=input):
-            return f"[tool_use: {name}({json.dumps(input, ensure_ascii=False, default=str)})]"
-        case ToolResult(content=content):
-            text = "\n".join(map(_line, content))
-            return f"[tool_result: {text}]"
-        case Image():
-            return "[image]"
-        case Opaque(raw=raw):
-            return f"[{raw.get('type', 'block') if isinstance(raw, dict) else 'block'}]"
 
 
 def _chunks(text: str) -> list[str]:

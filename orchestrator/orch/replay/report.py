@@ -9,10 +9,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from orch_protocol.messages import Message
+from orch_worker.recalled import shown_hits
 
 from ..archival.gate import Prices
 from ..archival.plan import SUMMARY_TOKENS
-from ..archival.recall import shown
 from .evidence import KINDS, Share, evidence_in, reachable
 from .policies import Policy, Setting, policy_named
 from .prices import Bill, Meter
@@ -131,7 +131,7 @@ def _added(
     kept = {id(message) for message in context}
     evicted = [each.message for each in recording.messages if id(each.message) not in kept]
     if terms.items:
-        recall = None if archiver is None else lambda item: shown(archiver.search(item))
+        recall = None if archiver is None else lambda item: shown_hits(archiver.search(item))
         for kind, share in reachable(evidence_in(evicted), context, recall, terms.items).items():
             evidence[kind] = evidence.get(kind, Share()) + share
     records = archiver.archives() if archiver else []

@@ -17,7 +17,7 @@ from orch_protocol.services import SERVICES, QueryAgent
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
-from . import asking, ending, looking, models, spawning, steering, tools
+from . import archiving, asking, ending, looking, models, recalling, spawning, steering, tools
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor, Watcher
@@ -38,6 +38,14 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "show": looking.show,
     "state": looking.state,
     "run_tool": tools.run_tool,
+    "archive": archiving.archive,
+    "archived": archiving.archived,
+    "summarise": archiving.summarise,
+    "live": archiving.live,
+    "archives": recalling.archives,
+    "search_archive": recalling.search_archive,
+    "read_archive": recalling.read_archive,
+    "map": asking.map_agents,
     "models": models.list_models,
     "find_model": models.find_model,
 }
@@ -51,10 +59,16 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
     "wait": frozenset({"wait_subagents"}),
     "kill": frozenset({"kill_subagent"}),
     "list": frozenset({"list_subagents"}),
+    "search_archive": frozenset({"search_archive"}),
+    "read_archive": frozenset({"read_archive"}),
+    "map": frozenset({"map_subagents"}),
     "models": frozenset({"list_models"}),
     "find_model": frozenset({"chat"}),
 }
 """The tools that ask for a service. Any one is enough; a service that no tool asks for is for people alone."""
+
+OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
+"""Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
 
 async def call(
@@ -96,6 +110,8 @@ async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgs
 
 def _check_grant(spec: AgentSpec, service: str) -> None:
     if service == "run_tool" and spec.root_tools:
+        return
+    if service in OF_ITS_OWN and spec.archival is not None:
         return
     if GRANTS.get(service, frozenset()).isdisjoint(spec.tools):
         wanted = " or ".join(sorted(GRANTS.get(service, ()))) or "any tool that asks for that"

@@ -14,36 +14,70 @@ from orch_protocol.errors import (
     error_from,
 )
 from orch_protocol.messages import Reply
-from orch_protocol.services import Collect, QueryAgent, Submitted, Wait, Waited
+from orch_protocol.services import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
 
 from .. import events
 from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
 from .ending import own_subtree
+from .recalling import check_recall, found
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor, Watcher
 
-__all__ = ["answer", "ask", "collect", "query", "submit", "wait"]
+__all__ = ["answer", "ask", "collect", "map_agents", "query", "submit", "wait"]
+
+MOST_AT_ONCE = 4
 
 
 async def query(root: Supervisor, caller: str | None, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
-    node = resolve(root.tree.nodes, params.ref)
+    node = await found(root, params.ref)
+    check_recall(root, caller, node)
     query_id = ask(root, node, caller, params, waits=True, watcher=watcher)
     return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
 
 
+async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) -> list[Mapped]:
+    """Ask all of the agents the same, some at a time, and return what each said, in the order they were named.
+
+    Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.
+    """
+    if not params.refs:
+        raise ConfigError("say whom to ask: one agent or holder at least")
+    turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def one(ref: str) -> Mapped:
+        async with turns:
+            try:
+                return Mapped(ref, await query(root, caller, QueryAgent(ref, params.prompt)))
+            except OrchError as error:
+                return Mapped(ref, error=str(error))
+
+    tasks = [asyncio.ensure_future(one(ref)) for ref in params.refs]
+    try:
+        await asyncio.wait(tasks, timeout=params.timeout)
+        late = f"no answer within {params.timeout:g} s; it works on" if params.timeout is not None else ""
+        return [
+            task.result() if task.done() else Mapped(ref, error=late)
+            for ref, task in zip(params.refs, tasks, strict=True)
+        ]
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Submitted:
     """Ask and return at once; `collect` takes the answer."""
-    node = resolve(root.tree.nodes, params.ref)
+    node = await found(root, params.ref)
+    check_recall(root, caller, node)
     return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
 
 
 async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
     """Take the answer to the last query, once. Raises QueryTimeoutError while it is not there, NoResultError later."""
-    node = resolve(root.tree.nodes, params.ref)
+    node = await found(root, params.ref)
     asked = node.pending or node.last
     if asked is None or asked.asker != caller:  # who asked may have the answer, wherever it stands in the tree
         own_subtree(root, caller, node, "collect from")

@@ -9,7 +9,7 @@ from orch_protocol.services import AgentRow, List, Ref, Show, Shown
 from orch_worker.transcript import read_session
 
 from ..nodes import Node, iso
-from ..refs import resolve
+from .recalling import found
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
@@ -18,18 +18,20 @@ __all__ = ["list_agents", "row", "show", "state"]
 
 
 async def list_agents(root: Supervisor, _: str | None, params: List) -> list[AgentRow]:
-    """Return the agents in the order they were spawned; killed ones only when all are asked for."""
-    return [row(root, node) for node in root.tree.nodes if params.all or node.status != "killed"]
+    """Return the agents in the order they were spawned; killed ones and holders only when all are asked for."""
+    return [
+        row(root, node) for node in root.tree.nodes if params.all or (node.status != "killed" and not node.is_holder)
+    ]
 
 
 async def state(root: Supervisor, _: str | None, params: Ref) -> AgentRow:
     """Return one agent."""
-    return row(root, resolve(root.tree.nodes, params.ref))
+    return row(root, await found(root, params.ref))
 
 
 async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
     """Return one agent with the tail of its transcript, read from the file: no process is started for it."""
-    node = resolve(root.tree.nodes, params.ref)
+    node = await found(root, params.ref)
     folder = Path(node.spec.folder)
     session = await root.disk.do(read_session, folder)
     messages = tuple(session.messages[-params.messages :]) if params.messages > 0 else ()

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orch_protocol.config import Config, LimitsConfig, parse_model
+from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
 from orch_protocol.ids import new_id
 from orch_protocol.services import Spawn, Spawned
-from orch_protocol.spec import AgentSpec, BackendSpec, Limits
+from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.tools.presets import resolve
+from orch_worker.tools.presets import RECALL, resolve
 
 from .. import events
+from ..archival.profiles import rules_of
 from ..tree import BOOT_SECONDS
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ def describe(
             "of the first two or '_'"
         )
     preset, tools = _tools(request, parent, config)
+    archival = _archival(config.archival, tools) if config.archival.enabled else None
+    if archival is not None:
+        tools = tuple(dict.fromkeys((*tools, *RECALL, "query_subagent")))
     id = new_id()
     return AgentSpec(
         id=id,
@@ -86,6 +90,19 @@ def describe(
         durability=config.durability,
         queue_mode=request.queue_mode,
         template=request.template or template_for(backend),
+        archival=archival,
+    )
+
+
+def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:
+    rules = rules_of(config)
+    return ArchivalSpec(
+        wait=not config.async_,
+        high_tokens=rules.high if rules.phase else 0,
+        block_entries=rules.block_entries,
+        in_tail=rules.tail_block,
+        summary_seconds=config.summary.timeout_seconds,
+        recall_only="query_subagent" not in tools,
     )
 
 
@@ -105,7 +122,7 @@ def _tools(request: Spawn, parent: AgentSpec | None, config: Config) -> tuple[st
 
 def _backend(request: Spawn, parent: AgentSpec | None, config: Config) -> BackendSpec:
     if request.script is not None:
-        return ScriptedBackend(request.script).spec()
+        return ScriptedBackend(request.script, request.summaries).spec()
     if request.model is not None:
         return parse_model(request.model)
     if parent is not None and parent.backend.provider != "scripted":

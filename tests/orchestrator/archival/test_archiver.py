@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import orch
 from orch.archival.archive import Archive
 from orch.archival.archiver import Archiver
-from orch.archival.block import HEADING
 from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError, StoreError
+from orch_worker.block import HEADING
 from orch_worker.store import AppendLog
 from shapes import SHAPES, Items, Shape, work
 
@@ -443,7 +443,7 @@ def test_calls_count_once(shape: Shape, tmp_path: Path) -> None:
             for message in work(shape, number, steps=7, size=1500):
                 live = archiver.fold([*live, message])
         pieces = [archiver._pieces.piece(raw) for raw in live]
-        assert archiver._view(pieces, None).calls == 15 * 8
+        assert archiver._pieces.view(pieces, None, beside=0, summaries=False).calls == 15 * 8
         eras = [record for record in archiver.archives() if record.kind == "era"]
         assert eras
         assert [record.number for record in archiver.archives()] == list(range(1, len(archiver.archives()) + 1))

@@ -14,10 +14,10 @@ from orch.archival.archiver import Archiver
 from orch.archival.asker import MOST_WAITING, REASON_CHARS
 from orch.archival.gate import Prices
 from orch.archival.plan import fresh_from, upgrades
-from orch.archival.summary import SummaryRequest
 from orch_protocol.config import ArchivalConfig, SummaryConfig
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Text, ToolResult, assistant, user
+from orch_protocol.services import SummaryRequest
 from orch_worker.store import AppendLog
 from shapes import SHAPES, Shape, work
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch.archival.adapters import format_named
-from orch.archival.block import Live, live_block
 from orch.archival.gate import Change, Prices, expected_calls, gain_of, summary_cost
 from orch.archival.plan import View, eras, finished_turns, phases
 from orch.archival.profiles import rules_of
@@ -29,6 +28,7 @@ from orch_protocol.messages import (
     assistant,
     user,
 )
+from orch_worker.block import Live, live_block
 from orch_worker.estimate import PLAIN, Estimator, Ratios
 from shapes import SHAPES, Shape, work
 

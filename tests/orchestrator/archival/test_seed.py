@@ -12,11 +12,12 @@ import pytest
 
 from orch.archival.adapters import format_named
 from orch.archival.archiver import Archiver
-from orch.archival.summary import Summary, SummaryRequest, ask, parse, render_turn
+from orch.archival.summary import Summary, ask, parse, render_turn
 from orch.archival.triggers import Facts, decide, facts_of
 from orch.archival.turns import calls_of, first_line, is_unfinished
 from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.messages import Message, StopReason, user
+from orch_protocol.services import SummaryRequest
 from orch_worker.estimate import Estimator
 from shapes import SHAPES, Shape
 

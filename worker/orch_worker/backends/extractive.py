@@ -42,6 +42,7 @@ OVERVIEW_LINES: Final = 20
 _HIT: Final = re.compile(r"(.+?):(\d+): (.*)")
 _NUMBERED: Final = re.compile(r" *(\d+)\t(.*)")
 _NOTICE: Final = re.compile(r"\A\[[^\]]*\]\n\n")  # of the framework: nothing that was asked
+_HELD: Final = re.compile(r"\[entry (\d+)\]\n")  # what a holder holds has numbers of its own
 _README: Final = re.compile(r"readme(\.\w+)?", re.IGNORECASE)
 
 
@@ -233,7 +234,8 @@ def _entries(messages: Sequence[Message]) -> Iterator[Source]:
             continue
         results = (b for b in message.content if isinstance(b, ToolResult) and not b.tool_use_id.startswith(CALL_ID))
         if text := "\n\n".join(filter(None, [text_of(message), *map(_text, results)])):
-            yield Source(f"entry {index + 1}", text)
+            held = _HELD.match(text)
+            yield Source(f"entry {held[1] if held else index + 1}", text[held.end() :] if held else text)
 
 
 def _is_ours(message: Message) -> bool:

@@ -64,18 +64,22 @@ class ScriptedBackend(Conversation):
     Where the script goes on follows from the number of assistant messages in the conversation, so a revived agent
     says the next item, not the first; an error that was raised just before it died may be raised once more.
 
-    Raises ConfigError for an item that is none of these.
+    `summaries` are what it says, from the first for each archive, when it is asked what was archived; without any it is
+    not asked. Raises ConfigError for an item that is none of these.
     """
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __init__(self, items: Sequence[Any], summaries: Sequence[Any] = ()) -> None:
         super().__init__()
         self._parts = _parse(items)
+        _parse(summaries)
         self._items = tuple(items)
+        self._summaries = tuple(summaries)
         self._next = 0
 
     def spec(self) -> BackendSpec:
         """Return the script as data, for `spawn` and the worker."""
-        return BackendSpec("scripted", options={"items": list(self._items)})
+        summaries = {"summaries": list(self._summaries)} if self._summaries else {}
+        return BackendSpec("scripted", options={"items": list(self._items), **summaries})
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next item as a response."""
@@ -147,9 +151,9 @@ class ScriptedBackend(Conversation):
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ScriptedBackend:  # noqa: ARG001
     """Return the backend of `spec`, whose option `items` is the script."""
     items = spec.options.get("items")
-    if not isinstance(items, (list, tuple)) or len(spec.options) != 1:
-        raise ConfigError(f"the scripted backend takes one option, items: a list; not {sorted(spec.options)}")
-    return ScriptedBackend(items)
+    if not isinstance(items, (list, tuple)) or spec.options.keys() - {"items", "summaries"}:
+        raise ConfigError(f"the scripted backend takes items and summaries, lists; not {sorted(spec.options)}")
+    return ScriptedBackend(items, spec.options.get("summaries", ()))
 
 
 def _parse(items: Sequence[Any]) -> tuple[_Loop, ...]:

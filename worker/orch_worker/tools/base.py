@@ -58,7 +58,7 @@ class ToolContext(Struct, frozen=True):
     """What a tool knows of its agent.
 
     Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
-    there is none to write to.
+    there is none to write to. `archives` says whether its conversation is archived.
     """
 
     cwd: Path
@@ -69,6 +69,7 @@ class ToolContext(Struct, frozen=True):
     call_root: CallRoot = _no_root
     folder: Path | None = None
     keys: Keys = field(default_factory=Keys)
+    archives: bool = False
     belongings: Belongings = field(default_factory=Belongings)
 
     def own(self, kind: Callable[[ToolContext], T]) -> T:

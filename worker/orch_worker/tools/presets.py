@@ -15,7 +15,7 @@ from orch_protocol.spec import ToolSpec
 from .base import Tool, ToolContext, root_tool
 from .toolbox import Toolbox
 
-__all__ = ["BUILTIN", "CATEGORIES", "DEFAULT_PRESET", "PRESETS", "Builtin", "load", "make_toolbox", "resolve"]
+__all__ = ["BUILTIN", "CATEGORIES", "DEFAULT_PRESET", "PRESETS", "RECALL", "Builtin", "load", "make_toolbox", "resolve"]
 
 
 class Builtin(Struct, frozen=True):
@@ -34,6 +34,7 @@ _PYTHON: Final = ("run_python", "run_python_script", "py_help", "installed_packa
 _DATA: Final = ("describe_data", "describe_variables")
 _MEMORY: Final = ("read_handle",)
 _CHAT: Final = ("chat", "list_models")
+RECALL: Final = ("search_archive", "read_archive", "map_subagents")
 _AGENTS: Final = (
     "spawn_subagent",
     "query_subagent",
@@ -53,6 +54,7 @@ BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_DATA, Builtin("orch_worker.tools.data", "data")),
     **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
     **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.chat", "chat")),
+    **dict.fromkeys(RECALL, Builtin("orch_worker.tools.recall", "archive")),
     **dict.fromkeys(_AGENTS, Builtin("orch_worker.tools.subagents", "agents")),
 }
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
+from orch_protocol.archive import ArchiveKind
 from orch_protocol.messages import Message, Text
-from orch_worker.estimate import Estimator
-from orch_worker.tokens import clip
 
-__all__ = ["HEADS", "Kind", "clip_tokens", "era_prompt", "holder_of", "holders_in", "stub_text"]
+__all__ = ["HEADS", "era_prompt", "holder_of", "holders_in", "replaced", "stub_text"]
 
-Kind: TypeAlias = Literal["turn", "phase", "era"]
-
-HEADS: Final[dict[Kind, str]] = {"turn": "[archived turn]", "phase": "[archived phase]", "era": "[archived turns]"}
+HEADS: Final[dict[ArchiveKind, str]] = {
+    "turn": "[archived turn]",
+    "phase": "[archived phase]",
+    "era": "[archived turns]",
+}
 
 _STUB: Final = re.compile(r"\[archived (?:turn|phase|turns)\]\nsubagent_id: ([a-f][0-9a-f]{11})\n")
 
 
-def stub_text(kind: Kind, id: str, record: str, answer: str = "") -> str:
+def stub_text(kind: ArchiveKind, id: str, record: str, answer: str = "") -> str:
     """Return what the conversation keeps of the archive `id`: `record`, and the final `answer` if there was one."""
     ending = f"\n\nFinal answer:\n{answer}" if answer else ""
     return f"{HEADS[kind]}\nsubagent_id: {id}\n\n{record}{ending}"
@@ -41,7 +42,11 @@ def holders_in(message: Message) -> list[str]:
     return [id for id in found if id]
 
 
-def clip_tokens(text: str, limit: int, estimator: Estimator, hint: str) -> str:
-    """Return `text` in about `limit` tokens: head and tail, and between them what was left out and `hint`."""
-    size = estimator.text(text)
-    return text if size <= limit else clip(text, len(text) * limit // size, hint)
+def replaced(message: Message, stub: str) -> Message:
+    """Return `message` with `stub` in place of the one of the same holder."""
+    holder = holder_of(stub)
+    blocks = (
+        Text(stub) if isinstance(block, Text) and holder_of(block.text) == holder else block
+        for block in message.content
+    )
+    return Message(message.role, tuple(blocks))

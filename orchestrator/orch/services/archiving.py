@@ -1,0 +1,81 @@
+"""What agents ask about their own conversations: what is to be archived, and what is to be said of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orch_protocol.config import parse_model
+from orch_protocol.errors import ConfigError
+from orch_protocol.services import (
+    Archive,
+    Archived,
+    ArchivePlan,
+    Empty,
+    LiveAgent,
+    Summarise,
+    SummaryRequest,
+    SummaryStep,
+)
+from orch_protocol.spec import BackendSpec
+
+from .. import events
+from ..archival.gate import Prices
+from ..nodes import Node
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["archive", "archived", "live", "summarise"]
+
+
+async def archive(root: Supervisor, caller: str | None, params: Archive) -> ArchivePlan:
+    """Return what of the caller's conversation is to go to holders now: nothing while archival is off."""
+    node = _caller(root, caller)
+    if not root.config.archival.enabled:
+        return ArchivePlan()
+    return await root.archives.plan(node.spec, params, Prices())
+
+
+async def archived(root: Supervisor, caller: str | None, params: Archived) -> Empty:
+    """Take note of the archives that the caller has put on record: they can be asked from now on."""
+    node = _caller(root, caller)
+    await note(root, node, params.context_tokens, params.problem)
+    return Empty()
+
+
+async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> SummaryStep:
+    """Return what a model is to be asked next about an archive of the caller, or what came of it."""
+    node = _caller(root, caller)
+    if params.answer is not None:
+        root.handle(events.Spend(node.spec.id, params.usage))
+    step = await root.archives.summarise(node.spec, params)
+    if not isinstance(step, SummaryRequest):
+        return SummaryStep(stub=step)
+    backend: BackendSpec | None = None
+    if step.model is not None:
+        backend = await root.catalog.complete(parse_model(step.model))
+    return SummaryStep(step, backend)
+
+
+async def live(root: Supervisor, caller: str | None, _: Empty) -> list[LiveAgent]:
+    """Return the agents that the caller has spawned and can ask."""
+    node = _caller(root, caller)
+    children = (root.tree.nodes[id] for id in node.children)
+    return [
+        LiveAgent(child.spec.id, child.spec.task)
+        for child in children
+        if not child.is_holder and child.status not in ("killed", "failed")
+    ]
+
+
+async def note(root: Supervisor, node: Node, context_tokens: int = 0, problem: str = "") -> None:
+    """Let the root know of every archive that the agent has on record."""
+    records = await root.archives.known(node.spec)
+    holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
+    root.handle(events.Archived(node.spec.id, holders, context_tokens, problem))
+
+
+def _caller(root: Supervisor, caller: str | None) -> Node:
+    if caller is None:
+        raise ConfigError("only an agent can ask what of its own conversation is to be archived")
+    return root.tree.nodes[caller]

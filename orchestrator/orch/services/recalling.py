@@ -1,0 +1,172 @@
+"""Getting back what was archived: by search, by reading, by asking the holder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError, ToolNotGrantedError
+from orch_protocol.messages import Message
+from orch_protocol.services import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
+from orch_protocol.spec import AgentSpec, Limits
+from orch_worker.backends.registry import template_for
+
+from .. import events
+from ..archival.engine import merged
+from ..archival.shelf import Record
+from ..nodes import Node
+from ..refs import resolve
+from .archiving import note
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["archives", "check_recall", "found", "read_archive", "search_archive"]
+
+LEAST_PREFIX = 4
+MOST_HITS = 100
+
+
+async def archives(root: Supervisor, caller: str | None, params: ListArchives) -> list[ArchiveRow]:
+    """Return the archives in sight, by agent, in the order they were made."""
+    owners = _owners(root, caller, params.ref)
+    return [_row(owner, record) for owner in owners for record in await root.archives.known(owner.spec)]
+
+
+async def search_archive(root: Supervisor, caller: str | None, params: SearchArchive) -> list[Hit]:
+    """Return the places in archives in sight where the query stands, or what resembles it. Raises ConfigError."""
+    if not params.query.strip():
+        raise ConfigError("the query is empty: say what to look for")
+    limit = max(1, min(params.limit, MOST_HITS))
+    owners = _owners(root, caller, params.ref)
+    hits = await asyncio.gather(*(root.archives.search(owner.spec, params.query, limit) for owner in owners))
+    return merged(hits, limit)
+
+
+async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive) -> list[Message]:
+    """Return messages of an archive in sight, exactly as they were. Raises AgentNotFoundError, AmbiguousRefError."""
+    if params.first < 1 or (params.last is not None and params.last < params.first):
+        raise ConfigError(
+            f"entries {params.first} to {params.last}: they count from 1, and the first is not behind the last"
+        )
+    holder = await _holder(root, params.id)
+    owner = root.tree.nodes[root.tree.nodes.holders[holder]]
+    if caller is not None and not _is_below(root, caller, owner):
+        raise AgentNotFoundError(f"no archive {params.id!r} of yours: search_archive finds the ids there are")
+    return await root.archives.read(owner.spec, holder, params.first, params.last)
+
+
+async def found(root: Supervisor, ref: str) -> Node:
+    """Return the agent that `ref` means; a holder that nobody has asked yet becomes one. Raises AgentError."""
+    nodes = root.tree.nodes
+    try:
+        return resolve(nodes, ref)
+    except AgentNotFoundError:
+        try:
+            holder = await _holder(root, ref)
+        except AgentNotFoundError:
+            holder = ""
+        if not holder:
+            raise
+    owner = nodes[nodes.holders[holder]].spec
+    # A script has nothing to say about what it is shown.
+    backend = owner.backend if owner.backend.provider != "scripted" else type(owner.backend)("extractive")
+    spec = AgentSpec(
+        id=holder,
+        seq=0,
+        name=holder,
+        task=nodes[owner.id].archives[holder],
+        backend=backend,
+        folder=f"{owner.folder}/holders/{holder}",
+        cwd=owner.cwd,
+        depth=owner.depth,
+        parent_id=owner.id,
+        kind="holder",
+        preset="holder",
+        limits=Limits(),
+        durability=owner.durability,
+        template=template_for(backend),
+        source=await root.archives.source(owner, holder),
+    )
+    id: str = root.handle(events.Hold(spec))
+    return nodes[id]
+
+
+def check_recall(root: Supervisor, caller: str | None, node: Node) -> None:
+    """Raise ToolNotGrantedError when the caller may ask its own archives alone, and `node` is none of them."""
+    spec = root.tree.nodes[caller].spec if caller is not None else None
+    if spec is None or spec.archival is None or not spec.archival.recall_only or "spawn_subagent" in spec.tools:
+        return
+    if not node.is_holder or not _is_below(root, spec.id, root.tree.nodes[node.spec.parent_id or ""]):
+        raise ToolNotGrantedError(
+            f"agent {spec.name!r} was granted query_subagent for what it has archived itself; "
+            f"{node.spec.name!r} is none of that"
+        )
+
+
+async def _holder(root: Supervisor, ref: str) -> str:
+    """Return the id of the holder that `ref` is, or begins. Raises AgentNotFoundError, AmbiguousRefError."""
+    known = root.tree.nodes.holders
+    if ref not in known:
+        for _ in range(2):
+            matches = [id for id in known if len(ref) >= LEAST_PREFIX and id.startswith(ref)]
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                raise AmbiguousRefError(
+                    f"{ref!r} is the beginning of {len(matches)} archives: {', '.join(matches[:8])}"
+                )
+            # A root that died as an archive was put on record has not heard of it.
+            await _note_all(root)
+        raise AgentNotFoundError(f"no archive {ref[:80]!r}: `orch archive list` shows those there are")
+    return ref
+
+
+async def _note_all(root: Supervisor) -> None:
+    for node in list(root.tree.nodes):
+        if node.spec.archival is not None:
+            try:
+                await note(root, node)
+            except OrchError:
+                continue  # who asks for that agent's archives is told
+
+
+def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+    nodes = root.tree.nodes
+    if ref is None:
+        top = list(nodes) if caller is None else nodes.subtree(caller)
+    else:
+        node = resolve(nodes, ref)
+        if caller is not None and not _is_below(root, caller, node):
+            raise ToolNotGrantedError(f"agent {node.spec.name!r} is neither you nor below you")
+        top = nodes.subtree(node.spec.id)
+    return [node for node in top if node.spec.archival is not None or node.archives]
+
+
+def _is_below(root: Supervisor, caller: str, node: Node) -> bool:
+    """Return whether `node` is the caller, or below it."""
+    at: Node | None = node
+    while at is not None:
+        if at.spec.id == caller:
+            return True
+        at = root.tree.nodes.get(at.spec.parent_id)
+    return False
+
+
+def _row(owner: Node, record: Record) -> ArchiveRow:
+    return ArchiveRow(
+        id=record.id,
+        owner=owner.spec.id,
+        kind=record.kind,
+        task=record.task,
+        created_at=record.timestamp,
+        messages=record.count,
+        turns=record.turns,
+        calls=record.calls,
+        tokens=record.tokens,
+        level=record.level,
+        reason=record.reason,
+        summarised=record.summarised,
+        record=record.record,
+    )

@@ -1,0 +1,345 @@
+"""Finished turns of running agents go to holders, and every bit of them comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend, SubagentsConfig
+from orch_protocol.config import TriggerConfig
+from orch_protocol.errors import AgentNotFoundError, ConfigError, StoreError
+from orch_protocol.messages import Reply, text_of
+from orch_worker.store import AppendLog
+from orch_worker.transcript import read_session
+
+Open = Any
+LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}
+ANSWER = "The sky over port 4711 is green."
+
+
+def archiving(**more: Any) -> Config:
+    """Archive each turn with two calls, before its reply."""
+    given = {"enabled": True, "async_": False, "profile": "seed", "trigger": TriggerConfig(tool_call_threshold=2)}
+    return Config(archival=ArchivalConfig(**(given | more)), subagents=SubagentsConfig(allow_nested=True))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder to look around in."""
+    (tmp_path / "note.txt").write_text("port = 4711\nthe sky is green, says Señor Žluťoučký\n")
+    return tmp_path
+
+
+async def asked(o: AsyncOrchestrator, folder: Path, *more: Any, summaries: Any = ()) -> tuple[AsyncSubagent, Reply]:
+    """Return an agent whose first turn is archived, and its reply."""
+    script = ScriptedBackend([LOOK, ANSWER, *more], summaries)
+    agent = await o.spawn("look around", tools=["read_file", "list_files"], backend=script, cwd=folder)
+    return agent, await agent.query("what about the sky?")
+
+
+def said(messages: Any) -> list[str]:
+    """Return the text of each message."""
+    return [text_of(message) for message in messages]
+
+
+async def test_a_finished_turn_becomes_a_record_and_an_id(world: Open, folder: Path) -> None:
+    """The prompt stays as it is; one message names the holder, says what was done, and ends as the turn did."""
+    o = await world(config=archiving())
+    agent, reply = await asked(o, folder)
+    assert reply.text == ANSWER
+    shown = await agent.show()
+    assert said(shown.messages)[0].endswith("what about the sky?")
+    stub = said(shown.messages)[1]
+    assert stub.startswith(f"[archived turn]\nsubagent_id: {reply.archived_to}\n\n")
+    assert "note.txt" in stub
+    assert stub.endswith(ANSWER)
+    assert len(shown.messages) == 2
+
+
+async def test_what_is_archived_is_read_back_exactly(world: Open, folder: Path) -> None:
+    """Every message of the turn, calls and results included, as it was."""
+    o = await world(config=archiving())
+    agent, reply = await asked(o, folder)
+    messages = await o.read_archive(reply.archived_to or "")
+    assert [message.role for message in messages] == ["user", "assistant", "user", "assistant"]
+    assert "Señor Žluťoučký" in str(messages[2])
+    assert await o.read_archive((reply.archived_to or "")[:6], first=4) == messages[3:]
+    (row,) = await o.archives()
+    assert (row.id, row.owner, row.kind, row.task) == (reply.archived_to, agent.id, "turn", "what about the sky?")
+    assert (row.messages, row.turns, row.calls) == (4, 1, 2)
+
+
+@pytest.mark.parametrize("query", ["4711", "note.txt", "Señor Žluťoučký", "sky is green", "rt = 47"])
+async def test_every_detail_is_found(world: Open, folder: Path, query: str) -> None:
+    """Figures, paths, other languages, the middle of words: each with the entry it is in."""
+    o = await world(config=archiving())
+    _, reply = await asked(o, folder)
+    hits = await o.search_archive(query)
+    assert hits[0].exact
+    assert hits[0].id == reply.archived_to
+    (message,) = await o.read_archive(hits[0].id, first=hits[0].entry, last=hits[0].entry)
+    assert query in str(message)
+
+
+async def test_the_holder_answers_from_what_it_holds(world: Open, folder: Path) -> None:
+    """With the entry it is in; it is cold before, and does not count against the agents that may be alive."""
+    o = await world(config=archiving())
+    agent, reply = await asked(o, folder)
+    holder = await o.get(reply.archived_to or "")
+    row = await holder.state()
+    assert (row.status, row.kind, row.parent_id, row.depth, row.tools) == ("cold", "holder", agent.id, 1, ())
+    answer = await holder.query("which port?")
+    assert "4711" in answer.text
+    assert "entry" in answer.text
+    again = await holder.query("what of Žluťoučký?")
+    assert "Señor" in again.text
+    assert [row.id for row in await o.agents()] == [agent.id]
+    assert holder.id in [row.id for row in await o.agents(all=True)]
+
+
+async def test_an_agent_recalls_its_own(world: Open, folder: Path) -> None:
+    """With tools that archival grants it; what its search says is in its conversation."""
+    o = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=2)))
+    agent, reply = await asked(o, folder, {"tool": "search_archive", "input": {"query": "4711"}}, "found")
+    await agent.query("where was the port?")
+    shown = str((await agent.show()).messages)
+    assert f"{reply.archived_to} entry" in shown
+
+
+async def test_a_summary_takes_the_receipts_place(world: Open, folder: Path) -> None:
+    """As soon as the model has given one; what the turn ended with stays. It is counted as used."""
+    o = await world(config=archiving(profile="seed"))
+    summaries = ['{"outcome": "The port is known.", "key_findings": ["port 4711"]}']
+    agent, reply = await asked(o, folder, summaries=summaries)
+    stub = said((await agent.show()).messages)[1]
+    assert stub.startswith(
+        f"[archived turn]\nsubagent_id: {reply.archived_to}\n\nOutcome: The port is known.\n- port 4711"
+    )
+    assert stub.endswith(ANSWER)
+    assert (await o.archives())[0].summarised
+    assert (await agent.state()).usage.output_tokens > reply.usage.output_tokens
+
+
+async def test_a_summary_that_does_not_fit_is_asked_for_once_more(world: Open, folder: Path) -> None:
+    """And what is no summary then either leaves the receipt."""
+    o = await world(config=archiving())
+    agent, _ = await asked(o, folder, summaries=["no json", '{"outcome": "Mended."}'])
+    assert "Outcome: Mended." in said((await agent.show()).messages)[1]
+    other, _ = await asked(o, folder, summaries=["no json", "nor this", {"error": "BackendError"}])
+    assert "Tools: read_file, list_files" in said((await other.show()).messages)[1]
+
+
+async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:
+    """By default nobody waits for it; a turn that begins meanwhile is untouched."""
+    o = await world(config=archiving(async_=True))
+    agent, reply = await asked(o, folder, "second", "third")
+    assert reply.archived_to is None
+    assert (await agent.query("more?")).text == "second"
+    await until(lambda: bool(o.supervisor.tree.nodes[agent.id].archives))
+    assert (await agent.query("and?")).text == "third"
+    texts = said((await agent.show()).messages)
+    assert texts[1].startswith("[archived turn]")
+    assert texts[2:] == ["more?", "second", "and?", "third"]
+
+
+async def test_a_child_archives_too(world: Open, folder: Path) -> None:
+    """At any depth below the cap; at the cap a turn stays."""
+    o = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=2, depth_cap=2)))
+    agent, reply = await asked(o, folder)
+    assert reply.archived_to is not None
+    node = o.supervisor.tree.nodes[agent.id]
+    assert node.spec.depth == 1
+    capped = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=2, depth_cap=1)), home=folder / "h")
+    _, kept = await asked(capped, folder)
+    assert kept.archived_to is None
+
+
+async def test_archives_survive_the_root(world: Open, folder: Path) -> None:
+    """A run that is opened anew finds, reads and asks what was archived before, and goes on from the record."""
+    o = await world(config=archiving(), run="kept")
+    agent, reply = await asked(o, folder, {"echo": True})
+    await o.close()
+    o = await world(config=archiving(), run="kept")
+    assert [row.id for row in await o.archives()] == [reply.archived_to]
+    assert (await o.search_archive("4711"))[0].id == reply.archived_to
+    assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
+    again = await o.get(agent.id)
+    assert (await again.query("and now?")).text == "and now?"
+    assert said((await again.show()).messages)[1].startswith("[archived turn]")
+
+
+async def test_switched_off_nothing_new_is_archived(world: Open, folder: Path) -> None:
+    """Old stubs still answer."""
+    o = await world(config=archiving(), run="kept")
+    agent, reply = await asked(o, folder, LOOK, "looked again")
+    await o.close()
+    o = await world(config=Config(), run="kept")
+    again = await o.get(agent.id)
+    assert (await again.query("again")).archived_to is None
+    assert len(await o.archives()) == 1
+    assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
+
+
+async def test_a_root_that_did_not_hear_of_an_archive_finds_it(world: Open, folder: Path) -> None:
+    """The transcript has it; the journal is only told."""
+    o = await world(config=archiving(), run="kept")
+    _, reply = await asked(o, folder)
+    journal = Path(o.supervisor._journal.log.path)
+    await o.close()
+    _cut_before(journal, b'"archived"')
+    o = await world(config=archiving(), run="kept")
+    holder = await o.get(reply.archived_to or "")
+    assert "4711" in (await holder.query("which port?")).text
+
+
+async def test_killing_a_holder_ends_its_process_alone(world: Open, folder: Path) -> None:
+    """What it holds is kept: the next query has an answer."""
+    o = await world(config=archiving())
+    _, reply = await asked(o, folder)
+    holder = await o.get(reply.archived_to or "")
+    await holder.query("which port?")
+    await holder.kill()
+    assert (await holder.state()).status == "cold"
+    assert "4711" in (await holder.query("which port?")).text
+
+
+async def test_a_holder_outlives_its_agent(world: Open, folder: Path) -> None:
+    """A killed agent's archives are read, searched and asked as before."""
+    o = await world(config=archiving())
+    agent, reply = await asked(o, folder)
+    await agent.kill()
+    assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
+    assert (await o.search_archive("4711"))[0].id == reply.archived_to
+
+
+async def test_few_holders_stay_warm(world: Open, folder: Path) -> None:
+    """Those that answered last keep their process, up to `warm_holders`."""
+    o = await world(config=archiving(warm_holders=1))
+    script = ScriptedBackend([LOOK, "one", LOOK, "two", LOOK, "three"])
+    agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=folder)
+    holders = [(await agent.query(f"turn {number}")).archived_to or "" for number in range(3)]
+    answers = await o.map(holders, "which port?")
+    assert all(answer.reply is not None and "4711" in answer.reply.text for answer in answers)
+    nodes = o.supervisor.tree.nodes
+    await until(lambda: len(nodes.warm) == 1)
+    assert sum(nodes[holder].status == "cold" for holder in holders) == 2
+
+
+async def test_more_archives_than_agents_may_be_alive(world: Open, folder: Path) -> None:
+    """The reference could not archive a fourth time: holders filled its spawn limit."""
+    config = archiving()
+    o = await world(config=Config(archival=config.archival, subagents=SubagentsConfig(max_concurrent=1)))
+    script = ScriptedBackend([item for number in range(6) for item in (LOOK, f"answer {number}")])
+    agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=folder)
+    holders = [(await agent.query(f"turn {number}")).archived_to for number in range(6)]
+    assert len(set(holders)) == 6
+    assert None not in holders
+    for number, holder in enumerate(holders):
+        messages = await o.read_archive(holder or "")
+        assert text_of(messages[-1]) == f"answer {number}"
+
+
+async def test_two_agents_archive_at_once(world: Open, folder: Path) -> None:
+    """Each its own."""
+    o = await world(config=archiving())
+    pairs = await asyncio.gather(*(asked(o, folder) for _ in range(4)))
+    rows = await o.archives()
+    assert {(row.owner, row.id) for row in rows} == {(agent.id, reply.archived_to) for agent, reply in pairs}
+
+
+async def test_an_agent_asks_no_other_agent_by_what_archival_grants(world: Open, folder: Path) -> None:
+    """query_subagent is for its own archives, unless it was granted."""
+    o = await world(config=archiving())
+    other, reply = await asked(o, folder)
+    calls = [
+        {"tool": "query_subagent", "input": {"id": id, "prompt": "tell me"}} for id in (other.id, reply.archived_to)
+    ]
+    spy = await o.spawn("spy", tools=[], backend=ScriptedBackend([{"tools": calls}, "done"]))
+    await spy.query("go")
+    (archived,) = [row.id for row in await o.archives(spy.id)]
+    shown = str(await o.read_archive(archived, first=3, last=3))
+    assert shown.count("was granted query_subagent for what it has archived itself") == 2
+
+
+async def test_disk_full_leaves_the_turn_where_it_is(
+    world: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so."""
+    o = await world(config=archiving())
+    if type(o.supervisor._launcher).__name__ not in ("FakeLauncher", "InProcessLauncher"):
+        pytest.skip("the worker is in another process")
+    append = AppendLog.append
+
+    def full(log: AppendLog, *objects: bytes, sync: bool = False) -> Any:
+        if any(object.startswith(b'{"type":"archive"') for object in objects):
+            raise StoreError("no space left on device")
+        return append(log, *objects, sync=sync)
+
+    monkeypatch.setattr(AppendLog, "append", full)
+    agent, reply = await asked(o, folder, "second")
+    assert reply.archived_to is None
+    assert len((await agent.show()).messages) == 4
+    assert "no space left" in (await agent.state()).repaired
+    assert (await agent.query("more")).text == "second"
+    monkeypatch.undo()
+
+
+async def test_archival_needs_subagents(world: Open) -> None:
+    """That it cannot be is said when the configuration is given."""
+    with pytest.raises(ConfigError, match=r"archival\.enabled = true needs subagents\.enabled"):
+        await world(config=Config(archival=ArchivalConfig(enabled=True), subagents=SubagentsConfig(enabled=False)))
+
+
+async def test_an_archive_that_is_none_is_not_found(world: Open, folder: Path) -> None:
+    """With where to look."""
+    o = await world(config=archiving())
+    await asked(o, folder)
+    with pytest.raises(AgentNotFoundError, match="no archive 'ffffff'"):
+        await o.read_archive("ffffff")
+    with pytest.raises(AgentNotFoundError):
+        await o.get("ffffffffffff")
+
+
+async def test_off_by_default(world: Open, folder: Path) -> None:
+    """Then nothing is archived, and no tool of it is there."""
+    o = await world()
+    agent, reply = await asked(o, folder)
+    assert reply.archived_to is None
+    row = await agent.state()
+    assert row.tools == ("read_file", "list_files")
+    assert len(read_session(Path(row.folder)).messages) == 4
+
+
+async def test_a_long_turn_lets_its_past_go(world: Open, folder: Path) -> None:
+    """Past the high water the oldest calls and results go to a holder while the turn runs; its prompt tells of it."""
+    (folder / "big.txt").write_text("\n".join(f"line {number} of a large file" for number in range(400)))
+    reading = {"tool": "read_file", "input": {"path": "big.txt"}}
+    o = await world(config=archiving(profile="economy", high_tokens=6000, low_tokens=2000, turns=False, gate=False))
+    script = ScriptedBackend([*[reading] * 12, "read it twelve times"])
+    agent = await o.spawn("read", tools=["read_file"], backend=script, cwd=folder)
+    assert (await agent.query("read it")).text == "read it twelve times"
+    rows = await o.archives()
+    assert rows
+    assert {row.kind for row in rows} == {"phase"}
+    prompt = said((await agent.show()).messages)[0]
+    assert prompt.count("[archived phase]") >= 1
+    messages = await o.read_archive(rows[0].id)
+    assert text_of(messages[0]).endswith("read it")
+    assert "line 399" in str(messages[2])
+
+
+def _cut_before(path: Path, mark: bytes) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if mark in line)
+    path.write_bytes(b"".join(lines[:place]))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # it happens in another process
+            await asyncio.sleep(0.01)

@@ -1,0 +1,240 @@
+"""Lets what an agent has finished leave its conversation for holders. The root decides what; this one does it.
+
+Everything happens between requests, and nobody waits for it: an agent that is asked meanwhile answers meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from orch_protocol.archive import Collapse, Upgrade
+from orch_protocol.errors import OrchError, StoreError
+from orch_protocol.messages import StopReason, Text, Usage, text_of
+from orch_protocol.services import Archive, Archived, ArchivePlan, Empty, LiveAgent, Summarise, SummaryStep
+from orch_protocol.spec import ArchivalSpec, BackendSpec, ToolSpec
+
+from .backends.base import Backend, Conversation
+from .block import Live, live_block
+from .transcript import Transcript
+
+__all__ = ["Archiving"]
+
+PLAN_SECONDS: Final = 60.0
+LIVE_SECONDS: Final = 10.0
+CACHE_SECONDS: Final = 300.0
+"""How long a provider keeps what it has cached of a conversation: after that, changing it costs nothing more."""
+
+
+class Call(Protocol):
+    def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Awaitable[Any]: ...
+
+
+class Archiving:
+    """What one agent does about its past.
+
+    `call` asks the root, `model` is what the agent's own backend was made of and `make` makes another one; `system` and
+    `tools` are what its requests begin with.
+    """
+
+    def __init__(
+        self,
+        spec: ArchivalSpec,
+        transcript: Transcript,
+        backend: Backend,
+        call: Call,
+        *,
+        model: BackendSpec,
+        make: Callable[[BackendSpec], Backend],
+        system: str,
+        tools: Sequence[ToolSpec],
+    ) -> None:
+        self._spec = spec
+        self._transcript = transcript
+        self._backend = backend
+        self._call = call
+        self._model = _summariser(model)
+        self._make = make
+        self._system = system
+        self._tools = tools
+        self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
+        self._work: asyncio.Task[None] | None = None
+        self._due: tuple[Collapse, ...] = ()
+        self._done: asyncio.Future[None] | None = None
+        self._turns = 0
+        self._requests = 0
+        self._asked_at = 0.0
+        self._told = 0
+
+    # What the agent's runtime says.
+
+    def turn_began(self) -> None:
+        """From now on the conversation changes between requests alone, until as many turns have ended."""
+        self._turns += 1
+
+    async def turn_ended(self, stop_reason: StopReason | None) -> None:
+        """A turn is over, None: with an error. Its archiving begins; with `wait` this returns when it is done."""
+        self._turns -= 1
+        self._settle()
+        if stop_reason is None:
+            return
+        before = self._work
+        self._work = asyncio.create_task(self._consider(stop_reason, before))
+        if self._spec.wait:
+            await asyncio.wait([self._work], timeout=PLAN_SECONDS + self._spec.summary_seconds)
+
+    async def before_request(self) -> None:
+        """The next request is to be made: what is due leaves the conversation, and who is live is told."""
+        now = asyncio.get_running_loop().time()
+        if self._late_is_free(now):
+            self._use_late()
+        self._settle()
+        self._requests, self._asked_at = self._requests + 1, now
+        tokens = self._backend.context_tokens()
+        if self._spec.high_tokens and tokens > max(self._spec.high_tokens, self._told) and not self._at_work():
+            # Not asked again before there is more to be said about: what cannot go now cannot a moment later.
+            self._told = tokens + self._spec.high_tokens // 8
+            self._work = asyncio.create_task(self._consider(None, None))
+        block = await self._block()
+        if self._spec.in_tail:
+            self._backend.tail = block
+        else:
+            self._backend.append_system("\n\n".join(filter(None, (self._system, block))), self._tools)
+
+    def stop(self) -> None:
+        """Give up what is under way: what is not on record yet is as if it had not been begun."""
+        self._due, self._done = (), None
+        if self._work is not None:
+            self._work.cancel()
+
+    # The work.
+
+    def _at_work(self) -> bool:
+        return self._work is not None and not self._work.done()
+
+    async def _consider(self, stop_reason: StopReason | None, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            factor = self._backend.estimator.factor if isinstance(self._backend, Conversation) else 1.0
+            ask = Archive(stop_reason, self._backend.context_tokens(), factor, self._model is not None)
+            plan: ArchivePlan = await self._call("archive", ask, PLAN_SECONDS)
+            if not plan.collapses:
+                return
+            await self._carry_out(plan.collapses)
+            done = tuple(collapse.holder for collapse in plan.collapses)
+            await self._call("archived", Archived(done, self._backend.context_tokens()), PLAN_SECONDS)
+            requests = self._requests
+            for holder in plan.summarise:
+                await self._summarise(holder, requests)
+        except OrchError as error:
+            # The conversation is what it was, and the next turn's end is the next occasion.
+            print(f"archiving: {error}", flush=True)
+            if isinstance(error, StoreError):
+                await self._tell(str(error))
+
+    async def _tell(self, problem: str) -> None:
+        try:
+            await self._call("archived", Archived(problem=problem), PLAN_SECONDS)
+        except OrchError as error:
+            print(f"archiving: {error}", flush=True)
+
+    async def _carry_out(self, collapses: tuple[Collapse, ...]) -> None:
+        """Return when `collapses` are on record, which they are once no request is under way."""
+        self._due, self._done = collapses, asyncio.get_running_loop().create_future()
+        done = self._done
+        if not self._turns:
+            self._settle()
+        await done
+
+    def _settle(self) -> None:
+        """Carry out what is due: on record first, then the conversation is what the record says."""
+        due, done = self._due, self._done
+        if not due or done is None:
+            return
+        self._due, self._done = (), None
+        try:
+            self._transcript.archive(due)
+        except Exception as error:
+            if not done.done():
+                done.set_exception(error if isinstance(error, OrchError) else StoreError(f"cannot archive: {error}"))
+            return
+        self._reload()
+        self._told = 0
+        if not done.done():
+            done.set_result(None)
+
+    def _reload(self) -> None:
+        session = self._transcript.session
+        self._backend.load(session.messages, session.responses)
+
+    # Summaries.
+
+    async def _summarise(self, holder: str, requests: int) -> None:
+        """Let a model say what the archive `holder` is about, and put that where its stub is."""
+        answer, usage, asked = None, Usage(), 0
+        backend: Backend | None = None
+        try:
+            async with asyncio.timeout(self._spec.summary_seconds * 4):
+                while True:
+                    step: SummaryStep = await self._call("summarise", Summarise(holder, answer, usage), PLAN_SECONDS)
+                    if step.request is None:
+                        break
+                    backend = backend or self._make(step.backend or self._model or BackendSpec("extractive"))
+                    answer, usage = await _asked(backend, asked, step.request.system, step.request.prompt)
+                    asked += 1
+        except TimeoutError:
+            print(f"archiving: no summary of {holder} in time", flush=True)
+            return
+        finally:
+            if backend is not None:
+                await backend.close()
+        if step.stub is not None:
+            self._upgrade(holder, step.stub, at_once=requests == self._requests)
+
+    def _upgrade(self, holder: str, stub: str, *, at_once: bool) -> None:
+        self._transcript.upgrade(Upgrade(holder, stub, at_once))
+        if at_once:
+            # No request was made since the collapse, so nothing is cached behind it yet.
+            self._reload()
+
+    def _late_is_free(self, now: float) -> bool:
+        return bool(self._transcript.session.view.late) and now - self._asked_at > CACHE_SECONDS
+
+    def _use_late(self) -> None:
+        for holder, stub in list(self._transcript.session.view.late.items()):
+            self._upgrade(holder, stub, at_once=True)
+
+    # The block of live subagents.
+
+    async def _block(self) -> str:
+        children: Sequence[LiveAgent] = ()
+        if self._may_spawn:
+            try:
+                children = await self._call("live", Empty(), LIVE_SECONDS)
+            except OrchError as error:
+                print(f"archiving: who is live is not known: {error}", flush=True)
+        holders = [Live(id, f"Archive: {task}") for id, task in self._transcript.session.view.holders()]
+        return live_block(holders, self._spec.block_entries, [Live(child.id, child.task) for child in children])
+
+
+def _summariser(model: BackendSpec) -> BackendSpec | None:
+    """Return what summaries are asked of; None for a backend that has no words of its own."""
+    if model.provider == "extractive":
+        return None
+    if model.provider == "scripted":
+        items = model.options.get("summaries")
+        return BackendSpec("scripted", options={"items": items}) if items else None
+    return model
+
+
+async def _asked(backend: Backend, before: int, system: str, prompt: str) -> tuple[str, Usage]:
+    """Return what the model behind `backend` says to `prompt` alone, and what that used; it was asked `before`."""
+    backend.load((), before)
+    backend.append_system(system, ())
+    backend.append_user((Text(prompt),))
+    turn = await backend.assistant_turn()
+    return text_of(turn.message), turn.usage

@@ -1,0 +1,65 @@
+"""Getting archived detail back, cheapest first: search, read, ask the holders."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from orch_protocol.services import Hit, MapAgents, Mapped, ReadArchive, SearchArchive
+
+from ..recalled import shown_entries, shown_hits
+from ..tokens import clip
+from .base import ToolContext, tool
+
+__all__ = ["map_subagents", "read_archive", "search_archive"]
+
+ANSWER_CHARS: Final = 4_000
+Number = Annotated[int, Meta(ge=1)]
+
+
+def _archives(context: ToolContext) -> bool:
+    return context.archives
+
+
+@tool(category="archive", available=_archives)
+async def search_archive(context: ToolContext, query: str, limit: Number = 10) -> str:
+    """Find text in archived turns of this conversation: words, paths, figures, errors. Gives id, entry, passage.
+
+    Args:
+        query: What to look for, the more exactly the better.
+        limit: The most places to return.
+    """
+    hits: list[Hit] = await context.call_root("search_archive", SearchArchive(query, limit), context.seconds)
+    return shown_hits(hits)
+
+
+@tool(category="archive", available=_archives)
+async def read_archive(context: ToolContext, id: str, first: Number = 1, last: Number | None = None) -> str:
+    """Show entries of an archived turn exactly as they were. Without first and last, from the beginning.
+
+    Args:
+        id: The id of the archived turn, as in its record.
+        first: The first entry to show.
+        last: The last entry to show.
+    """
+    asked = ReadArchive(id, first, last)
+    return shown_entries(first, await context.call_root("read_archive", asked, context.seconds))
+
+
+@tool(category="archive", available=_archives)
+async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str) -> str:
+    """Ask several holders of archived turns, or other subagents, the same question.
+
+    Args:
+        ids: Whom to ask.
+        prompt: The question.
+    """
+    asked = MapAgents(ids, prompt, max(context.seconds - 2.0, context.seconds / 2))
+    answers: list[Mapped] = await context.call_root("map", asked, context.seconds)
+    return "\n\n".join(
+        f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"
+        if each.reply is not None
+        else f"{each.ref}: no answer: {each.error}"
+        for each in answers
+    )

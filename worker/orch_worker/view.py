@@ -1,0 +1,107 @@
+"""What of a session's messages the conversation still shows: those that nobody archived, and stubs for the others.
+
+Session and archive fold the same entries by the same rules, each with what it needs to know of a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from orch_protocol.archive import Collapse, Upgrade
+from orch_protocol.errors import StoreError
+from orch_protocol.messages import Message
+
+from .stubs import holder_of, holders_in, replaced
+
+__all__ = ["Item", "View"]
+
+T = TypeVar("T")
+
+
+class Item(Struct, Generic[T], frozen=True):
+    """A message that is shown. It stands for the entries `first` to `last`, mostly one; `note` is the keeper's own."""
+
+    message: Message
+    first: str
+    last: str
+    note: T
+
+
+class View(Generic[T]):
+    """The messages that are shown, in order."""
+
+    def __init__(self) -> None:
+        self.items: list[Item[T]] = []
+        self._tasks: dict[str, str] = {}
+        self._late: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Message]:
+        return (item.message for item in self.items)
+
+    def copy(self) -> View[T]:
+        """Return a view that can go its own way."""
+        other: View[T] = View()
+        other.items, other._tasks, other._late = list(self.items), dict(self._tasks), dict(self._late)
+        return other
+
+    def add(self, id: str, message: Message, note: T) -> None:
+        """Show the message of the entry `id`."""
+        self.items.append(Item(message, id, id, note))
+
+    def part(self, first: str, last: str) -> tuple[int, int]:
+        """Return from where to where (exclusive) the items stand for the entries `first` to `last`.
+
+        Raises StoreError when they do not stand for exactly these.
+        """
+        # What is archived is rarely the oldest: looking from the end finds it sooner.
+        stop = next((place for place in range(len(self.items) - 1, -1, -1) if self.items[place].last == last), -1)
+        start = next((place for place in range(stop, -1, -1) if self.items[place].first == first), -1)
+        if start < 0:
+            raise StoreError(f"entries {first} to {last} are not, or not any more, a part of the conversation")
+        while start and self.items[start - 1].first == first:
+            start -= 1
+        return start, stop + 1
+
+    def collapse(self, collapse: Collapse, note: T) -> None:
+        """Show the messages of `collapse` instead of what it archives. Raises StoreError when that is not shown."""
+        start, stop = self.part(collapse.first, collapse.last)
+        stubs = [Item(message, collapse.first, collapse.last, note) for message in collapse.messages]
+        self._tasks[collapse.holder] = collapse.task
+        self.items[start:stop] = stubs
+        for place in range(start, len(self.items)) if self._late else ():
+            for holder in holders_in(self.items[place].message):
+                if stub := self._late.pop(holder, None):
+                    self._restub(place, stub)
+
+    def upgrade(self, upgrade: Upgrade) -> None:
+        """Take a better text for a stub in; a stub that is not shown any more needs none."""
+        place = self._place(upgrade.holder)
+        if place is None or holder_of(upgrade.stub) != upgrade.holder:
+            return
+        if upgrade.at_once:
+            self._late.pop(upgrade.holder, None)
+            self._restub(place, upgrade.stub)
+        else:
+            self._late[upgrade.holder] = upgrade.stub
+
+    @property
+    def late(self) -> dict[str, str]:
+        """Better texts that wait for a collapse before them, by holder."""
+        return self._late
+
+    def holders(self, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
+        """Return id and task of the holders whose stubs are shown, in order."""
+        known = self._tasks.keys() if known is None else known
+        shown = (holder for item in self.items for holder in holders_in(item.message))
+        return [(holder, self._tasks[holder]) for holder in dict.fromkeys(shown) if holder in known]
+
+    def _restub(self, place: int, stub: str) -> None:
+        item = self.items[place]
+        self.items[place] = Item(replaced(item.message, stub), item.first, item.last, item.note)
+
+    def _place(self, holder: str) -> int | None:
+        places: Sequence[int] = range(len(self.items) - 1, -1, -1)
+        return next((place for place in places if holder in holders_in(self.items[place].message)), None)

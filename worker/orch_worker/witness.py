@@ -1,0 +1,57 @@
+"""What a holder is shown of what it holds: every message as text, under its number, in a form that needs no tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from orch_protocol.archive import Source
+from orch_protocol.messages import Message, Text
+
+from .excerpt import messages_in
+from .rendering import render_block
+from .tokens import CHARS_PER_TOKEN, clip
+from .transcript import NAME
+
+__all__ = ["entry_text", "testimony"]
+
+SHARE: Final = 0.6
+"""Of the model's window; the rest is for questions and answers."""
+LEAST_CHARS: Final = 200
+
+
+def testimony(source: Source, context_limit: int) -> tuple[Message, ...]:
+    """Return what `source` holds, one message an entry, within 60 % of `context_limit` tokens (0: all of it).
+
+    What does not fit is cut, the longest entries first. Raises DamagedError, StoreError.
+    """
+    path = Path(source.folder) / NAME
+    messages = [entry.message for _, entry in messages_in(path, source.spans, source.sha256)]
+    texts = ["\n".join(map(render_block, message.content)) or "(nothing)" for message in messages]
+    if context_limit:
+        texts = _fitted(texts, int(context_limit * CHARS_PER_TOKEN * SHARE))
+    return tuple(
+        Message(message.role, (Text(entry_text(number, text)),))
+        for number, (message, text) in enumerate(zip(messages, texts, strict=True), 1)
+    )
+
+
+def entry_text(number: int, text: str) -> str:
+    """Return `text` as the entry with that number."""
+    return f"[entry {number}]\n{text}"
+
+
+def _fitted(texts: Sequence[str], room: int) -> list[str]:
+    """Return `texts` within `room` characters together, as far as each keeps a little: the longest are cut first."""
+    if sum(map(len, texts)) <= room:
+        return list(texts)
+    # The largest size for one text at which all of them fit.
+    low, high = LEAST_CHARS, max(map(len, texts))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(min(len(text), middle) for text in texts) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return [clip(text, low, "the archive has all of it: read_archive") for text in texts]
