@@ -153,7 +153,7 @@ def test_servers_take_what_the_archiver_leaves(
     talk = loop(apart.env)
     live: list[Any] = []
     whole: list[Any] = []
-    with Archiver(tmp_path, talk.format, config=CONFIGS[config]) as archiver:
+    with talk.client, Archiver(tmp_path, talk.format, config=CONFIGS[config]) as archiver:
         for number in range(TURNS):
             new = [talk.prompt(f"Look into part {number}. " + "Please. " * 20)]
             while new:

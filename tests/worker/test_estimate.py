@@ -21,7 +21,8 @@ from orch_protocol.messages import (
     assistant,
     user,
 )
-from orch_worker.backends.families import CLAUDE, GPT, ratios_named
+from orch_protocol.spec import BackendSpec
+from orch_worker.backends.families import CLAUDE, GPT, ratios_named, ratios_of
 from orch_worker.estimate import MOST_FACTOR, PLAIN, PRIOR, Estimator, Ratios, strings
 from orch_worker.session import UnknownEntry
 
@@ -91,6 +92,12 @@ class TestMessages:
         assert ratios_named("anthropic:Claude-Sonnet-5-5") is ratios_named("anthropic-messages") is CLAUDE
         assert ratios_named("openai:gpt-6-luna") is GPT
         assert (ratios_named("acme:large"), ratios_named("acme:large", GPT)) == (PLAIN, GPT)
+
+    def test_ratios_of_a_backend(self) -> None:
+        """A model of whatever name is taken for one of the usual ones; what is no model counts plainly."""
+        assert ratios_of(BackendSpec("scripted", options={"items": []})) is PLAIN
+        assert ratios_of(BackendSpec("moonshot", "kimi-k3", {"api": "chat"})) is GPT
+        assert ratios_of(BackendSpec("anthropic", "claude-x", {"api": "messages"})) is CLAUDE
 
 
 class TestReports:

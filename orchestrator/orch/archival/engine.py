@@ -16,7 +16,7 @@ from orch_protocol.errors import AgentNotFoundError, StoreError
 from orch_protocol.messages import Message
 from orch_protocol.services import Archive, ArchivePlan, Hit, Summarise, SummaryRequest
 from orch_protocol.spec import AgentSpec
-from orch_worker.backends.families import ratios_named
+from orch_worker.backends.families import ratios_of
 from orch_worker.estimate import Estimator
 from orch_worker.stubs import stub_text
 
@@ -124,8 +124,8 @@ class Archives:
 
     def _planned(self, shelves: Shelves, spec: AgentSpec, ask: Archive, prices: Prices) -> ArchivePlan:
         shelves.catch_up()
-        own, model = format_named("orch"), f"{spec.backend.provider}:{spec.backend.model}"
-        estimator = Estimator() if self.config.profile == "seed" else Estimator(ratios_named(model), ask.factor)
+        own = format_named("orch")
+        estimator = Estimator() if self.config.profile == "seed" else Estimator(ratios_of(spec.backend), ask.factor)
         draft = Draft(shelves.ledger, lambda shelf: Pieces(own, shelf, estimator))
         shown = draft.shown
         Folding(draft.pieces, self.rules, draft.store, draft.changed).fold_all(

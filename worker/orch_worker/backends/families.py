@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from typing import Final
 
+from orch_protocol.spec import BackendSpec
+
 from ..estimate import PLAIN, Ratios
 
-__all__ = ["CLAUDE", "GPT", "ratios_named"]
+__all__ = ["CLAUDE", "GPT", "ratios_named", "ratios_of"]
 
 CLAUDE: Final = Ratios(prose=3.0, code=2.9, data=2.2, figures=1.9, wide=1.0, message=4, call=30, result=10)
 GPT: Final = Ratios(prose=4.9, code=4.7, data=3.3, figures=2.5, wide=1.4, message=4, call=12, result=4)
 """Also where nothing else is known: the tokenizers of others who came later are much like it."""
 
 FAMILIES: Final = {"claude": CLAUDE, "anthropic": CLAUDE, "openai": GPT, "gpt": GPT}
+
+
+def ratios_of(spec: BackendSpec) -> Ratios:
+    """Return the ratios of the model that the complete `spec` is of; plain ones for a backend that is no model."""
+    return ratios_named(f"{spec.provider}:{spec.model}", GPT if "api" in spec.options else PLAIN)
 
 
 def ratios_named(text: str, otherwise: Ratios = PLAIN) -> Ratios:

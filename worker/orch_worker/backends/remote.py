@@ -20,7 +20,7 @@ from ..estimate import input_tokens
 from .arrange import whole
 from .base import AssistantTurn, BackendInfo, Conversation, OnText
 from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
-from .families import GPT, ratios_named
+from .families import ratios_of
 from .models import Model, cost
 from .retry import Failure, Policy, Sleep, persist
 from .transport import Deadlines, listening, trouble
@@ -111,7 +111,7 @@ class Remote(Conversation):
     """
 
     def __init__(self, spec: BackendSpec, keys: Mapping[str, str], dialect: Dialect) -> None:
-        super().__init__(ratios_named(f"{spec.provider}:{spec.model}", GPT))
+        super().__init__(ratios_of(spec))
         self.policy = Policy()
         self.deadlines = Deadlines()
         self.sleep: Sleep = asyncio.sleep
