@@ -50,6 +50,7 @@ __all__ = [
     "SteerAgent",
     "Submitted",
     "Summarise",
+    "SummaryOrder",
     "SummaryRequest",
     "SummaryStep",
     "ToolRan",
@@ -250,20 +251,28 @@ class Archive(Struct, frozen=True):
 
     Between turns `stop_reason` says how the last one ended; None means that a turn is under way. `context_tokens` is
     the size of its next request, and `factor` how many tokens were reported for each one estimated. Without `summaries`
-    no model is there to be asked for any.
+    no model is there to be asked for any; `beside` says that it is the agent's own, which has the conversation cached.
     """
 
     stop_reason: StopReason | None = None
     context_tokens: int = 0
     factor: float = 1.0
     summaries: bool = False
+    beside: bool = False
+
+
+class SummaryOrder(Struct, frozen=True):
+    """A model is to be asked about the archive `holder`: beside the conversation as it was, or apart from it."""
+
+    holder: str
+    beside: bool = False
 
 
 class ArchivePlan(Struct, frozen=True):
     """What is to be put on record, in this order and at once; and about which of these a model is to be asked."""
 
     collapses: tuple[Collapse, ...] = ()
-    summarise: tuple[str, ...] = ()
+    summarise: tuple[SummaryOrder, ...] = ()
 
 
 class Archived(Struct, frozen=True):
@@ -291,6 +300,7 @@ class Summarise(Struct, frozen=True):
     holder: str
     answer: str | None = None
     usage: Usage = Usage()
+    beside: bool = False
 
 
 class SummaryStep(Struct, frozen=True):

@@ -6,19 +6,19 @@ Everything happens between requests, and nobody waits for it: an agent that is a
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
-
-from msgspec import Struct
+from typing import Any, Final
 
 from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.errors import OrchError, StoreError
-from orch_protocol.messages import StopReason, Text, Usage, text_of
-from orch_protocol.services import Archive, Archived, ArchivePlan, Empty, LiveAgent, Summarise, SummaryStep
-from orch_protocol.spec import ArchivalSpec, BackendSpec, ToolSpec
+from orch_protocol.messages import Message, StopReason
+from orch_protocol.services import Archive, Archived, ArchivePlan, Empty, LiveAgent, SummaryOrder
+from orch_protocol.spec import ArchivalSpec, ToolSpec
 
 from .backends.base import Backend, Conversation
 from .block import Live, live_block
+from .summarising import Summariser
 from .transcript import Transcript
 
 __all__ = ["Archiving"]
@@ -29,15 +29,10 @@ CACHE_SECONDS: Final = 300.0
 """How long a provider keeps what it has cached of a conversation: after that, changing it costs nothing more."""
 
 
-class Call(Protocol):
-    def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Awaitable[Any]: ...
-
-
 class Archiving:
     """What one agent does about its past.
 
-    `call` asks the root, `model` is what the agent's own backend was made of and `make` makes another one; `system` and
-    `tools` are what its requests begin with.
+    `call` asks the root; `system` and `tools` are what its requests begin with.
     """
 
     def __init__(
@@ -45,10 +40,9 @@ class Archiving:
         spec: ArchivalSpec,
         transcript: Transcript,
         backend: Backend,
-        call: Call,
+        call: Callable[..., Awaitable[Any]],
         *,
-        model: BackendSpec,
-        make: Callable[[BackendSpec], Backend],
+        summariser: Summariser,
         system: str,
         tools: Sequence[ToolSpec],
     ) -> None:
@@ -56,8 +50,7 @@ class Archiving:
         self._transcript = transcript
         self._backend = backend
         self._call = call
-        self._model = _summariser(model)
-        self._make = make
+        self._summariser = summariser
         self._system = system
         self._tools = tools
         self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
@@ -81,8 +74,7 @@ class Archiving:
         self._settle()
         if stop_reason is None:
             return
-        before = self._work
-        self._work = asyncio.create_task(self._consider(stop_reason, before))
+        self._work = self._begin(stop_reason)
         if self._spec.wait:
             await asyncio.wait([self._work], timeout=PLAN_SECONDS + self._spec.summary_seconds)
 
@@ -97,7 +89,7 @@ class Archiving:
         if self._spec.high_tokens and tokens > max(self._spec.high_tokens, self._told) and not self._at_work():
             # Not asked again before there is more to be said about: what cannot go now cannot a moment later.
             self._told = tokens + self._spec.high_tokens // 8
-            self._work = asyncio.create_task(self._consider(None, None))
+            self._work = self._begin(None)
         block = await self._block()
         if self._spec.in_tail:
             self._backend.tail = block
@@ -115,12 +107,21 @@ class Archiving:
     def _at_work(self) -> bool:
         return self._work is not None and not self._work.done()
 
-    async def _consider(self, stop_reason: StopReason | None, before: asyncio.Task[None] | None) -> None:
+    def _begin(self, stop_reason: StopReason | None) -> asyncio.Task[None]:
+        # As it is now, which is whole: a moment later a request may be under way.
+        conversation = tuple(self._backend.transcript())
+        return asyncio.create_task(self._consider(stop_reason, conversation, self._work))
+
+    async def _consider(
+        self, stop_reason: StopReason | None, conversation: Sequence[Message], before: asyncio.Task[None] | None
+    ) -> None:
         if before is not None:
             await asyncio.wait([before])
         try:
             factor = self._backend.estimator.factor if isinstance(self._backend, Conversation) else 1.0
-            ask = Archive(stop_reason, self._backend.context_tokens(), factor, self._model is not None)
+            summariser = self._summariser
+            tokens = self._backend.context_tokens()
+            ask = Archive(stop_reason, tokens, factor, summariser.there, summariser.beside)
             plan: ArchivePlan = await self._call("archive", ask, PLAN_SECONDS)
             if not plan.collapses:
                 return
@@ -128,13 +129,15 @@ class Archiving:
             done = tuple(collapse.holder for collapse in plan.collapses)
             await self._call("archived", Archived(done, self._backend.context_tokens()), PLAN_SECONDS)
             requests = self._requests
-            for holder in plan.summarise:
-                await self._summarise(holder, requests)
+            for order in plan.summarise:
+                await self._summarise(order, conversation, requests)
         except OrchError as error:
             # The conversation is what it was, and the next turn's end is the next occasion.
             print(f"archiving: {error}", flush=True)
             if isinstance(error, StoreError):
                 await self._tell(str(error))
+        except Exception:
+            traceback.print_exc()
 
     async def _tell(self, problem: str) -> None:
         try:
@@ -173,27 +176,11 @@ class Archiving:
 
     # Summaries.
 
-    async def _summarise(self, holder: str, requests: int) -> None:
-        """Let a model say what the archive `holder` is about, and put that where its stub is."""
-        answer, usage, asked = None, Usage(), 0
-        backend: Backend | None = None
-        try:
-            async with asyncio.timeout(self._spec.summary_seconds * 4):
-                while True:
-                    step: SummaryStep = await self._call("summarise", Summarise(holder, answer, usage), PLAN_SECONDS)
-                    if step.request is None:
-                        break
-                    backend = backend or self._make(step.backend or self._model or BackendSpec("extractive"))
-                    answer, usage = await _asked(backend, asked, step.request.system, step.request.prompt)
-                    asked += 1
-        except TimeoutError:
-            print(f"archiving: no summary of {holder} in time", flush=True)
-            return
-        finally:
-            if backend is not None:
-                await backend.close()
-        if step.stub is not None:
-            self._upgrade(holder, step.stub, at_once=requests == self._requests)
+    async def _summarise(self, order: SummaryOrder, conversation: Sequence[Message], requests: int) -> None:
+        """Put what a model says of an archive where its stub is."""
+        stub = await self._summariser.stub(order, conversation)
+        if stub is not None:
+            self._upgrade(order.holder, stub, at_once=requests == self._requests)
 
     def _upgrade(self, holder: str, stub: str, *, at_once: bool) -> None:
         self._transcript.upgrade(Upgrade(holder, stub, at_once))
@@ -219,22 +206,3 @@ class Archiving:
                 print(f"archiving: who is live is not known: {error}", flush=True)
         holders = [Live(id, f"Archive: {task}") for id, task in self._transcript.session.view.holders()]
         return live_block(holders, self._spec.block_entries, [Live(child.id, child.task) for child in children])
-
-
-def _summariser(model: BackendSpec) -> BackendSpec | None:
-    """Return what summaries are asked of; None for a backend that has no words of its own."""
-    if model.provider == "extractive":
-        return None
-    if model.provider == "scripted":
-        items = model.options.get("summaries")
-        return BackendSpec("scripted", options={"items": items}) if items else None
-    return model
-
-
-async def _asked(backend: Backend, before: int, system: str, prompt: str) -> tuple[str, Usage]:
-    """Return what the model behind `backend` says to `prompt` alone, and what that used; it was asked `before`."""
-    backend.load((), before)
-    backend.append_system(system, ())
-    backend.append_user((Text(prompt),))
-    turn = await backend.assistant_turn()
-    return text_of(turn.message), turn.usage

@@ -21,6 +21,7 @@ from .backends.registry import make_backend
 from .interjections import Interjection, Interjections
 from .loop import Brake, run_turn
 from .prompt import first_prompt, system_prompt
+from .summarising import Summariser
 from .tools.base import Keys, ToolContext
 from .tools.presets import make_toolbox
 from .transcript import Transcript
@@ -95,8 +96,14 @@ class Runtime:
                     self.transcript,
                     self.backend,
                     root.call_root,
-                    model=spec.backend,
-                    make=lambda model: make_backend(model, keys),
+                    summariser=Summariser(
+                        spec.backend,
+                        lambda model: make_backend(model, keys),
+                        root.call_root,
+                        system=system,
+                        tools=tools,
+                        seconds=spec.archival.summary_seconds,
+                    ),
                     system=system,
                     tools=tools,
                 )

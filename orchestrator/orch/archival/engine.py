@@ -14,7 +14,7 @@ from orch_protocol.archive import Source
 from orch_protocol.config import ArchivalConfig
 from orch_protocol.errors import AgentNotFoundError, StoreError
 from orch_protocol.messages import Message
-from orch_protocol.services import Archive, ArchivePlan, Hit, Summarise, SummaryRequest
+from orch_protocol.services import Archive, ArchivePlan, Hit, Summarise, SummaryOrder, SummaryRequest
 from orch_protocol.spec import AgentSpec
 from orch_worker.backends.families import ratios_of
 from orch_worker.estimate import Estimator
@@ -28,7 +28,7 @@ from .pieces import Pieces
 from .profiles import rules_of
 from .search import Search
 from .shelf import Record
-from .summary import questions
+from .summary import questions, questions_beside
 
 __all__ = ["Archives", "merged"]
 
@@ -137,7 +137,14 @@ class Archives:
             summaries=ask.summaries,
             depth=spec.depth,
         )
-        return ArchivePlan(tuple(draft.collapses), tuple(draft.summarise))
+        orders = (self._order(draft.shelf.records[holder], ask, prices) for holder in draft.summarise)
+        return ArchivePlan(tuple(draft.collapses), tuple(orders))
+
+    def _order(self, record: Record, ask: Archive, prices: Prices) -> SummaryOrder:
+        """Return where asking about an archive costs least: beside the conversation that is cached, or apart."""
+        apart = record.tokens * prices.fresh
+        mine = ask.beside and self.config.summary.model is None and record.kind == "turn"
+        return SummaryOrder(record.id, beside=mine and ask.context_tokens * prices.read < apart)
 
     def _asked(self, shelves: Shelves, step: Summarise) -> SummaryRequest | str | None:
         shelves.catch_up()
@@ -147,8 +154,12 @@ class Archives:
         settings = self.config.summary
         try:
             if step.answer is None:
-                said = [stored.message for stored in shelves.ledger.messages(record.id)]
-                asking = shelves.asking[record.id] = questions(said, settings.style, settings.model)
+                if step.beside:
+                    asking = questions_beside(record.task, settings.style)
+                else:
+                    said = [stored.message for stored in shelves.ledger.messages(record.id)]
+                    asking = questions(said, settings.style, settings.model)
+                shelves.asking[record.id] = asking
                 return next(asking)
             asking = shelves.asking[record.id]
             return asking.send(step.answer)

@@ -20,7 +20,7 @@ from orch_worker.tokens import clip
 
 from .turns import calls_of
 
-__all__ = ["Summary", "ask", "parse", "questions", "render_turn"]
+__all__ = ["Summary", "ask", "parse", "questions", "questions_beside", "render_turn"]
 
 RESULT_CHARS: Final = 4_000
 CHUNK_CHARS: Final = 60_000
@@ -37,6 +37,11 @@ _PARAGRAPH: Final = """\
 You compress a finished piece of an agent's work. The full transcript is kept elsewhere and can be looked up; what \
 you write is all the agent still sees of it. Answer with one paragraph of three to five sentences: what was asked, \
 what was done, what came of it, what is still open. Exact names, paths and figures; no headings, no lists."""
+_BESIDE: Final = """\
+[This is not part of the conversation. Call no tools.]
+The piece of work is the turn that began with: {task}
+
+{instructions}"""
 _FENCE: Final = re.compile(r"\A\s*```\w*\n(.*?)\n?```\s*\Z", re.S)
 
 
@@ -98,6 +103,24 @@ def questions(
     findings = [finding for row in _rows([summary.key_findings for summary in found]) for finding in row]
     whole = Summary(found[-1].outcome, tuple(findings[:FINDINGS]), found[-1].open_questions)
     return clip(str(whole), MOST_CHARS, "the archive holds it all")
+
+
+def questions_beside(
+    task: str, style: Literal["structured", "paragraph"]
+) -> Generator[SummaryRequest, str, str | None]:
+    """Yield what a model that sees the conversation is to be asked about its turn `task`, and be sent its answers.
+
+    Returns the summary, None if there is none.
+    """
+    instructions = _STRUCTURED if style == "structured" else _PARAGRAPH
+    prompt = _BESIDE.format(task=task, instructions=instructions)
+    answer = parse((yield SummaryRequest("", prompt)), style)
+    if isinstance(answer, str):
+        again = f"{prompt}\n\nYour answer before was not usable: {answer}. Answer again."
+        answer = parse((yield SummaryRequest("", again)), style)
+    if isinstance(answer, str):
+        return None
+    return clip(answer.outcome if style == "paragraph" else str(answer), MOST_CHARS, "the archive holds it all")
 
 
 def parse(answer: str, style: Literal["structured", "paragraph"]) -> Summary | str:

@@ -1,0 +1,83 @@
+"""Summaries of what agents archive, asked of a model over the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import ArchivalConfig, AsyncOrchestrator, Config
+from orch.launchers.in_process import InProcessLauncher
+from orch_protocol.config import SummaryConfig, TriggerConfig
+from orch_protocol.messages import assistant, text_of, user
+from wire.model_server import ModelServer, call, say
+
+MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-5.2"]
+SUMMARY = '{"outcome": "Both were read.", "key_findings": ["one.txt says 4711"]}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with something to archive."""
+    (tmp_path / "one.txt").write_text("the port is 4711\n" * 200)
+    return tmp_path
+
+
+def environment(server: ModelServer) -> dict[str, str]:
+    """Return what a user's environment says of the models at `server`."""
+    return {
+        "ANTHROPIC_API_KEY": "k1",
+        "ANTHROPIC_BASE_URL": server.url,
+        "OPENAI_API_KEY": "k2",
+        "OPENAI_BASE_URL": f"{server.url}/v1",
+    }
+
+
+async def summarised(server: ModelServer, model: str, folder: Path, before: int, style: Any) -> list[str]:
+    """Return what is shown of a conversation whose last turn was archived, `before` characters behind its beginning."""
+    archival = ArchivalConfig(
+        enabled=True,
+        async_=False,
+        profile="seed",
+        trigger=TriggerConfig(tool_call_threshold=2, token_threshold=10**9),
+        summary=SummaryConfig(style=style),
+    )
+    reads = [{"call": "read_file", "input": {"path": "one.txt"}}] * 2
+    text = SUMMARY if style == "structured" else "Both were read: one.txt says 4711."
+    server.script += [call(*reads), say("It says 4711."), say(text), say("ready")]
+    env = environment(server)
+    home = folder / "home"
+    config = Config(archival=archival)
+    async with AsyncOrchestrator(model, home=home, env=env, config=config, launcher=InProcessLauncher) as o:
+        history = [user("y" + "x" * before), assistant("Noted.")]
+        agent = await o.spawn("Read", preset="minimal", cwd=folder, history=history)
+        await agent.query("What does it say?")
+        await agent.query("Are you ready?")
+        return [text_of(message) for message in (await agent.show()).messages]
+
+
+@pytest.mark.parametrize("style", ["structured", "paragraph"])
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_summary_beside_the_conversation(server: ModelServer, model: str, folder: Path, style: Any) -> None:
+    """The cached request and one question more: the same system text, tools and messages, byte for byte."""
+    shown = await summarised(server, model, folder, 0, style)
+    assert server.refused == []
+    turn, beside, after = (server.requests[place].body for place in (1, 2, 3))
+    assert beside["tools"] == turn["tools"]
+    assert "Call no tools" in str(beside)
+    assert "the port is 4711" in str(beside)
+    assert "Both were read" in shown[3]
+    assert shown[3].endswith("It says 4711.")
+    assert "Call no tools" not in str(after)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_summary_apart(server: ModelServer, model: str, folder: Path) -> None:
+    """Where the conversation is much longer than what is archived, that alone is shown, and no tools."""
+    shown = await summarised(server, model, folder, 300_000, "structured")
+    assert server.refused == []
+    apart = server.requests[2].body
+    assert not apart.get("tools")
+    assert "Summarise this finished turn" in str(apart)
+    assert "Both were read" in shown[3]
