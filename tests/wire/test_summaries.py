@@ -44,8 +44,9 @@ async def summarised(server: ModelServer, model: str, folder: Path, before: int,
         summary=SummaryConfig(style=style),
     )
     reads = [{"call": "read_file", "input": {"path": "one.txt"}}] * 2
+    usage = {"input": 5_000 + before // 4, "output": 10}
     text = SUMMARY if style == "structured" else "Both were read: one.txt says 4711."
-    server.script += [call(*reads), say("It says 4711."), say(text), say("ready")]
+    server.script += [call(*reads), say("It says 4711.", usage=usage), say(text), say("ready")]
     env = environment(server)
     home = folder / "home"
     config = Config(archival=archival)
