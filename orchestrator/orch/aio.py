@@ -46,6 +46,7 @@ from orch_worker.tools.base import Tool, ToolContext, tool
 
 from . import config as configuration
 from . import paths
+from .budgets import checked_cost
 from .catalog import Catalog
 from .handles import AsyncSubagent
 from .journal import Journal
@@ -210,12 +211,14 @@ class AsyncOrchestrator:
         env: Mapping[str, str] | None = None,
         history: Sequence[Message] = (),
         limits: Limits | None = None,
+        max_cost: float | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
+        `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -245,6 +248,7 @@ class AsyncOrchestrator:
             env=dict(env) if env is not None else None,
             history=tuple(history),
             limits=limits,
+            max_cost_usd=max_cost,
             template=template,
             queue_mode=queue_mode,
         )
@@ -311,9 +315,9 @@ class AsyncOrchestrator:
         killed: Killed = await self._call("kill", Kill(tuple(map(str, refs)), all))
         return killed.ids
 
-    async def resume(self, ref: str | int) -> AsyncSubagent:
-        """Let a killed or failed agent answer again."""
-        row: AgentRow = await self._call("resume", Resume(str(ref)))
+    async def resume(self, ref: str | int, *, max_cost: float | None = None) -> AsyncSubagent:
+        """Let a killed or failed agent answer again. With `max_cost` any agent may spend so many USD in all."""
+        row: AgentRow = await self._call("resume", Resume(str(ref), max_cost))
         return AsyncSubagent(self, row.id)
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
@@ -341,6 +345,8 @@ def _refs(agents: Iterable[AsyncSubagent | str | int]) -> tuple[str, ...]:
 
 def as_data(request: Spawn) -> Spawn:
     """Return `request` as it is when it comes from another process and as files hold it. Raises ConfigError."""
+    for cost in (request.max_cost_usd, getattr(request.limits, "max_cost_usd", None)):
+        checked_cost(cost)  # as JSON, what is no number would be no limit
     try:
         try:
             data = msgspec.json.encode(request)

@@ -49,6 +49,7 @@ def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
+    "budget.max_cost_usd",
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.chat_models"),
     *(key for key, _ in _fields(ArchivalConfig, "archival.")),
 )
@@ -158,6 +159,10 @@ def _at_most(new: Any, old: Any) -> bool:
     return bool(new <= old)
 
 
+def _at_most_if_any(new: Any, old: Any) -> bool:
+    return new is not None and (old is None or bool(new <= old))
+
+
 # What an untrusted file may do to each key. A test holds this table complete.
 NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "model": _never,
@@ -170,6 +175,8 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "subagents.default_preset": lambda new, old: new in ("minimal", old),
     "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
     "subagents.chat_models": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
+    "subagents.max_cost_usd": _at_most_if_any,
+    "budget.max_cost_usd": _at_most_if_any,
     "limits.max_turns": _at_most,
     "limits.turn_seconds": _at_most,
     "limits.tool_seconds": _at_most,

@@ -202,9 +202,10 @@ class Cancel(Struct, frozen=True, gc=False):
 
 
 class Resume(Struct, frozen=True, gc=False):
-    """Let a killed or failed agent answer again."""
+    """Let a killed or failed agent answer again; with `max_cost_usd` that is its limit from now on, whatever it is."""
 
     id: str
+    max_cost_usd: float | None = None
 
 
 class Recover(Struct, frozen=True, gc=False):

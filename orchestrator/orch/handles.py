@@ -147,9 +147,9 @@ class AsyncSubagent:
         """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""
         await self._call("kill", Kill((self.id,)))
 
-    async def resume(self) -> None:
-        """Let the agent answer again after a kill."""
-        await self._call("resume", Resume(self.id))
+    async def resume(self, *, max_cost: float | None = None) -> None:
+        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all."""
+        await self._call("resume", Resume(self.id, max_cost))
 
     @property
     def _node(self) -> Node:

@@ -21,6 +21,7 @@ __all__ = [
     "Answered",
     "Archived",
     "Asked",
+    "Budgeted",
     "Collected",
     "Ended",
     "Entry",
@@ -131,6 +132,12 @@ class Resumed(_Agent, frozen=True, gc=False, kw_only=True, tag="resumed"):
     """A killed or failed agent may answer again."""
 
 
+class Budgeted(_Agent, frozen=True, gc=False, kw_only=True, tag="budgeted"):
+    """The agent may spend so much from now on, with everything that it spent before."""
+
+    max_cost_usd: float
+
+
 class Steered(_Agent, frozen=True, gc=False, kw_only=True, tag="steered"):
     """Something was said to the agent, to be heard while it works."""
 
@@ -178,6 +185,7 @@ Entry: TypeAlias = (
     | Ended
     | Killed
     | Resumed
+    | Budgeted
     | Woken
     | Steered
     | Heard

@@ -17,6 +17,7 @@ from .journal import (
     Answered,
     Archived,
     Asked,
+    Budgeted,
     Collected,
     Ended,
     Entry,
@@ -261,6 +262,10 @@ class Nodes:
 
     def _apply_resumed(self, node: Node, entry: Resumed) -> None:
         node.status, node.error, node.last_activity = "cold", None, entry.at
+
+    def _apply_budgeted(self, node: Node, entry: Budgeted) -> None:
+        limits = msgspec.structs.replace(node.spec.limits, max_cost_usd=entry.max_cost_usd)
+        node.spec = msgspec.structs.replace(node.spec, limits=limits)
 
     def _apply_steered(self, node: Node, entry: Steered) -> None:
         node.unheard[entry.steer_id] = entry

@@ -30,6 +30,7 @@ from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
 
 from .archival.engine import Archives
+from .budgets import Budgets
 from .calls import Calls
 from .catalog import Catalog
 from .disk import Disk
@@ -103,6 +104,7 @@ class Supervisor:
         self.activity: dict[str, Progress] = {}
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.entries, warm_holders=config.archival.warm_holders)
+        self.budgets = Budgets(self.tree.nodes, config.budget.max_cost_usd)
         self._journal = journal
         self.disk = Disk(journal)
         self.archives = Archives(config.archival, self.disk.do)
@@ -261,8 +263,8 @@ class Supervisor:
         node = self.tree.nodes[send.id]
         query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)
         try:
-            if send.query_id in self._streams:
-                query = msgspec.structs.replace(query, stream=True)
+            stream, budgeted = send.query_id in self._streams, self.budgets.holds_for(send.id)
+            query = msgspec.structs.replace(query, stream=stream, budgeted=budgeted)
             self._peers[send.id].send("query", query, send.query_id)
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.

@@ -120,12 +120,14 @@ class Orchestrator:
         env: Mapping[str, str] | None = None,
         history: Sequence[Message] = (),
         limits: Limits | None = None,
+        max_cost: float | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
+        `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -140,6 +142,7 @@ class Orchestrator:
                 env=env,
                 history=history,
                 limits=limits,
+                max_cost=max_cost,
                 template=template,
                 queue_mode=queue_mode,
             )
@@ -185,9 +188,9 @@ class Orchestrator:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""
         return self._wait(self._aio.kill(*refs, all=all))
 
-    def resume(self, ref: str | int) -> Subagent:
-        """Let a killed or failed agent answer again."""
-        return Subagent(self, self._wait(self._aio.resume(ref)))
+    def resume(self, ref: str | int, *, max_cost: float | None = None) -> Subagent:
+        """Let a killed or failed agent answer again. With `max_cost` any agent may spend so many USD in all."""
+        return Subagent(self, self._wait(self._aio.resume(ref, max_cost=max_cost)))
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` on the loop's thread; its future cancels it when cancelled."""
@@ -315,9 +318,9 @@ class Subagent:
         """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""
         self._orchestrator._wait(self._agent.kill())
 
-    def resume(self) -> None:
-        """Let the agent answer again after a kill."""
-        self._orchestrator._wait(self._agent.resume())
+    def resume(self, *, max_cost: float | None = None) -> None:
+        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all."""
+        self._orchestrator._wait(self._agent.resume(max_cost=max_cost))
 
     async def _submit(self, prompt: str) -> Reply:
         return await self._agent.submit(prompt)

@@ -61,6 +61,7 @@ from .events import (
 from .journal import (
     Answered,
     Asked,
+    Budgeted,
     Collected,
     Ended,
     Entry,
@@ -429,8 +430,10 @@ class Tree:
 
     def _on_resume(self, event: Resume, now: float) -> Decision:
         node = self.nodes[event.id]
+        usd = event.max_cost_usd
+        limit: list[Entry] = [Budgeted(at=now, id=event.id, max_cost_usd=usd)] if usd is not None else []
         if node.status not in ("killed", "failed"):
-            return Decision()
+            return Decision(limit)
         if node.running:
             raise AgentBusyError(
                 f"the process of agent {node.spec.name!r} ({event.id}) was killed and has not ended yet: try again soon"
@@ -438,7 +441,7 @@ class Tree:
         holder = self.nodes.names.get(node.spec.name)
         if holder is not None and holder is not node:
             raise SpawnError(f"name {node.spec.name!r} is now agent {holder.spec.id}'s; kill that one first")
-        return Decision([Resumed(at=now, id=event.id)])
+        return Decision([*limit, Resumed(at=now, id=event.id)])
 
     def _on_collect(self, event: Collect, now: float) -> Decision:
         node = self.nodes[event.id]

@@ -74,12 +74,13 @@ class Ping(Struct, frozen=True, gc=False):
 class Query(Struct, frozen=True, gc=False):
     """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline.
 
-    With `stream` the worker sends a TurnEvent for whatever happens in it.
+    With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` when what it costs has a limit.
     """
 
     prompt: str
     seconds: float | None = None
     stream: bool = False
+    budgeted: bool = False
 
 
 class Steer(Struct, frozen=True, gc=False):

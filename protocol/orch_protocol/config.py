@@ -10,6 +10,7 @@ from .spec import BackendSpec, Durability
 
 __all__ = [
     "ArchivalConfig",
+    "BudgetConfig",
     "Config",
     "DaemonConfig",
     "LimitsConfig",
@@ -21,6 +22,7 @@ __all__ = [
 
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Minutes = Annotated[float, Meta(gt=0, le=1e7)]
+Dollars = Annotated[float, Meta(gt=0, le=1e9)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Amount = Annotated[int, Meta(ge=0, le=10**9)]
 Profile: TypeAlias = Literal["seed", "economy", "balanced", "roomy"]
@@ -38,6 +40,8 @@ class SubagentsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     default_preset: str = "investigate"
     default_tools: tuple[str, ...] | None = None
     """Tools of an agent spawned with neither preset nor tools; None means `default_preset`'s."""
+    max_cost_usd: Dollars | None = None
+    """What an agent spawned without a limit of its own may spend, with everything below it."""
     chat_models: tuple[str, ...] | None = None
     """Models that the tool `chat` may ask, `provider:name` with `*` for anything; None: all that can be reached."""
 
@@ -49,6 +53,12 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     turn_seconds: Seconds = 3600.0
     tool_seconds: Seconds = 120.0
     reply_tokens: Count = 4000
+
+
+class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What all agents of a root may spend together, over all turns that are on its record."""
+
+    max_cost_usd: Dollars | None = None
 
 
 class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,6 +122,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     durability: Durability = "process"
     subagents: SubagentsConfig = field(default_factory=SubagentsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     archival: ArchivalConfig = field(default_factory=ArchivalConfig)
 

@@ -192,7 +192,7 @@ class BadReplyError(BackendError):
 
 
 class BudgetExceededError(OrchError):
-    """The budget does not cover the next step."""
+    """The budget does not cover the next request to a model; the message says whose it is and what raises it."""
 
     exit_code = 5
 

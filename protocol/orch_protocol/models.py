@@ -8,7 +8,10 @@ __all__ = ["ModelRow", "Price"]
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """USD per million tokens, for requests of more than `above` tokens; None where it is not known."""
+    """USD per million tokens, for requests of more than `above` tokens; None where it is not known.
+
+    Without a price of their own, tokens read from a cache cost what input does, and those written there no less.
+    """
 
     input: float | None = None
     output: float | None = None

@@ -6,10 +6,10 @@ asks. A `ref` is a sequence number, an id, a unique prefix of an id, or a name.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from .archive import ArchiveKind, Collapse
 from .messages import Message, Reply, StopReason, Usage
@@ -40,9 +40,12 @@ __all__ = [
     "QueryAgent",
     "ReadArchive",
     "Ref",
+    "Reserve",
+    "Reserved",
     "Resume",
     "RunTool",
     "SearchArchive",
+    "Settle",
     "Show",
     "Spawn",
     "Spawned",
@@ -58,6 +61,7 @@ __all__ = [
     "Waited",
 ]
 
+Dollars = Annotated[float, Meta(ge=0, le=1e9)]
 Status = Literal["starting", "idle", "busy", "cold", "died", "failed", "killed"]
 
 
@@ -70,7 +74,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
 
     `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
     one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
-    is the one that the backend needs.
+    is the one that the backend needs. `max_cost_usd` beats that of `limits`; neither means the configured one.
     """
 
     task: str
@@ -85,6 +89,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] | None = None
     history: tuple[Message, ...] = ()
     limits: Limits | None = None
+    max_cost_usd: float | None = None
     template: Template | None = None
     queue_mode: QueueMode = "one-at-a-time"
     request_id: str | None = None
@@ -190,9 +195,10 @@ class CancelTurn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Resume(Struct, frozen=True, forbid_unknown_fields=True):
-    """Let a killed or failed agent answer again."""
+    """Let a killed or failed agent answer again; with `max_cost_usd` it, or any other, may spend so much in all."""
 
     ref: str
+    max_cost_usd: float | None = None
 
 
 class List(Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,7 +215,11 @@ class Show(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentRow(Struct, frozen=True):
-    """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way."""
+    """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way.
+
+    `spent_usd` is what it and everything below it cost, turns under way included as far as they are counted; of
+    `max_cost_usd`, if it has such a limit of its own.
+    """
 
     id: str
     seq: int
@@ -236,6 +246,8 @@ class AgentRow(Struct, frozen=True):
     activity: str = ""
     error: str | None = None
     repaired: str = ""
+    max_cost_usd: float | None = None
+    spent_usd: float = 0.0
 
 
 class Shown(Struct, frozen=True):
@@ -395,6 +407,31 @@ class RunTool(Struct, frozen=True):
     input: dict[str, Any]
 
 
+class Reserve(Struct, frozen=True, forbid_unknown_fields=True):
+    """Put money aside for one response of a model, in USD: what the shortest answer costs, what one that is as long as
+    most are, and what the longest. For agents in a turn, or `beside` it: what that costs is told otherwise."""
+
+    least: Dollars
+    enough: Dollars
+    most: Dollars
+    beside: bool = False
+
+
+class Reserved(Struct, frozen=True):
+    """So much may be spent on the response, until `id` is settled. `why` tells of the budget when that is not all."""
+
+    id: str
+    usd: float
+    why: str = ""
+
+
+class Settle(Struct, frozen=True, forbid_unknown_fields=True):
+    """The response for which the money `id` was put aside took so much, which is on record; the rest is free again."""
+
+    id: str
+    usd: Dollars
+
+
 class ToolRan(Struct, frozen=True):
     """What a root tool returned, as text."""
 
@@ -426,6 +463,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "show": (Show, Shown),
     "state": (Ref, AgentRow),
     "run_tool": (RunTool, ToolRan),
+    "reserve": (Reserve, Reserved),
+    "settle": (Settle, Empty),
     "models": (ListModels, list[ModelRow]),
     "find_model": (FindModel, BackendSpec),
     "archive": (Archive, ArchivePlan),

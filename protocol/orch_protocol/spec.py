@@ -30,12 +30,16 @@ Template: TypeAlias = Literal["lean", "sdk"]
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of one turn. Seconds are monotonic; tokens are estimated."""
+    """Bounds of one turn. Seconds are monotonic; tokens are estimated.
+
+    `max_cost_usd` is for all turns together, and for everything that the agent spawns.
+    """
 
     max_turns: int = 25
     turn_seconds: float = 3600.0
     tool_seconds: float = 120.0
     reply_tokens: int = 4000
+    max_cost_usd: float | None = None
 
 
 class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -49,6 +49,7 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {"archival.summary.model": "ollama:qwen3:8b", "archival.phase": True, "archival.gate": True}
     sizes = {"high": 40_000, "low": 15_000, "rollup": 6_000, "prompt": 2_000}
     unset |= {f"archival.{name}_tokens": size for name, size in sizes.items()}
+    unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0}
     assert shown == flat(Config()) | {"model": "extractive:", **unset}
 
 

@@ -258,7 +258,7 @@ def test_collect_takes_the_answer(desk: Desk, capsys: Captured, argv: list[str],
 
 
 def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> None:
-    """The JSON rows have exactly the agreed keys."""
+    """The JSON rows have the agreed keys, and those of budgets."""
     assert run(["list"]) == 0
     assert "abc" in capsys.readouterr().out
     assert run(["list", "--tree", "--all"]) == 0
@@ -268,7 +268,7 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
     [row] = json.loads(capsys.readouterr().out)
     assert " ".join(row) == (
         "id seq name parent_id depth kind status task model preset pid created_at last_activity pending "
-        "context_tokens context_limit queries usage"
+        "context_tokens context_limit queries usage max_cost_usd spent_usd"
     )
 
 
@@ -278,7 +278,8 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
         (["kill", "1", "n"], ("kill", {"refs": ["1", "n"], "all": False, "dry_run": False}), "b\na\n"),
         (["kill", "--all", "--dry-run"], ("kill", {"refs": [], "all": True, "dry_run": True}), "b\na\n"),
         (["kill", "1", "--json"], ("kill", {"refs": ["1"], "all": False, "dry_run": False}), '{"ids":["b","a"]}\n'),
-        (["resume", "1"], ("resume", {"ref": "1"}), "abc\n"),
+        (["resume", "1"], ("resume", {"ref": "1", "max_cost_usd": None}), "abc\n"),
+        (["resume", "1", "--max-cost", "$2.50"], ("resume", {"ref": "1", "max_cost_usd": 2.5}), "abc\n"),
         (["daemon", "start", "--json"], ("daemon_status", {}), '{"pid":7,"sandbox":"none","agents":0}\n'),
     ],
 )

@@ -101,7 +101,7 @@ def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, 
         ),
         ("[subagents]\n\nmax_concurent = 3\n", r"line 3: .*'subagents.max_concurent'; did you mean 'subagents.max_c"),
         ("max_turns = 3\n", r"line 1: there is no setting 'max_turns'; did you mean 'limits.max_turns'\?"),
-        ("[zebra]\n", r"line 1: there is no section \[zebra\]; there are \[archival\], .*\[subagents\]$"),
+        ("[zebra]\n", r"line 1: there is no section \[zebra\]; there are \[archival\], .*\[budget\], .*\[subagents\]$"),
         (
             "model = 'openai:1'\n\n[subagent]\nmax_concurrent = 3\n",
             r"line 3: there is no section \[subagent\]; did you m",

@@ -78,11 +78,18 @@ class TestCost:
         assert models.cost(model, Usage(1, 0, 1000)).cost_usd == pytest.approx((4 + 1000 * 0.4) / 1e6)
 
     def test_a_missing_price_is_a_floor(self) -> None:
-        """A kind of token that is used and has no price counts for nothing, and makes the sum a floor."""
+        """Tokens written to a cache cost no less than others, which makes the sum a floor."""
         model = KNOWN.look_up("acme", "a-1")
         used = models.cost(model, Usage(100, 0, 0, 50))
-        assert used.cost_usd == pytest.approx(100 * 2 / 1e6)
+        assert used.cost_usd == pytest.approx(150 * 2 / 1e6)
         assert not used.cost_known
+
+    def test_without_a_price_for_cached_tokens_they_cost_what_others_do(self) -> None:
+        """A price list without such a price knows of no discount."""
+        model = models.Model("chat", "http://acme", 1000, prices=(Price(2.0, 10.0),))
+        used = models.cost(model, Usage(100, 10, 200))
+        assert used.cost_usd == pytest.approx((300 * 2 + 10 * 10) / 1e6)
+        assert used.cost_known
 
     def test_an_unknown_model_costs_something(self) -> None:
         """What a model costs that is not listed is a floor, and not nothing."""

@@ -23,7 +23,7 @@ from orch_protocol.messages import (
 )
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.families import CLAUDE, GPT, ratios_named, ratios_of
-from orch_worker.estimate import MOST_FACTOR, PLAIN, PRIOR, Estimator, Ratios, strings
+from orch_worker.estimate import MOST_FACTOR, PLAIN, PRIOR, UNSEEN, Estimator, Ratios, strings
 from orch_worker.session import UnknownEntry
 
 CLASSES = Ratios(prose=5.0, code=4.0, data=3.0, figures=2.0, wide=1.0)
@@ -218,3 +218,19 @@ class TestTranscripts:
         common = {"id": "2", "parent_id": "1", "timestamp": ""}
         entries[2] = MessageEntry(**common, message=user("x" * 40_000), turn="q", usage=Usage(900_000, 5))
         assert learned(entries) == pytest.approx(1.0, rel=0.001)
+
+
+class TestMost:
+    """Estimates on the safe side, for what has to be paid."""
+
+    def test_what_was_never_reported_is_doubted(self) -> None:
+        """It may be half as much again, and there is what providers add of their own."""
+        assert Estimator().most_of_request(1_000) == 1_500 + UNSEEN
+
+    def test_what_was_reported_is_known(self) -> None:
+        """Only what came since is doubted, or what was taken away: that may have been less."""
+        estimator = Estimator()
+        estimator.observe(1_000, 1_200)
+        assert estimator.most_of_request(1_000) == 1_200
+        assert estimator.most_of_request(1_100) == 1_350
+        assert estimator.most_of_request(700) == 1_000

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
+from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.messages import Usage, text_of
 from orch_protocol.models import ModelRow, Price
-from orch_protocol.services import FindModel, ListModels
+from orch_protocol.services import Empty, FindModel, ListModels, Reserve, Reserved, Settle
 from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.purse import Purse
 from orch_worker.tools import chat as module
 from orch_worker.tools.base import ToolContext, ToolError
 from orch_worker.tools.presets import load
 from orch_worker.tools.toolbox import Toolbox
+from paid import MOST, Paid, price
 from talk import Root, Talk
 
 CHAT, LIST = load(["chat"])
@@ -122,3 +125,55 @@ async def test_models_are_listed_with_limits_and_prices() -> None:
 async def test_no_model_at_all_is_told() -> None:
     """An empty list says why it is empty."""
     assert "no provider's key is set" in (await LIST.run(context(Root([])), {})).text
+
+
+class TestBudget:
+    """Questions that are paid for."""
+
+    @pytest.fixture
+    def paid(self, monkeypatch: pytest.MonkeyPatch) -> list[Paid]:
+        """Let every model that is asked cost money; the backends that were made."""
+        made: list[Paid] = []
+
+        def make(spec: Any, _: Any) -> Paid:
+            made.append(Paid(spec.options["items"]))
+            return made[-1]
+
+        monkeypatch.setattr(module, "make_backend", make)
+        return made
+
+    async def pay(self, root: Root, budgeted: bool = True) -> str:
+        """Ask something, from a purse that is counted or not."""
+        asking = context(root)
+        asking.own(Purse).budgeted = budgeted
+        try:
+            return (await CHAT.run(asking, {"prompt": "why?"})).text
+        finally:
+            await asyncio.sleep(0)
+
+    async def test_a_question_is_covered_before_and_settled_after(self, paid: list[Paid]) -> None:
+        """The answer is cut short by what was put aside, and says so."""
+        root = Root(ScriptedBackend([price(3, "because ")]).spec(), Reserved("r", 2.0), Empty())
+        assert await self.pay(root) == "because $3\n\n[The response ended early: budget.]"
+        assert paid[0].covered == [2.0]
+        assert root.asked[1:] == [("reserve", Reserve(1.0, 2.0, MOST)), ("settle", Settle("r", 2.0))]
+
+    async def test_a_question_that_fails_gives_the_money_back(self, paid: list[Paid]) -> None:
+        """The turn goes on without its answer."""
+        root = Root(ScriptedBackend([{"error": "BackendError"}]).spec(), Reserved("r", 2.0), Empty())
+        with pytest.raises(BackendError):
+            await self.pay(root)
+        assert (len(paid), root.asked[2:]) == (1, [("settle", Settle("r", 0.0))])
+
+    async def test_a_question_that_is_not_covered_is_not_asked(self, paid: list[Paid]) -> None:
+        """The root says why."""
+        root = Root(ScriptedBackend(["because"]).spec(), BudgetExceededError("$0.1 is left"))
+        with pytest.raises(BudgetExceededError, match=r"\$0\.1 is left"):
+            await self.pay(root)
+        assert paid[0].covered == []
+
+    async def test_nobody_counts_without_a_budget(self, paid: list[Paid]) -> None:
+        """Nothing is put aside then."""
+        root = Root(ScriptedBackend(["because"]).spec())
+        assert await self.pay(root, budgeted=False) == "because"
+        assert paid[0].covered == [None]

@@ -22,6 +22,9 @@ PRIOR: Final = 2_000
 """So many tokens of growth speak for the ratios before any is observed: a few lines do not overrule them."""
 
 MOST_LEARNED: Final = 400
+DOUBT: Final = 1.5
+UNSEEN: Final = 500
+"""About the tokens in which a provider tells its model how to call tools."""
 
 _WIDE: Final = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 _FIGURES: Final = re.compile(r"\d|\b[0-9a-f]{6,}\b")
@@ -94,6 +97,16 @@ class Estimator:
         if self._last is None:
             return _rounded(raw * self.factor)
         return max(0, _rounded(self._last[1] + (raw - self._last[0]) * self.factor))
+
+    def most_of_request(self, raw: float) -> int:
+        """Return how many tokens such a request is at most, or nearly so.
+
+        What was not reported may be half as much again; where nothing was, there is what a provider adds of its own.
+        """
+        if self._last is None:
+            return _rounded(raw * self.factor * DOUBT) + UNSEEN
+        grown = (raw - self._last[0]) * self.factor
+        return max(0, _rounded(self._last[1] + (grown * DOUBT if grown > 0 else grown / DOUBT)))
 
     def raw(self, message: Message) -> float:
         """Return the estimate for `message` before correction."""

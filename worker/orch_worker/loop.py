@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from orch_protocol.errors import BackendError, ConfigError, OrchError
+from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError, OrchError
 from orch_protocol.messages import (
     Message,
     Reply,
@@ -29,6 +29,7 @@ from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
 from .backends.base import AssistantTurn, Backend
+from .purse import Purse
 from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, refuse
 
@@ -51,8 +52,9 @@ WHY: Final[dict[str, str]] = {
     "timeout": "The turn ran out of time.",
     "max_turns": "The turn was stopped after {steps} steps, the most it may take; ask again to let it go on.",
     "max_tokens": "The response was cut off: it reached the most tokens the model may give.",
+    "budget": "The turn was stopped after {steps} steps: {short}.",
 }
-NOT_COMPLETE: Final = frozenset({"max_tokens", "refusal", "error"})
+NOT_COMPLETE: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
 CUT_OFF: Final = (
     "Not run: the response ended with {why!r}, so the call may be incomplete. Make it again, in smaller parts."
 )
@@ -108,12 +110,14 @@ async def run_turn(
     interject: Interject = lambda _stopping: [],
     emit: Emit | None = None,
     prepare: Prepare | None = None,
+    purse: Purse | None = None,
 ) -> Reply:
     """Run one turn and return its reply.
 
     Every message goes through `record` before it becomes part of the conversation. `brake` ends the turn with
-    stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`. Raises BackendError, with
-    the turn's `usage` so far as an attribute, and ConfigError for an empty prompt.
+    stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`, a response that `purse` does
+    not cover with `budget`, or when it is the first one BudgetExceededError. Raises BackendError, with the turn's
+    `usage` so far as an attribute, and ConfigError for an empty prompt.
 
     `interject(stopping)` is asked for what was said meanwhile: after the prompt, after each batch of tool calls, and
     when the turn would end; each text becomes a user message. `emit(kind, text, name, step, is_error)` is told of
@@ -122,7 +126,7 @@ async def run_turn(
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare)
+    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare, purse)
     return await turn.run(query_id, agent_id, scrub(prompt))
 
 
@@ -138,6 +142,7 @@ class _Turn:
         interject: Interject,
         emit: Emit | None,
         prepare: Prepare | None,
+        purse: Purse | None,
     ) -> None:
         self._backend = backend
         self._toolbox = toolbox
@@ -148,6 +153,8 @@ class _Turn:
         self._interject = interject
         self._emit = emit
         self._prepare = prepare
+        self._purse = purse
+        self._short = ""
         self._usage = Usage()
         self._steps = 0
         self._calls = 0
@@ -194,7 +201,13 @@ class _Turn:
         while self._steps < self._limits.max_turns:
             if cut := self._brake.cut():
                 return cut
-            turn = await self._response()
+            try:
+                turn = await self._response()
+            except BudgetExceededError as error:
+                if not self._steps:
+                    raise
+                self._short = str(error)
+                return "budget"
             calls = tool_uses(turn.message)
             if not calls and not self._hear(stopping=True):
                 return turn.stop_reason
@@ -230,6 +243,7 @@ class _Turn:
         self._report("model", who, step)
         self._backend.on_retry = partial(self._on_retry, who, step)
         on_text = partial(self._tell, "text") if self._emit is not None else None
+        hold = await self._purse.reserve(self._backend) if self._purse is not None else None
         try:
             turn = await self._backend.assistant_turn(on_text)
         except OrchError:
@@ -242,6 +256,9 @@ class _Turn:
         self._text = text_of(turn.message) or self._text
         self._record(message, usage=turn.usage)
         self._backend.append_assistant(message)
+        if hold is not None:
+            self._short = hold.why
+            hold.settle(turn.usage)
         self._tell("message", text_of(turn.message))
         return turn
 
@@ -287,7 +304,7 @@ class _Turn:
         self._backend.append_tool_result(results)
 
     def _reply_text(self, stop: StopReason) -> str:
-        why = WHY.get(stop, "").format(steps=self._steps)
+        why = WHY.get(stop, "").format(steps=self._steps, short=self._short)
         text = clip(self._text, self._limits.reply_tokens * CHARS_PER_TOKEN, "the transcript has it all")
         return f"{text}\n\n[{why}]".lstrip() if why else text
 

@@ -21,6 +21,7 @@ from .backends.registry import make_backend
 from .interjections import Interjection, Interjections
 from .loop import Brake, run_turn
 from .prompt import first_prompt, system_prompt
+from .purse import Purse
 from .summarising import Summariser
 from .tools.base import Keys, ToolContext
 from .tools.presets import make_toolbox
@@ -80,6 +81,7 @@ class Runtime:
                 keys=Keys(keys),
                 archives=spec.archival is not None,
             )
+            self._purse = context.own(Purse)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context)
             tools, session = self.toolbox.specs(), self.transcript.session
             system = system_prompt(spec, [tool.name for tool in tools])
@@ -100,6 +102,7 @@ class Runtime:
                         spec.backend,
                         lambda model: make_backend(model, keys),
                         root.call_root,
+                        self._purse,
                         system=system,
                         tools=tools,
                         seconds=spec.archival.summary_seconds,
@@ -137,6 +140,7 @@ class Runtime:
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
+        self._purse.budgeted = query.budgeted
         try:
             prompt = query.prompt
             if session.interrupted is not None:
@@ -157,6 +161,7 @@ class Runtime:
                 interject=self._interject,
                 emit=partial(self._root.emit, query_id) if query.stream else None,
                 prepare=archiving.before_request if archiving is not None else None,
+                purse=self._purse,
             )
             self.transcript.turn_end(query_id, reply)
             stop_reason = reply.stop_reason
@@ -194,6 +199,8 @@ class Runtime:
 
     def _record(self, turn: str, message: Message, usage: Usage | None = None) -> None:
         self.transcript.message(message, turn, usage)
+        if usage is not None and self._purse.budgeted:
+            self.transcript.log.sync()  # what was spent stays so, also when the power fails
         self._fresh = False  # now the task is on record
 
     def _sync_soon(self) -> None:

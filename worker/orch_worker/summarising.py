@@ -13,6 +13,7 @@ from orch_protocol.services import Summarise, SummaryOrder, SummaryStep
 from orch_protocol.spec import BackendSpec, ToolSpec
 
 from .backends.base import Backend
+from .purse import Hold, Purse
 
 __all__ = ["Call", "Summariser"]
 
@@ -31,7 +32,8 @@ class Call(Protocol):
 class Summariser:
     """Has summaries written for one agent, by the model behind `spec` unless the root names another.
 
-    `make` makes a backend of a spec; `system` and `tools` are what the agent's own requests begin with.
+    `make` makes a backend of a spec, which is paid from `purse`; `system` and `tools` are what the agent's own requests
+    begin with.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Summariser:
         spec: BackendSpec,
         make: Callable[[BackendSpec], Backend],
         call: Call,
+        purse: Purse,
         *,
         system: str,
         tools: Sequence[ToolSpec],
@@ -48,6 +51,7 @@ class Summariser:
         self._beside = self._spec is spec
         self._make = make
         self._call = call
+        self._purse = purse
         self._system = system
         self._tools = tools
         self._seconds = seconds
@@ -69,12 +73,16 @@ class Summariser:
         """
         answer, usage, asked = None, Usage(), 0
         backend: Backend | None = None
+        hold: Hold | None = None
         try:
             async with asyncio.timeout(self._seconds * PATIENCE):
                 while True:
                     said = Summarise(order.holder, answer, usage, order.beside)
                     step = await self._call("summarise", said, STEP_SECONDS)
                     assert isinstance(step, SummaryStep)
+                    if hold is not None:
+                        hold.settle(usage)  # it is on record with the root now
+                        hold = None
                     if step.request is None:
                         return step.stub
                     if backend is None:
@@ -86,12 +94,15 @@ class Summariser:
                     else:
                         backend.append_system(step.request.system, ())
                     backend.append_user((Text(step.request.prompt),))
+                    hold = await self._purse.reserve(backend, beside=True)
                     turn = await backend.assistant_turn()
                     answer, usage, asked = text_of(turn.message), turn.usage, asked + 1
         except TimeoutError:
             print(f"archiving: no summary of {order.holder} in time", flush=True)
             return None
         finally:
+            if hold is not None:
+                hold.settle(Usage())
             if backend is not None:
                 await backend.close()
 

@@ -15,7 +15,7 @@ __all__ = ["ROW", "VERBS"]
 
 ROW = (
     *("id", "seq", "name", "parent_id", "depth", "kind", "status", "task", "model", "preset", "pid", "created_at"),
-    *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage"),
+    *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage", "max_cost_usd", "spent_usd"),
 )
 
 
@@ -59,8 +59,15 @@ def _kill(arguments: Namespace) -> int:
     return 0
 
 
+def _resume_arguments(parser: ArgumentParser) -> None:
+    words.ref(parser)
+    parser.add_argument(
+        "--max-cost", type=words.dollars, metavar="USD", help="what it may spend in all; for any agent, killed or not"
+    )
+
+
 def _resume(arguments: Namespace) -> int:
-    row = Connection().call("resume", words.clean({"ref": arguments.ref}))
+    row = Connection().call("resume", words.clean({"ref": arguments.ref, "max_cost_usd": arguments.max_cost}))
     words.say(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 
@@ -74,5 +81,10 @@ VERBS = {
         _kill_arguments,
         _kill,
     ),
-    "resume": Verb("Let a killed or failed agent answer again.", "orch resume 1", words.ref, _resume),
+    "resume": Verb(
+        "Let a killed or failed agent answer again, or let any agent spend more.",
+        "orch resume 1 --max-cost 2.50",
+        _resume_arguments,
+        _resume,
+    ),
 }

@@ -79,6 +79,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "queries": str(row["queries"]),
         "usage": f"{_tokens(row['usage'])} tokens, {_cost(row['usage'])}",
         "with children": _branch(row),
+        "budget": _budget(row),
         "transcript": safe(row["folder"]),
         "repaired": safe(row.get("repaired", "")),
     }
@@ -166,6 +167,11 @@ def _cost(usage: dict[str, Any]) -> str:
 def _branch(row: dict[str, Any]) -> str:
     usage = row["tree_usage"]
     return f"{_tokens(usage)} tokens, {_cost(usage)}" if usage != row["usage"] else ""
+
+
+def _budget(row: dict[str, Any]) -> str:
+    limit = row.get("max_cost_usd")
+    return f"${row['spent_usd']:.4f} of ${limit:.4f} spent" if limit is not None else ""
 
 
 def _message(message: dict[str, Any]) -> str:

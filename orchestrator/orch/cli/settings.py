@@ -56,8 +56,11 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
         values = config.flat(loaded.config)
         said = ", ".join(f"{key} = {dump(value)} (not {dump(values[key])})" for key, value in theirs.items())
         print(f"orch: the daemon was started with {said}: orch daemon stop, and the next one heeds it", file=sys.stderr)
-    settings: dict[str, Any] = {"limits": msgspec.to_builtins(loaded.config.limits)}
     subagents, says = loaded.config.subagents, None
+    settings: dict[str, Any] = {
+        "limits": msgspec.to_builtins(loaded.config.limits),
+        "max_cost_usd": arguments.max_cost or subagents.max_cost_usd,
+    }
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model
         if settings["model"] is None:

@@ -32,6 +32,7 @@ def _agent_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tools", metavar="A,B", help="the tools it gets, instead of a preset")
     parser.add_argument("--model", metavar="PROVIDER:MODEL", help="the model that answers; local: one of this machine")
     parser.add_argument("--name", help="a name to call it by")
+    parser.add_argument("--max-cost", type=words.dollars, metavar="USD", help="what it may spend, with its subagents")
     parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["clean", "ref", "say", "seconds", "text"]
+__all__ = ["clean", "dollars", "ref", "say", "seconds", "text"]
 
 
 def ref(parser: ArgumentParser) -> None:
@@ -53,6 +53,19 @@ def seconds(text: str) -> float:
         number = -1.0
     if not 0 <= number < 1e9:
         raise ArgumentTypeError(f"{text!r} is no number of seconds")
+    return number
+
+
+def dollars(text: str) -> float:
+    """Return the amount of money that `text` is. Raises ArgumentTypeError."""
+    from argparse import ArgumentTypeError
+
+    try:
+        number = float(text.removeprefix("$"))
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1e9:
+        raise ArgumentTypeError(f"{text!r} is no amount of US dollars above 0")
     return number
 
 

@@ -17,7 +17,7 @@ from orch_protocol.services import SERVICES, QueryAgent
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
-from . import archiving, asking, ending, looking, models, recalling, spawning, steering, tools
+from . import archiving, asking, ending, looking, models, recalling, spawning, spending, steering, tools
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor, Watcher
@@ -46,6 +46,8 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "search_archive": recalling.search_archive,
     "read_archive": recalling.read_archive,
     "map": asking.map_agents,
+    "reserve": spending.reserve,
+    "settle": spending.settle,
     "models": models.list_models,
     "find_model": models.find_model,
 }
@@ -69,6 +71,9 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
+
+EVERYBODYS: Final = frozenset({"reserve", "settle"})
+"""What an agent asks for by itself, whatever its tools are."""
 
 
 async def call(
@@ -109,6 +114,8 @@ async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgs
 
 
 def _check_grant(spec: AgentSpec, service: str) -> None:
+    if service in EVERYBODYS:
+        return
     if service == "run_tool" and spec.root_tools:
         return
     if service in OF_ITS_OWN and spec.archival is not None:

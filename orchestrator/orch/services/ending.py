@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.errors import AgentError, ConfigError, StoreError
 from orch_protocol.services import AgentRow, Kill, Killed, Resume
+from orch_worker.backends.fare import check_priced
 
 from .. import events
+from ..budgets import checked_cost
 from ..nodes import Node
 from ..refs import resolve
 from ..remains import used_by
@@ -62,10 +64,15 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
 
 
 async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentRow:
-    """Let a killed or failed agent answer again; its next query starts a process."""
+    """Let a killed or failed agent answer again; its next query starts a process.
+
+    With a limit on what it may spend, it goes by that one from its next query on.
+    """
     node = resolve(root.tree.nodes, params.ref)
     own_subtree(root, caller, node, "resume")
-    root.handle(events.Resume(node.spec.id))
+    if (limit := checked_cost(params.max_cost_usd)) is not None:
+        check_priced(node.spec.backend)
+    root.handle(events.Resume(node.spec.id, limit))
     return row(root, node)
 
 

@@ -42,6 +42,7 @@ def row(root: Supervisor, node: Node) -> AgentRow:
     """Return `node` as its row."""
     spec = node.spec
     activity = root.activity.get(spec.id)
+    tree_usage = root.tree.nodes.tree_usage(spec.id)
     return AgentRow(
         id=spec.id,
         seq=spec.seq,
@@ -61,11 +62,13 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         context_limit=node.context_limit,
         queries=node.queries,
         usage=node.usage,
-        tree_usage=root.tree.nodes.tree_usage(spec.id),
+        tree_usage=tree_usage,
         cwd=spec.cwd,
         folder=spec.folder,
         tools=(*spec.tools, *(tool.name for tool in spec.root_tools)),
         activity=f"{activity.phase}: {activity.detail}" if activity else "",
         error=node.error,
         repaired=node.repaired,
+        max_cost_usd=spec.limits.max_cost_usd,
+        spent_usd=tree_usage.cost_usd + root.budgets.under_way(node),
     )

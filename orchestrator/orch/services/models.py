@@ -9,6 +9,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.models import ModelRow
 from orch_protocol.services import FindModel, ListModels
 from orch_protocol.spec import BackendSpec
+from orch_worker.backends.fare import check_priced
 
 from ..catalog import permits
 
@@ -37,6 +38,8 @@ async def find_model(root: Supervisor, caller: str | None, params: FindModel) ->
         why = str(error)
     else:
         if permits(root.config.subagents.chat_models, f"{found.provider}:{found.model}"):
+            if root.budgets.holds_for(caller):
+                check_priced(found)
             return found
         why = f"{said!r} is no model that agents may ask"
     names = [row.model for row in await list_models(root, caller, ListModels())]

@@ -13,12 +13,14 @@ from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
 from orch_protocol.ids import new_id
 from orch_protocol.services import Spawn, Spawned
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
+from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.tools.presets import RECALL, resolve
 
 from .. import events
 from ..archival.profiles import rules_of
+from ..budgets import checked_cost
 from ..tree import BOOT_SECONDS
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     over = parent.spec if parent else None
     backend = await root.catalog.complete(_backend(request, over, root.config))
     spec = describe(request, over, root.config, root.sessions, backend)
+    if spec.limits.max_cost_usd is not None or root.budgets.holds_for(caller):
+        check_priced(backend)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
     node = root.tree.nodes[id]
     if node.status == "starting":
@@ -85,7 +89,7 @@ def describe(
         tools=tools,
         root_tools=request.root_tools,
         env=request.env if request.env is not None else parent.env if parent else {},
-        limits=_limits(request.limits or config.limits),
+        limits=_limits(request, config),
         history=request.history,
         durability=config.durability,
         queue_mode=request.queue_mode,
@@ -141,10 +145,12 @@ def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
     return folder
 
 
-def _limits(limits: Limits | LimitsConfig) -> Limits:
-    given = msgspec.to_builtins(limits)
+def _limits(request: Spawn, config: Config) -> Limits:
+    given = msgspec.to_builtins(request.limits or config.limits)
+    said = (request.max_cost_usd, given.pop("max_cost_usd", None), config.subagents.max_cost_usd)
     try:
         msgspec.convert(given, LimitsConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"limits: {error}") from error
-    return msgspec.convert(given, Limits)
+    cost = checked_cost(next((each for each in said if each is not None), None))
+    return msgspec.convert(given | {"max_cost_usd": cost}, Limits)

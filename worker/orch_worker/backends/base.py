@@ -23,6 +23,7 @@ __all__ = [
     "Conversation",
     "OnRetry",
     "OnText",
+    "Quote",
     "Retry",
     "check_backend",
 ]
@@ -65,6 +66,14 @@ class BackendInfo(Struct, frozen=True):
     context_limit: int = 0
 
 
+class Quote(Struct, frozen=True):
+    """USD that the next response may cost: with the shortest answer, with one as long as most are, and at most."""
+
+    least: float
+    enough: float
+    most: float
+
+
 class Backend(Protocol):
     """A model and the conversation with it.
 
@@ -79,6 +88,11 @@ class Backend(Protocol):
 
     It is in no conversation. A request without it begins like the one after, so what was cached of it stays good.
     Set it before `assistant_turn`; empty means nothing.
+    """
+    most_usd: float | None
+    """What the next response may cost, requests that are made again included; None is whatever it takes.
+
+    One that is cut off because no longer one was covered has stop reason `budget`.
     """
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
@@ -104,6 +118,9 @@ class Backend(Protocol):
 
     def learn(self, entries: Sequence[object]) -> None:
         """Learn from the entries of the agent's transcript how long what is said really is, by what was reported."""
+
+    def quote(self) -> Quote | None:
+        """Return what the next response may cost, None if nothing. Raises ConfigError when that cannot be said."""
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation, without the system text: the very one, to be read only."""
@@ -146,6 +163,7 @@ class Conversation:
     def __init__(self, ratios: Ratios = PLAIN) -> None:
         self.on_retry: OnRetry | None = None
         self.tail = ""
+        self.most_usd: float | None = None
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []
@@ -179,6 +197,10 @@ class Conversation:
     def context_tokens(self) -> int:
         """Return about how many tokens the next request holds."""
         return self.estimator.request(self._raw_request())
+
+    def quote(self) -> Quote | None:
+        """Return None: it costs nothing."""
+        return None
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""

@@ -20,7 +20,7 @@ from orch_protocol.messages import Usage
 from orch_protocol.models import Price
 from orch_protocol.spec import BackendSpec
 
-__all__ = ["Api", "Flags", "Model", "Models", "Provider", "cost", "equip", "load"]
+__all__ = ["Api", "Flags", "Model", "Models", "Provider", "cost", "equip", "load", "price_at"]
 
 FILE: Final = "models.json"
 UNKNOWN_CONTEXT: Final = 32_768
@@ -203,23 +203,28 @@ def equip(spec: BackendSpec, models: Models, env: Mapping[str, str], keys: Conta
             "(a daemon that runs already does not see it: orch daemon stop)"
         )
     model = msgspec.structs.replace(models.look_up(spec.provider, name), base_url=about.address(env))
-    return BackendSpec(spec.provider, name, {**msgspec.to_builtins(model), **spec.options})
+    return BackendSpec(spec.provider, name, msgspec.json.decode(msgspec.json.encode(model)) | spec.options)
 
 
 def cost(model: Model, usage: Usage) -> Usage:
     """Return `usage` with its price by `model`; a floor where a price is missing."""
-    total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    price = max((each for each in model.prices if total > each.above or not each.above), key=_above, default=Price())
+    price = price_at(model, usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens)
     parts = (
         (usage.input_tokens, price.input),
         (usage.output_tokens, price.output),
-        (usage.cache_read_tokens, price.cache_read),
+        (usage.cache_read_tokens, price.input if price.cache_read is None else price.cache_read),
         (usage.cache_write_tokens, price.cache_write),
     )
+    written = usage.cache_write_tokens * (price.input or 0.0) if price.cache_write is None else 0.0
     free = model.price_known and not model.prices
     known = free or (model.price_known and all(each is not None for tokens, each in parts if tokens))
-    dollars = sum(tokens * (each or 0.0) for tokens, each in parts) / 1e6
+    dollars = (written + sum(tokens * (each or 0.0) for tokens, each in parts)) / 1e6
     return msgspec.structs.replace(usage, cost_usd=dollars, cost_known=known)
+
+
+def price_at(model: Model, tokens: int) -> Price:
+    """Return what requests of that many tokens cost."""
+    return max((each for each in model.prices if tokens > each.above or not each.above), key=_above, default=Price())
 
 
 def _above(price: Price) -> int:

@@ -11,16 +11,17 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.errors import BackendError, ConfigError
+from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.messages import Block, Message, StopReason, ToolUse, Usage
 from orch_protocol.spec import BackendSpec, ToolSpec
 from orch_protocol.text import scrub
 
 from ..estimate import input_tokens
 from .arrange import whole
-from .base import AssistantTurn, BackendInfo, Conversation, OnText
+from .base import AssistantTurn, BackendInfo, Conversation, OnText, Quote
 from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
 from .families import ratios_of
+from .fare import Fare, fare, narrowed
 from .models import Model, cost
 from .retry import Failure, Policy, Sleep, persist
 from .transport import Deadlines, listening, trouble
@@ -129,6 +130,13 @@ class Remote(Conversation):
         self._dialect = dialect
         self._client: Any = None
         self._unclaimed = Usage()
+        self._longest = min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2))
+        self._shortened = False
+
+    def quote(self) -> Quote | None:
+        """Return what the next response may cost, None if nothing. Raises ConfigError when no price is known."""
+        fare = self._fare()
+        return None if fare is None else fare.quote(self._unclaimed.cost_usd)
 
     def info(self) -> BackendInfo:
         """Return who answers."""
@@ -136,15 +144,17 @@ class Remote(Conversation):
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next response. Its usage holds that of the failed attempts since the one before."""
-        request, raw = self._dialect.request(self._ask()), self._raw_request()
-        reading = await persist(lambda: self._attempt(request, on_text), self.policy, self.on_retry, self.sleep)
+        raw = self._raw_request()
+        reading = await persist(lambda: self._attempt(on_text), self.policy, self.on_retry, self.sleep)
         self.estimator.observe(raw, input_tokens(reading.usage))
-        blocks = tuple(reading.blocks())
+        message = Message("assistant", tuple(reading.blocks()))
         stop = reading.stop or "error"
-        if stop == "end_turn" and any(isinstance(block, ToolUse) for block in blocks):
+        if stop == "end_turn" and any(isinstance(block, ToolUse) for block in message.content):
             stop = "tool_use"  # some servers say that they are done either way
-        usage, self._unclaimed = self._unclaimed + cost(self.model, reading.usage), Usage()
-        return AssistantTurn(Message("assistant", blocks), stop, usage)
+        if stop == "max_tokens" and self._shortened:
+            stop = "budget"
+        usage, self._unclaimed = self._unclaimed + self._used(reading, message), Usage()
+        return AssistantTurn(message, stop, usage)
 
     async def close(self) -> None:
         """Give the connections up."""
@@ -159,22 +169,60 @@ class Remote(Conversation):
     def _ask(self) -> Ask:
         if not self.messages:
             raise BackendError("there is nothing to answer: the conversation is empty")
+        model, longest = self._covered()
         return Ask(
             provider=self._who.provider,
             name=self._who.model,
-            model=self.model,
+            model=model,
             system=self.system,
             tools=self.tools,
             messages=tuple(self.messages),
             tail=self.tail if self.tail.strip() else "",
-            most_output=min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2)),
+            most_output=longest,
         )
 
-    async def _attempt(self, request: dict[str, Any], on_text: OnText | None) -> Reading:
+    def _covered(self) -> tuple[Model, int]:
+        """Return the model and the length of answer to ask it for, as `most_usd` covers them; 0 is as long as it likes.
+
+        Raises BudgetExceededError when no answer is covered, which may be so after failed attempts.
+        """
+        self._shortened = False
+        fare = self._fare() if self.most_usd is not None else None
+        if fare is None or self.most_usd is None:
+            return self.model, self._longest
+        tokens = fare.tokens(self.most_usd - self._unclaimed.cost_usd)
+        if tokens == fare.most:
+            return self.model, self._longest
+        if not tokens:
+            raise BudgetExceededError(
+                f"failed requests took ${self._unclaimed.cost_usd:.6f} of the ${self.most_usd:.6f} that were put aside "
+                "for this response: what is left does not cover another one"
+            )
+        self._shortened = True
+        return narrowed(self.model), tokens
+
+    def _fare(self) -> Fare | None:
+        try:
+            return fare(self.model, self.estimator.most_of_request(self._raw_request()), self._longest)
+        except ConfigError as error:
+            raise ConfigError(f"{self._who.provider}:{self._who.model} cannot have a budget: {error}") from error
+
+    def _used(self, reading: Reading, message: Message) -> Usage:
+        """Return what the response took, by its provider's count; of a budget one that tells nothing takes a guess."""
+        if self.most_usd is None or input_tokens(reading.usage) or reading.usage.output_tokens:
+            return cost(self.model, reading.usage)
+        guess = cost(self.model, Usage(self.context_tokens(), self.estimator.message(message)))
+        return msgspec.structs.replace(guess, cost_known=False)
+
+    async def _attempt(self, on_text: OnText | None) -> Reading:
         """Return one whole response. Raises Failure."""
+        request = self._dialect.request(self._ask())
         reading = self._dialect.reading(self._who.provider)
         try:
             await self._read(request, reading, on_text)
+        except asyncio.CancelledError:
+            self._claim(reading)
+            raise
         except Exception as error:
             if reading.stop is None:
                 self._claim(reading)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from orch_protocol.messages import text_of, user
+from orch_protocol.messages import Usage, text_of, user
 from orch_protocol.models import ModelRow, Price
 from orch_protocol.services import FindModel, ListModels
 from orch_protocol.spec import BackendSpec
 
 from ..backends.registry import make_backend
+from ..purse import Purse
 from .base import ToolContext, ToolError, ToolOutput, tool
 
 __all__ = ["chat", "list_models"]
@@ -34,9 +35,13 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
     backend = make_backend(spec, context.keys)
     backend.append_system(system or "", ())
     backend.append_user(user(prompt).content)
+    hold = await context.own(Purse).reserve(backend)
+    used = Usage()
     try:
         turn = await backend.assistant_turn()
+        used = turn.usage
     finally:
+        hold.settle(used)
         await backend.close()
     note = "" if turn.stop_reason in WHOLE else f"[The response ended early: {turn.stop_reason}.]"
     said = text_of(turn.message) or "(an empty response)"

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.errors import ConcurrencyLimitError, DepthCapError, QueryTimeoutError
+from orch_protocol.errors import BudgetExceededError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Collect, Kill, Killed, List, QueryAgent, Spawn, Spawned, Wait, Waited
 
@@ -33,6 +33,7 @@ async def spawn_subagent(
     preset: str | None = None,
     tools: tuple[str, ...] | None = None,
     query: str | None = None,
+    max_cost: float | None = None,
 ) -> str:
     """Start a subagent: an agent of its own with a task, its own context and a fixed set of tools.
 
@@ -41,8 +42,9 @@ async def spawn_subagent(
         preset: A named set of tools.
         tools: Names of tools, instead of a preset; at most the ones you hold yourself.
         query: A first question; the answer is waited for and returned.
+        max_cost: The most that it may spend, in US dollars.
     """
-    spawned: Spawned = await _ask(context, "spawn", Spawn(task, preset=preset, tools=tools))
+    spawned: Spawned = await _ask(context, "spawn", Spawn(task, preset=preset, tools=tools, max_cost_usd=max_cost))
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     return line if query is None else f"{line}\n{await _answer(context, 'query', spawned.id, query)}"
 
@@ -134,7 +136,7 @@ async def _answer(context: ToolContext, service: str, ref: str, what: str | floa
 async def _ask(context: ToolContext, service: str, params: Struct) -> Any:
     try:
         return await context.call_root(service, params, context.seconds)
-    except (DepthCapError, ConcurrencyLimitError) as error:
+    except (BudgetExceededError, ConcurrencyLimitError, DepthCapError) as error:
         advice = "" if "blocked" in str(error) else ". Do not try again: report that you are blocked"
         raise ToolError(f"{error}{advice}.") from error
 

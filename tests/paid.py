@@ -1,0 +1,50 @@
+"""A backend that takes money, for tests: what it says is scripted, what it costs is a dollar a token of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from orch_protocol.messages import Usage, text_of
+from orch_protocol.spec import BackendSpec
+from orch_worker.backends.base import AssistantTurn, OnText, Quote
+from orch_worker.backends.scripted import ScriptedBackend
+
+__all__ = ["MOST", "Paid", "from_spec", "price"]
+
+MOST = 8.0
+"""What a response may cost."""
+
+
+def price(usd: float, text: str = "") -> dict[str, str]:
+    """Return a script's item that costs so much."""
+    return {"text": f"{text}${usd}"}
+
+
+class Paid(ScriptedBackend):
+    """Says `items`; a response costs what stands behind its last `$`, else a dollar, and never more than is covered."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        super().__init__(items)
+        self.covered: list[float | None] = []
+
+    def quote(self) -> Quote:
+        """Return a dollar for the least, two for enough."""
+        return Quote(1.0, 2.0, MOST)
+
+    async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
+        """Return the next item as a response, cut short when it costs more than is covered."""
+        self.covered.append(self.most_usd)
+        turn = await super().assistant_turn(on_text)
+        cost = float(text_of(turn.message).rpartition("$")[2] or 1) if "$" in text_of(turn.message) else 1.0
+        stop = turn.stop_reason
+        if self.most_usd is not None and cost > self.most_usd:
+            cost, stop = self.most_usd, "budget"
+        return msgspec.structs.replace(turn, usage=Usage(10, 10, cost_usd=cost), stop_reason=stop)
+
+
+def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> Paid:  # noqa: ARG001
+    """Return the backend of `spec`, whose model is the script, as JSON."""
+    return Paid(msgspec.json.decode(spec.model))

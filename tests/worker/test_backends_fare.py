@@ -1,0 +1,145 @@
+"""What a request may cost before it is made, and how long an answer some money buys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.models import Price
+from orch_protocol.spec import BackendSpec
+from orch_worker.backends.fare import ENOUGH_OUTPUT, LEAST_OUTPUT, Fare, check_priced, fare, narrowed
+from orch_worker.backends.models import Flags, Model
+
+
+def model(*prices: Price, **more: Any) -> Model:
+    """Return a model with these prices, of 100,000 tokens."""
+    return Model("chat", "http://acme", 100_000, prices=prices or (Price(2.0, 10.0),), **more)
+
+
+def priced(model: Model, sent: int = 1_000, most: int = 20_000) -> Fare:
+    """Return the fare of a request, which has one."""
+    found = fare(model, sent, most)
+    assert found is not None
+    return found
+
+
+class TestFare:
+    """Tokens into what they cost at most."""
+
+    def test_what_is_sent_and_the_longest_answer(self) -> None:
+        """A request may cost all that it sends and the most tokens that it lets the model answer with."""
+        quote = priced(model()).quote()
+        assert quote.least == pytest.approx((1_000 * 2 + LEAST_OUTPUT * 10) / 1e6)
+        assert quote.enough == pytest.approx((1_000 * 2 + ENOUGH_OUTPUT * 10) / 1e6)
+        assert quote.most == pytest.approx((1_000 * 2 + 20_000 * 10) / 1e6)
+
+    def test_what_failed_before_is_paid_too(self) -> None:
+        """Money that failed requests took comes on top."""
+        fare = priced(model())
+        assert fare.quote(0.5).most == pytest.approx(fare.quote().most + 0.5)
+
+    def test_all_that_is_sent_may_be_written_to_the_cache(self) -> None:
+        """Which may cost more than sending it, and is what the first request with it costs."""
+        assert priced(model(Price(2.0, 10.0, 0.2, 2.5))).sent == pytest.approx(1_000 * 2.5 / 1e6)
+
+    def test_long_requests_have_a_price_of_their_own(self) -> None:
+        """Past its size the higher price counts, for the answer too."""
+        tiers = model(Price(2.0, 10.0), Price(4.0, 20.0, above=5_000))
+        assert (priced(tiers, 5_000).token, priced(tiers, 5_001).token) == (10 / 1e6, 20 / 1e6)
+
+    @pytest.mark.parametrize(
+        ("more", "most", "longest"),
+        [
+            ({}, 0, 100_000),
+            ({}, 20_000, 20_000),
+            ({"body": {"max_tokens": 300}}, 20_000, 300),
+            ({"body": {"max_completion_tokens": 30_000}}, 0, 30_000),
+            ({"body": {"max_output_tokens": 0}}, 20_000, 20_000),
+        ],
+    )
+    def test_the_longest_answer_is_what_the_request_says(self, more: Any, most: int, longest: int) -> None:
+        """The user's own word for it counts; where nobody says anything an answer may fill the context."""
+        assert priced(model(**more), most=most).most == longest
+
+    def test_a_model_that_may_not_answer_at_length_needs_no_more(self) -> None:
+        """The least and the usual length are never more than the longest."""
+        quote = priced(model(), most=300).quote()
+        assert quote.least == quote.enough == quote.most
+
+    def test_thinking_comes_before_the_answer(self) -> None:
+        """A body that asks for so many tokens of thought needs them besides the least answer."""
+        thinking = model(body={"thinking": {"type": "enabled", "budget_tokens": 9_000}})
+        assert priced(thinking).least == 9_000 + LEAST_OUTPUT
+        assert priced(thinking).quote().enough == priced(thinking).quote().least
+
+    def test_what_is_free_has_none(self) -> None:
+        """A model without a price costs nothing when that is known."""
+        assert fare(Model("chat", "http://here", 1_000), 10, 10) is None
+
+    @pytest.mark.parametrize(
+        "unknown",
+        [model(price_known=False), model(Price(None, 1.0)), model(Price(1.0)), model(Price(1, 1), Price(2, above=9))],
+    )
+    def test_without_a_price_there_is_none(self, unknown: Model) -> None:
+        """A floor is no price, and neither is half of one."""
+        with pytest.raises(ConfigError, match="not known"):
+            fare(unknown, 10, 10)
+
+
+@given(st.integers(0, 90_000), st.integers(1, 64_000), st.floats(0, 2), st.floats(0, 1))
+def test_money_buys_no_more_than_it_pays(sent: int, most: int, usd: float, spent: float) -> None:
+    """The answer that an amount buys costs no more than that, and the quoted amounts buy what they were quoted for."""
+    fare = priced(model(), sent, most)
+    tokens = fare.tokens(usd)
+    assert tokens == 0 or fare.least <= tokens <= fare.most
+    if tokens:
+        assert fare.sent + tokens * fare.token <= usd + 1e-9
+    quote = fare.quote(spent)
+    assert fare.tokens(quote.most - spent) == fare.most
+    assert fare.tokens(quote.least - spent) >= fare.least
+
+
+def test_a_free_answer_is_as_long_as_it_likes() -> None:
+    """Where the answer costs nothing, what is sent has to be paid, and is enough."""
+    fare = priced(model(Price(2.0, 0.0)))
+    assert (fare.tokens(fare.sent), fare.tokens(fare.sent / 2)) == (fare.most, 0)
+
+
+def test_the_users_word_for_the_length_gives_way() -> None:
+    """Of the body only what bounds the answer is left out."""
+    assert narrowed(model(body={"max_tokens": 5, "top_k": 1})).body == {"top_k": 1}
+
+
+class TestCheckPriced:
+    """Who can have a budget."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"items": ["hi"]},
+            msgspec.to_builtins(Model("chat", "http://here", 1_000)),
+            msgspec.to_builtins(model()),
+            msgspec.to_builtins(model(Price(1, 2, 0.1, 1.2), flags=Flags(cache_markers=True))),
+        ],
+    )
+    def test_no_model_a_free_one_and_one_with_prices(self, options: dict[str, Any]) -> None:
+        """What costs nothing needs no price."""
+        check_priced(BackendSpec("acme", "a", options))
+
+    @pytest.mark.parametrize(
+        "unknown", [model(price_known=False), model(Price(1.0)), model(Price(1, 2), flags=Flags(cache_markers=True))]
+    )
+    def test_the_error_says_how_to_give_a_price(self, unknown: Model) -> None:
+        """What it shows, laid over what is known, does."""
+        with pytest.raises(ConfigError, match=r"acme:a cannot have a budget.*models\.json") as raised:
+            check_priced(BackendSpec("acme", "a", msgspec.to_builtins(unknown)))
+        shown = str(raised.value).partition("million tokens: ")[2].replace("USD", "1.5")
+        [price] = msgspec.json.decode(shown)["models"]["acme"]["a"]["prices"]
+        mended = msgspec.structs.replace(unknown, prices=(msgspec.convert(price, Price),), price_known=True)
+        check_priced(BackendSpec("acme", "a", msgspec.to_builtins(mended)))
