@@ -20,7 +20,8 @@ class Collapse(Struct, frozen=True):
 
     The part is everything from the entry `first` to the entry `last` that the conversation still shows. What the holder
     consists of are the messages on the lines `spans` of the owner's file, which hash to `sha256`; the prompt of a turn
-    is among them, whether it leaves the conversation or not. `record` is what else is known of it, as JSON data.
+    is among them, whether it leaves the conversation or not. An era has no hash: its members have theirs, and each line
+    has a checksum. `record` is what else is known of it, as JSON data.
     """
 
     holder: str
@@ -47,11 +48,16 @@ class Upgrade(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """Where a holder finds what it holds: the lines `spans` of the session file in `folder`, of its agent `owner`."""
+    """Where a holder finds what it holds: the lines `spans` of the session file in `folder`, of its agent `owner`.
+
+    An era holds more than anybody reads at once: it is shown the records of its members, `shown`, and with each
+    question the passages that a search finds.
+    """
 
     folder: str
     owner: str
     kind: ArchiveKind
     task: str
-    spans: tuple[Span, ...]
-    sha256: str
+    spans: tuple[Span, ...] = ()
+    sha256: str = ""
+    shown: tuple[Message, ...] = ()

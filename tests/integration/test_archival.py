@@ -332,6 +332,40 @@ async def test_a_long_turn_lets_its_past_go(world: Open, folder: Path) -> None:
     assert "line 399" in str(messages[2])
 
 
+async def test_many_records_become_an_era(world: Open, folder: Path) -> None:
+    """Whose holder tells by the records of its members and by search; all of it is read back, in order, exactly."""
+    o = await world(
+        config=archiving(profile="economy", high_tokens=1000, low_tokens=200, rollup_tokens=300, gate=False)
+    )
+    turns = [
+        item for number in range(16) for item in (LOOK, f"valve {number} is at {number + 500} mbar. " + "x" * 4000)
+    ]
+    agent = await o.spawn("look", tools=["read_file", "list_files"], backend=ScriptedBackend(turns), cwd=folder)
+    for number in range(16):
+        await agent.query(f"how is valve {number}?")
+    rows = await o.archives()
+    eras = [row for row in rows if row.kind == "era"]
+    assert eras
+    assert max(row.level for row in eras) >= 1
+    assert len((await agent.show(100)).messages) < 16
+    era = max(eras, key=lambda row: row.turns)
+    messages = await o.read_archive(era.id)
+    assert len(messages) == era.messages == 4 * era.turns
+    assert [text_of(message).partition("?")[0][-2:].strip() for message in messages[::4]] == [
+        str(number) for number in range(era.turns)
+    ]
+    assert await o.read_archive(era.id, first=6, last=9) == messages[5:9]
+    for number in range(16):
+        (hit, *_) = await o.search_archive(f"{number + 500} mbar")
+        assert hit.exact
+        (found,) = await o.read_archive(hit.id, first=hit.entry, last=hit.entry)
+        assert f"valve {number} is at" in text_of(found)
+    answer = await (await o.get(era.id)).query("how is valve 1?")
+    assert answer.stop_reason == "end_turn"
+    prompt = text_of((await (await o.get(era.id)).show()).messages[0])
+    assert "501 mbar" in prompt
+
+
 def _cut_before(path: Path, mark: bytes) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     place = next(number for number, line in enumerate(lines) if mark in line)

@@ -26,8 +26,10 @@ def testimony(source: Source, context_limit: int) -> tuple[Message, ...]:
 
     What does not fit is cut, the longest entries first. Raises DamagedError, StoreError.
     """
-    path = Path(source.folder) / NAME
-    messages = [entry.message for _, entry in messages_in(path, source.spans, source.sha256)]
+    messages = list(source.shown)
+    if source.spans:
+        path = Path(source.folder) / NAME
+        messages = [entry.message for _, entry in messages_in(path, source.spans, source.sha256)]
     texts = ["\n".join(map(render_block, message.content)) or "(nothing)" for message in messages]
     if context_limit:
         texts = _fitted(texts, int(context_limit * CHARS_PER_TOKEN * SHARE))

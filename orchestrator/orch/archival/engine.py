@@ -98,6 +98,12 @@ class Archives:
         async with shelves.lock:
             return await self._do(_searched, shelves, query, limit)
 
+    async def passages(self, spec: AgentSpec, question: str, era: str, limit: int) -> list[Hit]:
+        """Return up to `limit` passages below `era`, an archive of the agent, that may answer `question`."""
+        shelves = self._of(spec)
+        async with shelves.lock:
+            return await self._do(_passages, shelves, question, era, limit)
+
     async def read(self, spec: AgentSpec, id: str, first: int, last: int | None) -> list[Message]:
         """Return the messages `first` to `last` (from 1) of an archive of the agent.
 
@@ -113,6 +119,9 @@ class Archives:
         async with shelves.lock:
             await self._do(shelves.catch_up)
             record = shelves.ledger.find(holder)
+            if record.kind == "era":
+                shown = await self._do(shelves.ledger.shown, record)
+                return Source(spec.folder, spec.id, record.kind, record.task, shown=shown)
         return Source(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
 
     def _of(self, spec: AgentSpec) -> Shelves:
@@ -175,10 +184,16 @@ def _searched(shelves: Shelves, query: str, limit: int) -> list[Hit]:
     return shelves.search.search(query, limit) if shelves.ledger.records else []
 
 
+def _passages(shelves: Shelves, question: str, era: str, limit: int) -> list[Hit]:
+    shelves.catch_up()
+    below = {record.id for record in shelves.ledger.members(shelves.ledger.find(era))}
+    return shelves.search.passages(question, below, limit)
+
+
 def _read(shelves: Shelves, id: str, first: int, last: int | None) -> list[Message]:
     shelves.catch_up()
     record = shelves.ledger.find(id)
-    return [stored.message for stored in shelves.ledger.messages(record.id)][first - 1 : last]
+    return shelves.ledger.read(record.id, first, last)
 
 
 def merged(hits: Sequence[Sequence[Hit]], limit: int) -> list[Hit]:

@@ -69,18 +69,21 @@ class Index:
             self._connect()
         return range(self.count + 1, last + 1) if self._database is not None else range(0)
 
-    def stages(self, query: str) -> Iterator[list[int]]:
-        """Yield the numbers of archives that may hold `query`, the best first: with its words in a row, all, any."""
+    def stages(self, query: str, most: int = CANDIDATES) -> Iterator[list[int]]:
+        """Yield the numbers of archives that may hold `query`, the best first: with its words in a row, all, any.
+
+        Each time at most `most`.
+        """
         words = _WORD.findall(_spaced(query))[:MOST_WORDS]
         for join in (" + ", " AND ", " OR ") if len(words) > 1 else (" + ",) if words else ():
-            yield self._match(join.join(f'"{word}"' for word in words))
+            yield self._match(join.join(f'"{word}"' for word in words), most)
 
-    def _match(self, expression: str) -> list[int]:
+    def _match(self, expression: str, most: int) -> list[int]:
         if self._database is None:
             return []
         try:
             rows = self._database.execute(
-                "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?", (expression, CANDIDATES)
+                "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?", (expression, most)
             )
             return [row[0] for row in rows]
         except sqlite3.Error:

@@ -6,8 +6,10 @@ What is archived stays where it was written; an archive is some lines of the fil
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -18,9 +20,10 @@ from orch_protocol.archive import Collapse, Span
 from orch_protocol.entries import ArchiveEntry, MessageEntry, UpgradeEntry
 from orch_protocol.errors import DamagedError, StoreError
 from orch_protocol.ids import new_id
-from orch_protocol.messages import Message
-from orch_worker.excerpt import digest, messages_in, read_spans
+from orch_protocol.messages import Message, assistant, user
+from orch_worker.excerpt import Line, decoded, digest, lines_of, messages_in, read_spans
 from orch_worker.lines import unseal
+from orch_worker.stubs import stub_text
 from orch_worker.transcript import NAME
 from orch_worker.view import Item, View
 
@@ -33,6 +36,7 @@ __all__ = ["Draft", "Ledger"]
 _decoder: msgspec.json.Decoder[MessageEntry | ArchiveEntry | UpgradeEntry] = msgspec.json.Decoder(
     MessageEntry | ArchiveEntry | UpgradeEntry
 )
+BLOCK: Final = 1 << 20
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 _HEADS: Final = (b'{"type":"message"', b'{"type":"archive"', b'{"type":"archive_summary"')
 
@@ -100,16 +104,27 @@ class Ledger(SearchableShelf):
         record = self.records[id]
         return [Stored(entry.message) for _, entry in messages_in(self.path, record.spans, record.sha256)]
 
+    def read(self, id: str, first: int, last: int | None) -> list[Message]:
+        """Return the messages `first` to `last` (from 1) of the archive `id`, however much it is.
+
+        Raises DamagedError, StoreError.
+        """
+        record = self.records[id]
+        if record.kind != "era":
+            return [stored.message for stored in self.messages(id)][first - 1 : last]
+        lines = (line for span in record.spans for line in self._lines(span) if line.is_message)
+        return [decoded(self.path, line).message for line in islice(lines, first - 1, last)]
+
     def texts(self, record: Record) -> list[str]:
         try:
-            return [message_text(entry.message) for _, entry in self._own(record)]
+            return [message_text(entry.message) for _, entry in messages_in(self.path, record.own)]
         except DamagedError:
             return []  # who reads it is told; the others can be searched all the same
 
     def entry(self, record: Record, place: int) -> int:
-        offset = self._own(record)[place][0]
-        whole = messages_in(self.path, record.spans, record.sha256)
-        return next(number for number, (start, _) in enumerate(whole, 1) if start == offset)
+        offset = messages_in(self.path, record.own)[place][0]
+        lines = (line for span in record.spans for line in self._lines(span) if line.is_message)
+        return next(number for number, line in enumerate(lines, 1) if line.offset == offset)
 
     def lines(self, id: str) -> list[bytes]:
         parts = read_spans(self.path, self.records[id].own)
@@ -122,15 +137,18 @@ class Ledger(SearchableShelf):
                 if data.find(wanted, start, end) >= 0:
                     yield self.numbered(number)
 
-    def _own(self, record: Record) -> list[tuple[int, MessageEntry]]:
-        whole = messages_in(self.path, record.spans, record.sha256)
-        starts = [start for start, _ in record.own]
-        found = []
-        for offset, entry in whole:
-            place = bisect_right(starts, offset) - 1
-            if place >= 0 and offset < starts[place] + record.own[place][1]:
-                found.append((offset, entry))
-        return found
+    def _lines(self, span: Span) -> Iterator[Line]:
+        """Yield the lines of `span`, a part of the file at a time."""
+        offset, length = span
+        end, rest = offset + length, b""
+        while offset < end:
+            (part,) = read_spans(self.path, [(offset, min(BLOCK, end - offset))])
+            whole = rest + part
+            cut = whole.rfind(b"\n") + 1
+            yield from lines_of(whole[:cut], offset - len(rest))
+            offset, rest = offset + len(part), whole[cut:]
+            if not part:
+                break  # the file is shorter than it was
 
     def _take(self, start: int, end: int, line: bytes) -> None:
         if not line.startswith(_HEADS):
@@ -177,6 +195,22 @@ class Ledger(SearchableShelf):
             text = said.removesuffix(f"\n\nFinal answer:\n{record.answer}")
             self.keep(msgspec.structs.replace(record, record=text, summarised=True))
 
+    def members(self, record: Record) -> Iterator[Record]:
+        """Yield the archives that `record` holds the stubs of, and those below them."""
+        for id in record.members:
+            member = self.records[id]
+            yield member
+            yield from self.members(member)
+
+    def shown(self, record: Record) -> tuple[Message, ...]:
+        """Return what the holder of an era is shown: the records of its members, and the messages between them."""
+        parts = [(start, [entry.message]) for start, entry in messages_in(self.path, record.own)]
+        for id in record.members:
+            member = self.records[id]
+            stub = stub_text(member.kind, id, member.record, member.answer)
+            parts.append((member.spans[0][0], [user(member.task), assistant(stub)]))
+        return tuple(message for _, messages in sorted(parts, key=itemgetter(0)) for message in messages)
+
 
 class Draft:
     """What is to be archived next of what a ledger shows. Nothing of it is true before the agent has it on record."""
@@ -215,7 +249,8 @@ class Draft:
             count=sum(cover.messages for cover in dict.fromkeys(counted)),
             spans=whole,
             own=own,
-            sha256=digest(read_spans(self._ledger.path, whole)),
+            # An era may be of any size: its members have their own, and each line has a checksum.
+            sha256="" if record.kind == "era" else digest(read_spans(self._ledger.path, whole)),
         )
         self.shelf.keep(full)
         if summarise:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import chain, islice
+from typing import Final
 
 import msgspec
 
 from orch_protocol.services import Hit
 from orch_protocol.text import scrub
+from orch_worker.passages import Source, rank
+from orch_worker.terms import terms_of
 
 from .index import Index, passage
 from .shelf import Record, SearchableShelf
 
 __all__ = ["Search"]
+
+MOST_ARCHIVES: Final = 400
+MOST_READ: Final = 12
 
 
 class Search:
@@ -48,6 +54,26 @@ class Search:
         if exact:
             return exact
         return self._near(chain([first], stages), query, limit)
+
+    def passages(self, question: str, among: Container[str], limit: int) -> list[Hit]:
+        """Return up to `limit` passages of the archives `among` (ids) that may answer `question`, the best first.
+
+        Unlike `search` this weighs words: what few archives say counts most.
+        """
+        *_, numbers = self._opened().stages(question, MOST_ARCHIVES) if question.strip() else [[]]
+        records = [record for record in map(self._archive.numbered, numbers) if record.id in among]
+        sources = {
+            f"{record.id} {place}": (Source(f"{record.id} {place}", text), record, place)
+            for record in records[:MOST_READ]
+            for place, text in enumerate(self._archive.texts(record))
+            if text and (record.kind != "turn" or place >= record.prompts)  # to be asked the same is no answer
+        }
+        ranked = rank([source for source, _, _ in sources.values()], terms_of(question), len(self._archive.records))
+        hits = []
+        for found in ranked[:limit]:
+            _, record, place = sources[found.label]
+            hits.append(Hit(record.id, self._archive.entry(record, place), found.text, False, record.task))
+        return hits
 
     def _opened(self) -> Index:
         if self._index is None:

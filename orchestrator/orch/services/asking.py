@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from orch_protocol.errors import (
     ConfigError,
     NoResultError,
@@ -21,7 +23,7 @@ from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
 from .ending import own_subtree
-from .recalling import check_recall, found
+from .recalling import check_recall, found, with_passages
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor, Watcher
@@ -35,6 +37,7 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
     node = await found(root, params.ref)
     check_recall(root, caller, node)
+    params = replace(params, prompt=await with_passages(root, node, params.prompt))
     query_id = ask(root, node, caller, params, waits=True, watcher=watcher)
     return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
 
@@ -72,6 +75,7 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
     """Ask and return at once; `collect` takes the answer."""
     node = await found(root, params.ref)
     check_recall(root, caller, node)
+    params = replace(params, prompt=await with_passages(root, node, params.prompt))
     return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
 
 

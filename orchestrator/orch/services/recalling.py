@@ -11,6 +11,7 @@ from orch_protocol.messages import Message
 from orch_protocol.services import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
 from orch_protocol.spec import AgentSpec, Limits
 from orch_worker.backends.registry import template_for
+from orch_worker.recalled import shown_hits
 
 from .. import events
 from ..archival.engine import merged
@@ -22,9 +23,11 @@ from .archiving import note
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["archives", "check_recall", "found", "read_archive", "search_archive"]
+__all__ = ["archives", "check_recall", "found", "read_archive", "search_archive", "with_passages"]
 
 LEAST_PREFIX = 4
+PASSAGES = 8
+FOUND = "[Found by search in what you hold:]"
 MOST_HITS = 100
 
 
@@ -91,6 +94,16 @@ async def found(root: Supervisor, ref: str) -> Node:
     )
     id: str = root.handle(events.Hold(spec))
     return nodes[id]
+
+
+async def with_passages(root: Supervisor, node: Node, prompt: str) -> str:
+    """Return `prompt` for an agent; for the holder of an era with what a search for it finds among what that holds."""
+    source = node.spec.source
+    if source is None or source.kind != "era" or not isinstance(prompt, str) or not prompt.strip():
+        return prompt
+    owner = root.tree.nodes[source.owner].spec
+    hits = await root.archives.passages(owner, prompt, node.spec.id, PASSAGES)
+    return f"{prompt}\n\n{FOUND}\n\n{shown_hits(hits)}" if hits else prompt
 
 
 def check_recall(root: Supervisor, caller: str | None, node: Node) -> None:
