@@ -90,6 +90,25 @@ def test_spawn_follows_the_callers_configuration(
     assert capsys.readouterr().err == ""
 
 
+def test_a_budget_is_the_flags_or_the_configured_one(
+    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For spawn and run alike; what is no money is wrong use."""
+    for argv, usd in ((["spawn", "t", "--max-cost", "0.50"], 0.5), (["run", "t", "--max-cost=$2"], 2.0)):
+        desk.asked.clear()
+        run(argv)
+        assert desk.asked[0][1]["max_cost_usd"] == usd
+    run(["spawn", "t"])
+    assert desk.asked[-1][1]["max_cost_usd"] is None
+    monkeypatch.setenv("ORCH_SUBAGENTS__MAX_COST_USD", "1.5")
+    run(["spawn", "t"])
+    assert desk.asked[-1][1]["max_cost_usd"] == 1.5
+    for wrong in ("0", "-1", "nan", "inf", "much", ""):
+        capsys.readouterr()
+        assert run(["spawn", "t", f"--max-cost={wrong}"]) == 2
+        assert "is no amount of US dollars above 0" in capsys.readouterr().err
+
+
 def test_spawn_says_what_of_a_projects_file_does_not_count(desk: Desk, capsys: Captured) -> None:
     """An untrusted file may only narrow, and what belongs to the daemon is not one folder's to set."""
     Path(".orch").mkdir()

@@ -216,6 +216,8 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("subagents.default_tools = []", True),
         ('subagents.default_tools = ["bash"]', False),
         ('subagents.chat_models = ["openai:*"]', True),
+        ("subagents.max_cost_usd = 1e6", True),
+        ("budget.max_cost_usd = 1.5", True),
         ("limits.max_turns = 1", True),
         ("limits.turn_seconds = 1e9", False),
         ("limits.tool_seconds = 1", True),
@@ -236,6 +238,20 @@ def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: s
         assert [f"ignored {key}. " in note and f"orch config trust {project}" in note for note in loaded.notes] == [
             True
         ]
+
+
+def test_an_untrusted_project_may_set_no_larger_budget(home: Path, project: Path) -> None:
+    """One that the user has set stays, or gets smaller; money is no amount when it is nothing, or endless."""
+    write(home / "config.toml", "[budget]\nmax_cost_usd = 5\n")
+    own = project_file(project)
+    for usd, holds in ((6.0, 5.0), (4.5, 4.5)):
+        write(own, f"[budget]\nmax_cost_usd = {usd}\n")
+        assert load(project, {}, home=home).config.budget.max_cost_usd == holds
+    for wrong in ("0", "-1", "nan", "inf", "'5'"):
+        write(own, f"[budget]\nmax_cost_usd = {wrong}\n")
+        with pytest.raises(ConfigError, match=r"line 2: budget\.max_cost_usd = .* does not fit"):
+            load(project, {}, home=home)
+    assert load(None, {"ORCH_SUBAGENTS__MAX_COST_USD": "0.25"}, home=home).config.subagents.max_cost_usd == 0.25
 
 
 def test_an_untrusted_project_narrows_the_users_own_values(home: Path, project: Path) -> None:

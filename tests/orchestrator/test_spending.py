@@ -211,6 +211,22 @@ async def test_who_waits_for_money_can_be_stopped(tmp_path: Path) -> None:
         await holding
 
 
+@pytest.mark.parametrize("usd", [None, 9.0])
+@virtual
+async def test_what_was_spent_is_on_the_disk_before_anything_follows(tmp_path: Path, usd: float | None) -> None:
+    """No loss of power makes a budget larger; without one a response waits for the next sync like all else."""
+    gate = Gate()
+    async with opened(tmp_path) as world:
+        agent = await buy(world, {"text": "$2", "tool": "gate"}, "done", tools=[gate.tool()], max_cost=usd)
+        answer = agent.submit("go")
+        await gate.called.wait()
+        runtime = world.launcher.worker(agent.id)._host._runtime
+        assert runtime is not None
+        assert bool(runtime.transcript.log.dirty) == (usd is None)
+        gate.open.set()
+        await answer
+
+
 @virtual
 async def test_a_budget_is_configured(tmp_path: Path) -> None:
     """For agents without one of their own; who says what it may spend has that, in its limits or beside them."""
