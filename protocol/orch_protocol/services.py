@@ -261,12 +261,14 @@ class Shown(Struct, frozen=True):
 class Archive(Struct, frozen=True):
     """The calling agent asks what of its conversation is to go to holders now.
 
-    Between turns `stop_reason` says how the last one ended; None means that a turn is under way. `context_tokens` is
-    the size of its next request, and `factor` how many tokens were reported for each one estimated. Without `summaries`
-    no model is there to be asked for any; `beside` says that it is the agent's own, which has the conversation cached.
+    Between turns `stop_reason` says how the last one ended, None means that a turn is under way; `last` is the entry
+    that the conversation ended with then. `context_tokens` is the size of its next request, and `factor` how many
+    tokens were reported for each one estimated. Without `summaries` no model is there to be asked for any; `beside`
+    says that it is the agent's own, which has the conversation cached.
     """
 
     stop_reason: StopReason | None = None
+    last: str = ""
     context_tokens: int = 0
     factor: float = 1.0
     summaries: bool = False

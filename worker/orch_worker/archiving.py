@@ -55,8 +55,9 @@ class Archiving:
         self._tools = tools
         self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
         self._work: asyncio.Task[None] | None = None
+        self._summaries: set[asyncio.Task[None]] = set()
         self._due: tuple[Collapse, ...] = ()
-        self._done: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[int] | None = None
         self._turns = 0
         self._requests = 0
         self._asked_at = 0.0
@@ -76,7 +77,9 @@ class Archiving:
             return
         self._work = self._begin(stop_reason)
         if self._spec.wait:
-            await asyncio.wait([self._work], timeout=PLAN_SECONDS + self._spec.summary_seconds)
+            await asyncio.wait([self._work], timeout=PLAN_SECONDS)
+            if self._summaries:
+                await asyncio.wait(self._summaries, timeout=self._spec.summary_seconds)
 
     async def before_request(self) -> None:
         """The next request is to be made: what is due leaves the conversation, and who is live is told."""
@@ -99,8 +102,9 @@ class Archiving:
     def stop(self) -> None:
         """Give up what is under way: what is not on record yet is as if it had not been begun."""
         self._due, self._done = (), None
-        if self._work is not None:
-            self._work.cancel()
+        for task in (self._work, *self._summaries):
+            if task is not None:
+                task.cancel()
 
     # The work.
 
@@ -109,11 +113,16 @@ class Archiving:
 
     def _begin(self, stop_reason: StopReason | None) -> asyncio.Task[None]:
         # As it is now, which is whole: a moment later a request may be under way.
-        conversation = tuple(self._backend.transcript())
-        return asyncio.create_task(self._consider(stop_reason, conversation, self._work))
+        conversation, items = tuple(self._backend.transcript()), self._transcript.session.view.items
+        last = items[-1].last if items else ""
+        return asyncio.create_task(self._consider(stop_reason, last, conversation, self._work))
 
     async def _consider(
-        self, stop_reason: StopReason | None, conversation: Sequence[Message], before: asyncio.Task[None] | None
+        self,
+        stop_reason: StopReason | None,
+        last: str,
+        conversation: Sequence[Message],
+        before: asyncio.Task[None] | None,
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
@@ -121,16 +130,18 @@ class Archiving:
             factor = self._backend.estimator.factor if isinstance(self._backend, Conversation) else 1.0
             summariser = self._summariser
             tokens = self._backend.context_tokens()
-            ask = Archive(stop_reason, tokens, factor, summariser.there, summariser.beside)
+            ask = Archive(stop_reason, last, tokens, factor, summariser.there, summariser.beside)
             plan: ArchivePlan = await self._call("archive", ask, PLAN_SECONDS)
             if not plan.collapses:
                 return
-            await self._carry_out(plan.collapses)
+            requests = await self._carry_out(plan.collapses)
             done = tuple(collapse.holder for collapse in plan.collapses)
             await self._call("archived", Archived(done, self._backend.context_tokens()), PLAN_SECONDS)
-            requests = self._requests
-            for order in plan.summarise:
-                await self._summarise(order, conversation, requests)
+            if plan.summarise:
+                # What is to be archived next does not wait for a model.
+                asking = asyncio.create_task(self._summarise(plan.summarise, conversation, requests))
+                self._summaries.add(asking)
+                asking.add_done_callback(self._summaries.discard)
         except OrchError as error:
             # The conversation is what it was, and the next turn's end is the next occasion.
             print(f"archiving: {error}", flush=True)
@@ -145,13 +156,13 @@ class Archiving:
         except OrchError as error:
             print(f"archiving: {error}", flush=True)
 
-    async def _carry_out(self, collapses: tuple[Collapse, ...]) -> None:
-        """Return when `collapses` are on record, which they are once no request is under way."""
+    async def _carry_out(self, collapses: tuple[Collapse, ...]) -> int:
+        """Return when `collapses` are on record: once no request is under way. Returns how many there were by then."""
         self._due, self._done = collapses, asyncio.get_running_loop().create_future()
         done = self._done
         if not self._turns:
             self._settle()
-        await done
+        return await done
 
     def _settle(self) -> None:
         """Carry out what is due: on record first, then the conversation is what the record says."""
@@ -168,7 +179,7 @@ class Archiving:
         self._reload()
         self._told = 0
         if not done.done():
-            done.set_result(None)
+            done.set_result(self._requests)
 
     def _reload(self) -> None:
         session = self._transcript.session
@@ -176,11 +187,20 @@ class Archiving:
 
     # Summaries.
 
-    async def _summarise(self, order: SummaryOrder, conversation: Sequence[Message], requests: int) -> None:
-        """Put what a model says of an archive where its stub is."""
-        stub = await self._summariser.stub(order, conversation)
-        if stub is not None:
-            self._upgrade(order.holder, stub, at_once=requests == self._requests)
+    async def _summarise(self, orders: Sequence[SummaryOrder], conversation: Sequence[Message], requests: int) -> None:
+        """Put what a model says of each archive where its stub is; one that fails leaves the receipt.
+
+        `requests` is how many there were when the archives left the conversation.
+        """
+        for order in orders:
+            try:
+                stub = await self._summariser.stub(order, conversation)
+                if stub is not None:
+                    self._upgrade(order.holder, stub, at_once=requests == self._requests)
+            except OrchError as error:
+                print(f"archiving: no summary of {order.holder}: {error}", flush=True)
+            except Exception:
+                traceback.print_exc()
 
     def _upgrade(self, holder: str, stub: str, *, at_once: bool) -> None:
         self._transcript.upgrade(Upgrade(holder, stub, at_once))

@@ -136,12 +136,14 @@ class Archives:
         own = format_named("orch")
         estimator = Estimator() if self.config.profile == "seed" else Estimator(ratios_of(spec.backend), ask.factor)
         draft = Draft(shelves.ledger, lambda shelf: Pieces(own, shelf, estimator))
-        shown = draft.shown
+        shown, items = draft.shown, draft.items
+        # A turn that has begun since is not the one that ended: what it has done so far stays.
+        ended = ask.stop_reason if items and items[-1].last == ask.last else None
         Folding(draft.pieces, self.rules, draft.store, draft.changed).fold_all(
             shown,
             self.config.trigger,
             prices,
-            ask.stop_reason,
+            ended,
             beside=max(0, ask.context_tokens - sum(piece.tokens for piece in shown)),
             summaries=ask.summaries,
             depth=spec.depth,

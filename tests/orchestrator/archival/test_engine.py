@@ -1,0 +1,70 @@
+"""What is to leave the conversation of a running agent, as its session file has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import ArchivalConfig
+from orch.archival.engine import Archives
+from orch.archival.gate import Prices
+from orch_protocol.config import TriggerConfig
+from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.services import Archive
+from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.transcript import Transcript
+
+
+@pytest.fixture
+def transcript(tmp_path: Path) -> Iterator[Transcript]:
+    """A transcript that an agent writes."""
+    transcript = Transcript.open(tmp_path, agent="a", cwd="/")
+    yield transcript
+    transcript.close()
+
+
+def spec_of(transcript: Transcript) -> AgentSpec:
+    """Return the agent whose transcript it is."""
+    folder = str(transcript.path.parent)
+    return AgentSpec(id="a", seq=1, name="a", task="t", backend=BackendSpec("scripted"), folder=folder, cwd="/")
+
+
+def at_once(work: Any, *arguments: Any) -> asyncio.Future[Any]:
+    """Return what `work` returns, as a future."""
+    done = asyncio.get_running_loop().create_future()
+    done.set_result(work(*arguments))
+    return done
+
+
+def step(number: int) -> list[Message]:
+    """Return a call and its result."""
+    id = f"c{number}"
+    return [Message("assistant", (ToolUse(id, "look", {}),)), Message("user", (ToolResult(id, (Text("seen"),)),))]
+
+
+async def planned(transcript: Transcript, **ask: Any) -> list[tuple[str, str]]:
+    """Return first and last entry of each part that is to be archived."""
+    config = ArchivalConfig(profile="seed", trigger=TriggerConfig(tool_call_threshold=1))
+    archives = Archives(config, at_once)  # type: ignore[arg-type]
+    plan = await archives.plan(spec_of(transcript), Archive(**ask), Prices())
+    archives.close()
+    return [(collapse.first, collapse.last) for collapse in plan.collapses]
+
+
+async def test_a_turn_that_has_begun_since_is_untouched(transcript: Transcript) -> None:
+    """The root hears of a turn's end when the next one may have made calls already: those are not done."""
+    ids = [transcript.message(message, "q1").id for message in (user("one?"), *step(1), assistant("one"))]
+    for message in (user("two?"), *step(2)):
+        transcript.message(message, "q2")
+    assert await planned(transcript, stop_reason="end_turn", last=ids[-1]) == [(ids[1], ids[-1])]
+
+
+async def test_the_turn_that_ended_goes_without_an_answer_too(transcript: Transcript) -> None:
+    """When it ended at its limit."""
+    ids = [transcript.message(message, "q1").id for message in (user("one?"), *step(1))]
+    assert await planned(transcript, stop_reason="max_turns", last=ids[-1]) == [(ids[1], ids[-1])]
+    assert await planned(transcript) == []

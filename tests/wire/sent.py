@@ -1,0 +1,100 @@
+"""Requests of agents that archive, taken apart: what is conversation in them, and what stands behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from orch_worker.block import HEADING
+from wire.model_server import Request
+
+MARKER = b',"cache_control":{"type":"ephemeral"}'
+STUB = re.compile(r"\[archived (?:turn|phase|turns)\]\\+nsubagent_id: ([a-f][0-9a-f]{11})")
+ERA = "earlier turns of this conversation]"
+SLACK = 200
+"""So many bytes may stand between what a stub begins with and the first byte of the message it is in."""
+
+
+class Sent(Struct, frozen=True):
+    """One request. `pieces` is its conversation, block by block, `tail` the block of live subagents behind it."""
+
+    system: str
+    tools: str
+    pieces: tuple[str, ...]
+    tail: str
+    raw: bytes
+
+    @property
+    def holders(self) -> list[str]:
+        """The archives that stubs in the conversation stand for, in order."""
+        return STUB.findall("\n".join(self.pieces))
+
+    @property
+    def bare(self) -> bytes:
+        """The request without its cache markers."""
+        return self.raw.replace(MARKER, b"")
+
+
+def taken_apart(request: Request) -> Sent:
+    """Return the parts of `request`."""
+    body = request.body
+    messages = body.get("messages") or body["input"]
+    system = body.get("instructions") or body.get("system") or ""
+    if messages[0]["role"] == "system":
+        system = messages.pop(0)["content"]
+    pieces = [piece for message in messages for piece in _pieces(message)]
+    tail = ""
+    if HEADING in pieces[-1]:
+        tail = pieces.pop()
+    assert HEADING not in "".join(pieces)
+    return Sent(
+        system if isinstance(system, str) else "".join(part["text"] for part in system),
+        json.dumps(body.get("tools")),
+        tuple(pieces),
+        tail,
+        request.raw,
+    )
+
+
+def of_agents(requests: Sequence[Request]) -> list[Sent]:
+    """Return the requests of agents with tools: those for summaries, and those of holders, have none."""
+    found = [taken_apart(request) for request in requests if request.refused is None and request.body.get("tools")]
+    return [sent for sent in found if b"Call no tools" not in sent.raw]
+
+
+def assert_goes_on(before: Sent, after: Sent) -> set[str]:
+    """Assert that `after` is `before` and more, but for what has been archived in between, of which return the ids.
+
+    Of that nothing in front has changed by a byte.
+    """
+    assert (after.system, after.tools) == (before.system, before.tools)
+    new = set(after.holders) - set(before.holders)
+    if not new:
+        assert after.pieces[: len(before.pieces)] == before.pieces
+        return new
+    pairs = zip(before.bare, after.bare, strict=False)
+    same = next(place for place, (one, other) in enumerate(pairs) if one != other)
+    text = after.bare.decode()
+    changed = min(match.start() for match in STUB.finditer(text) if match[1] in new)
+    if ERA in text[changed - SLACK : changed]:
+        changed = text.rindex("[", 0, text.rindex(ERA, 0, changed))
+    assert len(text[:changed].encode()) - same < SLACK, text[same : same + 300]
+    return new
+
+
+def _pieces(message: dict[str, Any]) -> Iterator[str]:
+    """Yield what `message` holds; what users say one after the other may be one message, or several."""
+    role, content = message.get("role"), message.get("content")
+    if role is None or message.get("tool_calls"):
+        yield json.dumps(message)
+    elif isinstance(content, str):
+        parts = content.split("\n\n") if role == "user" and not content.startswith(HEADING) else [content]
+        yield from (json.dumps([role, part]) for part in parts)
+    else:
+        for part in content or []:
+            part.pop("cache_control", None)
+            yield json.dumps([role, part])

@@ -1,0 +1,163 @@
+"""What an agent does about its past between its requests, and never during one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_protocol.archive import Collapse
+from orch_protocol.errors import BackendError
+from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
+from orch_protocol.services import Archive, ArchivePlan, SummaryOrder
+from orch_protocol.spec import ArchivalSpec
+from orch_worker.archiving import Archiving
+from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.stubs import stub_text
+from orch_worker.transcript import Transcript
+
+HOLDERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
+CALL = Message("assistant", (ToolUse("c1", "look", {}),))
+RESULT = Message("user", (ToolResult("c1", (Text("seen"),)),))
+
+
+class Agent:
+    """An agent with a transcript, whose root plans what it is told to, and whose model says what it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.transcript = Transcript.open(folder, agent="a", cwd="/")
+        self.backend = ScriptedBackend([])
+        self.plans: list[ArchivePlan] = []
+        self.asked: list[Archive] = []
+        self.noted = asyncio.Event()
+        self.noted.set()
+        self.written = asyncio.Event()
+        self.written.set()
+        self.fails: set[str] = set()
+        self.archiving = Archiving(
+            ArchivalSpec(), self.transcript, self.backend, self._call, summariser=self, system="", tools=()
+        )
+        self.there = self.beside = True
+
+    async def _call(self, service: str, params: Any, _: float) -> Any:
+        if service == "archive":
+            self.asked.append(params)
+            return self.plans.pop(0) if self.plans else ArchivePlan()
+        await self.noted.wait()
+        return None
+
+    async def stub(self, order: SummaryOrder, _: Sequence[Message]) -> str | None:
+        """Say something about an archive."""
+        await self.written.wait()
+        if order.holder in self.fails:
+            raise BackendError("not today")
+        return stub_text("turn", order.holder, "Outcome: better said")
+
+    def say(self, *messages: Message) -> None:
+        """Let `messages` be on record, and part of the conversation."""
+        for message in messages:
+            self.transcript.message(message, "q")
+            self.backend.messages.append(message)
+
+    def plan(self, *holders: str) -> None:
+        """Let each of the turns so far, two messages each, be archived under one of `holders` next."""
+        items = self.transcript.session.view.items
+        collapses = [
+            Collapse(
+                holder,
+                "turn",
+                "t",
+                items[2 * place].first,
+                items[2 * place + 1].last,
+                (items[2 * place].message, assistant(stub_text("turn", holder, "a receipt"))),
+                (),
+                "",
+            )
+            for place, holder in enumerate(holders)
+        ]
+        self.plans.append(ArchivePlan(tuple(collapses), tuple(map(SummaryOrder, holders))))
+
+    def shown(self) -> list[str]:
+        """Return the text of what the conversation shows."""
+        return [text_of(message) for message in self.backend.transcript()]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    """An agent that has answered twice."""
+    agent = Agent(tmp_path)
+    agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))
+    yield agent
+    agent.archiving.stop()
+    agent.transcript.close()
+
+
+async def settle() -> None:
+    """Let everything go on that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_summary_that_comes_during_a_request_waits(agent: Agent) -> None:
+    """What is asked meanwhile has seen the receipt, and calls that are under way keep their results."""
+    agent.plan(HOLDERS[0])
+    agent.noted.clear()
+    agent.archiving.turn_began()
+    await agent.archiving.turn_ended("end_turn")
+    await settle()
+    assert "a receipt" in agent.shown()[1]
+    agent.archiving.turn_began()
+    agent.say(user("three?"))
+    await agent.archiving.before_request()
+    agent.say(CALL)
+    agent.noted.set()
+    await settle()
+    agent.say(RESULT)
+    assert list(agent.backend.transcript())[-2:] == [CALL, RESULT]
+    assert "a receipt" in agent.shown()[1]
+    assert agent.transcript.session.view.late.keys() == {HOLDERS[0]}
+
+
+async def test_a_summary_that_comes_before_the_next_request_is_used(agent: Agent) -> None:
+    """Nothing is cached behind the receipt then."""
+    agent.plan(HOLDERS[0])
+    agent.archiving.turn_began()
+    await agent.archiving.turn_ended("end_turn")
+    await settle()
+    assert "better said" in agent.shown()[1]
+
+
+async def test_archiving_does_not_wait_for_summaries(agent: Agent) -> None:
+    """A model that takes its time keeps nothing else from leaving."""
+    agent.written.clear()
+    for holder in HOLDERS:
+        agent.plan(holder)
+        agent.archiving.turn_began()
+        await agent.archiving.turn_ended("end_turn")
+        await settle()
+    assert len(agent.asked) == 2
+
+
+async def test_one_summary_that_fails_is_one(agent: Agent) -> None:
+    """Those of other archives come all the same."""
+    agent.fails = {HOLDERS[0]}
+    agent.plan(*HOLDERS)
+    agent.archiving.turn_began()
+    await agent.archiving.turn_ended("end_turn")
+    await settle()
+    assert "a receipt" in agent.shown()[1]
+    assert "better said" in agent.shown()[3]
+
+
+async def test_the_root_is_told_what_a_turn_ended_with(agent: Agent) -> None:
+    """By then another one may have begun: what that has done is not to be taken for done."""
+    agent.archiving.turn_began()
+    await agent.archiving.turn_ended("end_turn")
+    last = agent.transcript.session.view.items[-1].last
+    agent.archiving.turn_began()
+    agent.say(user("three?"), CALL, RESULT)
+    await settle()
+    assert [(ask.stop_reason, ask.last) for ask in agent.asked] == [("end_turn", last)]
