@@ -11,10 +11,11 @@ from orch_protocol.services import Hit
 from .rendering import render_message
 from .tokens import clip
 
-__all__ = ["shown_entries", "shown_hits"]
+__all__ = ["shown_entries", "shown_hits", "with_hits"]
 
 SEARCH_CHARS: Final = 4_500
 READ_CHARS: Final = 12_000
+FOUND: Final = "[Found by search in what you hold:]"
 
 
 def shown_hits(hits: Sequence[Hit]) -> str:
@@ -31,6 +32,11 @@ def shown_hits(hits: Sequence[Hit]) -> str:
         parts.append(part)
         left -= len(part) + 2
     return "\n\n".join(parts)
+
+
+def with_hits(question: str, hits: Sequence[Hit]) -> str:
+    """Return `question` for whoever holds an era, with what a search in that found for it."""
+    return f"{question}\n\n{FOUND}\n\n{shown_hits(hits)}" if hits else question
 
 
 def shown_entries(first: int, messages: Sequence[Message]) -> str:

@@ -14,7 +14,7 @@ from .rendering import render_block
 from .tokens import CHARS_PER_TOKEN, clip
 from .transcript import NAME
 
-__all__ = ["entry_text", "testimony"]
+__all__ = ["entry_text", "rendered", "testimony"]
 
 SHARE: Final = 0.6
 """Of the model's window; the rest is for questions and answers."""
@@ -30,6 +30,11 @@ def testimony(source: Source, context_limit: int) -> tuple[Message, ...]:
     if source.spans:
         path = Path(source.folder) / NAME
         messages = [entry.message for _, entry in messages_in(path, source.spans, source.sha256)]
+    return rendered(messages, context_limit)
+
+
+def rendered(messages: Sequence[Message], context_limit: int) -> tuple[Message, ...]:
+    """Return `messages` as text, one each, under their numbers, within 60 % of `context_limit` tokens (0: whole)."""
     texts = ["\n".join(map(render_block, message.content)) or "(nothing)" for message in messages]
     if context_limit:
         texts = _fitted(texts, int(context_limit * CHARS_PER_TOKEN * SHARE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -27,6 +27,10 @@ from .profiles import rules_of
 from .recall import TOOLS, answer
 from .search import Search
 from .shelf import Record
+from .witnesses import Witnesses
+
+if TYPE_CHECKING:
+    from ..sync import Orchestrator
 
 __all__ = ["Archiver"]
 
@@ -42,7 +46,7 @@ class Archiver:
     conversation, `config` says it in detail. `summarise` is asked for summaries, by `SummaryRequest`, and returns the
     model's text; without it, and when it fails, what stays is a computed receipt; a late answer is put in by a later
     `fold`. `beside` is how many tokens of a request are not messages; `estimator` sizes them, by default for the
-    format's family of models. For one thread.
+    format's family of models. `query` asks in subagents of `orchestrator`, by default one of its own. For one thread.
 
     Raises LockedError when another process has the folder open, StoreError when it cannot be used, ConfigError for
     arguments that do not fit.
@@ -59,6 +63,7 @@ class Archiver:
         prices: Prices | None = None,
         beside: int = 0,
         estimator: Estimator | None = None,
+        orchestrator: Orchestrator | None = None,
     ) -> None:
         self.config = _configured(config or ArchivalConfig(), profile)
         self.rules = rules_of(self.config)
@@ -72,6 +77,7 @@ class Archiver:
         estimator = estimator or (Estimator() if self.config.profile == "seed" else Estimator(shape.ratios))
         self._pieces = Pieces(shape, self._archive, estimator)
         self._search = Search(self._archive)
+        self._witnesses = Witnesses(self._archive, self._search, orchestrator)
         try:
             stored = self._search.added
             self._filing = Filing(self._pieces, self._archive, self.config.summary, summarise, stored)
@@ -88,6 +94,7 @@ class Archiver:
 
     def close(self) -> None:
         """Take in the summaries that are there by now, and close the files; closing twice does nothing."""
+        self._witnesses.close()
         self._filing.late()
         self._search.close()
         self._archive.close()
@@ -177,6 +184,14 @@ class Archiver:
             # Its prompt carries the stubs of the phases before it, which are no part of this one.
             contents[:1] = self.unfold(contents[:1])[:1]
         return self.unfold(contents)[first - 1 : last]
+
+    def query(self, id: str, question: str) -> str:
+        """Return what a model says to `question` that is shown the archive `id`, with the entries it has it from.
+
+        The model is the configured one; without any, quotations. This alone starts a process, which `close` ends.
+        Raises AgentNotFoundError, AmbiguousRefError, DamagedError, BackendError.
+        """
+        return self._witnesses.query(self._archive.find(id), question)
 
     def tools(self) -> list[Any]:
         """Return the definitions of search_archive and read_archive, for the model, in this format's shape."""

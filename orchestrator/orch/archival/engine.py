@@ -188,7 +188,7 @@ def _searched(shelves: Shelves, query: str, limit: int) -> list[Hit]:
 
 def _passages(shelves: Shelves, question: str, era: str, limit: int) -> list[Hit]:
     shelves.catch_up()
-    below = {record.id for record in shelves.ledger.members(shelves.ledger.find(era))}
+    below = {record.id for record in shelves.ledger.below(shelves.ledger.find(era))}
     return shelves.search.passages(question, below, limit)
 
 

@@ -195,13 +195,6 @@ class Ledger(SearchableShelf):
             text = said.removesuffix(f"\n\nFinal answer:\n{record.answer}")
             self.keep(msgspec.structs.replace(record, record=text, summarised=True))
 
-    def members(self, record: Record) -> Iterator[Record]:
-        """Yield the archives that `record` holds the stubs of, and those below them."""
-        for id in record.members:
-            member = self.records[id]
-            yield member
-            yield from self.members(member)
-
     def shown(self, record: Record) -> tuple[Message, ...]:
         """Return what the holder of an era is shown: the records of its members, and the messages between them."""
         parts = [(start, [entry.message]) for start, entry in messages_in(self.path, record.own)]

@@ -108,6 +108,12 @@ class Shelf(ABC):
                 places |= set(range(place - self.records[holders[-1]].stands + 1, place + 1))
         return places
 
+    def below(self, record: Record) -> Iterator[Record]:
+        """Yield the archives that `record` holds the stubs of, and those below them."""
+        for id in record.members:
+            yield self.records[id]
+            yield from self.below(self.records[id])
+
     @abstractmethod
     def messages(self, id: str) -> list[Stored]:
         """Return the messages of the archive `id`, exactly. Raises DamagedError when they are not what was archived."""

@@ -11,7 +11,7 @@ from orch_protocol.messages import Message
 from orch_protocol.services import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
 from orch_protocol.spec import AgentSpec, Limits
 from orch_worker.backends.registry import template_for
-from orch_worker.recalled import shown_hits
+from orch_worker.recalled import with_hits
 
 from .. import events
 from ..archival.engine import merged
@@ -27,7 +27,6 @@ __all__ = ["archives", "check_recall", "found", "read_archive", "search_archive"
 
 LEAST_PREFIX = 4
 PASSAGES = 8
-FOUND = "[Found by search in what you hold:]"
 MOST_HITS = 100
 
 
@@ -103,7 +102,7 @@ async def with_passages(root: Supervisor, node: Node, prompt: str) -> str:
         return prompt
     owner = root.tree.nodes[source.owner].spec
     hits = await root.archives.passages(owner, prompt, node.spec.id, PASSAGES)
-    return f"{prompt}\n\n{FOUND}\n\n{shown_hits(hits)}" if hits else prompt
+    return with_hits(prompt, hits)
 
 
 def check_recall(root: Supervisor, caller: str | None, node: Node) -> None:
