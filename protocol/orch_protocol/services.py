@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .archive import ArchiveKind, Collapse
+from .archive import Collapse
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
+from .recall import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 
 __all__ = [
@@ -208,7 +209,7 @@ class List(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Show(Struct, frozen=True, forbid_unknown_fields=True):
-    """One agent with the last `messages` messages of its transcript."""
+    """One agent with the last `messages` messages of its transcript, a holder with as many of those it holds."""
 
     ref: str
     messages: int = 20
@@ -251,11 +252,14 @@ class AgentRow(Struct, frozen=True):
 
 
 class Shown(Struct, frozen=True):
-    """An agent, the tail of its conversation, and its last reply."""
+    """An agent, the tail of its conversation, and its last reply. Of a holder also its archive, and the first messages
+    that it holds."""
 
     agent: AgentRow
     messages: tuple[Message, ...]
     reply: Reply | None = None
+    archive: ArchiveRow | None = None
+    held: tuple[Message, ...] = ()
 
 
 class Archive(Struct, frozen=True):
@@ -331,59 +335,6 @@ class LiveAgent(Struct, frozen=True):
 
     id: str
     task: str
-
-
-class ListArchives(Struct, frozen=True, forbid_unknown_fields=True):
-    """List the archives of `ref`, and of the agents below it; None means everybody's, for an agent its own."""
-
-    ref: str | None = None
-
-
-class ArchiveRow(Struct, frozen=True):
-    """One archive. `level` is an era's. It holds `messages` messages, of `turns` turns and `calls` model calls."""
-
-    id: str
-    owner: str
-    kind: ArchiveKind
-    task: str
-    created_at: str
-    messages: int
-    turns: int
-    calls: int
-    tokens: int
-    level: int
-    reason: str
-    summarised: bool
-    record: str
-
-
-class SearchArchive(Struct, frozen=True, forbid_unknown_fields=True):
-    """Find `query` in the archives of `ref` and the agents below it; None means everybody's, for an agent its own."""
-
-    query: str
-    limit: int = 10
-    ref: str | None = None
-
-
-class Hit(Struct, frozen=True):
-    """A place in an archive. `entry` counts its messages from 1, as `read_archive` does.
-
-    `text` is the passage; `exact` says whether all of the query stands in it, letter by letter.
-    """
-
-    id: str
-    entry: int
-    text: str
-    exact: bool
-    task: str
-
-
-class ReadArchive(Struct, frozen=True, forbid_unknown_fields=True):
-    """The messages `first` to `last` (from 1, both included) of an archive; `id` may be the unique beginning of one."""
-
-    id: str
-    first: int = 1
-    last: int | None = None
 
 
 class MapAgents(Struct, frozen=True, forbid_unknown_fields=True):

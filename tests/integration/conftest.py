@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from integration.shell import Shell, opened
 from orch import AsyncOrchestrator
 from orch.launchers.exec import ExecLauncher
 from orch.launchers.in_process import InProcessLauncher
@@ -46,6 +47,13 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A shell with a home and a folder of its own."""
+    with opened(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(params=["fake", "in_process", "zygote"])

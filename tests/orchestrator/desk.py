@@ -11,16 +11,31 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli import admin, agents, asking, spawning
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.services import SERVICES, AgentRow, AgentSteered, Killed, Spawned, Submitted
+from orch.cli import admin, agents, archive, asking, spawning
+from orch_protocol.messages import Reply, Usage, assistant, user
+from orch_protocol.services import (
+    SERVICES,
+    AgentRow,
+    AgentSteered,
+    ArchiveRow,
+    Hit,
+    Killed,
+    Mapped,
+    Spawned,
+    Submitted,
+)
 
-__all__ = ["REPLY", "ROW", "SPAWNED", "Desk", "opened"]
+__all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
 SPAWNED = msgspec.to_builtins(Spawned("abc", 1, "agent-1", "investigate", 1, 77))
 REPLY = msgspec.to_builtins(Reply("abc", "q1", "42", usage=Usage(10, 5, 3), tool_calls=2, files_changed=("f",)))
 ROW = msgspec.to_builtins(
     AgentRow("abc", 1, "n", None, 1, "agent", "idle", "t", "m", "p", 7, "2026-01-01", "", None, 1, 2, 3, Usage())
+)
+ARCHIVE: dict[str, Any] = json.loads(
+    msgspec.json.encode(
+        ArchiveRow("b0d9f3", "abc", "turn", "look", "2026-01-01", 2, 1, 1, 1234, 0, "it pays", False, "Read: x")
+    )
 )
 ANSWERS: dict[str, Any] = {
     "spawn": SPAWNED,
@@ -34,6 +49,10 @@ ANSWERS: dict[str, Any] = {
     "state": ROW,
     "steer": msgspec.to_builtins(AgentSteered("abc", "s1")),
     "cancel": ROW | {"pending": "why?"},
+    "archives": [ARCHIVE],
+    "search_archive": [msgspec.to_builtins(Hit("b0d9f3", 2, "port = 4711", True, "look"))],
+    "read_archive": json.loads(msgspec.json.encode([user("look"), assistant("port = 4711")])),
+    "map": [msgspec.to_builtins(Mapped("b0d9f3", Reply("b0d9f3", "q1", "4711")))],
     "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
 }
 
@@ -87,7 +106,7 @@ class Desk:
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """Return a fake daemon, in an empty home and a clean environment."""
     made = Desk()
-    for module in (agents, asking, spawning, admin):
+    for module in (agents, archive, asking, spawning, admin):
         monkeypatch.setattr(module, "Connection", made)
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)

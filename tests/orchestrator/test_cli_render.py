@@ -148,7 +148,7 @@ def test_an_agent_is_shown_as_a_page() -> None:
         "  tools:         minimal: read_file",
         "  usage:         1.5k tokens, $0.0123",
         "  with children: 2.5k tokens, $0.0123",
-        "user:\n  hi\\x1b[2J\n  there\n  (thinking) hm\n  -> read_file {'path': 'a'}\n  <- error: no file\n  (image)",
+        'user:\n  hi\\x1b[2J\n  there\n  (thinking) hm\n  -> read_file {"path": "a"}\n  <- error: no file\n  (image)',
     ):
         assert line in page
     assert "process:" not in page

@@ -113,6 +113,13 @@ class Archives:
         async with shelves.lock:
             return await self._do(_read, shelves, id, first, last)
 
+    async def record(self, spec: AgentSpec, id: str) -> Record:
+        """Return what is known of the archive `id` of the agent. Raises AgentNotFoundError, AmbiguousRefError."""
+        shelves = self._of(spec)
+        async with shelves.lock:
+            await self._do(shelves.catch_up)
+            return shelves.ledger.find(id)
+
     async def source(self, spec: AgentSpec, holder: str) -> Source:
         """Return where `holder`, an archive of the agent, has its messages. Raises AgentNotFoundError."""
         shelves = self._of(spec)

@@ -22,6 +22,7 @@ VERBS = {
     "show": ("agents", "show one agent and the end of its conversation"),
     "kill": ("agents", "end agents and everything below them"),
     "resume": ("agents", "let a killed or failed agent answer again"),
+    "archive": ("archive", "what agents have archived: find it, read it, ask it"),
     "models": ("models", "the models that are known: limits, prices, keys"),
     "daemon": ("admin", "start, stop or look at the process behind all this"),
     "config": ("admin", "show the configuration, trust a project's"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "agreed", "ask", "stream_argument"]
+__all__ = ["VERBS", "agreed", "ask", "query", "query_arguments", "stream_argument"]
 
 REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
@@ -28,7 +28,8 @@ def agreed(reply: dict[str, Any]) -> dict[str, Any]:
     return chosen | {"usage": {key: reply["usage"][key] for key in USAGE}}
 
 
-def _query_arguments(parser: ArgumentParser) -> None:
+def query_arguments(parser: ArgumentParser) -> None:
+    """Let the command ask an agent."""
     words.ref(parser)
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads it from stdin")
     how = parser.add_mutually_exclusive_group()
@@ -42,7 +43,8 @@ def stream_argument(parser: Any) -> None:
     parser.add_argument("--stream", action="store_true", help="show the turn as it happens; with --json its events")
 
 
-def _query(arguments: Namespace) -> int:
+def query(arguments: Namespace) -> int:
+    """Ask an agent."""
     params = {"ref": arguments.ref, "prompt": words.text(arguments.prompt), "request_id": os.urandom(8).hex()}
     connection = Connection()
     if arguments.no_wait:
@@ -120,8 +122,8 @@ VERBS = {
     "query": Verb(
         "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on.",
         'orch query 1 "Which file parses the configuration?" --timeout 60',
-        _query_arguments,
-        _query,
+        query_arguments,
+        query,
     ),
     "collect": Verb(
         "Take the answer to a query nobody waited for. An answer is taken once; --again prints it anew.",

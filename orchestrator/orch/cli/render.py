@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-__all__ = ["age", "agent", "at_work", "columns", "count", "line", "safe", "shown", "table", "tree"]
+__all__ = [
+    "age",
+    "agent",
+    "at_work",
+    "columns",
+    "count",
+    "counted",
+    "line",
+    "message",
+    "safe",
+    "shown",
+    "table",
+    "tree",
+]
 
 # What moves the cursor, colours, rings, or turns the direction of reading, but for tab and newline.
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 HEAD = ("#", "ID", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "")
 RIGHT = frozenset({0, 4, 5, 6, 7})
 WIDTH = 60
+HOLDER = "(archive)"
 
 
 def safe(text: str) -> str:
@@ -83,10 +99,30 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "transcript": safe(row["folder"]),
         "repaired": safe(row.get("repaired", "")),
     }
-    page = [f"{row['seq']}  {safe(row['name'])}  {row['id']}"]
+    archive = shown.get("archive")
+    page = [f"{row['seq']}  {HOLDER if archive else safe(row['name'])}  {row['id']}"]
     page += [f"  {name + ':':15}{value}" for name, value in facts.items() if value]
-    page += [f"\n{message['role']}:\n{_message(message)}" for message in shown["messages"]]
+    if archive:
+        page += _archive(archive, shown["held"])
+        page += ["\nwas asked:"] if shown["messages"] else []
+    page += [f"\n{said['role']}:\n{_lines(said, line)}" for said in shown["messages"]]
     return "\n".join(page)
+
+
+def _archive(archive: dict[str, Any], held: list[dict[str, Any]]) -> list[str]:
+    """Return what a holder holds: how much, what stays of it in the conversation, and its first entries."""
+    much = ", ".join(
+        [
+            *(counted(archive["messages"], "message"), counted(archive["turns"], "turn")),
+            *([f"of {counted(len(archive['members']), 'archive')}"] if archive["members"] else []),
+        ]
+    )
+    page = [f"\nholds (one {archive['kind']}: {much}; {archive['reason']}):"]
+    page += [f"  {each}" for each in safe(archive["record"]).splitlines()]
+    page += [f"\nentry {number}, {said['role']}:\n{_lines(said, line)}" for number, said in enumerate(held, 1)]
+    if (left := archive["messages"] - len(held)) > 0:
+        page.append(f"\n{left} more: orch archive read {archive['id']} {len(held) + 1}-")
+    return page
 
 
 def at_work(rows: list[dict[str, Any]], id: str, now: float | None = None) -> str:
@@ -124,6 +160,11 @@ def count(number: int) -> str:
     return str(number)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `number` with `noun`, of which there may be one."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def context(row: dict[str, Any]) -> str:
     """Return how full the context is."""
     limit = row["context_limit"]
@@ -132,7 +173,8 @@ def context(row: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | None) -> list[str]:
     doing = f"{row['status']}: {line(row['pending'])}" if row["pending"] else line(row["task"])
-    name = lead + line(row["name"], 24)
+    # A holder has no name but its id.
+    name = lead + (HOLDER if row.get("kind") == "holder" else line(row["name"], 24))
     return [
         *(str(row["seq"]), row["id"], name, row["status"], age(row["created_at"], now)),
         *(context(row), _tokens(usage), _cost(usage), doing),
@@ -174,21 +216,26 @@ def _budget(row: dict[str, Any]) -> str:
     return f"${row['spent_usd']:.4f} of ${limit:.4f} spent" if limit is not None else ""
 
 
-def _message(message: dict[str, Any]) -> str:
-    return "\n".join(_block(block) for block in message["content"])
+def message(said: dict[str, Any]) -> str:
+    """Return all of a message, as stdout should get it."""
+    return _lines(said, str, shown)
 
 
-def _block(block: dict[str, Any]) -> str:
+def _lines(said: dict[str, Any], brief: Callable[[str], str], made: Callable[[str], str] = safe) -> str:
+    """Return a message for a page, with what `brief` leaves of thoughts, calls and results."""
+    texts = [_block(block, brief) for block in said["content"]]
+    return "\n".join(f"  {each}" for text in texts for each in made(text).splitlines())
+
+
+def _block(block: dict[str, Any], brief: Callable[[str], str]) -> str:
     kind = block["type"]
     if kind == "text":
-        text = block["text"]
-    elif kind == "thinking":
-        text = f"(thinking) {line(block['thinking'])}"
-    elif kind == "tool_use":
-        text = f"-> {block['name']} {line(str(block['input']))}"
-    elif kind == "tool_result":
-        said = " ".join(part.get("text", "(image)") for part in block["content"])
-        text = f"<- {'error: ' if block.get('is_error') else ''}{line(said)}"
-    else:
-        text = f"({kind})"
-    return "\n".join(f"  {each}" for each in safe(text).splitlines())
+        return str(block["text"])
+    if kind == "thinking":
+        return f"(thinking) {brief(block['thinking'])}"
+    if kind == "tool_use":
+        return f"-> {block['name']} {brief(json.dumps(block['input'], ensure_ascii=False))}"
+    if kind == "tool_result":
+        said = "\n".join(part.get("text", "(image)") for part in block["content"])
+        return f"<- {'error: ' if block.get('is_error') else ''}{brief(said)}"
+    return f"({kind})"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from .failure import Failure
 
-__all__ = ["Parser", "Verb", "dump"]
+__all__ = ["Group", "Parser", "Verb", "dump"]
 
-TEXTS = frozenset({"PROMPT", "TASK", "TEXT"})
+TEXTS = frozenset({"PROMPT", "QUERY", "TASK", "TEXT"})
 """Arguments that are whatever a person wants to say."""
 
 
@@ -80,6 +80,42 @@ class Verb:
         except SystemExit as leaving:  # --help
             return int(leaving.code or 0)
         return self._act(arguments)
+
+
+class Group:
+    """Commands that share their first word; the second one says which of `verbs` is meant."""
+
+    def __init__(self, what: str, example: str, verbs: dict[str, tuple[str, Verb]]) -> None:
+        self._what = what
+        self._example = example
+        self.verbs = verbs
+        """Each second word, with what it does and its command."""
+
+    def run(self, name: str, argv: list[str]) -> int:
+        """Find the command and run it. Raises Failure."""
+        place = next((place for place, word in enumerate(argv) if word[:1] != "-"), None)
+        if place is not None and argv[place] in self.verbs:
+            rest = argv[:place] + argv[place + 1 :]
+            return self.verbs[argv[place]][1].run(f"{name} {argv[place]}", rest)
+        if place is None and ("-h" in argv or "--help" in argv):
+            print(self._overview(name))
+            return 0
+        said = f"there is no {argv[place]!r}" if place is not None else "say what to do"
+        raise Failure("UsageError", f"orch {name}: {said}; there are {', '.join(self.verbs)}", 2)
+
+    def _overview(self, name: str) -> str:
+        lines = "\n".join(f"  {word:9}{what}" for word, (what, _) in self.verbs.items())
+        return f"""\
+usage: orch {name} ACTION ... [--json]
+
+{self._what}
+
+{lines}
+
+`orch {name} ACTION --help` tells more.
+
+example:
+  {self._example}"""
 
 
 def _format(prog: str) -> argparse.HelpFormatter:

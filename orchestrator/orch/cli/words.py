@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["clean", "dollars", "ref", "say", "seconds", "text"]
+__all__ = ["clean", "dollars", "number", "ref", "say", "seconds", "text"]
 
 
 def ref(parser: ArgumentParser) -> None:
@@ -67,6 +67,15 @@ def dollars(text: str) -> float:
     if not 0 < number <= 1e9:
         raise ArgumentTypeError(f"{text!r} is no amount of US dollars above 0")
     return number
+
+
+def number(text: str) -> int:
+    """Return the number from 1 that `text` is. Raises ArgumentTypeError."""
+    from argparse import ArgumentTypeError
+
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text)):
+        raise ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
 
 
 def say(arguments: Namespace, data: Any, text: str) -> None:

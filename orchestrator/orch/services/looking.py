@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from orch_protocol.services import AgentRow, List, Ref, Show, Shown
 from orch_worker.transcript import read_session
 
 from ..nodes import Node, iso
-from .recalling import found
+from .recalling import archive_row, found
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
@@ -30,12 +32,21 @@ async def state(root: Supervisor, _: str | None, params: Ref) -> AgentRow:
 
 
 async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
-    """Return one agent with the tail of its transcript, read from the file: no process is started for it."""
+    """Return one agent with the tail of its transcript, read from the file: no process is started for it.
+
+    A holder's file has what it was asked; what it holds comes with that.
+    """
     node = await found(root, params.ref)
     folder = Path(node.spec.folder)
     session = await root.disk.do(read_session, folder)
     messages = tuple(session.messages[-params.messages :]) if params.messages > 0 else ()
-    return Shown(row(root, node), messages, node.last.reply if node.last else None)
+    shown = Shown(row(root, node), messages, node.last.reply if node.last else None)
+    if not node.is_holder:
+        return shown
+    owner = root.tree.nodes[node.spec.parent_id or ""]
+    record = await root.archives.record(owner.spec, node.spec.id)
+    held = await root.archives.read(owner.spec, record.id, 1, max(0, params.messages))
+    return msgspec.structs.replace(shown, archive=archive_row(owner, record), held=tuple(held))
 
 
 def row(root: Supervisor, node: Node) -> AgentRow:

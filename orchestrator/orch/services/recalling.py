@@ -23,7 +23,7 @@ from .archiving import note
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["archives", "check_recall", "found", "read_archive", "search_archive", "with_passages"]
+__all__ = ["archive_row", "archives", "check_recall", "found", "read_archive", "search_archive", "with_passages"]
 
 LEAST_PREFIX = 4
 PASSAGES = 8
@@ -33,7 +33,7 @@ MOST_HITS = 100
 async def archives(root: Supervisor, caller: str | None, params: ListArchives) -> list[ArchiveRow]:
     """Return the archives in sight, by agent, in the order they were made."""
     owners = _owners(root, caller, params.ref)
-    return [_row(owner, record) for owner in owners for record in await root.archives.known(owner.spec)]
+    return [archive_row(owner, record) for owner in owners for record in await root.archives.known(owner.spec)]
 
 
 async def search_archive(root: Supervisor, caller: str | None, params: SearchArchive) -> list[Hit]:
@@ -166,7 +166,8 @@ def _is_below(root: Supervisor, caller: str, node: Node) -> bool:
     return False
 
 
-def _row(owner: Node, record: Record) -> ArchiveRow:
+def archive_row(owner: Node, record: Record) -> ArchiveRow:
+    """Return an archive of the agent `owner` as its row."""
     return ArchiveRow(
         id=record.id,
         owner=owner.spec.id,
@@ -181,4 +182,5 @@ def _row(owner: Node, record: Record) -> ArchiveRow:
         reason=record.reason,
         summarised=record.summarised,
         record=record.record,
+        members=record.members,
     )
