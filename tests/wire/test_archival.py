@@ -232,6 +232,21 @@ async def test_switched_off_not_a_byte_is_another(server: ModelServer, begin: Be
     assert not any(b"archive" in body for body in bodies[0])
 
 
+async def test_whether_it_pays_is_reckoned_by_the_models_prices(
+    server: ModelServer, begin: Begin, folder: Path
+) -> None:
+    """Where cached tokens are dear, a turn goes that stays where they are cheap."""
+    gone = {}
+    for name in ("anthropic:claude-haiku-4-5", "openai:gpt-4"):
+        root = await begin(name, ArchivalConfig(enabled=True, async_=False))
+        agent = await reader(root, folder)
+        server.script += [read("one.txt", "two.txt"), say("It is 4711.")]
+        server.otherwise = lambda _: say(SUMMARY)
+        gone[name] = (await agent.query("Which port?")).archived_to is not None
+    assert server.refused == []
+    assert gone == {"anthropic:claude-haiku-4-5": False, "openai:gpt-4": True}
+
+
 async def test_children_are_named_too(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:
     """Agents that it has spawned stand before its archives, as long as they can be asked."""
     root = await begin(model, SEED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
@@ -12,12 +13,17 @@ from typing import Final
 
 import msgspec
 
+from orch_protocol.config import parse_model
 from orch_protocol.errors import ConfigError
+from orch_worker.backends.models import Model, load, price_at
 
+from .. import paths
+from ..archival.gate import Prices
+from ..archival.pricing import prices_of
 from ..replay import plot
 from ..replay.policies import DEFAULT, NAMES
 from ..replay.readers import read_recordings
-from ..replay.report import Terms, replay, report, table
+from ..replay.report import USD_PER_MILLION, Terms, replay, report, table
 from .render import safe
 from .scratch import scratch
 from .verb import Verb, dump
@@ -64,24 +70,33 @@ def _title(files: list[Path]) -> str:
 
 
 def _terms(arguments: Namespace) -> Terms:
+    prices, usd = Prices(), USD_PER_MILLION
+    if arguments.model is not None:
+        model = _model(arguments.model)
+        prices, usd = prices_of(model), price_at(model, 0).input or 0.0
+    said = {"read": arguments.cache_read, "write": arguments.cache_write, "output": arguments.output_price}
     given = {
-        "prices": {
-            "read": arguments.cache_read,
-            "write": arguments.cache_write,
-            "fresh": 1.0,
-            "output": arguments.output_price,
-        },
+        "prices": msgspec.to_builtins(prices) | {kind: price for kind, price in said.items() if price is not None},
         "beside": arguments.system_tokens,
         "lifetime": None if arguments.cache_minutes is None else 60.0 * arguments.cache_minutes,
         "window": arguments.window,
         "summary_tokens": arguments.summary_tokens,
-        "usd": arguments.usd,
+        "usd": usd if arguments.usd is None else arguments.usd,
         "items": arguments.evidence,
     }
     numbers = [value for value in (*given.values(), *given["prices"].values()) if isinstance(value, (int, float))]
     if not all(0 <= value < math.inf for value in numbers) or not arguments.window or not arguments.summary_tokens:
         raise ConfigError("prices and sizes are numbers from 0, --window and --summary-tokens from 1")
     return msgspec.convert(given, Terms)
+
+
+def _model(name: str) -> Model:
+    """Return what is known of the model `provider:name`. Raises ConfigError when that is not what it costs."""
+    spec = parse_model(name)
+    model = load(paths.home(os.environ)).look_up(spec.provider, spec.model)
+    if not model.price_known:
+        raise ConfigError(f"what {name} costs is not known: `orch models` lists what is, --usd and others say it")
+    return model
 
 
 def _names(given: str | None) -> list[str]:
@@ -137,11 +152,12 @@ def _arguments(parser: ArgumentParser) -> None:
     add("--window", type=int, default=200_000, metavar="TOKENS", help="the model's context window (200000)")
     add("--system-tokens", type=int, metavar="TOKENS", help="system prompt and tools (as recorded, else 12000)")
     add("--summary-tokens", type=int, default=220, metavar="TOKENS", help="a model's summary of a turn (220)")
-    add("--cache-read", type=float, default=0.1, metavar="X", help="price of a cached token (0.1 of an uncached one)")
-    add("--cache-write", type=float, default=1.25, metavar="X", help="price of caching a token (1.25)")
-    add("--output-price", type=float, default=5.0, metavar="X", help="price of an output token (5)")
+    add("--model", metavar="MODEL", help="PROVIDER:MODEL, at whose prices; what is given below goes before them")
+    add("--cache-read", type=float, metavar="X", help="price of a cached token (0.1 of an uncached one)")
+    add("--cache-write", type=float, metavar="X", help="price of caching a token (1.25)")
+    add("--output-price", type=float, metavar="X", help="price of an output token (5)")
     add("--cache-minutes", type=float, metavar="N", help="how long an unused cache lives (for ever)")
-    add("--usd", type=float, default=3.0, metavar="X", help="dollars a million uncached input tokens (3)")
+    add("--usd", type=float, metavar="X", help="dollars a million uncached input tokens (3)")
 
 
 VERBS = {

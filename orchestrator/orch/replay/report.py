@@ -18,7 +18,7 @@ from .policies import Policy, Setting, policy_named
 from .prices import Bill, Meter
 from .recording import Recording, Scale, scale_of
 
-__all__ = ["Outcome", "Point", "Terms", "recorded_input", "replay", "report", "table"]
+__all__ = ["USD_PER_MILLION", "Outcome", "Point", "Terms", "recorded_input", "replay", "report", "table"]
 
 MOST_ITEMS: Final = 500
 USD_PER_MILLION: Final = 3.0

@@ -19,7 +19,7 @@ from orch_protocol.services import (
 from orch_protocol.spec import BackendSpec
 
 from .. import events
-from ..archival.gate import Prices
+from ..archival.pricing import prices_for
 from ..nodes import Node
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ async def archive(root: Supervisor, caller: str | None, params: Archive) -> Arch
     node = _caller(root, caller)
     if not root.config.archival.enabled:
         return ArchivePlan()
-    return await root.archives.plan(node.spec, params, Prices())
+    return await root.archives.plan(node.spec, params, prices_for(node.spec.backend, params.context_tokens))
 
 
 async def archived(root: Supervisor, caller: str | None, params: Archived) -> Empty:

@@ -281,10 +281,30 @@ def test_replay_command_keeps_archives_where_told(
     assert "not an empty folder" in capsys.readouterr().err
 
 
+def test_replay_command_takes_the_prices_of_a_model(
+    session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is said besides goes before them."""
+
+    def bill(*more: str) -> dict[str, Any]:
+        given = ("replay", str(session), "--policy", "none", "--json", "--evidence", "0", *more)
+        assert run(tmp_path / "home", monkeypatch, *given) == 0
+        return dict(json.loads(capsys.readouterr().out)["policies"][0])
+
+    usual, sonnet, cheap = bill(), bill("--model", "anthropic:claude-haiku-4-5"), bill("--model", "moonshot:kimi-k2.5")
+    assert sonnet["cost_units"] == usual["cost_units"]
+    assert sonnet["cost_usd"] == pytest.approx(usual["cost_usd"] / 3, abs=1e-3)
+    assert cheap["cost_units"] != usual["cost_units"]
+    assert bill("--model", "moonshot:kimi-k2.5", "--cache-read", "1")["cost_units"] > cheap["cost_units"]
+    assert bill("--model", "ollama:qwen3")["cost_usd"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (("missing.jsonl",), 1, "missing.jsonl"),
+        (("SESSION", "--model", "anthropic:claude-next"), 2, "is not known"),
+        (("SESSION", "--model", "acme:large"), 2, "unknown provider 'acme'"),
         (("SESSION", "--policy", "prayer"), 2, "prayer"),
         (("SESSION", "--policy", ","), 2, "no policy"),
         (("SESSION", "--window", "0"), 2, "--window"),
