@@ -82,3 +82,22 @@ async def test_a_summary_apart(server: ModelServer, model: str, folder: Path) ->
     assert not apart.get("tools")
     assert "Summarise this finished turn" in str(apart)
     assert "Both were read" in shown[3]
+
+
+async def test_a_model_that_is_not_good_at_json_writes_a_paragraph(server: ModelServer, folder: Path) -> None:
+    """Whatever is configured: what it makes of JSON would be asked for twice, and thrown away."""
+    archival = ArchivalConfig(
+        enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1, token_threshold=10**9)
+    )
+    read = {"call": "read_file", "input": {"path": "one.txt"}}
+    server.script += [call(read), say("It says 4711."), say("One file was read: one.txt says 4711.")]
+    env = {"OLLAMA_HOST": server.url}
+    config = Config(archival=archival)
+    async with AsyncOrchestrator(
+        "ollama:qwen3", home=folder / "home", env=env, config=config, launcher=InProcessLauncher
+    ) as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=folder)
+        await agent.query("What does it say?")
+        assert "One file was read" in text_of((await agent.show()).messages[1])
+    assert server.refused == []
+    assert "Answer with one paragraph" in str(server.requests[-1].body)

@@ -28,7 +28,7 @@ from .pieces import Pieces
 from .profiles import rules_of
 from .search import Search
 from .shelf import Record
-from .summary import questions, questions_beside
+from .summary import Style, questions, questions_beside
 
 __all__ = ["Archives", "merged"]
 
@@ -86,11 +86,15 @@ class Archives:
             await self._do(shelves.catch_up)
             return list(shelves.ledger.records.values())
 
-    async def summarise(self, spec: AgentSpec, step: Summarise) -> SummaryRequest | str | None:
-        """Return what a model is to be asked next about an archive; or the text of its stub; or None: there is none."""
+    async def summarise(self, spec: AgentSpec, step: Summarise, *, json: bool = True) -> SummaryRequest | str | None:
+        """Return what a model is to be asked next about an archive; or the text of its stub; or None: there is none.
+
+        Without `json` the model is asked for a paragraph whatever is configured: it cannot be trusted with JSON.
+        """
         shelves = self._of(spec)
         async with shelves.lock:
-            return await self._do(self._asked, shelves, step)
+            style = self.config.summary.style if json else "paragraph"
+            return await self._do(self._asked, shelves, step, style)
 
     async def search(self, spec: AgentSpec, query: str, limit: int) -> list[Hit]:
         """Return up to `limit` places for `query` in the archives of the agent, the best first. Raises StoreError."""
@@ -164,19 +168,18 @@ class Archives:
         mine = ask.beside and self.config.summary.model is None and record.kind == "turn"
         return SummaryOrder(record.id, beside=mine and ask.context_tokens * prices.read < apart)
 
-    def _asked(self, shelves: Shelves, step: Summarise) -> SummaryRequest | str | None:
+    def _asked(self, shelves: Shelves, step: Summarise, style: Style) -> SummaryRequest | str | None:
         shelves.catch_up()
         record = shelves.ledger.records.get(step.holder)
         if record is None:
             raise AgentNotFoundError(f"no archive {step.holder!r} in {shelves.ledger.path}")
-        settings = self.config.summary
         try:
             if step.answer is None:
                 if step.beside:
-                    asking = questions_beside(record.task, settings.style)
+                    asking = questions_beside(record.task, style)
                 else:
                     said = [stored.message for stored in shelves.ledger.messages(record.id)]
-                    asking = questions(said, settings.style, settings.model)
+                    asking = questions(said, style, self.config.summary.model)
                 shelves.asking[record.id] = asking
                 return next(asking)
             asking = shelves.asking[record.id]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,7 +20,9 @@ from orch_worker.tokens import clip
 
 from .turns import calls_of
 
-__all__ = ["Summary", "ask", "parse", "questions", "questions_beside", "render_turn"]
+__all__ = ["Style", "Summary", "ask", "parse", "questions", "questions_beside", "render_turn"]
+
+Style: TypeAlias = Literal["structured", "paragraph"]
 
 RESULT_CHARS: Final = 4_000
 CHUNK_CHARS: Final = 60_000
@@ -61,7 +63,7 @@ class Summary(Struct, frozen=True):
 
 def ask(
     messages: Sequence[Message],
-    style: Literal["structured", "paragraph"],
+    style: Style,
     model: str | None,
     asked: Callable[[SummaryRequest], str],
 ) -> str | None:
@@ -77,7 +79,7 @@ def ask(
 
 
 def questions(
-    messages: Sequence[Message], style: Literal["structured", "paragraph"], model: str | None
+    messages: Sequence[Message], style: Style, model: str | None
 ) -> Generator[SummaryRequest, str, str | None]:
     """Yield what a model is to be asked about `messages`, and be sent its answers; return the summary, None if none.
 
@@ -105,9 +107,7 @@ def questions(
     return clip(str(whole), MOST_CHARS, "the archive holds it all")
 
 
-def questions_beside(
-    task: str, style: Literal["structured", "paragraph"]
-) -> Generator[SummaryRequest, str, str | None]:
+def questions_beside(task: str, style: Style) -> Generator[SummaryRequest, str, str | None]:
     """Yield what a model that sees the conversation is to be asked about its turn `task`, and be sent its answers.
 
     Returns the summary, None if there is none.
@@ -123,7 +123,7 @@ def questions_beside(
     return clip(answer.outcome if style == "paragraph" else str(answer), MOST_CHARS, "the archive holds it all")
 
 
-def parse(answer: str, style: Literal["structured", "paragraph"]) -> Summary | str:
+def parse(answer: str, style: Style) -> Summary | str:
     """Return `answer` as a summary, or what is wrong about it. A fence around JSON is forgiven. Never raises."""
     if not isinstance(answer, str):
         return f"it is a {type(answer).__name__}, not text"

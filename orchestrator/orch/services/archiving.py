@@ -48,12 +48,13 @@ async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> 
     node = _caller(root, caller)
     if params.answer is not None:
         root.handle(events.Spend(node.spec.id, params.usage))
-    step = await root.archives.summarise(node.spec, params)
+    backend: BackendSpec | None = None
+    if (model := root.config.archival.summary.model) is not None:
+        backend = await root.catalog.complete(parse_model(model))
+    flags = (backend or node.spec.backend).options.get("flags", {})
+    step = await root.archives.summarise(node.spec, params, json=flags.get("json", True))
     if not isinstance(step, SummaryRequest):
         return SummaryStep(stub=step)
-    backend: BackendSpec | None = None
-    if step.model is not None:
-        backend = await root.catalog.complete(parse_model(step.model))
     return SummaryStep(step, backend)
 
 

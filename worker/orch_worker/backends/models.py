@@ -44,6 +44,8 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     max_tokens_field: str = "max_tokens"
     never_store: bool = False
     prompt_cache_key: bool = False
+    json: bool = True
+    """Answers with JSON, and nothing else, when it is told to."""
     local: bool = False
     """Runs on this machine: nobody listening there will not be cured by waiting."""
 
