@@ -26,7 +26,7 @@ from orch_protocol.text import scrub
 
 from .arrange import Wants, arrange, whole
 from .failures import Complaint
-from .remote import Ask, Reading, Remote, Stream, parse_input, sendable
+from .remote import Ask, Reading, Remote, Stream, parse_input
 from .transport import Deadlines, ssl_context, timeout
 
 __all__ = ["Messages", "from_spec"]
@@ -73,9 +73,10 @@ class Messages:
             "messages": wire,
             "system": parts,
             "tools": tools,
+            "stream": True,
         }
         kept = {name: value for name, value in request.items() if value}
-        return sendable(kept | ask.model.body)
+        return kept | ask.model.body
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
@@ -88,12 +89,14 @@ class Messages:
             http_client=anthropic.DefaultAsyncHttpxClient(verify=ssl_context()),
         )
 
-    async def open(self, client: Any, request: dict[str, Any]) -> Stream:
+    async def open(self, client: Any, body: bytes) -> Stream:
         """Send the request and return the stream of its response."""
-        # All of it goes in as the extra body, which is sent as it is. The SDK's own arguments are walked through, type
-        # by type, in every request: with a long conversation that costs more than everything else together.
-        stream: Stream = await client.messages.create(
-            model=request["model"], max_tokens=request["max_tokens"], messages=(), stream=True, extra_body=request
+        stream: Stream = await client.post(
+            "/v1/messages",
+            content=body,
+            cast_to=object,
+            stream=True,
+            stream_cls=anthropic.AsyncStream[anthropic.types.RawMessageStreamEvent],
         )
         return stream
 

@@ -22,7 +22,7 @@ from orch_protocol.spec import BackendSpec
 
 from .arrange import Wants, arrange, whole
 from .openai import Sdk, arguments, cache_key, data_url, functions, result_text
-from .remote import Ask, Reading, Remote, Stream, parse_input, sendable
+from .remote import Ask, Reading, Remote, parse_input
 
 __all__ = ["Chat", "from_spec"]
 
@@ -38,6 +38,8 @@ FINISHES: Final[dict[str, StopReason]] = {
 
 class Chat(Sdk):
     """The dialect of `POST /chat/completions`."""
+
+    path = "/chat/completions"
 
     def __init__(self, reasoning_field: str = "") -> None:
         self._reasoning_field = reasoning_field
@@ -56,18 +58,11 @@ class Chat(Sdk):
             "tools": [{"type": "function", "function": function} for function in functions(ask)],
             flags.max_tokens_field: ask.most_output,
             "prompt_cache_key": cache_key(ask) if flags.prompt_cache_key else "",
+            "stream": True,
             "stream_options": {"include_usage": True},
         }
         kept = {name: value for name, value in request.items() if value}
-        return sendable(kept | ({"store": False} if flags.never_store else {}) | ask.model.body)
-
-    async def open(self, client: Any, request: dict[str, Any]) -> Stream:
-        """Send the request and return the stream of its response."""
-        # As the extra body, for the SDK would walk through its own arguments, type by type, in every request.
-        stream: Stream = await client.chat.completions.create(
-            model=request["model"], messages=(), stream=True, extra_body=request
-        )
-        return stream
+        return kept | ({"store": False} if flags.never_store else {}) | ask.model.body
 
     def reading(self, provider: str) -> Reading:
         """Return what reads one response."""

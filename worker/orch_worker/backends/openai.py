@@ -17,16 +17,23 @@ from orch_protocol.messages import Image, Message, ToolResult, ToolUse, text_of
 from orch_protocol.text import scrub
 
 from .failures import Complaint
-from .remote import Ask
+from .remote import Ask, Stream
 from .transport import Deadlines, ssl_context, timeout
 
 __all__ = ["Sdk", "arguments", "cache_key", "data_url", "functions", "result_text"]
 
 FAILED: Final = "Error: "
+STREAMS: Final[dict[str, Any]] = {
+    "/chat/completions": openai.AsyncStream[openai.types.chat.ChatCompletionChunk],
+    "/responses": openai.AsyncStream[openai.types.responses.ResponseStreamEvent],
+}
+"""What the answers of each API come as."""
 
 
 class Sdk:
-    """What both dialects share."""
+    """What both dialects share. `path` is where requests of the API go."""
+
+    path = ""
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
@@ -38,6 +45,13 @@ class Sdk:
             timeout=timeout(deadlines),
             http_client=openai.DefaultAsyncHttpxClient(verify=ssl_context()),
         )
+
+    async def open(self, client: Any, body: bytes) -> Stream:
+        """Send the encoded request and return the stream of its response."""
+        stream: Stream = await client.post(
+            self.path, content=body, cast_to=object, stream=True, stream_cls=STREAMS[self.path]
+        )
+        return stream
 
     def complaint(self, error: Exception) -> Complaint | None:
         """Return what the API said; within a stream it comes without a status."""

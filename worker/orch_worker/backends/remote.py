@@ -26,7 +26,7 @@ from .models import Model, cost
 from .retry import Failure, Policy, Sleep, persist
 from .transport import Deadlines, listening, trouble
 
-__all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "parse_input", "sendable"]
+__all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encoded", "parse_input"]
 
 MOST_OUTPUT: Final = 64_000
 INVALID_INPUT: Final = "invalid_json"
@@ -94,8 +94,8 @@ class Dialect(Protocol):
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
 
-    async def open(self, client: Any, request: dict[str, Any]) -> Stream:
-        """Send the request and return the stream of its response."""
+    async def open(self, client: Any, body: bytes) -> Stream:
+        """Send the encoded request and return the stream of its response."""
 
     def reading(self, provider: str) -> Reading:
         """Return what reads one response."""
@@ -216,10 +216,10 @@ class Remote(Conversation):
 
     async def _attempt(self, on_text: OnText | None) -> Reading:
         """Return one whole response. Raises Failure."""
-        request = self._dialect.request(self._ask())
+        body = encoded(self._dialect.request(self._ask()))
         reading = self._dialect.reading(self._who.provider)
         try:
-            await self._read(request, reading, on_text)
+            await self._read(body, reading, on_text)
         except asyncio.CancelledError:
             self._claim(reading)
             raise
@@ -235,11 +235,11 @@ class Remote(Conversation):
             raise truncated(self._who)
         return reading
 
-    async def _read(self, request: dict[str, Any], reading: Reading, on_text: OnText | None) -> None:
+    async def _read(self, body: bytes, reading: Reading, on_text: OnText | None) -> None:
         if self._client is None:
             self._client = self._dialect.client(self._key, self.model.base_url, self._headers, self.deadlines)
         async with listening(self.deadlines) as ear:
-            stream = await self._dialect.open(self._client, request)
+            stream = await self._dialect.open(self._client, body)
             try:
                 ear.on(stream.response)
                 async for event in stream:
@@ -271,14 +271,16 @@ class Remote(Conversation):
             self._unclaimed += cost(self.model, reading.usage)
 
 
-def sendable(body: dict[str, Any]) -> dict[str, Any]:
-    """Return `body` as every encoding carries it."""
+def encoded(body: dict[str, Any]) -> bytes:
+    """Return `body` as JSON; what no encoding carries is replaced.
+
+    SDKs take their arguments apart, copy them and encode them slowly, in every request: with a long conversation that
+    costs more than everything else together. What is encoded already they send as it is.
+    """
     try:
-        msgspec.json.encode(body)
+        return msgspec.json.encode(body)
     except UnicodeEncodeError:
-        scrubbed: dict[str, Any] = scrub(body)
-        return scrubbed
-    return body
+        return msgspec.json.encode(scrub(body))
 
 
 def parse_input(text: str) -> dict[str, Any]:

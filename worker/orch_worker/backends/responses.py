@@ -23,7 +23,7 @@ from orch_protocol.text import scrub
 from .arrange import Wants, arrange, whole
 from .failures import Complaint
 from .openai import Sdk, arguments, cache_key, data_url, functions, result_text
-from .remote import Ask, Complained, Reading, Remote, Stream, parse_input, sendable
+from .remote import Ask, Complained, Reading, Remote, parse_input
 
 __all__ = ["Responses", "from_spec"]
 
@@ -33,6 +33,8 @@ INCOMPLETE: Final[dict[str, StopReason]] = {"max_output_tokens": "max_tokens", "
 
 class Responses(Sdk):
     """The dialect of `POST /responses`."""
+
+    path = "/responses"
 
     def request(self, ask: Ask) -> dict[str, Any]:
         """Return the body of the request."""
@@ -50,14 +52,10 @@ class Responses(Sdk):
             "max_output_tokens": ask.most_output,
             "include": ["reasoning.encrypted_content"] if flags.reasoning else [],
             "prompt_cache_key": cache_key(ask) if flags.prompt_cache_key else "",
+            "stream": True,
         }
         kept = {name: value for name, value in request.items() if value}
-        return sendable(kept | {"store": False} | ask.model.body)
-
-    async def open(self, client: Any, request: dict[str, Any]) -> Stream:
-        """Send the request and return the stream of its response."""
-        stream: Stream = await client.responses.create(model=request["model"], stream=True, extra_body=request)
-        return stream
+        return kept | {"store": False} | ask.model.body
 
     def reading(self, provider: str) -> Reading:
         """Return what reads one response."""
