@@ -25,6 +25,7 @@ BENCHES = (
     "bench_scale.py",
     "bench_cli.py",
     "bench_kill.py",
+    "bench_wire.py",
     "bench_archival.py",
     "bench_recall.py",
     "bench_estimate.py",

@@ -129,6 +129,22 @@ def test_missing_markers_are_refused(run: ModuleType, markers: str) -> None:
         run.between(markers.format(s=run.START, e=run.END), "new")
 
 
+def test_every_bench_is_run(run: ModuleType) -> None:
+    """Whatever stands beside the program that runs all benches is run by it, and nothing else is named."""
+    there = {path.name for pattern in ("bench_*.py", "stress_*.py") for path in run.HERE.glob(pattern)}
+    assert set(run.BENCHES) == there
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+def test_model_of_the_benches_says_so_many_words(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """A whole answer is of the length that its head states, and streams every word by itself."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    server = importlib.import_module("model_server")
+    head, _, body = server.answer(path).decode().partition("\r\n\r\n")
+    assert f"content-length: {len(body)}" in head
+    assert body.count(json.dumps(server.WORD)) == server.PIECES
+
+
 def test_machine_facts_name_the_python(run: ModuleType) -> None:
     """The line over the table says on what the figures were taken."""
     assert "cores" in run.machine()

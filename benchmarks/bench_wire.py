@@ -1,0 +1,250 @@
+"""Real SDKs on loopback: a new agent's first answer, the memory it then has, and a step against the SDK's bare call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import harness
+from bench_memory import private_mib
+from bench_roundtrip import timed
+from harness import Args, Row
+
+MODELS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-4o"}
+KEYS = {"ANTHROPIC_API_KEY": "k", "OPENAI_API_KEY": "k"}
+SPAWNS_A_ROUND = 3
+STEPS_A_ROUND = 20
+LONG = 400
+
+FIRST = (">= 15", ">= 50")
+MEMORY = ("<= 0.2", "<= 0.15")
+STEP = ("<= 1.3", "<= 1.1")
+
+
+def base_urls(url: str) -> dict[str, str]:
+    """Return the address of each provider's API at the server `url`."""
+    return {"anthropic": url, "openai": f"{url}/v1"}
+
+
+def fresh(sdk: str, url: str) -> float:
+    """Return the seconds from the start of a new process to the answer that it prints."""
+    script = str(harness.PEERS / "fresh_asker.py")
+    begin = perf_counter()
+    with subprocess.Popen([sys.executable, script, sdk, url, MODELS[sdk]], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        taken = perf_counter() - begin
+    if not said.strip():
+        raise RuntimeError(f"{script} gave no answer (exit code {process.returncode})")
+    return taken
+
+
+async def answers(args: Args, folder: Path, url: str) -> list[Row]:
+    """Spawn and ask, by each SDK in turn, and weigh what has answered once."""
+    import entries
+    import zmq_echo
+
+    from orch import AsyncOrchestrator, Config
+
+    # Workers let nobody but root look into them, unless told to.
+    os.environ["ORCH_DEBUG_DUMPABLE"] = "1"
+    addresses = {f"{sdk.upper()}_BASE_URL": address for sdk, address in base_urls(url).items()}
+    hub, weights, plain = zmq_echo.Hub(folder), dict[str, list[float]]((sdk, []) for sdk in MODELS), list[float]()
+    async with AsyncOrchestrator(
+        model="anthropic:claude-sonnet-5-5",
+        config=Config(),
+        home=folder / "home",
+        launcher=entries.launcher,
+        env={**KEYS, **addresses, "PATH": os.environ["PATH"]},
+    ) as orchestrator:
+
+        def spawned(sdk: str) -> Callable[[], Awaitable[float]]:
+            async def seconds() -> float:
+                taken = []
+                for _ in range(SPAWNS_A_ROUND):
+                    begin = perf_counter()
+                    agent = await orchestrator.spawn("nothing", model=f"{sdk}:{MODELS[sdk]}")
+                    await agent.query("hi")
+                    taken.append(perf_counter() - begin)
+                    os.kill(agent.pid, signal.SIGUSR1)
+                    # The signal interrupts its waiting, so the ping is answered after the collection.
+                    await agent.ping()
+                    weights[sdk].append(private_mib(agent.pid))
+                    await agent.kill()
+                return median(taken)
+
+            return seconds
+
+        def weigh_plain() -> float:
+            worker = zmq_echo.Worker(hub, "plain_worker.py")
+            worker.ask("gc")
+            plain.append(private_mib(worker.pid))
+            worker.stop()
+            return plain[-1]
+
+        sides: dict[str, harness.Side] = {"plain": weigh_plain}
+        for sdk in MODELS:
+            sides |= {f"ours {sdk}": spawned(sdk), f"fresh {sdk}": lambda sdk=sdk: fresh(sdk, url)}  # type: ignore[misc]
+        took = await harness.interleave(args.rounds, **sides)
+    hub.close()
+    rows = []
+    for sdk in MODELS:
+        ours, peer = ([1000 * seconds for seconds in took[f"{side} {sdk}"]] for side in ("ours", "fresh"))
+        rows.append(
+            harness.compared(
+                f"spawn to first model answer, {sdk} (ms; peer: new process that imports it and asks; times faster)",
+                ours,
+                peer,
+                must=FIRST[0],
+                aim=FIRST[1],
+                inverse=True,
+            )
+        )
+    for sdk in MODELS:
+        rows.append(
+            harness.compared(
+                f"private memory after gc, one streamed answer, {sdk} (MiB; peer: plain worker)",
+                [median(weights[sdk])],
+                [median(plain)],
+                must=MEMORY[0],
+                aim=MEMORY[1],
+            )
+        )
+    return rows
+
+
+class Nobody:
+    """A root that an agent has nothing to ask of."""
+
+    def report(self, phase: str, detail: str, step: int) -> None:
+        """Hear nothing."""
+
+    async def call_root(self, service: str, params: Any, seconds: float | None = None) -> Any:
+        """Serve nothing."""
+        raise NotImplementedError(service)
+
+    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
+        """Hear nothing."""
+
+    def heard(self, steer_id: str) -> None:
+        """Hear nothing."""
+
+    def stop(self, code: int = 0) -> None:
+        """The agent cannot go on."""
+        raise RuntimeError(f"the agent stopped with {code}")
+
+
+def conversation(length: int) -> tuple[Any, ...]:
+    """Return a history of `length` messages: questions, calls, results and answers."""
+    from orch_protocol.messages import Message, Text, ToolResult, ToolUse
+
+    def four(number: int) -> list[Message]:
+        call = ToolUse(f"toolu_{number}", "read_file", {"path": f"src/module_{number}.py", "offset": number})
+        said = Text(f"Part {number} of what there is to say about it. " * 8)
+        return [
+            Message("user", (said,)),
+            Message("assistant", (said, call)),
+            Message("user", (ToolResult(call.id, (said,)),)),
+            Message("assistant", (said,)),
+        ]
+
+    return tuple(message for number in range(length // 4) for message in four(number))
+
+
+def bare_call(sdk: str, url: str) -> Callable[[dict[str, Any]], Awaitable[str]]:
+    """Return what asks by the SDK alone, as its documentation shows, and returns the streamed text."""
+    if sdk == "anthropic":
+        import anthropic
+
+        messages = anthropic.AsyncAnthropic(api_key="k", base_url=url).messages
+
+        async def ask_anthropic(body: dict[str, Any]) -> str:
+            stream = await messages.create(**body)
+            return "".join([event.delta.text async for event in stream if event.type == "content_block_delta"])
+
+        return ask_anthropic
+    import openai
+
+    completions = openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1").chat.completions
+
+    async def ask_openai(body: dict[str, Any]) -> str:
+        stream = await completions.create(**body)
+        return "".join([event.choices[0].delta.content or "" async for event in stream if event.choices])
+
+    return ask_openai
+
+
+async def step(args: Args, folder: Path, server: harness.Peer, sdk: str, length: int) -> Row:
+    """Ask an agent with `length` messages behind it, and the SDK with the very request that the agent sent.
+
+    A turn of the agent is one step here: it records the prompt, the response and the reply.
+    """
+    from orch_protocol.commands import Query
+    from orch_protocol.spec import AgentSpec, BackendSpec
+    from orch_worker.backends import models
+    from orch_worker.backends.registry import complete
+    from orch_worker.runtime import Runtime
+    from orch_worker.tools.presets import resolve
+
+    url = server.ask()["url"]
+    given = BackendSpec(sdk, MODELS[sdk], {"base_url": base_urls(url)[sdk]})
+    backend = complete(given, models.load(), {}, KEYS)
+    bare, body = bare_call(sdk, url), dict[str, Any]()
+    history, tools = conversation(length), resolve()
+
+    async def ours() -> float:
+        with harness.scratch() as session:
+            spec = AgentSpec("a1", 1, "agent", "task", backend, str(session), str(folder), tools=tools, history=history)
+            runtime = Runtime(spec, KEYS, Nobody())
+
+            async def turn() -> None:
+                finished = await runtime.query("q", Query("and now?"), runtime.begin())
+                if finished.error is not None:
+                    raise RuntimeError(finished.error.message)
+
+            try:
+                await turn()
+                taken = await timed(STEPS_A_ROUND, turn)
+                body.update(server.ask()["last"])
+            finally:
+                runtime.close()
+                await runtime.backend.close()
+        return taken
+
+    async def peer() -> float:
+        await bare(body)
+        return await timed(STEPS_A_ROUND, lambda: bare(body))
+
+    await ours()
+    took = await harness.interleave(args.rounds, ours=ours, peer=peer)
+    return harness.compared(
+        f"a step, {sdk}, {length or 'no'} messages before (us; peer: the SDK's bare call, streamed)",
+        took["ours"],
+        took["peer"],
+        must=STEP[0],
+        aim=STEP[1],
+    )
+
+
+async def measure(args: Args) -> list[Row]:
+    """Measure first answers and memory with processes, then steps in this one."""
+    sys.path.append(str(harness.PEERS))
+    server = harness.Peer(sys.executable, "model_server.py")
+    try:
+        with harness.scratch() as folder:
+            rows = await answers(args, folder, server.ask()["url"])
+            rows += [await step(args, folder, server, sdk, length) for sdk in MODELS for length in (0, LONG)]
+    finally:
+        server.close()
+    return rows
+
+
+if __name__ == "__main__":
+    harness.main(measure)
