@@ -15,7 +15,7 @@ from .journal import Journal
 __all__ = ["Disk"]
 
 GROUP_SYNC_SECONDS = 0.05
-THREADS = 2
+THREADS = 4
 
 T = TypeVar("T")
 
@@ -23,12 +23,14 @@ T = TypeVar("T")
 class Disk:
     """Brings `journal` to the disk soon after it was written to, and does other slow work on files.
 
-    Its threads are its own: functions of the user's program, which may block for ever, cannot take them up.
+    Its threads are its own: functions of the user's program, which may block for ever, cannot take them up. Nor does
+    the journal wait for one while large files are read.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="orch-disk")
+        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="orch-sync")
         self._journal = journal
         self._due: asyncio.TimerHandle | None = None
         self._syncing: asyncio.Future[None] | None = None
@@ -45,7 +47,8 @@ class Disk:
             self._due.cancel()
         if self._syncing is not None:
             await asyncio.wait([self._syncing], timeout=seconds)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._syncer):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _sync_soon(self) -> None:
         self._due = self._loop.call_later(GROUP_SYNC_SECONDS, self._sync)
@@ -53,7 +56,7 @@ class Disk:
     def _sync(self) -> None:
         # A failure ends the journal, and the next that writes to it is told.
         try:
-            self._syncing = self.do(self._journal.sync)
+            self._syncing = self._loop.run_in_executor(self._syncer, self._journal.sync)
         except RuntimeError:  # the program is ending, and Python starts no more threads
             with contextlib.suppress(StoreError):
                 self._journal.sync()

@@ -163,6 +163,7 @@ class Supervisor:
         if ended:
             await asyncio.wait(ended, timeout=2.0)
         await self._launcher.stop()
+        await self.archives.close()
         await self.disk.close(2.0)
 
     def _settle(self) -> None:
@@ -172,7 +173,6 @@ class Supervisor:
         for peer in self._peers.values():
             self._board.peers.forget(peer)
         self._board.close()
-        self.archives.close()
         settled = self.tree.decide(self._recover(), self._clock())
         self._journal.record(settled.entries)
         self.tree.apply(settled.entries)

@@ -5,10 +5,8 @@ An agent's process asks (see `orch_worker.archiving`); what follows is worked ou
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
 from orch_protocol.archive import Source
 from orch_protocol.config import ArchivalConfig
@@ -19,44 +17,19 @@ from orch_protocol.spec import AgentSpec
 from orch_worker.backends.families import ratios_of
 from orch_worker.estimate import Estimator
 from orch_worker.stubs import stub_text
+from orch_worker.transcript import NAME
 
 from .adapters import format_named
 from .folding import Folding
 from .gate import Prices
-from .ledger import Draft, Ledger
+from .ledger import Draft
 from .pieces import Pieces
 from .profiles import rules_of
-from .search import Search
 from .shelf import Record
+from .shelves import Do, Shelves, Stacks
 from .summary import Style, questions, questions_beside
 
 __all__ = ["Archives", "merged"]
-
-T = TypeVar("T")
-
-
-class Do(Protocol):
-    """Runs a function in a thread."""
-
-    def __call__(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Return a future of what `work` returns."""
-
-
-class Shelves:
-    """The ledger of one agent and the index over it. One thread at a time works with them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ledger = Ledger(folder)
-        self.search = Search(self.ledger)
-        self.lock = asyncio.Lock()
-        self.asking: dict[str, Generator[SummaryRequest, str, str | None]] = {}
-
-    def catch_up(self) -> list[Record]:
-        """Take in what the agent has recorded since, and return the archives that are new."""
-        new = self.ledger.catch_up()
-        for record in new:
-            self.search.added(record)
-        return new
 
 
 class Archives:
@@ -65,80 +38,58 @@ class Archives:
     def __init__(self, config: ArchivalConfig, do: Do) -> None:
         self.config = config
         self.rules = rules_of(config)
-        self._do = do
-        self._shelves: dict[str, Shelves] = {}
+        self._stacks = Stacks(do)
+        self._sizes: dict[str, int] = {}
 
-    def close(self) -> None:
-        """Close the indexes; what they lack is made up for when they are opened again."""
-        for shelves in self._shelves.values():
-            shelves.search.close()
+    async def close(self) -> None:
+        """Give everything up, when what is under way is done (at most 2 s)."""
+        await self._stacks.close()
 
     async def plan(self, spec: AgentSpec, ask: Archive, prices: Prices) -> ArchivePlan:
         """Return what of the agent's conversation is to be put on record as archived now. Raises StoreError."""
-        shelves = self._of(spec)
-        async with shelves.lock:
-            return await self._do(self._planned, shelves, spec, ask, prices)
+        return await self._stacks.work(Path(spec.folder), self._planned, spec, ask, prices)
 
     async def known(self, spec: AgentSpec) -> list[Record]:
         """Return every archive that the agent has on record, in order. Raises StoreError."""
-        shelves = self._of(spec)
-        async with shelves.lock:
-            await self._do(shelves.catch_up)
-            return list(shelves.ledger.records.values())
+        size = _size(spec)
+        records = await self._stacks.work(Path(spec.folder), _known)
+        self._sizes[spec.id] = size
+        return records
+
+    def grew(self, spec: AgentSpec) -> bool:
+        """Return whether the agent may have archives on record that `known` did not return."""
+        return _size(spec) != self._sizes.get(spec.id, 0)
 
     async def summarise(self, spec: AgentSpec, step: Summarise, *, json: bool = True) -> SummaryRequest | str | None:
         """Return what a model is to be asked next about an archive; or the text of its stub; or None: there is none.
 
         Without `json` the model is asked for a paragraph whatever is configured: it cannot be trusted with JSON.
         """
-        shelves = self._of(spec)
-        async with shelves.lock:
-            style = self.config.summary.style if json else "paragraph"
-            return await self._do(self._asked, shelves, step, style)
+        style = self.config.summary.style if json else "paragraph"
+        return await self._stacks.work(Path(spec.folder), self._asked, step, style)
 
     async def search(self, spec: AgentSpec, query: str, limit: int) -> list[Hit]:
         """Return up to `limit` places for `query` in the archives of the agent, the best first. Raises StoreError."""
-        shelves = self._of(spec)
-        async with shelves.lock:
-            return await self._do(_searched, shelves, query, limit)
+        return await self._stacks.work(Path(spec.folder), _searched, query, limit)
 
     async def passages(self, spec: AgentSpec, question: str, era: str, limit: int) -> list[Hit]:
         """Return up to `limit` passages below `era`, an archive of the agent, that may answer `question`."""
-        shelves = self._of(spec)
-        async with shelves.lock:
-            return await self._do(_passages, shelves, question, era, limit)
+        return await self._stacks.work(Path(spec.folder), _passages, question, era, limit)
 
     async def read(self, spec: AgentSpec, id: str, first: int, last: int | None) -> list[Message]:
         """Return the messages `first` to `last` (from 1) of an archive of the agent.
 
         Raises AgentNotFoundError, AmbiguousRefError, DamagedError, StoreError.
         """
-        shelves = self._of(spec)
-        async with shelves.lock:
-            return await self._do(_read, shelves, id, first, last)
+        return await self._stacks.work(Path(spec.folder), _read, id, first, last)
 
     async def record(self, spec: AgentSpec, id: str) -> Record:
         """Return what is known of the archive `id` of the agent. Raises AgentNotFoundError, AmbiguousRefError."""
-        shelves = self._of(spec)
-        async with shelves.lock:
-            await self._do(shelves.catch_up)
-            return shelves.ledger.find(id)
+        return await self._stacks.work(Path(spec.folder), _found, id)
 
     async def source(self, spec: AgentSpec, holder: str) -> Source:
         """Return where `holder`, an archive of the agent, has its messages. Raises AgentNotFoundError."""
-        shelves = self._of(spec)
-        async with shelves.lock:
-            await self._do(shelves.catch_up)
-            record = shelves.ledger.find(holder)
-            if record.kind == "era":
-                shown = await self._do(shelves.ledger.shown, record)
-                return Source(spec.folder, spec.id, record.kind, record.task, shown=shown)
-        return Source(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
-
-    def _of(self, spec: AgentSpec) -> Shelves:
-        if (known := self._shelves.get(spec.id)) is None:
-            known = self._shelves[spec.id] = Shelves(Path(spec.folder))
-        return known
+        return await self._stacks.work(Path(spec.folder), _source, spec, holder)
 
     # In threads.
 
@@ -173,22 +124,45 @@ class Archives:
         record = shelves.ledger.records.get(step.holder)
         if record is None:
             raise AgentNotFoundError(f"no archive {step.holder!r} in {shelves.ledger.path}")
+        if step.answer is None and step.beside:
+            shelves.asking[record.id] = questions_beside(record.task, style)
+        elif step.answer is None:
+            said = [stored.message for stored in shelves.ledger.messages(record.id)]
+            shelves.asking[record.id] = questions(said, style, self.config.summary.model)
+        # What is left of it when this fails is of no use.
+        asking = shelves.asking.pop(record.id, None)
+        if asking is None:
+            raise StoreError(f"nothing was asked about the archive {step.holder}, or too long ago: ask anew")
         try:
-            if step.answer is None:
-                if step.beside:
-                    asking = questions_beside(record.task, style)
-                else:
-                    said = [stored.message for stored in shelves.ledger.messages(record.id)]
-                    asking = questions(said, style, self.config.summary.model)
-                shelves.asking[record.id] = asking
-                return next(asking)
-            asking = shelves.asking[record.id]
-            return asking.send(step.answer)
+            request = next(asking) if step.answer is None else asking.send(step.answer)
         except StopIteration as over:
-            del shelves.asking[record.id]
             return stub_text(record.kind, record.id, over.value, record.answer) if over.value else None
-        except KeyError:
-            raise StoreError(f"nothing was asked about the archive {step.holder}") from None
+        shelves.asking[record.id] = asking
+        return request
+
+
+def _known(shelves: Shelves) -> list[Record]:
+    shelves.catch_up()
+    return list(shelves.ledger.records.values())
+
+
+def _size(spec: AgentSpec) -> int:
+    try:
+        return (Path(spec.folder) / NAME).stat().st_size
+    except OSError:
+        return 0
+
+
+def _found(shelves: Shelves, id: str) -> Record:
+    shelves.catch_up()
+    return shelves.ledger.find(id)
+
+
+def _source(shelves: Shelves, spec: AgentSpec, holder: str) -> Source:
+    record = _found(shelves, holder)
+    if record.kind == "era":
+        return Source(spec.folder, spec.id, record.kind, record.task, shown=shelves.ledger.shown(record))
+    return Source(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
 
 
 def _searched(shelves: Shelves, query: str, limit: int) -> list[Hit]:
@@ -197,14 +171,12 @@ def _searched(shelves: Shelves, query: str, limit: int) -> list[Hit]:
 
 
 def _passages(shelves: Shelves, question: str, era: str, limit: int) -> list[Hit]:
-    shelves.catch_up()
-    below = {record.id for record in shelves.ledger.below(shelves.ledger.find(era))}
+    below = {record.id for record in shelves.ledger.below(_found(shelves, era))}
     return shelves.search.passages(question, below, limit)
 
 
 def _read(shelves: Shelves, id: str, first: int, last: int | None) -> list[Message]:
-    shelves.catch_up()
-    record = shelves.ledger.find(id)
+    record = _found(shelves, id)
     return shelves.ledger.read(record.id, first, last)
 
 

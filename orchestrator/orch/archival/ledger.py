@@ -56,9 +56,10 @@ class Ledger(SearchableShelf):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.path = folder / NAME
-        self._reset()
+        self.forget()
 
-    def _reset(self) -> None:
+    def forget(self) -> None:
+        """Know nothing any more; the next `catch_up` reads all of the file."""
         self.records.clear()
         self._order.clear()
         self.view: View[Cover] = View()
@@ -84,7 +85,7 @@ class Ledger(SearchableShelf):
     def _read(self, file: BinaryIO) -> None:
         if file.seek(0, 2) < self._end:
             # What was seen is not there any more (a write that was taken back): all of it is read anew.
-            self._reset()
+            self.forget()
         start = end = file.seek(self._end)
         waiting: list[tuple[int, int, bytes]] = []
         for line in file:

@@ -137,7 +137,7 @@ async def _holder(root: Supervisor, ref: str) -> str:
 
 async def _note_all(root: Supervisor) -> None:
     for node in list(root.tree.nodes):
-        if node.spec.archival is not None:
+        if node.spec.archival is not None and root.archives.grew(node.spec):
             try:
                 await note(root, node)
             except OrchError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant
 from orch_protocol.services import Archive
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import Transcript
+from past import at_once
 
 
 @pytest.fixture
@@ -33,13 +33,6 @@ def spec_of(transcript: Transcript) -> AgentSpec:
     return AgentSpec(id="a", seq=1, name="a", task="t", backend=BackendSpec("scripted"), folder=folder, cwd="/")
 
 
-def at_once(work: Any, *arguments: Any) -> asyncio.Future[Any]:
-    """Return what `work` returns, as a future."""
-    done = asyncio.get_running_loop().create_future()
-    done.set_result(work(*arguments))
-    return done
-
-
 def step(number: int) -> list[Message]:
     """Return a call and its result."""
     id = f"c{number}"
@@ -49,9 +42,9 @@ def step(number: int) -> list[Message]:
 async def planned(transcript: Transcript, **ask: Any) -> list[tuple[str, str]]:
     """Return first and last entry of each part that is to be archived."""
     config = ArchivalConfig(profile="seed", trigger=TriggerConfig(tool_call_threshold=1))
-    archives = Archives(config, at_once)  # type: ignore[arg-type]
+    archives = Archives(config, at_once)
     plan = await archives.plan(spec_of(transcript), Archive(**ask), Prices())
-    archives.close()
+    await archives.close()
     return [(collapse.first, collapse.last) for collapse in plan.collapses]
 
 

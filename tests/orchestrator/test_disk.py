@@ -1,0 +1,30 @@
+"""Slow work on files: off the event loop, and never in the journal's way."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from orch.disk import THREADS, Disk
+from orch.journal import Journal, Opened
+
+
+async def test_the_journal_is_synced_while_large_files_are_read(tmp_path: Path) -> None:
+    """However many of them: it has a thread of its own."""
+    journal = Journal.open(tmp_path / "journal.jsonl")
+    disk = Disk(journal)
+    read = threading.Event()
+    reading = [disk.do(read.wait) for _ in range(THREADS + 1)]
+    try:
+        journal.append([Opened(at=0.0, pid=1)])
+        assert journal.log.dirty
+        disk._sync()
+        assert disk._syncing is not None
+        await disk._syncing
+        assert not journal.log.dirty
+    finally:
+        read.set()
+        for each in reading:
+            await each
+        await disk.close(1.0)
+        journal.close()

@@ -1,0 +1,247 @@
+"""An agent's life without a process: turns go on record, and what the engine plans is archived, as a worker would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from orch.archival.engine import Archives
+from orch.archival.gate import Prices
+from orch.archival.ledger import Ledger
+from orch.archival.shelf import Record
+from orch_protocol.archive import Upgrade
+from orch_protocol.config import ArchivalConfig, TriggerConfig
+from orch_protocol.entries import MessageEntry
+from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.services import Archive, ArchivePlan
+from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.stubs import holders_in, stub_text
+from orch_worker.transcript import Transcript, read_session
+
+__all__ = ["EAGER", "PROFILES", "Life", "at_once", "call", "result", "steps"]
+
+EAGER = ArchivalConfig(
+    enabled=True, profile="seed", trigger=TriggerConfig(token_threshold=0, tool_call_threshold=0), answer_tokens=5
+)
+"""Archive every finished turn."""
+PROFILES = {
+    "eager": EAGER,
+    "tight": ArchivalConfig(
+        enabled=True,
+        profile="economy",
+        gate=False,
+        trigger=TriggerConfig(token_threshold=100, tool_call_threshold=2),
+        high_tokens=150,
+        low_tokens=40,
+        rollup_tokens=150,
+        prompt_tokens=30,
+    ),
+    "phases": ArchivalConfig(enabled=True, profile="economy", turns=False, gate=False, high_tokens=100, low_tokens=30),
+    "gated": ArchivalConfig(enabled=True, profile="economy", high_tokens=300, low_tokens=100, rollup_tokens=200),
+}
+
+
+def call(*ids: str, text: str = "") -> Message:
+    """Return a response that makes the calls `ids`."""
+    said = (Text(text),) if text else ()
+    return Message("assistant", (*said, *(ToolUse(id, "read_file", {"path": f"{id}.txt"}) for id in ids)))
+
+
+def result(*ids: str, text: str = "") -> Message:
+    """Return the results of the calls `ids`."""
+    return Message("user", tuple(ToolResult(id, (Text(text or f"what is in {id}.txt"),)) for id in ids))
+
+
+def steps(count: int, name: str = "c", size: int = 1) -> list[Message]:
+    """Return `count` calls with their results, which are `size` words long."""
+    pairs = [(f"{name}{number}", f"word{number} " * size) for number in range(count)]
+    return [message for id, text in pairs for message in (call(id), result(id, text=text))]
+
+
+def at_once(work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+    """Do `work` here and now, where a thread would."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    try:
+        future.set_result(work(*arguments))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+class Life:
+    """One agent, from its root's side and its own. Everything ever said is in `said`, by entry id."""
+
+    def __init__(self, folder: Path, config: ArchivalConfig = EAGER) -> None:
+        self.folder = folder
+        self.config = config
+        self.said: dict[str, Message] = {}
+        self.queries = 0
+        self.loop = asyncio.Runner()
+        self.transcript = self._opened()
+        self.archives = Archives(config, at_once)
+        self.spec = AgentSpec(
+            id="agent", seq=1, name="agent", task="t", backend=BackendSpec("extractive"), folder=str(folder), cwd="/"
+        )
+
+    def _opened(self) -> Transcript:
+        return Transcript.open(self.folder, agent="agent", cwd="/")
+
+    def close(self) -> None:
+        """End it."""
+        self.transcript.close()
+        self.forget()
+        self.loop.close()
+
+    # What an agent does.
+
+    def say(self, *messages: Message, turn: str | None = None) -> None:
+        """Put messages of the turn under way on record."""
+        for message in messages:
+            entry = self.transcript.message(message, f"q{self.queries}" if turn is None else turn)
+            self.said[entry.id] = entry.message
+
+    def seed(self, *messages: Message) -> None:
+        """Begin with what somebody else has said."""
+        self.transcript.seed(messages)
+        self.said |= {entry.id: entry.message for entry in self.entries()}
+
+    def entries(self) -> list[MessageEntry]:
+        """Return the messages that the worker still has in memory."""
+        return [entry for entry in self.transcript.session.entries if isinstance(entry, MessageEntry)]
+
+    def begin(self, asked: str) -> None:
+        """Begin a turn."""
+        self.queries += 1
+        interrupted = self.transcript.session.interrupted
+        if interrupted is not None:
+            self.transcript.turn_start(f"q{self.queries}", interrupted)
+        self.say(user(asked))
+
+    def end(self, stop_reason: StopReason = "end_turn", text: str = "done") -> None:
+        """Put the end of the turn on record."""
+        turn = f"q{self.queries}"
+        self.transcript.turn_end(turn, Reply("agent", turn, text, stop_reason))
+
+    def turn(self, *work: Message, asked: str = "", answer: str | None = None, stop: StopReason = "end_turn") -> str:
+        """Live through a whole turn, and return its query id."""
+        self.begin(asked or f"ask {self.queries + 1}")
+        self.say(*work)
+        if stop == "end_turn":
+            self.say(assistant(answer if answer is not None else f"answer {self.queries}"))
+        self.end(stop)
+        return f"q{self.queries}"
+
+    # What root and worker do about it.
+
+    def plan(self, stop_reason: StopReason | None = "end_turn", *, summaries: bool = False) -> ArchivePlan:
+        """Return what the engine wants archived now."""
+        items = self.transcript.session.view.items
+        ask = Archive(stop_reason, items[-1].last if items else "", 0, 1.0, summaries)
+        return self.loop.run(self.archives.plan(self.spec, ask, Prices()))
+
+    def archive(self, stop_reason: StopReason | None = "end_turn") -> list[str]:
+        """Archive what is to be archived now, and return the holders."""
+        plan = self.plan(stop_reason)
+        self.transcript.archive(plan.collapses)
+        return [collapse.holder for collapse in plan.collapses]
+
+    def summarise(self, holder: str, text: str, *, at_once: bool = True) -> None:
+        """Put a better text for what stands in a holder's place on record."""
+        record = self.ledger().records[holder]
+        self.transcript.upgrade(Upgrade(holder, stub_text(record.kind, holder, text, record.answer), at_once))
+
+    def restart(self) -> None:
+        """Let another process of the agent go on."""
+        self.transcript.close()
+        self.transcript = self._opened()
+
+    def forget(self) -> None:
+        """Let another root go on."""
+        self.loop.run(self.archives.close())
+        self.archives = Archives(self.config, at_once)
+
+    # What is there.
+
+    def ledger(self) -> Ledger:
+        """Return the file as somebody reads it who never saw it before."""
+        ledger = Ledger(self.folder)
+        ledger.catch_up()
+        return ledger
+
+    def records(self) -> list[Record]:
+        """Return all archives, by the engine's word."""
+        return self.loop.run(self.archives.known(self.spec))
+
+    def read(self, holder: str, first: int = 1, last: int | None = None) -> list[Message]:
+        """Return what an archive holds."""
+        return self.loop.run(self.archives.read(self.spec, holder, first, last))
+
+    def check(self) -> None:
+        """Hold everything that is said of a life at any moment. Raises AssertionError."""
+        session, known = self.transcript.session, self.records()
+        again, fresh = read_session(self.folder), self.ledger()
+        shown = [(item.message, item.first, item.last) for item in session.view.items]
+        for other in (again.view, fresh.view):
+            assert [(item.message, item.first, item.last) for item in other.items] == shown
+        mine = self.loop.run(self.archives._stacks.work(self.folder, lambda shelves: shelves.ledger.view))
+        assert [(item.message, item.first, item.last) for item in mine.items] == shown
+        assert (again.messages, again.replies, again.responses) == (
+            session.messages,
+            session.replies,
+            session.responses,
+        )
+        assert list(fresh.records.values()) == known
+        self._check_records(known)
+        self._check_union(known)
+
+    def _check_records(self, known: list[Record]) -> None:
+        order = {id: place for place, id in enumerate(self.said)}
+        for record in known:
+            messages = self.read(record.id)
+            ids = self._ids(record.spans)
+            assert [self.said[id] for id in ids] == messages, "an archive reads otherwise than what was said"
+            assert len(messages) == record.count
+            places = [order[id] for id in ids]
+            assert places == sorted(set(places)), "what an archive holds is not in order"
+            # Between the prompt of a phase and its steps are those of phases before it.
+            gaps = [b - a for a, b in pairwise(places) if b - a != 1]
+            assert len(gaps) <= (record.kind == "phase"), "what an archive holds has gaps"
+
+    def _check_union(self, known: list[Record]) -> None:
+        own = [id for record in known for id in self._ids(record.own)]
+        assert len(own) == len(set(own)), "two archives hold the same as their own"
+        order = list(self.said)
+        at = {id: place for place, id in enumerate(order)}
+        held = {record.id: (record.members, set(self._ids(record.own))) for record in known}
+        behind, shown = 0, set[str]()
+        for _, group in groupby(self.transcript.session.view.items, key=lambda item: (item.first, item.last)):
+            items = list(group)
+            start, stop = at[items[0].first], at[items[-1].last] + 1
+            assert start == behind, "between two that are shown something is missing, or twice"
+            behind = stop
+            # A prompt stays, with the stubs of its phases behind what was asked.
+            there = {item.first for item in items if _begins(item.message, self.said[item.first])}
+            waiting = [id for item in items for id in holders_in(item.message)]
+            while waiting:
+                members, own = held[waiting.pop()]
+                there |= own
+                waiting += members
+            missing, more = set(order[start:stop]) - there, there - set(order[start:stop])
+            assert not missing, "a holder lacks something of what its stub stands for"
+            assert more <= shown, "a holder holds more than its stub stands for, and the prompt before that"
+            shown |= there
+        assert behind == len(order)
+
+    def _ids(self, spans: Any) -> list[str]:
+        """Return the ids of the messages on these lines, read by nothing of ours."""
+        data = (self.folder / "session.jsonl").read_bytes()
+        lines = [json.loads(line) for start, length in spans for line in data[start : start + length].splitlines()]
+        return [line["id"] for line in lines if line["type"] == "message"]
+
+
+def _begins(message: Message, said: Message | None) -> bool:
+    return said is not None and message.role == said.role and message.content[: len(said.content)] == said.content
