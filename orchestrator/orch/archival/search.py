@@ -20,6 +20,8 @@ __all__ = ["Search"]
 
 MOST_ARCHIVES: Final = 400
 MOST_READ: Final = 12
+PLACES: Final = 3
+"""The most places of one archive that a search shows."""
 
 
 class Search:
@@ -83,22 +85,31 @@ class Search:
         return self._index
 
     def _exact(self, records: Iterable[Record], query: str, limit: int) -> list[Hit]:
-        """Return a hit for each of `records` in which `query` stands letter by letter, at most `limit`."""
-        wanted = _quoted(query)
-        hits = (self._exactly(record, query, wanted) for record in records)
-        return list(islice((hit for hit in hits if hit), limit))
+        """Return places in `records` where `query` stands letter by letter, at most `limit`.
 
-    def _exactly(self, record: Record, query: str, wanted: bytes) -> Hit | None:
+        The best place of each archive comes before the second one of any.
+        """
+        wanted = _quoted(query)
+        held = ((record, self._exactly(record, query, wanted)) for record in records)
+        found = list(islice(((record, places) for record, places in held if places), limit))
+        rows = [(rank, record, *each) for record, places in found for rank, each in enumerate(places)]
+        best = sorted(rows, key=lambda row: row[0])[:limit]
+        return [self._hit(record, place, text, query) for _, record, place, text in best]
+
+    def _exactly(self, record: Record, query: str, wanted: bytes) -> list[tuple[int, str]]:
+        """Return places and texts of the archive's messages that hold `query`: what was asked behind what was found."""
         lines = self._archive.lines(record.id)
         places = [place for place, line in enumerate(lines) if wanted in line]
         if not places:
-            return None
+            return []
         texts = self._archive.texts(record)
-        for place in places:
-            if place < len(texts) and query in texts[place]:
-                found = passage(texts[place], query)
-                return Hit(record.id, self._archive.entry(record, place), found[0] if found else "", True, record.task)
-        return None
+        found = [(place, texts[place]) for place in places if place < len(texts) and query in texts[place]]
+        prompts = record.prompts if record.kind == "turn" else 0
+        return sorted(found, key=lambda each: each[0] < prompts)[:PLACES]
+
+    def _hit(self, record: Record, place: int, text: str, query: str) -> Hit:
+        found = passage(text, query)
+        return Hit(record.id, self._archive.entry(record, place), found[0] if found else "", True, record.task)
 
     def _near(self, stages: Iterable[list[int]], query: str, limit: int) -> list[Hit]:
         """Return places that resemble `query`: first those that hold all of it in another case."""

@@ -88,6 +88,20 @@ def test_search_is_fresh(shape: Shape, archiver: Archiver) -> None:
     assert archiver.search("needle_77_1")[0].task == "Look into module 77"
 
 
+def test_what_was_found_comes_before_what_was_asked(shape: Shape, archiver: Archiver) -> None:
+    """An archive shows several of its places, its prompt last; but every archive shows one first."""
+    for number in (1, 2):
+        call = shape.calls((f"c{number}", "grep", {"pattern": "valve_9"}))
+        results = shape.results((f"c{number}", f"src/{number}.py: valve_9 = open()\n" + "words, more; " * 4000))
+        turn = [shape.user("Where is valve_9?"), call, *results, shape.assistant("It is valve_9, as asked.")]
+        archiver.fold(turn)
+    hits = archiver.search("valve_9")
+    assert len({hit.id for hit in hits[:2]}) == 2
+    assert len(hits) == 6
+    assert all("Where is" not in hit.text for hit in hits)
+    assert len(archiver.search("valve_9", 2)) == 2
+
+
 def test_exact_case_comes_before_any_other(archiver: Archiver) -> None:
     """Letter by letter is exact; in another case it is similar, and still found."""
     assert archiver.search("handle_pump")[0].exact
