@@ -21,6 +21,7 @@ PUBLIC = {
     "Limits",
     "Message",
     "Orchestrator",
+    "PolicyConfig",
     "Reply",
     "ScriptedBackend",
     "Subagent",

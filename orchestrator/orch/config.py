@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from orch_protocol.config import ArchivalConfig, Config, parse_model
 from orch_protocol.errors import ConfigError, OrchError
+from orch_protocol.policy import RANK
 
 from . import paths
 from .trust import is_trusted, project_file
@@ -142,7 +143,7 @@ def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
 
 def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
     """Split `layer` into what makes `below` narrower and the keys, in order, of what would not."""
-    kept = {key: setting for key, setting in layer.items() if NARROWS[key](setting.value, below[key].value)}
+    kept = {key: setting for key, setting in layer.items() if _narrows(key, setting.value, below)}
     return kept, [key for key in layer if key not in kept]
 
 
@@ -161,6 +162,18 @@ def _at_most(new: Any, old: Any) -> bool:
 
 def _at_most_if_any(new: Any, old: Any) -> bool:
     return new is not None and (old is None or bool(new <= old))
+
+
+def _as_strict(new: Any, old: Any) -> bool:
+    return new is not None and RANK[new] >= RANK[old or "ask"]
+
+
+def _denies(new: Any, old: Any) -> bool:
+    return new == "deny" or (old is not None and RANK[new] >= RANK[old])
+
+
+def _more(new: Any, old: Any) -> bool:
+    return set(new) >= set(old)
 
 
 # What an untrusted file may do to each key. A test holds this table complete.
@@ -182,9 +195,22 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "limits.tool_seconds": _at_most,
     "limits.reply_tokens": _at_most,
     "daemon.idle_minutes": _at_most,
+    "policy.approval_mode": _as_strict,
+    "policy.dangerous_tools": _more,
+    "policy.permissions": _denies,
+    "policy.denied_paths": _more,
+    "policy.allowed_paths": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
+    "policy.personal_paths": _more,
+    "policy.code_paths": _more,
+    "policy.approval_seconds": _at_most,
     # What is archived, and what that costs, is its user's to say.
     **dict.fromkeys((key for key, _ in _fields(ArchivalConfig, "archival.")), _never),
 }
+
+
+def _narrows(key: str, new: Any, below: Layer) -> bool:
+    old = below[key].value if key in below else None
+    return NARROWS[key if key in NARROWS else key.rpartition(".")[0]](new, old)
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -196,7 +222,12 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 TYPES: Final[dict[str, Any]] = dict(_fields(Config))
-LISTS: Final = ("subagents.default_tools", "subagents.chat_models")
+LISTS: Final = (
+    *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
+    *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths"),
+)
+TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
+"""Settings with keys of the user's own, each of which is a setting too."""
 SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enumerate(key) if mark == ".")
 
 
@@ -262,7 +293,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
         within = nested
         for section in sections:
             within = within.setdefault(section, {})
-        within[name] = value
+        within[name] = dict(value) if isinstance(value, dict) else value
     return nested
 
 
@@ -270,14 +301,21 @@ def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setti
     """Return `value` checked against the type of `key`; not `strict` reads it from text."""
     if key in SECTIONS:
         raise ConfigError(f"{source}: {key} is a section, not a value: write [{key}] and its settings below")
-    if key not in TYPES:
+    expected = _type(key)
+    if expected is None:
         raise ConfigError(f"{source}: {_unknown(key)}")
     try:
-        return Setting(msgspec.convert(value, TYPES[key], strict=strict), source)
+        return Setting(msgspec.convert(value, expected, strict=strict), source)
     except msgspec.ValidationError as error:
-        choices = get_args(TYPES[key]) if get_origin(TYPES[key]) is Literal else ()
+        choices = get_args(expected) if get_origin(expected) is Literal else ()
         hint = f"; it is one of {', '.join(map(repr, choices))}" if choices else ""
         raise ConfigError(f"{source}: {key} = {_shown(value)} does not fit: {_lower(str(error))}{hint}") from error
+
+
+def _type(key: str) -> Any:
+    """Return the type of the setting `key`, None when there is no such setting."""
+    table, _, name = key.rpartition(".")
+    return get_args(TYPES[table])[1] if table in TABLES and name else TYPES.get(key)
 
 
 def _shown(value: Any) -> str:
@@ -318,7 +356,7 @@ def _tables(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, item in data.items():
         if isinstance(item, Mapping):
             key = prefix + name
-            yield from _tables(item, f"{key}.") if key in SECTIONS else [key]
+            yield from () if key in TABLES else _tables(item, f"{key}.") if key in SECTIONS else [key]
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -357,7 +395,7 @@ def _parse(path: Path, content: bytes) -> Layer:
     return {
         key: _setting(key, value, f"{path}, line {line_of(text, key)}")
         for key, value in _leaves(data)
-        if not (key in SECTIONS and value == {})
+        if not (key in SECTIONS | TABLES and value == {})
     }
 
 

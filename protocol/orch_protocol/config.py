@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from .policy import PolicyConfig
 from .spec import BackendSpec, Durability
 
 __all__ = [
@@ -125,6 +126,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     archival: ArchivalConfig = field(default_factory=ArchivalConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 def parse_model(model: str | None) -> BackendSpec:

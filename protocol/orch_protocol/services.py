@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from .archive import Collapse
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
+from .policy import PolicySpec
 from .recall import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 
@@ -76,6 +77,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
     one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
     is the one that the backend needs. `max_cost_usd` beats that of `limits`; neither means the configured one.
+    `policy` is the user's to say, None: as configured for programs; what an agent spawns is under that agent's.
     """
 
     task: str
@@ -93,6 +95,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     max_cost_usd: float | None = None
     template: Template | None = None
     queue_mode: QueueMode = "one-at-a-time"
+    policy: PolicySpec | None = None
     request_id: str | None = None
 
 

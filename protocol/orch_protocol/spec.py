@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from .archive import Source
 from .messages import Message
+from .policy import PolicySpec
 
 __all__ = [
     "AgentSpec",
@@ -86,7 +87,7 @@ class AgentSpec(Struct, frozen=True):
     `tools` names the granted tools, already narrowed to what the parent may grant; `root_tools` are functions of the
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
-    a holder holds.
+    a holder holds. Under `policy` it works, and all agents below it.
     """
 
     id: str
@@ -111,6 +112,7 @@ class AgentSpec(Struct, frozen=True):
     template: Template = "lean"
     archival: ArchivalSpec | None = None
     source: Source | None = None
+    policy: PolicySpec = field(default_factory=PolicySpec)
 
 
 class Birth(Struct, frozen=True):

@@ -50,7 +50,9 @@ def test_config_page_shows_every_setting() -> None:
     sizes = {"high": 40_000, "low": 15_000, "rollup": 6_000, "prompt": 2_000}
     unset |= {f"archival.{name}_tokens": size for name, size in sizes.items()}
     unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0}
-    assert shown == flat(Config()) | {"model": "extractive:", **unset}
+    unset |= {"policy.approval_mode": "ask", "policy.allowed_paths": (".",), "policy.permissions.bash": "deny"}
+    set_ = {key: value for key, value in flat(Config()).items() if key != "policy.permissions"}
+    assert shown == set_ | {"model": "extractive:", **unset}
 
 
 def test_tools_page_lists_tools_and_presets() -> None:

@@ -224,6 +224,18 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("limits.reply_tokens = 4001", False),
         ("daemon.idle_minutes = 1", True),
         ("daemon.idle_minutes = 1e7", False),
+        ('policy.approval_mode = "deny"', True),
+        ('policy.approval_mode = "allow"', False),
+        ("policy.dangerous_tools = []", False),
+        ('policy.permissions.bash = "deny"', True),
+        ('policy.permissions.bash = "allow"', False),
+        ('policy.permissions.bash = "ask"', False),
+        ('policy.denied_paths = ["secret"]', True),
+        ('policy.allowed_paths = ["."]', True),
+        ("policy.personal_paths = []", False),
+        ('policy.code_paths = ["~/projects", "~/src", "lib"]', True),
+        ("policy.approval_seconds = 1", True),
+        ("policy.approval_seconds = 1000", False),
     ],
 )
 def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:
@@ -234,7 +246,7 @@ def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: s
     if kept:
         assert (loaded.sources[key], loaded.notes) == (f"{own}, line 1", ())
     else:
-        assert (loaded.config, loaded.sources[key]) == (Config(), "default")
+        assert (loaded.config, loaded.sources.get(key, "default")) == (Config(), "default")
         assert [f"ignored {key}. " in note and f"orch config trust {project}" in note for note in loaded.notes] == [
             True
         ]
@@ -262,6 +274,35 @@ def test_an_untrusted_project_narrows_the_users_own_values(home: Path, project: 
     assert loaded.config.subagents.max_concurrent == 4
     assert loaded.config.subagents.default_tools == ("read_file",)
     assert "ignored subagents.max_concurrent." in loaded.notes[0]
+
+
+def test_permissions_of_tools_are_merged_one_by_one(home: Path, project: Path) -> None:
+    """A file that says something of one tool leaves what another says of others, and each has its source."""
+    user = write(home / "config.toml", '[policy.permissions]\nbash = "deny"\nown = "ask"\n')
+    own = write(project_file(project), '[policy.permissions]\nbash = "allow"\nown = "deny"\nread_file = "deny"\n')
+    loaded = load(project, {"ORCH_POLICY__PERMISSIONS__CHAT": "ask"}, home=home)
+    assert loaded.config.policy.permissions == {"bash": "deny", "own": "deny", "read_file": "deny", "chat": "ask"}
+    assert loaded.sources["policy.permissions.bash"] == f"{user}, line 2"
+    assert loaded.sources["policy.permissions.own"] == f"{own}, line 3"
+    assert "ignored policy.permissions.bash." in loaded.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            '[policy.permissions]\nbash = "never"\n',
+            r"line 2: policy\.permissions\.bash = 'never' .*'allow', 'ask', 'deny'",
+        ),
+        ('[policy]\npermissions = "deny"\n', "line 2: policy.permissions = 'deny' does not fit"),
+        ("[policy.permission]\n", "there is no section"),
+    ],
+)
+def test_a_bad_permission_is_named(home: Path, text: str, complaint: str) -> None:
+    """A permission that is none, and a table by another name, do not pass in silence."""
+    write(home / "config.toml", text)
+    with pytest.raises(ConfigError, match=complaint):
+        load(None, {}, home=home)
 
 
 def test_trust_is_by_content_and_folder(home: Path, project: Path, tmp_path: Path) -> None:

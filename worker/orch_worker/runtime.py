@@ -17,7 +17,8 @@ from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.spec import AgentSpec
 
 from .archiving import Archiving
-from .backends.registry import make_backend
+from .backends.registry import is_remote, make_backend
+from .guard import Guard
 from .interjections import Interjection, Interjections
 from .loop import Brake, run_turn
 from .prompt import first_prompt, system_prompt
@@ -82,7 +83,8 @@ class Runtime:
                 archives=spec.archival is not None,
             )
             self._purse = context.own(Purse)
-            self.toolbox = make_toolbox(spec.tools, spec.root_tools, context)
+            guard = Guard(spec.policy, context.cwd, context.env, is_remote=is_remote(spec.backend))
+            self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
             tools, session = self.toolbox.specs(), self.transcript.session
             system = system_prompt(spec, [tool.name for tool in tools])
             self.backend.append_system(system, tools)
@@ -136,6 +138,7 @@ class Runtime:
         session, archiving = self.transcript.session, self._archiving
         if archiving is not None:
             archiving.turn_began()
+        self.toolbox.turn_began()
         stop_reason: StopReason | None = None
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:

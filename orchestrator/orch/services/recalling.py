@@ -90,6 +90,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         durability=owner.durability,
         template=template_for(backend),
         source=await root.archives.source(owner, holder),
+        policy=owner.policy,
     )
     id: str = root.handle(events.Hold(spec))
     return nodes[id]

@@ -11,6 +11,7 @@ import msgspec
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
 from orch_protocol.ids import new_id
+from orch_protocol.policy import PolicySpec
 from orch_protocol.services import Spawn, Spawned
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
 from orch_worker.backends.fare import check_priced
@@ -95,6 +96,7 @@ def describe(
         queue_mode=request.queue_mode,
         template=request.template or template_for(backend),
         archival=archival,
+        policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from importlib import import_module
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -60,6 +61,14 @@ def make_backend(spec: BackendSpec, keys: Mapping[str, str]) -> Backend:
 def template_for(spec: BackendSpec) -> Template:
     """Return the zygote template whose imports the backend needs. Raises ConfigError for an unknown provider."""
     return _provider(spec).template
+
+
+def is_remote(spec: BackendSpec) -> bool:
+    """Return whether what is said to the model of a complete `spec` leaves this machine."""
+    if spec.provider in PROVIDERS:
+        return False
+    host = urlsplit(spec.options.get("base_url", "")).hostname or ""
+    return host != "localhost" and not host.startswith("127.") and host != "::1"
 
 
 def _provider(spec: BackendSpec) -> Provider:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from orch_protocol.errors import ConfigError, ToolNotGrantedError
 from orch_protocol.spec import ToolSpec
 
+from ..guard import Guard
 from .base import Tool, ToolContext, root_tool
 from .toolbox import Toolbox
 
@@ -115,9 +116,11 @@ def _imported(name: str) -> Tool:
     return found
 
 
-def make_toolbox(tools: Iterable[str], root_tools: Iterable[ToolSpec], context: ToolContext) -> Toolbox:
+def make_toolbox(
+    tools: Iterable[str], root_tools: Iterable[ToolSpec], context: ToolContext, guard: Guard | None = None
+) -> Toolbox:
     """Return the toolbox of an agent: exactly the built-in `tools` and the `root_tools` it was granted."""
-    return Toolbox((*load(tools), *map(root_tool, root_tools)), context)
+    return Toolbox((*load(tools), *map(root_tool, root_tools)), context, guard)
 
 
 def _similar(name: str, known: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from orch_protocol.messages import Text, ToolResult, ToolUse, Usage
 from orch_protocol.spec import ToolSpec
 from orch_protocol.text import scrub
 
+from ..guard import Guard
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
 from .stash import Stash, level
@@ -53,11 +54,15 @@ class Executor(Protocol):
 
 
 class Toolbox:
-    """The tools one agent was granted. Whatever else it calls for is refused here, at dispatch."""
+    """The tools one agent was granted. Whatever else it calls for is refused here, at dispatch.
 
-    def __init__(self, tools: Iterable[Tool], context: ToolContext) -> None:
+    What it was granted runs as far as `guard` lets it; without one, all of it does.
+    """
+
+    def __init__(self, tools: Iterable[Tool], context: ToolContext, guard: Guard | None = None) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._context = context
+        self._guard = guard
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
         self._turnstile = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -84,6 +89,8 @@ class Toolbox:
             arguments = tool.parse(call.input)
         except Exception as error:
             return refuse(call, _say(error))
+        if self._guard is not None and (no := self._guard.refusal(call)) is not None:
+            return refuse(call, no)
         async with self._admitted(tool), self._file(tool, call.input):
             output = await self._within_deadline(tool, arguments)
         return Outcome(_result(call, output), files_changed=output.files_changed, usage=output.usage)
@@ -99,6 +106,11 @@ class Toolbox:
             outcome if len(text) <= most else _with_text(outcome, self._cut(text, most, call.name))
             for call, outcome, text in zip(calls, outcomes, texts, strict=True)
         ]
+
+    def turn_began(self) -> None:
+        """Begin a turn: what the last one touched no longer counts against a call."""
+        if self._guard is not None:
+            self._guard.turn_began()
 
     def close(self) -> None:
         """End what the tools keep running."""

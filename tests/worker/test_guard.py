@@ -1,0 +1,112 @@
+"""The guard: what it judges, what it remembers of a turn, and that the toolbox heeds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orch_protocol.messages import Text, ToolUse
+from orch_protocol.policy import PolicyConfig, PolicySpec
+from orch_protocol.spec import BackendSpec
+from orch_worker.backends.registry import is_remote
+from orch_worker.guard import DIRECTIVE, Guard
+from orch_worker.tools.base import ToolContext, tool
+from orch_worker.tools.toolbox import Toolbox
+
+
+@tool
+def touch(path: str, times: int = 1) -> str:
+    """Touch a file, so many times."""
+    return f"touched {path} {times}"
+
+
+def box(folder: Path, spec: PolicySpec, **how: bool) -> Toolbox:
+    """Return a toolbox with `touch` under `spec`."""
+    return Toolbox([touch], ToolContext(folder), Guard(spec, folder, {"HOME": str(folder)}, **how))
+
+
+async def told(toolbox: Toolbox, **input: Any) -> tuple[bool, bool, str]:
+    """Call `touch` and return whether it ran, whether that is an error, and what the model is told."""
+    outcome = await toolbox.dispatch(ToolUse("c1", "touch", input))
+    (block,) = outcome.result.content
+    assert isinstance(block, Text)
+    return outcome.ran, outcome.result.is_error, block.text
+
+
+async def test_what_a_program_granted_runs(tmp_path: Path) -> None:
+    """Without any configuration a granted tool runs unasked."""
+    assert await told(box(tmp_path, PolicySpec()), path="a") == (True, False, "touched a 1")
+
+
+async def test_denied_call_is_not_run_and_says_to_stop(tmp_path: Path) -> None:
+    """A denied call is a result that names the reason and tells the model to stop and ask."""
+    spec = PolicySpec(rules=PolicyConfig(denied_paths=("secret",)))
+    ran, is_error, text = await told(box(tmp_path, spec), path="secret/key")
+    assert (ran, is_error) == (False, True)
+    assert text.startswith("[Denied: touch was not run: ")
+    assert "denied_paths" in text
+    assert DIRECTIVE in text
+
+
+async def test_credentials_are_denied_where_nobody_can_be_asked(tmp_path: Path) -> None:
+    """What needs approval is denied at once where nobody is there, and the result says so."""
+    ran, _, text = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id")
+    assert not ran
+    assert f"{tmp_path}/.ssh/id holds credentials" in text
+    assert "nobody is there to ask" in text
+
+
+async def test_arguments_are_checked_before_the_policy_is(tmp_path: Path) -> None:
+    """A call that does not fit its schema is told so, whatever it names."""
+    _, _, text = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id", times="x")
+    assert text.startswith("Invalid arguments for touch")
+
+
+async def test_a_tool_that_was_not_granted_is_refused_as_such(tmp_path: Path) -> None:
+    """The grant comes before the policy: what was not granted is not judged."""
+    outcome = await box(tmp_path, PolicySpec()).dispatch(ToolUse("c1", "other", {"path": "~/.ssh/id"}))
+    assert "is not granted" in str(outcome.result)
+
+
+async def test_personal_data_counts_until_the_turn_is_over(tmp_path: Path) -> None:
+    """Once a call has named personal data every later one of the turn is held to that; in the next turn none is."""
+    spec = PolicySpec("cli", PolicyConfig(personal_paths=("mine/x",), permissions={"touch": "allow"}))
+    toolbox = box(tmp_path, spec)
+    assert (await told(toolbox, path="a"))[0]
+    assert not (await told(toolbox, path="mine/x"))[0]
+    assert not (await told(toolbox, path="a"))[0]
+    toolbox.turn_began()
+    assert (await told(toolbox, path="a"))[0]
+
+
+async def test_a_link_made_later_is_seen(tmp_path: Path) -> None:
+    """Links are followed when a call is made, not when the agent came up."""
+    toolbox = box(tmp_path, PolicySpec(rules=PolicyConfig(denied_paths=("no/where",))))
+    assert (await told(toolbox, path="link"))[0]
+    (tmp_path / "no").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "no" / "where")
+    assert not (await told(toolbox, path="link"))[0]
+
+
+async def test_too_much_to_look_through_is_not_let_through(tmp_path: Path) -> None:
+    """A call whose arguments name more than can be looked at needs approval."""
+    ran, _, text = await told(box(tmp_path, PolicySpec()), path=" ".join(map(str, range(5000))))
+    assert not ran
+    assert "too much" in text
+
+
+async def test_data_for_local_models_says_where_it_would_go(tmp_path: Path) -> None:
+    """What is for a local model only is asked about with that reason when the model is elsewhere."""
+    _, _, far = await told(box(tmp_path, PolicySpec(), is_remote=True), path="~/.ssh/id")
+    _, _, near = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id")
+    assert "not on this machine" in far
+    assert "not on this machine" not in near
+
+
+def test_a_model_is_remote_by_its_address() -> None:
+    """Built-in backends and servers on this machine are local, every other address is not."""
+    assert not is_remote(BackendSpec("extractive"))
+    for url in ("http://localhost:11434/v1", "http://127.0.0.1:1", "http://[::1]:1"):
+        assert not is_remote(BackendSpec("x", "m", {"base_url": url}))
+    for url in ("https://example.org/v1", "http://10.0.0.1", ""):
+        assert is_remote(BackendSpec("x", "m", {"base_url": url}))

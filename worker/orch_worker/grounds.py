@@ -1,0 +1,94 @@
+"""The paths of rules and of calls, found on the disk: what `~` means, where links lead, what exists."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from orch_protocol.policy import PolicySpec
+
+from .mentions import Where, mentions
+from .policy import CREDENTIALS, Grounds, Place
+
+__all__ = ["grounds_of", "places_of", "where_of"]
+
+TEXT: Final[dict[str, frozenset[str]]] = {
+    "write_file": frozenset({"content"}),
+    "replace_in_file": frozenset({"old_text", "new_text"}),
+    "grep_files": frozenset({"pattern"}),
+    "chat": frozenset({"prompt", "system", "model"}),
+    "spawn_subagent": frozenset({"task", "query"}),
+    "query_subagent": frozenset({"prompt"}),
+    "map_subagents": frozenset({"prompt"}),
+    "search_archive": frozenset({"query"}),
+    "web_search": frozenset({"query"}),
+}
+"""Arguments that are text and reach no file by what they say."""
+
+APART: Final = frozenset(
+    {
+        *("web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status", "bg_kill"),
+        *("describe_variables", "chat", "list_models", "search_archive", "read_archive", "map_subagents"),
+        *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"),
+    }
+)
+"""Tools that do not work in the agent's folder."""
+
+
+def where_of(cwd: Path, env: Mapping[str, str]) -> Where:
+    """Return where an agent works. Its home is what the system says and what its variables say: both are looked at."""
+    homes = [os.path.expanduser("~"), env.get("HOME", "")]
+    try:
+        homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        pass  # a user without an entry
+    absolute = tuple(dict.fromkeys(home for home in homes if home.startswith("/")))
+    start = os.path.abspath(cwd)
+    return Where(start, absolute, {"HOME": absolute[0] if absolute else "/", "PWD": start, **env})
+
+
+def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
+    """Return `spec` with its paths made absolute, as they are spelled and where their links lead."""
+    rules = spec.rules
+    credentials, denied = _rules(CREDENTIALS, where), _rules(rules.denied_paths, where)
+    return Grounds(
+        spec,
+        credentials,
+        denied,
+        None if rules.allowed_paths is None else _rules(rules.allowed_paths, where),
+        _rules(rules.personal_paths, where),
+        _rules(rules.code_paths, where),
+        frozenset(path for path in (*credentials, *denied) if os.path.exists(path)),
+    )
+
+
+def places_of(tool: str, input: Mapping[str, Any], where: Where) -> tuple[Place, ...] | None:
+    """Return what a call names, and the folder it works in; None when there is too much of it to be looked through."""
+    text = TEXT.get(tool, frozenset())
+    named = mentions([value for name, value in input.items() if name not in text], where)
+    if named is None:
+        return None
+    start = () if tool in APART else (where.cwd,)
+    return tuple(Place(path, _real(path)) for path in dict.fromkeys((*start, *named)))
+
+
+def _rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for path in paths:
+        if "/" not in path and not path.startswith("~"):
+            found[path] = None  # a name, in whatever folder
+            continue
+        for home in where.homes if path == "~" or path.startswith("~/") else ("",):
+            whole = os.path.normpath(os.path.join(where.cwd, home + path[1:] if home else os.path.expanduser(path)))
+            found |= {whole: None, _real(whole): None}
+    return tuple(found)
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path

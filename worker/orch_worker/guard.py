@@ -1,0 +1,62 @@
+"""Between an agent's call and its tool: judges it, asks when it must, and lets run exactly what was asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from orch_protocol.messages import ToolUse
+from orch_protocol.policy import PolicySpec
+
+from .grounds import grounds_of, places_of, where_of
+from .policy import Call, Grounds, Place, Verdict, judge, strictest
+
+__all__ = ["DIRECTIVE", "Guard", "denied"]
+
+DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
+TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
+
+
+class Guard:
+    """Applies the rules of one agent to its calls. `is_remote` says that its model is not of this machine."""
+
+    def __init__(self, spec: PolicySpec, cwd: Path, env: Mapping[str, str], *, is_remote: bool = False) -> None:
+        self._where = where_of(cwd, env)
+        self._grounds: Callable[[], Grounds] = lambda: grounds_of(spec, self._where)
+        self._is_remote = is_remote
+        self._personal = False
+
+    def turn_began(self) -> None:
+        """Forget what the last turn touched."""
+        self._personal = False
+
+    def judge(self, call: ToolUse) -> Verdict:
+        """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
+        places = self._places(call)
+        grounds = self._grounds()
+        verdict = judge(Call(call.name, places or (), self._personal), grounds)
+        if places is None:
+            verdict = strictest((verdict, TOO_MUCH), verdict.data)
+        self._personal |= verdict.data == "personal"
+        if verdict.model == "local" and self._is_remote:
+            remote = Verdict("ask", "local", "what it brings would go to a model that is not on this machine")
+            verdict = strictest((verdict, remote), verdict.data)
+        return verdict
+
+    def refusal(self, call: ToolUse) -> str | None:
+        """Return why `call` may not run, None when it may."""
+        verdict = self.judge(call)
+        if verdict.approval == "allow":
+            return None
+        if verdict.approval == "deny":
+            return denied(call.name, verdict.reason)
+        return denied(call.name, f"{verdict.reason}; it needs a person's approval, and nobody is there to ask")
+
+    def _places(self, call: ToolUse) -> tuple[Place, ...] | None:
+        return places_of(call.name, call.input, self._where)
+
+
+def denied(tool: str, reason: str) -> str:
+    """Return what the model is told of a call of `tool` that may not run."""
+    return f"[Denied: {tool} was not run: {reason}. {DIRECTIVE}]"

@@ -1,0 +1,178 @@
+"""Whether a call may run: by what it does, what it names, who asked for the work, and what is configured. No I/O.
+
+Every source gives its own verdict, and the most restrictive one counts: none of them makes another's milder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from orch_protocol.policy import RANK, Approval, Channel, PolicySpec
+
+__all__ = ["CREDENTIALS", "OPERATIONS", "Call", "DataClass", "Grounds", "Place", "Verdict", "judge", "strictest"]
+
+Operation: TypeAlias = Literal["read", "write", "exec"]
+DataClass: TypeAlias = Literal["random", "code", "personal"]
+Model: TypeAlias = Literal["any", "local"]
+
+CREDENTIALS: Final = (
+    "~/.ssh",
+    "~/.gnupg",
+    "~/.aws/credentials",
+    "~/.config/gcloud",
+    "~/.kube/config",
+    "~/.docker/config.json",
+)
+"""What lets one in elsewhere. A project's `.env` is not among them: it belongs to the folder an agent was given."""
+
+_READS: Final = (
+    *("list_files", "grep_files", "read_file", "git_status", "git_diff", "git_log", "describe_data"),
+    *("describe_variables", "web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status"),
+    *("chat", "list_models", "search_archive", "read_archive", "map_subagents"),
+    # What an agent's children do is judged when they do it.
+    *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"),
+)
+OPERATIONS: Final[dict[str, Operation]] = {
+    **dict.fromkeys(_READS, "read"),
+    **dict.fromkeys(("write_file", "replace_in_file"), "write"),
+    **dict.fromkeys(("bash", "bg_kill", "run_python", "run_python_script"), "exec"),
+}
+"""What a tool does. One that is not here counts as the worst: exec."""
+
+RECURSIVE: Final = frozenset({"list_files", "grep_files"})
+"""Tools that go down into the folders they are given."""
+
+TENSOR: Final[dict[tuple[Channel, DataClass], dict[Operation, Approval]]] = {
+    # What a program granted by name, it wants to be used.
+    ("api", "personal"): {"read": "allow", "write": "allow", "exec": "allow"},
+    ("api", "code"): {"read": "allow", "write": "allow", "exec": "allow"},
+    ("api", "random"): {"read": "allow", "write": "allow", "exec": "allow"},
+    ("cli", "personal"): {"read": "ask", "write": "ask", "exec": "ask"},
+    ("cli", "code"): {"read": "allow", "write": "ask", "exec": "ask"},
+    ("cli", "random"): {"read": "allow", "write": "allow", "exec": "allow"},
+}
+
+
+class Place(Struct, frozen=True):
+    """A path that a call names: absolute, as it is spelled, and with its links resolved. Either may hold `*?[`."""
+
+    spelled: str
+    real: str
+
+
+class Call(Struct, frozen=True):
+    """A call to be judged: the tool, what it names, and whether personal data was touched before, in the same turn."""
+
+    tool: str
+    places: tuple[Place, ...] = ()
+    personal: bool = False
+
+
+class Grounds(Struct, frozen=True):
+    """The rules, with their paths as absolute ones: each as it is spelled and with its links resolved.
+
+    `present` are those that exist.
+    """
+
+    spec: PolicySpec
+    credentials: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    allowed: tuple[str, ...] | None = None
+    personal: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    present: frozenset[str] = frozenset()
+
+
+class Verdict(Struct, frozen=True):
+    """What a source says of a call, and why. `model` local: what the call brings is for a local model only."""
+
+    approval: Approval = "allow"
+    model: Model = "any"
+    reason: str = ""
+    data: DataClass = "random"
+
+
+def judge(call: Call, grounds: Grounds) -> Verdict:
+    """Return the verdict on `call`: the strictest of all sources; its `data` is the class of what the call touches."""
+    data = _data_class(call, grounds)
+    return strictest((*_paths(call, grounds), _tensor(call, grounds, data), _configured(call, grounds)), data)
+
+
+def strictest(verdicts: Iterable[Verdict], data: DataClass = "random") -> Verdict:
+    """Return what all `verdicts` together come to: the most restrictive approval, and who demands it."""
+    all_of_them = tuple(verdicts)
+    worst: Approval = max((each.approval for each in all_of_them), key=RANK.__getitem__, default="allow")
+    reasons = dict.fromkeys(each.reason for each in all_of_them if each.approval == worst and each.reason)
+    model: Model = "local" if any(each.model == "local" for each in all_of_them) else "any"
+    return Verdict(worst, model, "; ".join(reasons) if worst != "allow" else "", data)
+
+
+def within(path: str, rule: str) -> bool:
+    """Say whether `path` is `rule` or lies below it. Both may hold wildcards; a rule without a slash is any name."""
+    parts = path.strip("/").split("/")
+    if "/" not in rule:
+        return any(_same(part, rule) for part in parts)
+    wanted = [part for part in rule.strip("/").split("/") if part]
+    return len(parts) >= len(wanted) and all(map(_same, parts, wanted))
+
+
+def _same(part: str, rule: str) -> bool:
+    return part == rule or fnmatchcase(part, rule) or fnmatchcase(rule, part)
+
+
+def _meets(call: Call, rules: Iterable[str]) -> Iterator[tuple[Place, str]]:
+    for rule in rules:
+        for place in call.places:
+            if within(place.spelled, rule) or within(place.real, rule):
+                yield place, rule
+
+
+def _above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[Place, str]]:
+    """Yield the places that a recursive tool would reach rules from."""
+    if call.tool in RECURSIVE:
+        for rule in rules:
+            for place in call.places:
+                if rule in grounds.present and within(rule, place.real):
+                    yield place, rule
+
+
+def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:
+    for place, _ in _meets(call, grounds.credentials):
+        yield Verdict("ask", "local", f"{place.spelled} holds credentials")
+    for place, rule in _above(call, grounds.credentials, grounds):
+        yield Verdict("ask", "local", f"{place.spelled} has credentials below it, in {rule}")
+    for place, rule in _meets(call, grounds.denied):
+        yield Verdict("deny", "any", f"{place.spelled} is denied by denied_paths ({rule})")
+    for place, rule in _above(call, grounds.denied, grounds):
+        yield Verdict("deny", "any", f"below {place.spelled} lies {rule}, which denied_paths denies")
+    if grounds.allowed is not None:
+        for place in call.places:
+            if not any(within(place.real, rule) for rule in grounds.allowed):
+                yield Verdict("deny", "any", f"{place.spelled} is not in allowed_paths")
+
+
+def _data_class(call: Call, grounds: Grounds) -> DataClass:
+    if call.personal or any(_meets(call, grounds.personal)):
+        return "personal"
+    return "code" if any(_meets(call, grounds.code)) else "random"
+
+
+def _tensor(call: Call, grounds: Grounds, data: DataClass) -> Verdict:
+    operation = OPERATIONS.get(call.tool, "exec")
+    approval = TENSOR[grounds.spec.channel, data][operation]
+    is_local = data == "personal" and approval != "allow"
+    return Verdict(approval, "local" if is_local else "any", f"{call.tool} would {operation} where data is {data}")
+
+
+def _configured(call: Call, grounds: Grounds) -> Verdict:
+    rules = grounds.spec.rules
+    if call.tool in rules.permissions:
+        return Verdict(rules.permissions[call.tool], "any", f"permissions.{call.tool} is configured so")
+    if call.tool not in rules.dangerous_tools:
+        return Verdict()
+    mode = rules.approval_mode or ("ask" if grounds.spec.channel == "cli" else "allow")
+    return Verdict(mode, "any", f"{call.tool} is one of dangerous_tools")
