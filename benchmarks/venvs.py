@@ -136,4 +136,4 @@ if __name__ == "__main__":
             print(f"{wanted} is in {peer(wanted, create=True)}")
         except MissingPeerError as error:
             missing.append(str(error))
-    sys.exit("\n".join(missing))
+    sys.exit("\n".join(missing) or 0)
