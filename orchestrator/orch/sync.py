@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from orch_protocol.spec import Limits, QueueMode, Template
 
 from .aio import AsyncOrchestrator, Scripted, ToolLike
 from .handles import AsyncSubagent, OnEvent
+from .interrupts import Presses
 from .launchers.base import Launcher
 
 __all__ = ["Orchestrator", "Subagent"]
@@ -67,28 +69,29 @@ class Orchestrator:
     def close(self) -> None:
         """End every process. Transcripts stay; a named run's agents answer again when it is opened anew.
 
-        Takes at most some seconds, also when Ctrl-C comes meanwhile; a second Ctrl-C leaves the rest to the end of the
-        program. In a fork of the program it does nothing.
+        Takes at most some seconds, also when Ctrl-C comes meanwhile, however often: it has its effect when all is done.
+        Only after ten seconds it leaves the rest to the end of the program. In a fork of the program it does nothing.
         """
         if os.getpid() != self._pid:
             return
         self._forbid_own_thread()
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        try:
+        with Presses(0) as presses:
+            with self._lock:
+                if self._closed:
+                    return
+                self._closed = True
+                ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+                ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
             try:
                 ending.result()
-            except KeyboardInterrupt:
-                ending.result()
-                raise
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            atexit.unregister(self.close)
+            finally:
+                # Else the thread goes on with it as long as the program does: what is cut off half way complains.
+                if ending.done():
+                    self._thread.join()
+                    self._loop.close()
+                    atexit.unregister(self.close)
+        if presses.held:
+            signal.raise_signal(signal.SIGINT)
 
     async def _end(self) -> None:
         try:
@@ -209,12 +212,17 @@ class Orchestrator:
         except ConfigError:
             work.close()
             raise
-        future = self._start(work)
+        future: Future[T] | None = None
         try:
+            with Presses(0) as presses:  # one that came before there was a future would leave somebody waiting for it
+                future = self._start(work)
+            if presses.held:
+                signal.raise_signal(signal.SIGINT)
             return future.result()
         except BaseException:
             # Ctrl-C ends the waiting; what the agent does is its own business.
-            future.cancel()
+            if future is not None:
+                future.cancel()
             raise
 
     def _forbid_own_thread(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -98,6 +99,34 @@ def test_ctrl_c_ends_the_waiting_and_not_the_agent(open_one: Open) -> None:
         assert reply.text == "done"
 
 
+def test_ctrl_c_in_the_instant_of_asking(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody could be told to stop waiting: nobody waits all the same, and the answer is there to collect."""
+    go = threading.Event()
+
+    def hold() -> str:
+        """Wait."""
+        go.wait(10)
+        return "held"
+
+    def pressed(work: Any, loop: Any) -> Any:
+        future = start(work, loop)
+        press_ctrl_c()
+        return future
+
+    start = asyncio.run_coroutine_threadsafe
+    with open_one() as o:
+        agent = scripted(o, {"tool": "hold"}, "done", tools=[hold])
+        with monkeypatch.context() as patched:
+            patched.setattr("orch.sync.asyncio.run_coroutine_threadsafe", pressed)
+            with pytest.raises(KeyboardInterrupt):
+                agent.query("go")
+        assert agent.state().status == "busy"
+        go.set()
+        reply = agent.collect()
+        assert reply is not None
+        assert reply.text == "done"
+
+
 def test_ctrl_c_while_an_agent_is_spawned(open_one: Open) -> None:
     """It comes up, and can be found or killed; closing ends it."""
     launcher = Interrupting("launch")
@@ -134,6 +163,73 @@ def test_ctrl_c_while_a_root_closes_closes_it(open_one: Open) -> None:
     assert launcher.stopped
     with open_one(run="r") as again:
         assert len(again.agents()) == 1
+
+
+class Hammered(FakeLauncher):
+    """A launcher while whose stopping Ctrl-C is pressed again and again."""
+
+    def __init__(self, presses: int) -> None:
+        super().__init__()
+        self.presses = presses
+        self.go = threading.Event()
+        self.stopped = False
+
+    async def stop(self) -> None:
+        """Stop, when it may."""
+        for _ in range(self.presses):
+            press_ctrl_c()
+            await asyncio.sleep(0)
+        self.presses = 0
+        await super().stop()
+        while not self.go.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        self.stopped = True
+
+
+def test_ctrl_c_again_and_again_while_a_root_closes(open_one: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """It is closed whole; then one interrupt goes its way, and nobody is told of tasks."""
+    launcher = Hammered(20)
+    launcher.go.set()
+    o = open_one(launcher, run="r")
+    futures = [scripted(o, {"text": "late", "sleep": 60}).submit("go") for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        o.close()
+    assert launcher.stopped
+    assert all(future.done() for future in futures)
+    gc.collect()
+    assert caplog.text == ""
+    with open_one(run="r") as again:
+        assert len(again.agents()) == 3
+
+
+def test_an_end_that_does_not_come_can_be_left(
+    open_one: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When Ctrl-C is let through, what hangs is left; it may still come to its end, and nobody is told of tasks."""
+    launcher = Hammered(0)
+    o = open_one(launcher)
+
+    def impatient(work: Any, loop: Any) -> Any:
+        future = start(work, loop)
+        future.result = interrupted  # type: ignore[method-assign]
+        return future
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    start = asyncio.run_coroutine_threadsafe
+    monkeypatch.setattr("orch.sync.asyncio.run_coroutine_threadsafe", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        o.close()
+    assert not launcher.stopped
+    o.close()
+    launcher.go.set()
+    o._thread.join(10)
+    assert launcher.stopped
+    assert not o._thread.is_alive()
+    o._loop.close()
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_who_waits_in_another_thread_is_told_of_the_end(open_one: Open) -> None:

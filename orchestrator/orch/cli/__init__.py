@@ -42,7 +42,10 @@ def main() -> None:
     gc.disable()
     _take_descriptors()
     argv = sys.argv[1:]
-    code = run(argv)
+    try:
+        code = run(argv)
+    except KeyboardInterrupt:
+        code = INTERRUPTED  # again, while it was said that the first one was heard
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -55,22 +55,22 @@ def query(arguments: Namespace) -> int:
     return 0
 
 
-def ask(arguments: Namespace, connection: Connection, params: dict[str, Any]) -> None:
-    """Ask, wait and show the answer, or with --stream the whole turn."""
+def ask(arguments: Namespace, connection: Connection, params: dict[str, Any], *, ends: bool = False) -> None:
+    """Ask, wait and show the answer, or with --stream the whole turn. With `ends` the caller ends the agent then."""
     if not arguments.stream:
-        reply = wait(connection, "query", params, quiet=arguments.json)
+        reply = wait(connection, "query", params, quiet=arguments.json, ends=ends)
         words.say(arguments, agreed(reply), render.shown(reply["text"]))
         return
     from .watching import Transcript, json_line
 
     params |= {"stream": True}
     if arguments.json:
-        reply = wait(connection, "query", params, on_event=json_line, quiet=True)
+        reply = wait(connection, "query", params, on_event=json_line, quiet=True, ends=ends)
         words.say(arguments, agreed(reply), "")
         return
     transcript = Transcript()
     try:
-        transcript.reply(wait(connection, "query", params, on_event=transcript.event, quiet=True))
+        transcript.reply(wait(connection, "query", params, on_event=transcript.event, quiet=True, ends=ends))
     finally:
         transcript.end()
 
@@ -120,7 +120,7 @@ def _cancel(arguments: Namespace) -> int:
 
 VERBS = {
     "query": Verb(
-        "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on.",
+        "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on, unless it comes twice.",
         'orch query 1 "Which file parses the configuration?" --timeout 60',
         query_arguments,
         query,

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from ..interrupts import Presses
 from . import render, words
 from .asking import agreed, ask, stream_argument
 from .connection import Connection
@@ -102,24 +103,35 @@ def _run(arguments: Namespace) -> int:
     params, says = _params(arguments)
     prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
     connection = Connection()
+    if not arguments.keep:
+        with Presses(1):  # whoever presses Ctrl-C again while the agent is ended does not keep it alive by that
+            return _run_and_end(arguments, connection, params, says, prompt)
+    id = _call(connection, params, says)["id"]
+    try:
+        ask(arguments, connection, {"ref": id, "prompt": prompt})
+    finally:
+        if not arguments.json:
+            print(f"orch: agent {id} is kept", file=sys.stderr)
+    return 0
+
+
+def _run_and_end(
+    arguments: Namespace, connection: Connection, params: dict[str, Any], says: str | None, prompt: str
+) -> int:
     try:
         id = _call(connection, params, says)["id"]
     except KeyboardInterrupt:
-        if not arguments.keep:
-            _end_unmet(connection, params)
+        _end_unmet(connection, params)
         raise
     try:
-        ask(arguments, connection, {"ref": id, "prompt": prompt})
+        ask(arguments, connection, {"ref": id, "prompt": prompt}, ends=True)
     except Failure as failure:
-        if failure.kind != INTERRUPTED or arguments.keep:
+        if failure.kind != INTERRUPTED:
             raise
         raise Failure(INTERRUPTED, f"interrupted; agent {id} was ended", failure.exit_code) from None
     finally:
-        if not arguments.keep:
-            connection.close()  # what it says may be half read
-            connection.call("kill", {"refs": [id]})
-        elif not arguments.json:
-            print(f"orch: agent {id} is kept", file=sys.stderr)
+        connection.close()  # what it says may be half read
+        connection.call("kill", {"refs": [id]})
     return 0
 
 

@@ -1,10 +1,12 @@
-"""Waiting for an answer: who works on what meanwhile, and Ctrl-C."""
+"""Waiting for an answer: who works on what meanwhile, and Ctrl-C, once and twice."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
+from ..interrupts import Presses
 from . import render
 from .failure import Failure
 from .words import clean
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "StatusLine", "wait"]
 
 INTERRUPTED = "Interrupted"
+AGAIN_SECONDS = 2.0
 NARROW = 80
 
 
@@ -28,19 +31,50 @@ def wait(
     *,
     on_event: OnEvent | None = None,
     quiet: bool = False,
+    ends: bool = False,
 ) -> Any:
-    """Ask and wait, with a StatusLine unless `quiet`. Ctrl-C ends the waiting, never the agent. Raises Failure."""
-    ref = params["ref"]
-    line = StatusLine(connection.sibling(), ref) if sys.stderr.isatty() and not quiet else None
+    """Ask and wait, with a StatusLine unless `quiet`. Raises Failure.
+
+    Ctrl-C ends the waiting, never the agent; at a terminal a second one within 2 s cancels what the agent does. With
+    `ends` the caller ends the agent itself, and that is not offered.
+    """
+    ref, terminal = params["ref"], sys.stderr.isatty()
+    line = StatusLine(connection.sibling(), ref) if terminal and not quiet else None
+    update = line.update if line is not None else None
+    offered = terminal and not ends
+    message = f"stopped waiting; agent {ref} works on. Its answer: orch collect {ref}. To end it: orch cancel {ref}"
+    with Presses(2 if offered else 1):
+        try:
+            try:
+                return connection.call(method, clean(params), on_event=on_event, on_silence=update)
+            except KeyboardInterrupt:
+                connection.close()
+                if line is not None:
+                    line.close()
+                if offered:
+                    again = f"Ctrl-C again within {AGAIN_SECONDS:g} s cancels what it does"
+                    print(f"\norch: agent {ref} works on; {again}", file=sys.stderr, flush=True)
+                    time.sleep(AGAIN_SECONDS)
+        except KeyboardInterrupt:
+            message = _cancelled(connection.sibling(), ref)
+        finally:
+            if line is not None:
+                line.close()
+    raise Failure(INTERRUPTED, message, 130)
+
+
+def _cancelled(connection: Connection, ref: str) -> str:
+    """Cancel what the agent does; return what is to be said of that."""
+    collect = f"orch collect {ref}"
     try:
-        return connection.call(method, clean(params), on_event=on_event, on_silence=line.update if line else None)
-    except KeyboardInterrupt:
-        connection.close()
-        message = f"stopped waiting; agent {ref} works on. Its answer: orch collect {ref}. To end it: orch cancel {ref}"
-        raise Failure(INTERRUPTED, message, 130) from None
+        row = connection.call("cancel", clean({"ref": ref}))
+    except Failure as failure:
+        return f"agent {ref} could not be cancelled: {failure}"
     finally:
-        if line is not None:
-            line.close()
+        connection.close()
+    if row["pending"] is None:
+        return f"agent {ref} was done already. Its answer: {collect}"
+    return f"what agent {ref} did was cancelled. What it had by then: {collect}"
 
 
 class StatusLine:

@@ -1,0 +1,86 @@
+"""Commands and programs that are interrupted again and again while they work, and while they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.shell import SECONDS, Shell
+from sources import PACKAGES, ROOT
+
+PROGRAM = """
+from orch import Orchestrator, ScriptedBackend
+
+with Orchestrator() as o:
+    agents = [o.spawn("wait", backend=ScriptedBackend([{"text": "late", "sleep": 60}])) for _ in range(4)]
+    futures = [agent.submit("go") for agent in agents[1:]]
+    print("ready", flush=True)
+    agents[0].query("go")
+"""
+
+
+@pytest.mark.parametrize("pause", [0.0005, 0.003, 0.05])
+def test_ctrl_c_again_and_again(home: Path, pause: float) -> None:
+    """The program ends by it, with its agents' processes, and says nothing of tasks that were left."""
+    roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
+    program = subprocess.Popen(
+        [sys.executable, "-P", "-c", PROGRAM],
+        env=os.environ | {"PYTHONPATH": roots, "ORCH_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"ready\n"
+    while program.poll() is None:
+        program.send_signal(signal.SIGINT)
+        time.sleep(pause)
+    err = program.communicate(timeout=SECONDS)[1].decode()
+    assert program.returncode == -signal.SIGINT
+    assert "destroyed" not in err
+    assert "never retrieved" not in err
+    assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:
+    """The first one says so; however often it is pressed, the command ends with 130 and the turn as cancelled."""
+    shell.run("spawn", "t", "--name", "a", "--script", shell.script({"text": "slow", "sleep": 60}, "and on"))
+    ours, theirs = os.openpty()
+    waiting = shell.start("query", "a", "hi", stderr=theirs)
+    os.close(theirs)
+    shell.until("a", "busy")
+    waiting.send_signal(signal.SIGINT)
+    seen = b""
+    while b"again within 2 s" not in seen:
+        seen += os.read(ours, 1000)
+    for _ in range(5):
+        waiting.send_signal(signal.SIGINT)
+    assert (waiting.communicate(timeout=SECONDS)[0], waiting.returncode) == (b"", 130)
+    seen += os.read(ours, 4000)
+    os.close(ours)
+    assert b"agent a works on; Ctrl-C again" in seen
+    assert b"what agent a did was cancelled" in seen
+    assert not {b"Traceback", b"destroyed"} & set(seen.split())
+    assert shell.data("collect", "a")["stop_reason"] == "cancelled"
+
+
+def test_ctrl_c_again_and_again_ends_an_agent_for_one_question(shell: Shell) -> None:
+    """While it is asked, and while it is ended: nothing is left of it, and nothing is said of tasks."""
+    script = shell.script({"text": "Wait.", "tool": "list_files"}, {"text": "slow", "sleep": 60})
+    for pause in (0.0, 0.001, 0.01):
+        running = shell.start("run", "t", "--stream", "--script", script)
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"Wait.\n"
+        while running.poll() is None:
+            running.send_signal(signal.SIGINT)
+            time.sleep(pause)
+        err = running.communicate(timeout=SECONDS)[1]
+        assert running.returncode == 130
+        assert not {b"Traceback", b"destroyed"} & set(err.split())
+        assert shell.data("list") == []
