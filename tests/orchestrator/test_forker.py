@@ -33,7 +33,7 @@ class Zygote:
 
     def start(self, argv: list[str], descriptors: list[int], started: Any) -> None:
         """Be the shim: keep what would be passed on."""
-        assert argv[-3:] == ["zygote", "lean", "x:main"]
+        assert argv[-4:] == ["zygote", "lean", "x:main", str(self.folder)]
         self.started = started
         control, lifeline, root = map(os.dup, descriptors)
         self.control = socket.socket(fileno=control)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orch_worker import rehearsal
+from orch_worker.store import AppendLog
 from orch_worker.transcript import read_session
 
 
@@ -30,9 +29,8 @@ def test_rehearsal_leaves_nothing_behind(
     played: list[Path] = []
     play = rehearsal._play
     monkeypatch.setattr(rehearsal, "_play", lambda folder: played.append(folder) or play(folder))
-    monkeypatch.setattr(rehearsal, "IN_MEMORY", tmp_path)
     before = [set(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")]
-    rehearsal.rehearse()
+    rehearsal.rehearse(tmp_path / "rehearsal")
     after = [set(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")]
     assert all(now <= then for now, then in zip(after, before, strict=True))
     assert len(set(played)) == rehearsal.TIMES > 8
@@ -40,14 +38,28 @@ def test_rehearsal_leaves_nothing_behind(
     assert capfd.readouterr() == ("", "")
 
 
-def test_failed_rehearsal_is_told_and_survived(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Where there is no room for its folder, the log says so and the zygote goes on."""
+def test_what_a_killed_zygote_left_is_removed(tmp_path: Path) -> None:
+    """A rehearsal that was cut short does not stand in the way of the next, and is gone with it."""
+    (tmp_path / "rehearsal" / "0").mkdir(parents=True)
+    (tmp_path / "rehearsal" / "0" / "session.jsonl").write_text("something else")
+    rehearsal.rehearse(tmp_path / "rehearsal")
+    assert not list(tmp_path.iterdir())
 
-    def full(**_: Any) -> Any:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    rehearsal.rehearse()
-    assert "No space left on device" in capfd.readouterr().err
+def test_rehearsal_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody will read what it writes; afterwards everything is synced as before."""
+    synced: list[object] = []
+    before = [AppendLog._fdatasync, AppendLog._sync_folder]
+    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(synced.append))
+    rehearsal.rehearse(tmp_path / "rehearsal")
+    assert not synced
+    monkeypatch.undo()
+    assert [AppendLog._fdatasync, AppendLog._sync_folder] == before
+
+
+def test_failed_rehearsal_is_told_and_survived(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where its folder cannot be made, the log says so and the zygote goes on."""
+    (tmp_path / "file").touch()
+    rehearsal.rehearse(tmp_path / "file" / "rehearsal")
+    assert "StoreError" in capfd.readouterr().err

@@ -7,7 +7,7 @@ imports and makes some things only when they are first used. In a fork each of t
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import shutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,25 +20,30 @@ from orch_protocol.spec import AgentSpec, BackendSpec, Birth
 from orch_protocol.wire import Channel
 
 from .host import Host
+from .store import unsynced
 from .tools.presets import resolve
 
 __all__ = ["rehearse"]
 
 TIMES: Final = 10
 """Python rewrites a function after eight calls."""
-IN_MEMORY: Final = Path("/dev/shm")
-"""Where a sync costs nothing."""
 TOOL: Final = "list_files"
 
 
-def rehearse() -> None:
-    """Play a short life of an agent some times. Without a folder to do that in, only the head start is lost."""
+def rehearse(folder: Path) -> None:
+    """Play a short life of an agent some times, in `folder`, which is made for it and removed.
+
+    Where that cannot be done, only the head start is lost.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # a zygote that was killed could not
     try:
-        with tempfile.TemporaryDirectory(prefix="orch-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
+        with unsynced():
             for number in range(TIMES):
-                asyncio.run(_play(Path(folder, str(number))))
+                asyncio.run(_play(folder / str(number)))
     except Exception:
         traceback.print_exc()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _play(folder: Path) -> None:

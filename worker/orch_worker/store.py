@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from .files import cannot, cause, keep_aside, lines_backwards, open_regular, syn
 from .lines import Chain, Sealed, seal, unseal
 from .lock import FolderLock
 
-__all__ = ["MAX_LINE", "AppendLog", "Damage", "FolderLock", "Loaded", "load", "newest_first"]
+__all__ = ["MAX_LINE", "AppendLog", "Damage", "FolderLock", "Loaded", "load", "newest_first", "unsynced"]
 
 MAX_LINE: Final = 64 << 20
 BLOCK: Final = 1 << 20
@@ -179,9 +180,10 @@ class AppendLog:
     For one thread; `sync` alone may run in another beside `append`.
     """
 
-    # The two calls that tests of faults replace.
+    # What tests of faults replace, and `unsynced`.
     _write: Callable[[int, bytes | memoryview], int] = staticmethod(os.write)
     _fdatasync: Callable[[int], None] = staticmethod(os.fdatasync)
+    _sync_folder: Callable[[Path], None] = staticmethod(sync_folder)
 
     def __init__(self, path: Path, descriptor: int, durability: Durability, loaded: Loaded) -> None:
         self.path = path
@@ -283,8 +285,8 @@ class AppendLog:
             self._fdatasync(self._descriptor)
             if not self._named:
                 # A new file is lost with its name: the folder, itself perhaps as new, must reach the disk as well.
-                sync_folder(self.path.parent)
-                sync_folder(self.path.parent.parent)
+                self._sync_folder(self.path.parent)
+                self._sync_folder(self.path.parent.parent)
                 self._named = True
             if not os.fstat(self._descriptor).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "somebody removed it")
@@ -333,3 +335,14 @@ class AppendLog:
         except OSError as error:
             self._fault = f"cannot take a half-written line back from {self.path}: {cause(error)}; open it anew"
             raise StoreError(self._fault) from error
+
+
+@contextmanager
+def unsynced() -> Iterator[None]:
+    """Let no log of this process wait for the disk meanwhile: for files that are removed before anybody reads them."""
+    fdatasync, folder = AppendLog._fdatasync, AppendLog._sync_folder
+    AppendLog._fdatasync = AppendLog._sync_folder = staticmethod(lambda _: None)
+    try:
+        yield
+    finally:
+        AppendLog._fdatasync, AppendLog._sync_folder = staticmethod(fdatasync), staticmethod(folder)

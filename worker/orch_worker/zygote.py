@@ -1,7 +1,7 @@
 """A process that has imported everything once and forks workers that start with it.
 
-Called as `zygote <template> <entry> <control> <lifeline> <root pidfd>`. It holds no thread, no socket but its control
-end, no zmq context and no secret: a worker inherits all of it. What it says is in `orch_protocol.zygote`.
+Called as `zygote <template> <entry> <run folder> <control> <lifeline> <root pidfd>`. It holds no thread, no socket but
+its control end, no zmq context and no secret: a worker inherits all of it. What it says is in `orch_protocol.zygote`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, Final
 
 from orch_protocol.zygote import (
@@ -156,7 +157,7 @@ class Zygote:
         socket.send_fds(self._control, [encode(report)], descriptors)
 
 
-def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
+def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[Any]]:
     """Import what workers of `template` run, and settle the heap, so that forks share all of it."""
     function, process = birth.load(entry), worker_process()
     for module in _modules(template):
@@ -165,7 +166,7 @@ def _boot(template: str, entry: str) -> tuple[birth.Entry, type[Any]]:
         from .backends import warm
 
         warm.warm()
-    rehearse()
+    rehearse(folder / f"rehearsal-{template}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     birth.prepare()
@@ -184,7 +185,7 @@ def _modules(template: str) -> list[str]:
     return [*EVERY_WORKER, *providers, *(tool.module for tool in BUILTIN.values())]
 
 
-def main(template: str, entry: str, control: str, lifeline: str, root: str) -> None:
+def main(template: str, entry: str, folder: str, control: str, lifeline: str, root: str) -> None:
     """Boot and serve. A failed boot is told to the root and raised."""
     kernel.reset_signals(ignore=IGNORED)
     os.setpgid(0, 0)
@@ -193,7 +194,7 @@ def main(template: str, entry: str, control: str, lifeline: str, root: str) -> N
     kernel.arm_lifeline(int(lifeline))
     with socket.socket(fileno=int(control)) as line:
         try:
-            function, process = _boot(template, entry)
+            function, process = _boot(template, entry, Path(folder))
         except BaseException:
             line.send(encode(BootFailed(traceback.format_exc()[-TEXT_CHARACTERS:])))
             raise

@@ -54,7 +54,9 @@ class Forker:
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         lifeline, self._lifeline = map(hold, os.pipe())
         root = hold(os.pidfd_open(os.getpid()))
-        shim.start(command("zygote", template, entry), [theirs.fileno(), lifeline, root], self._started)
+        shim.start(
+            command("zygote", template, entry, str(log.parent)), [theirs.fileno(), lifeline, root], self._started
+        )
         for passed in (theirs, lifeline, root):
             release(passed)
         self._loop.add_reader(self._control, self._read)
