@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # importing it, and importlib below, would cost the comma
 if TYPE_CHECKING:
     from typing import Any
 
+    from orch_protocol.approval import Consent, Question
     from orch_protocol.config import ArchivalConfig, Config, SubagentsConfig
     from orch_protocol.errors import (
         AgentBusyError,
@@ -77,6 +78,7 @@ __all__ = [
     "ConcurrencyLimitError",
     "Config",
     "ConfigError",
+    "Consent",
     "ContextOverflowError",
     "DamagedError",
     "DepthCapError",
@@ -93,6 +95,7 @@ __all__ = [
     "ProtocolError",
     "QueryCycleError",
     "QueryTimeoutError",
+    "Question",
     "RateLimitError",
     "Reply",
     "ScriptedBackend",
@@ -116,10 +119,12 @@ _HOMES = {
     "AsyncOrchestrator": "orch.aio",
     "AsyncSubagent": "orch.handles",
     "Config": "orch_protocol.config",
+    "Consent": "orch_protocol.approval",
     "Limits": "orch_protocol.spec",
     "Message": "orch_protocol.messages",
     "Orchestrator": "orch.sync",
     "PolicyConfig": "orch_protocol.policy",
+    "Question": "orch_protocol.approval",
     "Reply": "orch_protocol.messages",
     "ScriptedBackend": "orch_worker.backends.scripted",
     "Subagent": "orch.sync",

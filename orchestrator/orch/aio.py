@@ -46,6 +46,7 @@ from orch_worker.tools.base import Tool, ToolContext, tool
 
 from . import config as configuration
 from . import paths
+from .approvals import Approvals, Approver
 from .budgets import checked_cost
 from .catalog import Catalog
 from .handles import AsyncSubagent
@@ -85,7 +86,11 @@ class AsyncOrchestrator:
     `model` is `provider:model`, or `local`; None is the configured one, else a provider's default for which a key is
     there. `run` names a run folder that outlives the program: opened again, its agents answer again. Without it the run
     is this program's alone; transcripts stay in `home` either way. `config` replaces what configuration files and
-    variables say. `env` is where keys and addresses are looked up. Raises ConfigError, LockedError, StoreError.
+    variables say. `env` is where keys and addresses are looked up.
+
+    `approve` is called with a Question for each call that needs approval, one at a time, and returns True, False or a
+    Consent. It may be async; else it runs in a thread. Without it such calls are denied.
+    Raises ConfigError, LockedError, StoreError.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class AsyncOrchestrator:
         home: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None,
+        approve: Approver | None = None,
         launcher: Callable[[str, Path], Launcher] | None = None,
         connect: Callable[[Path, Path, Deliver], Switchboard] | None = None,
     ) -> None:
@@ -109,6 +115,7 @@ class AsyncOrchestrator:
         self.home = paths.home(environ) if home is None else Path(home).absolute()
         loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
         found = config or (loaded.config if loaded else Config())
+        self._approver = approve
         self._keys = dict(keys) if keys is not None else keys_in(environ)
         self._known, self._env = models.load(self.home), environ
         default = configuration.Default.of(self._known, self._keys)
@@ -160,6 +167,7 @@ class AsyncOrchestrator:
                 logs=logs,
                 spool=spool,
                 catalog=Catalog(self._known, self._env, self._keys),
+                approvals=Approvals(self.home, self._approver),
                 keys=self._keys,
             )
             stack.push_async_callback(supervisor.close)

@@ -29,6 +29,7 @@ from orch_protocol.ids import new_id, new_token
 from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
 
+from .approvals import Approvals
 from .archival.engine import Archives
 from .budgets import Budgets
 from .calls import Calls
@@ -93,12 +94,14 @@ class Supervisor:
         logs: Path,
         spool: Path,
         catalog: Catalog,
+        approvals: Approvals,
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
         self.sessions = sessions
         self.catalog = catalog
+        self.approvals = approvals
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}

@@ -19,6 +19,7 @@ from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Shown, Wai
 from orch_protocol.spec import Limits, QueueMode, Template
 
 from .aio import AsyncOrchestrator, Scripted, ToolLike
+from .approvals import Approver
 from .handles import AsyncSubagent, OnEvent
 from .interrupts import Presses
 from .launchers.base import Launcher
@@ -50,12 +51,15 @@ class Orchestrator:
         home: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None,
+        approve: Approver | None = None,
         launcher: Callable[[str, Path], Launcher] | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.RLock()  # a signal handler may close what it interrupted
-        self._aio = AsyncOrchestrator(model, config=config, run=run, home=home, env=env, keys=keys, launcher=launcher)
+        self._aio = AsyncOrchestrator(
+            model, config=config, run=run, home=home, env=env, keys=keys, approve=approve, launcher=launcher
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)
         self._thread.start()

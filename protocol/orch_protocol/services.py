@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from .approval import Answered, AnswerQuestion, ApproveCall, Approved
 from .archive import Collapse
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
@@ -118,13 +119,14 @@ class Ref(Struct, frozen=True, forbid_unknown_fields=True):
 
 class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     """Ask `ref`. `wake` (for `submit` by an agent): tell the asker when its submitted queries are done; `any`, `all`
-    or how many."""
+    or how many. With `approve` whoever asks is asked what needs approval meanwhile."""
 
     ref: str
     prompt: str
     timeout: float | None = None
     wake: Literal["any", "all"] | int | None = None
     stream: bool = False
+    approve: bool = False
     request_id: str | None = None
 
 
@@ -419,6 +421,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "show": (Show, Shown),
     "state": (Ref, AgentRow),
     "run_tool": (RunTool, ToolRan),
+    "approve": (ApproveCall, Approved),
+    "answer": (AnswerQuestion, Answered),
     "reserve": (Reserve, Reserved),
     "settle": (Settle, Empty),
     "models": (ListModels, list[ModelRow]),

@@ -5,9 +5,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["scrub"]
+__all__ = ["plain_line", "scrub"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def plain_line(text: str, width: int) -> str:
+    """Return the head of `text` as one line of at most `width` characters, in which nothing is but what is seen.
+
+    Line ends, control characters, marks that turn the direction and whatever else has no shape are written out.
+    """
+    written = "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode()
+        for each in text[:width]
+    )
+    return written if len(written) <= width and len(text) <= width else f"{written[: width - 3]}..."
 
 
 def scrub(value: Any) -> Any:

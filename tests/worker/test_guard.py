@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from orch_protocol.approval import ApproveCall, Approved, digest_of
 from orch_protocol.messages import Text, ToolUse
 from orch_protocol.policy import PolicyConfig, PolicySpec
 from orch_protocol.spec import BackendSpec
@@ -20,9 +22,10 @@ def touch(path: str, times: int = 1) -> str:
     return f"touched {path} {times}"
 
 
-def box(folder: Path, spec: PolicySpec, **how: bool) -> Toolbox:
+def box(folder: Path, spec: PolicySpec, *, is_remote: bool = False, **root: Any) -> Toolbox:
     """Return a toolbox with `touch` under `spec`."""
-    return Toolbox([touch], ToolContext(folder), Guard(spec, folder, {"HOME": str(folder)}, **how))
+    context = ToolContext(folder, env={"HOME": str(folder)}, **root)
+    return Toolbox([touch], context, Guard(spec, context, is_remote=is_remote))
 
 
 async def told(toolbox: Toolbox, **input: Any) -> tuple[bool, bool, str]:
@@ -48,12 +51,12 @@ async def test_denied_call_is_not_run_and_says_to_stop(tmp_path: Path) -> None:
     assert DIRECTIVE in text
 
 
-async def test_credentials_are_denied_where_nobody_can_be_asked(tmp_path: Path) -> None:
-    """What needs approval is denied at once where nobody is there, and the result says so."""
+async def test_credentials_are_denied_where_there_is_no_root_to_ask(tmp_path: Path) -> None:
+    """What needs approval is denied where it cannot be asked for, and the result says so."""
     ran, _, text = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id")
     assert not ran
     assert f"{tmp_path}/.ssh/id holds credentials" in text
-    assert "nobody is there to ask" in text
+    assert "there is no root here" in text
 
 
 async def test_arguments_are_checked_before_the_policy_is(tmp_path: Path) -> None:
@@ -110,3 +113,53 @@ def test_a_model_is_remote_by_its_address() -> None:
         assert not is_remote(BackendSpec("x", "m", {"base_url": url}))
     for url in ("https://example.org/v1", "http://10.0.0.1", ""):
         assert is_remote(BackendSpec("x", "m", {"base_url": url}))
+
+
+class Root:
+    """Answers `approve` and keeps what was asked."""
+
+    def __init__(self, meanwhile: Callable[[ApproveCall], None] = lambda _: None, allowed: bool = True) -> None:
+        self.asked: list[ApproveCall] = []
+        self._meanwhile, self._allowed = meanwhile, allowed
+
+    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Approved:
+        """Answer a question, after what happens meanwhile."""
+        assert (service, seconds is not None) == ("approve", True)
+        self.asked.append(params)
+        approved = Approved(self._allowed, digest_of(params.tool, params.input, params.paths), "the user said no")
+        self._meanwhile(params)
+        return approved
+
+
+async def test_what_is_approved_runs(tmp_path: Path) -> None:
+    """A yes from the root lets the call run; what was asked names tool, arguments, places and reason."""
+    root = Root()
+    assert (await told(box(tmp_path, PolicySpec(), call_root=root), path="~/.ssh/id"))[0]
+    (asked,) = root.asked
+    assert (asked.tool, asked.input, asked.local) == ("touch", {"path": "~/.ssh/id"}, True)
+    assert f"{tmp_path}/.ssh/id" in asked.paths
+    assert "holds credentials" in asked.reason
+
+
+async def test_a_no_is_told_with_both_reasons(tmp_path: Path) -> None:
+    """The result of a call that the user declined says what was wrong with it and that the user said no."""
+    ran, _, text = await told(box(tmp_path, PolicySpec(), call_root=Root(allowed=False)), path="~/.ssh/id")
+    assert not ran
+    assert "holds credentials; the user said no. " + DIRECTIVE in text
+
+
+async def test_arguments_changed_after_approval_do_not_run(tmp_path: Path) -> None:
+    """What was approved is what runs: arguments that are others by then are refused."""
+    root = Root(lambda asked: asked.input.update(path="~/.ssh/other"))
+    ran, _, text = await told(box(tmp_path, PolicySpec(), call_root=root), path="~/.ssh/id")
+    assert (ran, "changed after it was approved" in text) == (False, True)
+
+
+async def test_a_link_changed_after_approval_does_not_run(tmp_path: Path) -> None:
+    """A path that leads elsewhere after it was approved is refused too."""
+
+    def turn(_: ApproveCall) -> None:
+        (tmp_path / ".ssh").symlink_to(tmp_path / "elsewhere")
+
+    ran, _, text = await told(box(tmp_path, PolicySpec(), call_root=Root(turn)), path="~/.ssh/id")
+    assert (ran, "what they lead to, changed" in text) == (False, True)

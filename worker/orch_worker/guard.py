@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
+from orch_protocol.approval import ApproveCall, Approved, digest_of
+from orch_protocol.errors import OrchError
 from orch_protocol.messages import ToolUse
 from orch_protocol.policy import PolicySpec
 
 from .grounds import grounds_of, places_of, where_of
 from .policy import Call, Grounds, Place, Verdict, judge, strictest
+from .tools.base import ToolContext, ToolError
 
 __all__ = ["DIRECTIVE", "Guard", "denied"]
 
 DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
+PATIENCE_SECONDS: Final = 10.0
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
 
 
 class Guard:
     """Applies the rules of one agent to its calls. `is_remote` says that its model is not of this machine."""
 
-    def __init__(self, spec: PolicySpec, cwd: Path, env: Mapping[str, str], *, is_remote: bool = False) -> None:
-        self._where = where_of(cwd, env)
+    def __init__(self, spec: PolicySpec, context: ToolContext, *, is_remote: bool = False) -> None:
+        self._where = where_of(context.cwd, context.env)
+        self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
         self._grounds: Callable[[], Grounds] = lambda: grounds_of(spec, self._where)
         self._is_remote = is_remote
         self._personal = False
@@ -44,14 +48,30 @@ class Guard:
             verdict = strictest((verdict, remote), verdict.data)
         return verdict
 
-    def refusal(self, call: ToolUse) -> str | None:
-        """Return why `call` may not run, None when it may."""
-        verdict = self.judge(call)
+    async def refusal(self, call: ToolUse, verdict: Verdict) -> str | None:
+        """Return why `call`, judged so, may not run, None when it may. Asks the root where a person is to say that.
+
+        What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
+        """
         if verdict.approval == "allow":
             return None
         if verdict.approval == "deny":
             return denied(call.name, verdict.reason)
-        return denied(call.name, f"{verdict.reason}; it needs a person's approval, and nobody is there to ask")
+        asked = ApproveCall(
+            call.name, call.input, self._paths(call), verdict.reason, verdict.model == "local", self._seconds
+        )
+        try:
+            said: Approved = await self._call_root("approve", asked, self._seconds + PATIENCE_SECONDS)
+        except (OrchError, ToolError) as error:
+            return denied(call.name, f"{verdict.reason}; it needs approval, which could not be asked for: {error}")
+        if not said.allowed:
+            return denied(call.name, f"{verdict.reason}; {said.reason}")
+        if said.digest != digest_of(call.name, call.input, self._paths(call)):
+            return denied(call.name, "its arguments, or what they lead to, changed after it was approved")
+        return None
+
+    def _paths(self, call: ToolUse) -> tuple[str, ...]:
+        return tuple(sorted({place.real for place in self._places(call) or ()}))
 
     def _places(self, call: ToolUse) -> tuple[Place, ...] | None:
         return places_of(call.name, call.input, self._where)

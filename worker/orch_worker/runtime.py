@@ -83,7 +83,7 @@ class Runtime:
                 archives=spec.archival is not None,
             )
             self._purse = context.own(Purse)
-            guard = Guard(spec.policy, context.cwd, context.env, is_remote=is_remote(spec.backend))
+            guard = Guard(spec.policy, context, is_remote=is_remote(spec.backend))
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
             tools, session = self.toolbox.specs(), self.transcript.session
             system = system_prompt(spec, [tool.name for tool in tools])

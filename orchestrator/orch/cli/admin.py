@@ -105,9 +105,10 @@ ACTIONS = {"start": _start, "stop": _stop, "status": _status, "logs": _logs}
 
 
 def _config_arguments(parser: ArgumentParser) -> None:
-    actions = parser.add_argument("action", choices=["show", "trust", "untrust"], help="what to do")
-    actions.metavar = "show|trust|untrust"
+    actions = parser.add_argument("action", choices=["show", "trust", "untrust", "permissions"], help="what to do")
+    actions.metavar = "show|trust|untrust|permissions"
     parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="a project's folder (this one)")
+    parser.add_argument("--revoke", metavar="ID|all", help="with permissions: take one back, or all of the folder's")
 
 
 def _config(arguments: Namespace) -> int:
@@ -119,6 +120,10 @@ def _config(arguments: Namespace) -> int:
     folder = Path(arguments.folder).absolute()
     if not folder.is_dir():
         raise Failure("ConfigError", f"{folder} is no folder", 2)
+    if arguments.revoke is not None and arguments.action != "permissions":
+        raise Failure("ConfigError", "--revoke goes with: orch config permissions", 2)
+    if arguments.action == "permissions":
+        return _permissions(arguments, str(folder.resolve()))
     if arguments.action == "trust":
         file = trust.trust(folder, paths.home(), config.check)
         print(dump({"trusted": str(file)}) if arguments.json else f"trusted as it is now: {file}")
@@ -149,6 +154,36 @@ def _config(arguments: Namespace) -> int:
     return 0
 
 
+def _permissions(arguments: Namespace, folder: str) -> int:
+    """List what was approved for the project, or take it back."""
+    from ..grants import Grants
+    from .render import line
+
+    grants = Grants(paths.home())
+    if arguments.revoke is not None:
+        found = grants.revoke(None if arguments.revoke == "all" else [arguments.revoke], folder)
+    else:
+        found = grants.of(folder)
+    until = {each.id: None if each.expires_at is None else _day(each.expires_at) for each in found}
+    if arguments.json:
+        names = ("id", "tool", "subject", "exactly", "expires")
+        rows = [(each.id, each.tool, each.subject, bool(each.digest), until[each.id]) for each in found]
+        print(dump([dict(zip(names, row, strict=True)) for row in rows]))
+        return 0
+    what = "revoked: " if arguments.revoke is not None else ""
+    for each in found:
+        how = "" if each.digest else " (pattern)"
+        end = f"until {until[each.id]}" if until[each.id] else "for ever"
+        print(f"{what}{each.id}  {line(each.tool)}: {line(each.subject)}{how}, {end}")
+    return 0
+
+
+def _day(at: float) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d", time.gmtime(at))
+
+
 def _toml(value: Any) -> str:
     """Return `value` as a configuration file would have it; what is not set is a dash."""
     return "-" if value is None else json.dumps(value, ensure_ascii=False)
@@ -162,7 +197,7 @@ VERBS = {
         _daemon,
     ),
     "config": Verb(
-        "Show every setting with its source, or trust a project's ./.orch/config.toml as it is now.",
+        "Show every setting with its source, trust a project's file, list or revoke what was approved for it.",
         "orch config show; orch config trust .",
         _config_arguments,
         _config,

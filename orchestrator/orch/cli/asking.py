@@ -7,6 +7,7 @@ import sys
 
 from . import render, words
 from .agents import ROW
+from .approving import Approver, approve_argument, mode_of
 from .connection import Connection
 from .verb import Verb
 from .waiting import wait
@@ -15,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
+
+    from .connection import OnEvent
 
 __all__ = ["VERBS", "agreed", "ask", "query", "query_arguments", "stream_argument"]
 
@@ -35,6 +38,7 @@ def query_arguments(parser: ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--no-wait", action="store_true", help="do not wait for the answer; collect takes it")
     stream_argument(how)
+    approve_argument(parser)
     parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
 
 
@@ -56,21 +60,42 @@ def query(arguments: Namespace) -> int:
 
 
 def ask(arguments: Namespace, connection: Connection, params: dict[str, Any], *, ends: bool = False) -> None:
-    """Ask, wait and show the answer, or with --stream the whole turn. With `ends` the caller ends the agent then."""
+    """Ask, wait and show the answer, or with --stream the whole turn; answer what needs approval. Raises Failure.
+
+    With `ends` the caller ends the agent then.
+    """
+    mode = mode_of(arguments.approve)
+    if mode == "deny":
+        _ask(arguments, connection, params, None, ends)
+        return
+    approver = Approver(connection.sibling(), mode)
+    try:
+        _ask(arguments, connection, params | {"approve": True}, approver, ends)
+    finally:
+        approver.close()
+
+
+def _ask(
+    arguments: Namespace, connection: Connection, params: dict[str, Any], approver: Approver | None, ends: bool
+) -> None:
+    def heard(others: OnEvent | None = None) -> OnEvent | None:
+        return approver.before(others) if approver is not None else others
+
     if not arguments.stream:
-        reply = wait(connection, "query", params, quiet=arguments.json, ends=ends)
+        reply = wait(connection, "query", params, on_event=heard(), quiet=arguments.json, ends=ends)
         words.say(arguments, agreed(reply), render.shown(reply["text"]))
         return
     from .watching import Transcript, json_line
 
     params |= {"stream": True}
     if arguments.json:
-        reply = wait(connection, "query", params, on_event=json_line, quiet=True, ends=ends)
+        reply = wait(connection, "query", params, on_event=heard(json_line), quiet=True, ends=ends)
         words.say(arguments, agreed(reply), "")
         return
     transcript = Transcript()
     try:
-        transcript.reply(wait(connection, "query", params, on_event=transcript.event, quiet=True, ends=ends))
+        on_event = heard(transcript.event)
+        transcript.reply(wait(connection, "query", params, on_event=on_event, quiet=True, ends=ends))
     finally:
         transcript.end()
 

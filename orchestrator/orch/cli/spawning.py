@@ -8,6 +8,7 @@ import sys
 
 from ..interrupts import Presses
 from . import render, words
+from .approving import approve_argument, mode_of
 from .asking import agreed, ask, stream_argument
 from .connection import Connection
 from .failure import Failure
@@ -96,10 +97,12 @@ def _run_arguments(parser: ArgumentParser) -> None:
         "prompt", metavar="PROMPT", nargs="?", help="what to ask, the task itself by default; - reads it from stdin"
     )
     stream_argument(parser)
+    approve_argument(parser)
     parser.add_argument("--keep", action="store_true", help="do not end the agent")
 
 
 def _run(arguments: Namespace) -> int:
+    arguments.approve = mode_of(arguments.approve)  # before there is an agent
     params, says = _params(arguments)
     prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
     connection = Connection()

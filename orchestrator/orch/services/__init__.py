@@ -17,7 +17,7 @@ from orch_protocol.services import SERVICES, QueryAgent
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
-from . import archiving, asking, ending, looking, models, recalling, spawning, spending, steering, tools
+from . import approving, archiving, asking, ending, looking, models, recalling, spawning, spending, steering, tools
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor, Watcher
@@ -38,6 +38,8 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "show": looking.show,
     "state": looking.state,
     "run_tool": tools.run_tool,
+    "approve": approving.approve,
+    "answer": approving.answer,
     "archive": archiving.archive,
     "archived": archiving.archived,
     "summarise": archiving.summarise,
@@ -72,7 +74,7 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
-EVERYBODYS: Final = frozenset({"reserve", "settle"})
+EVERYBODYS: Final = frozenset({"approve", "reserve", "settle"})
 """What an agent asks for by itself, whatever its tools are."""
 
 
@@ -81,7 +83,7 @@ async def call(
 ) -> Any:
     """Serve `method` with its parameter struct. Raises ProtocolError for an unknown one, else the service's error.
 
-    With `watcher` a query tells it of each TurnEvent.
+    With `watcher` a query tells it of each TurnEvent, where it is to be streamed, and of each Question.
     """
     handler = HANDLERS.get(method)
     if handler is None:

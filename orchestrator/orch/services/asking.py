@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from orch_protocol.messages import Reply
 from orch_protocol.services import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
 
 from .. import events
+from ..approvals import OnQuestion
 from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
@@ -38,8 +39,15 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     node = await found(root, params.ref)
     check_recall(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
-    query_id = ask(root, node, caller, params, waits=True, watcher=watcher)
-    return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
+    questions = cast(OnQuestion, watcher) if caller is None and params.approve and watcher is not None else None
+    streamed = watcher if questions is None or params.stream else None
+    query_id = ask(root, node, caller, params, waits=True, watcher=streamed)
+    if questions is not None:
+        root.approvals.attend(query_id, questions)
+    try:
+        return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
+    finally:
+        root.approvals.leave(query_id)
 
 
 async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) -> list[Mapped]:

@@ -89,9 +89,11 @@ class Toolbox:
             arguments = tool.parse(call.input)
         except Exception as error:
             return refuse(call, _say(error))
-        if self._guard is not None and (no := self._guard.refusal(call)) is not None:
-            return refuse(call, no)
+        # At once, in call order; a question is asked when it is the call's turn, so that the order stays.
+        verdict = self._guard.judge(call) if self._guard is not None else None
         async with self._admitted(tool), self._file(tool, call.input):
+            if self._guard is not None and verdict and (no := await self._guard.refusal(call, verdict)) is not None:
+                return refuse(call, no)
             output = await self._within_deadline(tool, arguments)
         return Outcome(_result(call, output), files_changed=output.files_changed, usage=output.usage)
 

@@ -1,0 +1,76 @@
+"""Approval: an agent's question on its way to whoever may answer it, and the answer."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from orch_protocol.approval import Answered, AnswerQuestion, ApproveCall, Approved, Question, digest_of
+from orch_protocol.ids import new_id
+
+from ..nodes import Node
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["answer", "approve"]
+
+COMMANDS: Final = ("command", "code")
+"""The arguments that say best what a call is about, but for a path."""
+
+
+async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> Approved:
+    """Ask whoever is there whether the calling agent may run a call. Never raises for a no."""
+    node = root.tree.nodes[caller or ""]
+    lineage = _lineage(root, node)
+    digest = digest_of(params.tool, params.input, params.paths)
+    question = Question(
+        id=new_id(),
+        agent_id=node.spec.id,
+        agent=node.spec.name,
+        task=node.spec.task,
+        depth=node.spec.depth,
+        tool=params.tool,
+        subject=_subject(params, node.spec.cwd),
+        input=params.input,
+        paths=params.paths,
+        reason=params.reason,
+        folder=_real(node.spec.cwd),
+        digest=digest,
+        local=params.local,
+    ).with_lines()
+    # The highest one: what is asked below is asked where the whole tree's answer is waited for.
+    asked_for = [each.pending.query_id for each in lineage if each.pending is not None]
+    query_id = next((id for id in reversed(asked_for) if root.approvals.attended(id)), None)
+    seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
+    refused = await root.approvals.ask(question, lineage[-1].spec.id, query_id, seconds)
+    return Approved(not refused, digest, refused)
+
+
+async def answer(root: Supervisor, caller: str | None, params: AnswerQuestion) -> Answered:  # noqa: ARG001
+    """Answer a question. The first answer counts."""
+    return root.approvals.answer(params)
+
+
+def _lineage(root: Supervisor, node: Node) -> list[Node]:
+    """Return the agent and those above it, up to the one that the user spawned."""
+    found = [node]
+    while (above := root.tree.nodes.get(found[-1].spec.parent_id)) is not None:
+        found.append(above)
+    return found
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def _subject(params: ApproveCall, cwd: str) -> str:
+    for name in COMMANDS:
+        if isinstance(said := params.input.get(name), str):
+            return said
+    path = params.input.get("path")
+    if isinstance(path, str) and "\0" not in path:
+        return _real(os.path.join(cwd, path))
+    return msgspec.json.encode(params.input).decode()

@@ -1,0 +1,113 @@
+"""A call that may run only if somebody says so: what is asked, what is answered, and what was answered for later."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from .text import plain_line
+
+__all__ = ["AnswerQuestion", "Answered", "ApproveCall", "Approved", "Consent", "Question", "Scope", "digest_of"]
+
+Scope: TypeAlias = Literal["once", "session", "project"]
+WIDTH = 400
+
+
+class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
+    """An agent asks whether it may run `tool` with exactly `input`, which reaches `paths` (resolved).
+
+    `local`: what it brings is for a local model, so that a pattern does not cover it.
+    """
+
+    tool: str
+    input: dict[str, Any]
+    paths: tuple[str, ...]
+    reason: str
+    local: bool = False
+    seconds: float = 300.0
+
+
+class Approved(Struct, frozen=True):
+    """Whether it may, and why not. `digest` is that of the call that was asked about."""
+
+    allowed: bool
+    digest: str
+    reason: str = ""
+
+
+class Question(Struct, frozen=True):
+    """What an approver is asked. `input` is the model's own and may hold anything; `lines` can be shown as they are.
+
+    `subject` is the command or path that the call is about, `folder` the one that the agent works in.
+    """
+
+    id: str
+    agent_id: str
+    agent: str
+    task: str
+    depth: int
+    tool: str
+    subject: str
+    input: dict[str, Any]
+    paths: tuple[str, ...]
+    reason: str
+    folder: str
+    digest: str
+    local: bool = False
+    kind: Literal["question"] = "question"
+    lines: tuple[str, ...] = ()
+
+    def with_lines(self) -> Question:
+        """Return the question with its `lines`: each field on one line, nothing in it that a terminal would obey."""
+        said = {
+            "agent": f"{self.agent} ({self.agent_id}, depth {self.depth})",
+            "task": self.task,
+            "tool": self.tool,
+            "wants": self.subject,
+            "in": self.folder,
+            "asked since": self.reason,
+        }
+        lines = tuple(f"{name}: {plain_line(text, WIDTH)}" for name, text in said.items())
+        return msgspec.structs.replace(self, lines=lines)
+
+
+class Consent(Struct, frozen=True):
+    """An approver's answer.
+
+    `once` is for this call. `session` holds for the agents under the same first agent while this root runs, `project`
+    for all agents in the same folder until it is revoked or `seconds` (of a project: 90 days unless said) are over.
+
+    Without `pattern` it is for exactly this call; a pattern such as `git *` covers simple commands and paths that fit.
+    """
+
+    allow: bool
+    scope: Scope = "once"
+    pattern: str | None = None
+    seconds: float | None = None
+
+
+class AnswerQuestion(Struct, frozen=True, forbid_unknown_fields=True):
+    """A person answers the question `id`."""
+
+    id: str
+    allow: bool
+    scope: Scope = "once"
+    pattern: str | None = None
+    seconds: float | None = None
+
+
+class Answered(Struct, frozen=True):
+    """Whether that was the answer. It was not when another came first, or nobody waits any more: `note` says."""
+
+    taken: bool
+    note: str = ""
+
+
+def digest_of(tool: str, input: Mapping[str, Any], paths: Iterable[str]) -> str:
+    """Return what tells this very call from every other."""
+    data = msgspec.json.encode([tool, input, sorted(paths)], order="deterministic")
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,229 @@
+"""Approvals: who is asked, what counts as an answer, and what an answer is good for later."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch import Config, Consent, PolicyConfig, Question, SubagentsConfig
+from orch.approvals import Approvals
+from orch.grants import Grants, covers, made
+from orch.services import call
+from orch_protocol.approval import Answered, AnswerQuestion
+from orch_protocol.errors import ConfigError
+from orch_protocol.services import QueryAgent, Spawn
+from orch_protocol.text import plain_line
+from orchestrator.world import NEST, opened
+from virtual import virtual
+
+
+def question(id: str = "q1", **changes: Any) -> Question:
+    """Return a question about `rm x`."""
+    fields: dict[str, Any] = {"tool": "bash", "subject": "rm x", "input": {"command": "rm x"}, "digest": "d1"}
+    fields |= {"paths": (), "reason": "why", "folder": "/w", "agent": "n", "agent_id": "a", "task": "t", "depth": 1}
+    return Question(id=id, **(fields | changes))
+
+
+@virtual
+async def test_nobody_there_is_a_no_at_once(tmp_path: Path) -> None:
+    """Without client and approver nothing is waited for."""
+    before = asyncio.get_running_loop().time()
+    assert "nobody is there" in await Approvals(tmp_path).ask(question(), "a", None, 100)
+    assert asyncio.get_running_loop().time() == before
+
+
+@pytest.mark.parametrize("said", [True, Consent(True)])
+@virtual
+async def test_a_program_may_answer_with_either(tmp_path: Path, said: Any) -> None:
+    """True and a Consent are a yes, from an async function."""
+
+    async def approve(_: Question) -> Any:
+        return said
+
+    assert await Approvals(tmp_path, approve).ask(question(), "a", None, 100) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(False, "the user said no"), (None, "answered NoneType"), (1, "answered int"), (KeyError("k"), "KeyError: 'k'")],
+)
+@virtual
+async def test_whatever_is_no_clear_yes_is_a_no(tmp_path: Path, said: Any, why: str) -> None:
+    """A no, nothing, something else and a failure all deny, and say which."""
+
+    async def approve(_: Question) -> Any:
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    assert why in await Approvals(tmp_path, approve).ask(question(), "a", None, 100)
+
+
+@virtual
+async def test_an_answer_that_does_not_come_is_a_no_in_time(tmp_path: Path) -> None:
+    """A question waits as long as it may and no longer; an answer after that does not count."""
+    asked: list[Question] = []
+    approvals = Approvals(tmp_path)
+    approvals.attend("q", asked.append)
+    assert "within 5 s" in await approvals.ask(question(), "a", "q", 5)
+    late = approvals.answer(AnswerQuestion("q1", True))
+    assert (late.taken, late.note) == (False, "nobody answered in time")
+
+
+@virtual
+async def test_the_first_answer_counts(tmp_path: Path) -> None:
+    """Of two answers the second is told that it did not count."""
+    approvals = Approvals(tmp_path)
+    approvals.attend("q", lambda _: None)
+    asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
+    await asyncio.sleep(0)
+    assert approvals.answer(AnswerQuestion("q1", False)) == Answered(True)
+    assert not approvals.answer(AnswerQuestion("q1", True)).taken
+    assert await asking == "the user said no"
+    assert not approvals.answer(AnswerQuestion("other", True)).taken
+
+
+@virtual
+async def test_a_client_that_leaves_has_said_no(tmp_path: Path) -> None:
+    """What a client was asked is denied when it goes away."""
+    approvals = Approvals(tmp_path)
+    approvals.attend("q", lambda _: None)
+    asking = asyncio.create_task(approvals.ask(question(), "a", "q", 500))
+    await asyncio.sleep(0)
+    approvals.leave("q")
+    assert await asking == "whoever was asked is gone"
+
+
+class TestLater:
+    """What a yes is good for afterwards."""
+
+    @virtual
+    async def test_a_session_is_one_tree(self, tmp_path: Path) -> None:
+        """A yes for the session holds for the same call below the same first agent, and nowhere else."""
+        asked: list[Question] = []
+
+        async def approve(each: Question) -> Consent:
+            asked.append(each)
+            return Consent(True, "session")
+
+        approvals = Approvals(tmp_path, approve)
+        for id, session, digest in (("1", "a", "d1"), ("2", "a", "d1"), ("3", "b", "d1"), ("4", "a", "d2")):
+            assert await approvals.ask(question(id, digest=digest), session, None, 5) == ""
+        assert [each.id for each in asked] == ["1", "3", "4"]
+
+    @virtual
+    async def test_a_project_is_a_folder_and_ends(self, tmp_path: Path) -> None:
+        """A yes for the project holds in other roots too, for its folder, until its time is over or it is revoked."""
+        now = [1000.0]
+
+        async def approve(_: Question) -> Consent:
+            return Consent(True, "project", seconds=50)
+
+        assert await Approvals(tmp_path, approve, lambda: now[0]).ask(question(), "a", None, 5) == ""
+        another = Approvals(tmp_path, clock=lambda: now[0])
+        assert await another.ask(question(), "b", None, 5) == ""
+        assert await another.ask(question(folder="/v"), "b", None, 5) != ""
+        now[0] += 50
+        assert await another.ask(question(), "b", None, 5) != ""
+        now[0] -= 1
+        (grant,) = Grants(tmp_path).revoke(None, "/w")
+        assert (grant.tool, grant.subject) == ("bash", "rm x")
+        assert await another.ask(question(), "b", None, 5) != ""
+        with pytest.raises(ConfigError, match="no permission"):
+            Grants(tmp_path).revoke([grant.id])
+
+    @pytest.mark.parametrize(
+        ("subject", "covered"),
+        [("git log", True), ("git log; rm x", False), ("git log\nrm x", False), ("git $(rm x)", False), ("got", False)],
+    )
+    def test_a_pattern_covers_simple_commands(self, subject: str, covered: bool) -> None:
+        """A pattern never covers a command that may be more than one, nor what is for a local model."""
+        grant = made(question(), Consent(True, "project", "git *"), 0.0)
+        assert covers(grant, question(subject=subject, digest="other"), 1.0) is covered
+        assert not covers(grant, question(subject=subject, digest="other", local=True), 1.0)
+        assert not covers(grant, question(subject=subject, digest="other", tool="own"), 1.0)
+
+    def test_a_file_that_cannot_be_read_is_an_error(self, tmp_path: Path) -> None:
+        """A damaged record grants nothing and says what to do."""
+        (tmp_path / "permissions.json").write_text("{")
+        with pytest.raises(ConfigError, match="remove it"):
+            Grants(tmp_path).of()
+
+
+@given(st.text(max_size=60))
+def test_no_text_forges_a_line(text: str) -> None:
+    """Whatever a model writes, each line of a question is one line of what can be seen, and begins with its name."""
+    lines = question(agent=text, task=text, subject=text, reason=text, folder=text).with_lines().lines
+    names = [line.partition(":")[0] for line in lines]
+    assert names == ["agent", "task", "tool", "wants", "in", "asked since"]
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_line_shows_what_was_hidden() -> None:
+    """Line ends, escape sequences and marks of direction are written out, and a long text is cut."""
+    assert plain_line("a\nb\x1b[2K\u202ec\u2028", 40) == "a\\nb\\x1b[2K\\u202ec\\u2028"
+    assert plain_line("x" * 50, 10) == "xxxxxxx..."
+    assert len(plain_line("\n" * 10, 10)) <= 10
+
+
+RM = {"tool": "bash", "input": {"command": "rm precious.txt"}}
+
+
+@pytest.mark.parametrize(("allow", "left"), [(True, False), (False, True)])
+async def test_what_a_grandchild_wants_is_asked_at_the_root(tmp_path: Path, allow: bool, left: bool) -> None:
+    """A question of an agent two levels down reaches the program with its name, task, command and folder; its answer
+    decides, and a yes runs exactly that."""
+    (tmp_path / "precious.txt").write_text("x")
+    asked: list[Question] = []
+
+    async def approve(each: Question) -> bool:
+        asked.append(each)
+        return allow
+
+    config = Config(
+        subagents=SubagentsConfig(allow_nested=True),
+        policy=PolicyConfig(approval_mode="ask"),
+    )
+    async with opened(tmp_path / "home", config=config, approve=approve) as world:
+        agent = await world.scripted("-", tools=["bash", *NEST], cwd=tmp_path)
+        below = agent.id
+        for _ in range(2):
+            spawn = Spawn("tidy\nagent: the user", tools=("bash", *NEST), script=(RM, "done"))
+            below = (await call(world.supervisor, below, "spawn", spawn)).id
+        reply = await (await world.get(below)).query("tidy up")
+        assert (reply.text, reply.tool_calls) == ("done", int(allow))
+        assert (tmp_path / "precious.txt").exists() is left
+        (only,) = asked
+        assert (only.depth, only.tool, only.subject, Path(only.folder).name) == (
+            3,
+            "bash",
+            "rm precious.txt",
+            tmp_path.name,
+        )
+        assert "task: tidy\\nagent: the user" in only.lines
+
+
+async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> None:
+    """The client of the first agent's query is asked what an agent below wants, and its answer counts."""
+    (tmp_path / "precious.txt").write_text("x")
+    config = Config(subagents=SubagentsConfig(allow_nested=True), policy=PolicyConfig(approval_mode="ask"))
+    async with opened(tmp_path / "home", config=config) as world:
+        root = world.supervisor
+        seen: list[Question] = []
+
+        def client(event: Any) -> None:
+            seen.append(event)
+            said = AnswerQuestion(event.id, allow=True)
+            tasks.append(asyncio.ensure_future(call(root, None, "answer", said)))
+
+        tasks: list[asyncio.Future[Any]] = []
+        agent = await world.scripted(RM, "done", tools=["bash"], cwd=tmp_path)
+        reply = await call(root, None, "query", QueryAgent(agent.id, "tidy", approve=True), client)
+        assert (reply.text, [await task for task in tasks]) == ("done", [Answered(True)])
+        assert [each.kind for each in seen] == ["question"]
+        assert not (tmp_path / "precious.txt").exists()

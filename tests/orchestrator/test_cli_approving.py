@@ -1,0 +1,132 @@
+"""`--approve`: what is asked at a terminal, denied without one, or let through and said; and what is listed later."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch.cli import run
+from orch.grants import Grants, made
+from orch_protocol.approval import Consent, Question
+from orchestrator.desk import Desk, opened
+
+Captured = pytest.CaptureFixture[str]
+
+QUESTION: dict[str, Any] = {"id": "q7", "kind": "question", "lines": ["agent: n (abc, depth 2)", "wants: rm x\x1b[2K"]}
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
+    """A fake daemon that has a question while it is asked."""
+    made = opened(monkeypatch, tmp_path)
+    made.events = [QUESTION]
+    made.answers["answer"] = {"taken": True, "note": ""}
+    return made
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    """Let a person be there who types."""
+    stdin = io.StringIO(typed)
+    monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+
+
+def answers(desk: Desk) -> list[dict[str, Any]]:
+    """Return what was answered."""
+    return [params for method, params in desk.asked if method == "answer"]
+
+
+@pytest.mark.parametrize("verb", [["query", "n", "go"], ["run", "go"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    ("typed", "allow", "scope"),
+    [
+        ("y\n", True, "once"),
+        ("s\n", True, "session"),
+        ("P\n", True, "project"),
+        ("\n", False, "once"),
+        ("", False, "once"),
+    ],
+)
+def test_a_person_is_asked(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured, verb: list[str], typed: str, allow: bool, scope: str
+) -> None:
+    """At a terminal each question is shown and its answer sent; whatever is no clear yes is a no."""
+    terminal(monkeypatch, typed)
+    assert run(verb) == 0
+    assert answers(desk) == [{"id": "q7", "allow": allow, "scope": scope}]
+    (asked,) = [params for method, params in desk.asked if method == "query"]
+    assert asked["approve"] is True
+    said = capsys.readouterr().err
+    assert "wants: rm x\\x1b[2K" in said
+    assert "Allow it?" in said
+
+
+@pytest.mark.parametrize("extra", [[], ["--approve", "deny"]])
+def test_without_a_terminal_it_is_denied(desk: Desk, extra: list[str]) -> None:
+    """Where nobody is, the root is not told that anybody is: it denies at once."""
+    desk.events = []
+    assert run(["query", "n", "go", *extra]) == 0
+    ((method, params),) = desk.asked
+    assert (method, "approve" in params) == ("query", False)
+
+
+def test_what_is_let_through_is_said(desk: Desk, capsys: Captured) -> None:
+    """With auto everything is allowed, once, and stderr tells what; stdout is the answer alone."""
+    assert run(["query", "n", "go", "--approve", "auto"]) == 0
+    assert answers(desk) == [{"id": "q7", "allow": True, "scope": "once"}]
+    out, err = capsys.readouterr()
+    assert out == "42\n"
+    assert err == "orch: let through: agent: n (abc, depth 2); wants: rm x\\x1b[2K\n"
+
+
+def test_questions_do_not_show_among_the_events_of_a_stream(desk: Desk, capsys: Captured) -> None:
+    """A streamed turn has its own events as data, and its questions are answered beside them."""
+    desk.events = [QUESTION, {"n": 1, "kind": "text", "text": "4"}]
+    assert run(["query", "n", "go", "--stream", "--json", "--approve", "auto"]) == 0
+    kinds = [json.loads(line).get("kind") for line in capsys.readouterr().out.splitlines()]
+    assert kinds == ["text", None]
+
+
+def test_an_answer_that_came_too_late_is_said(desk: Desk, capsys: Captured) -> None:
+    """When the question was settled meanwhile, that is what is told."""
+    desk.answers["answer"] = json.loads(json.dumps({"taken": False, "note": "nobody answered in time"}))
+    run(["query", "n", "go", "--approve", "auto"])
+    assert capsys.readouterr().err == "orch: that did not count: nobody answered in time\n"
+
+
+@pytest.mark.parametrize("verb", [["query", "n", "go"], ["run", "go"]], ids=lambda verb: verb[0])
+def test_asking_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[str]) -> None:
+    """Who wants to be asked where nobody can be is told so, before anything is done."""
+    assert run([*verb, "--approve", "ask"]) == 2
+    assert desk.asked == []
+    assert "needs a terminal" in capsys.readouterr().err
+
+
+def test_permissions_are_listed_and_revoked(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
+    """What was approved for a project is listed with its end, and can be taken back, one or all; never another's."""
+    assert desk.asked == []
+    here, there = str((tmp_path / "project").resolve()), str(tmp_path.resolve())
+    grants = Grants(tmp_path / "home")
+    for folder, pattern in ((here, None), (here, "git *"), (there, None)):
+        asked = Question("q", "a", "n", "t", 1, "bash", "rm x", {}, (), "", folder, "d")
+        grants.add(made(asked, Consent(True, "project", pattern), 0.0), 0.0)
+    first, second, _ = grants.of()
+    assert run(["config", "permissions"]) == 0
+    assert capsys.readouterr().out == (
+        f"{first.id}  bash: rm x, until 1970-04-01\n{second.id}  bash: git * (pattern), until 1970-04-01\n"
+    )
+    run(["config", "permissions", "--json"])
+    row = {"id": first.id, "tool": "bash", "subject": "rm x", "exactly": True, "expires": "1970-04-01"}
+    assert json.loads(capsys.readouterr().out)[0] == row
+    assert run(["config", "permissions", "--revoke", first.id]) == 0
+    assert grants.of(here) == [second]
+    assert run(["config", "permissions", "--revoke", "all"]) == 0
+    assert [each.folder for each in grants.of()] == [there]
+    assert run(["config", "permissions", "--revoke", first.id]) == 2
+    assert run(["config", "show", "--revoke", "all"]) == 2
