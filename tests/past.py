@@ -13,11 +13,11 @@ from orch.archival.engine import Archives
 from orch.archival.gate import Prices
 from orch.archival.ledger import Ledger
 from orch.archival.shelf import Record
-from orch_protocol.archive import Upgrade
+from orch_protocol.archive import Source, Upgrade
 from orch_protocol.config import ArchivalConfig, TriggerConfig
 from orch_protocol.entries import MessageEntry
 from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services import Archive, ArchivePlan
+from orch_protocol.services import Archive, ArchivePlan, Hit
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.stubs import holders_in, stub_text
 from orch_worker.transcript import Transcript, read_session
@@ -81,13 +81,14 @@ class Life:
         self.said: dict[str, Message] = {}
         self.queries = 0
         self.loop = asyncio.Runner()
-        self.transcript = self._opened()
+        self.transcript = self.opened()
         self.archives = Archives(config, at_once)
         self.spec = AgentSpec(
             id="agent", seq=1, name="agent", task="t", backend=BackendSpec("extractive"), folder=str(folder), cwd="/"
         )
 
-    def _opened(self) -> Transcript:
+    def opened(self) -> Transcript:
+        """Return its transcript as its next process has it."""
         return Transcript.open(self.folder, agent="agent", cwd="/")
 
     def close(self) -> None:
@@ -157,7 +158,7 @@ class Life:
     def restart(self) -> None:
         """Let another process of the agent go on."""
         self.transcript.close()
-        self.transcript = self._opened()
+        self.transcript = self.opened()
 
     def forget(self) -> None:
         """Let another root go on."""
@@ -179,6 +180,19 @@ class Life:
     def read(self, holder: str, first: int = 1, last: int | None = None) -> list[Message]:
         """Return what an archive holds."""
         return self.loop.run(self.archives.read(self.spec, holder, first, last))
+
+    def source(self, holder: str) -> Source:
+        """Return what a holder is told of where its messages are."""
+        return self.loop.run(self.archives.source(self.spec, holder))
+
+    def spoil(self, was: bytes, now: bytes) -> None:
+        """Change the first place in its file where `was` stands."""
+        path = self.folder / "session.jsonl"
+        path.write_bytes(path.read_bytes().replace(was, now, 1))
+
+    def search(self, query: str) -> list[Hit]:
+        """Return where archives say that."""
+        return self.loop.run(self.archives.search(self.spec, query, 10))
 
     def check(self) -> None:
         """Hold everything that is said of a life at any moment. Raises AssertionError."""

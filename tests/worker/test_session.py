@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.entries import Custom, Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
+from orch_protocol.archive import Collapse
+from orch_protocol.entries import ArchiveEntry, Custom, Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
 from orch_protocol.messages import (
     Image,
     Message,
@@ -21,7 +22,8 @@ from orch_protocol.messages import (
     text_of,
     user,
 )
-from orch_worker.session import Session, UnknownEntry
+from orch_worker.session import LeftEntry, Session, UnknownEntry
+from orch_worker.stubs import stub_text
 from talk import assert_valid
 
 HEADER = SessionHeader(id="s", timestamp="t", cwd="/", agent="a")
@@ -182,6 +184,53 @@ class TestTree:
             )
         )
         assert text_of(session.messages[0]) == "a\n\nc"
+
+
+HOLDER = "abcdefabcdef"
+TURN = (said(user("a"), id="1"), said(assistant("b"), id="2"), ended())
+
+
+def archived(first: str, last: str, kind: Any = "turn") -> dict[str, Any]:
+    """Describe the archiving of the entries `first` to `last`, for `entries`."""
+    stub = assistant(stub_text(kind, HOLDER, "a receipt"))
+    collapse = Collapse(HOLDER, kind, "t", first, last, (user("a"), stub), (), "")
+    return {"kind": ArchiveEntry, "collapse": collapse}
+
+
+class TestArchives:
+    """What went to a holder."""
+
+    def test_a_turn_that_left_is_forgotten_and_known(self) -> None:
+        """Its messages are not kept in memory; its reply says where it is, and its responses still count."""
+        session = Session.fold(entries(*map(dict, TURN), archived("1", "2"), said(user("c"), turn="q2")))
+        assert [text_of(message)[:15] for message in session.messages] == ["a", "[archived turn]", "c"]
+        assert session.entries[:2] == [LeftEntry("1", None, "q1"), LeftEntry("2", "1", "q1")]
+        assert session.replies["q1"].archived_to == HOLDER
+        assert (session.responses, session.turns, session.interrupted) == (1, 1, "q2")
+
+    @pytest.mark.parametrize("lost", ["1", "2"])
+    def test_a_turn_whose_first_or_last_line_is_damaged_has_left(self, lost: str) -> None:
+        """The line behind it knows its name, so what was archived does not come back."""
+        described = [dict(each) for each in TURN if each.get("id") != lost]
+        if lost == "1":
+            described[0]["after"] = "1"
+        else:
+            described[1]["after"] = "2"
+        session = Session.fold(entries(*described, archived("1", "2")))
+        assert [text_of(message)[:15] for message in session.messages] == ["a", "[archived turn]"]
+        assert session.replies["q1"].archived_to == HOLDER
+
+    def test_what_cannot_be_found_stays(self) -> None:
+        """An archive of entries that nobody knows changes nothing."""
+        session = Session.fold(entries(*map(dict, TURN), archived("7", "8")))
+        assert session.messages == (user("a"), assistant("b"))
+        assert session.replies["q1"].archived_to is None
+
+    def test_a_branch_from_inside_an_archive_shows_what_was_there(self) -> None:
+        """What was forgotten is read again."""
+        branch = said(user("other"), turn="q2", after="1")
+        session = Session.fold(entries(*map(dict, TURN), archived("1", "2"), branch))
+        assert session.messages == (Message("user", (Text("a"), Text("other"))),)
 
 
 class TestValidHistory:

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, get_args
 
 import msgspec
 
 from orch_protocol.archive import Span
-from orch_protocol.entries import MessageEntry
+from orch_protocol.entries import Entry, MessageEntry
 from orch_protocol.errors import DamagedError, StoreError
 
-from .lines import unseal
+from .lines import END_BYTES, Chain, unseal
 
-__all__ = ["Line", "decoded", "digest", "lines_of", "messages_in", "read_spans"]
+__all__ = ["Held", "Line", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
+
+MESSAGE: Final = b'{"type":"message"'
+KNOWN: Final = tuple(b'{"type":"%b"' % kind.__struct_config__.tag.encode() for kind in get_args(Entry))
 
 _decoder = msgspec.json.Decoder(MessageEntry)
 
-MESSAGE: Final = b'{"type":"message"'
-
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """A line of a session file: where it begins, the object on it, and whether that fits its checksum."""
+    """A line of a session file: where it begins, the object on it, whether that is a message, and whether it is whole.
+
+    Of a line that is damaged `object` may be anything, and nothing at all.
+    """
 
     offset: int
     object: bytes
+    is_message: bool
     sound: bool = True
 
-    @property
-    def is_message(self) -> bool:
-        """Whether a message is on it."""
-        return self.object.startswith(MESSAGE)
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """An entry of an archive: its number (from 1), where its line begins, its message, and what is wrong, mostly ""."""
+
+    number: int
+    offset: int
+    entry: MessageEntry | None
+    fault: str = ""
 
 
 def read_spans(path: Path, spans: Sequence[Span]) -> list[bytes]:
@@ -57,42 +66,87 @@ def digest(parts: Sequence[bytes]) -> str:
     return whole.hexdigest()
 
 
-def messages_in(path: Path, spans: Sequence[Span], expected: str = "") -> list[tuple[int, MessageEntry]]:
-    """Return the message entries on the lines `spans` of the file at `path`, each with the offset of its line.
+def lines_in(path: Path, spans: Sequence[Span]) -> Iterator[Line]:
+    """Yield the lines on `spans` of the file at `path`, in order, reading no more of it than is asked for.
 
-    Raises DamagedError unless they hash to `expected`, if that is given, and each line fits its checksum; StoreError
-    when the file cannot be read.
+    Raises DamagedError for a line of which it cannot be said what it was, StoreError when the file cannot be read.
     """
-    parts = read_spans(path, spans)
-    if expected and digest(parts) != expected:
-        raise DamagedError(f"{path} at byte {spans[0][0] if spans else 0} is not what was archived")
-    return [
-        (line.offset, decoded(path, line))
-        for (offset, _), part in zip(spans, parts, strict=True)
-        for line in lines_of(part, offset)
-        if line.is_message
-    ]
-
-
-def decoded(path: Path, line: Line) -> MessageEntry:
-    """Return the message on `line` of the file at `path`. Raises DamagedError."""
-    if not line.sound:
-        raise DamagedError(f"{path} at byte {line.offset}: what was archived does not fit its checksum")
     try:
-        return _decoder.decode(line.object)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise DamagedError(f"{path} at byte {line.offset}: what was archived cannot be read: {error}") from error
+        with open(path, "rb") as file:
+            for offset, length in spans:
+                yield from _lines(path, file, offset, offset + length)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
-def lines_of(data: bytes, offset: int) -> Iterator[Line]:
-    """Yield the lines in `data`, which stands at `offset` of its file, as far as they are ours.
+def _lines(path: Path, file: BinaryIO, offset: int, end: int) -> Iterator[Line]:
+    before = max(0, offset - END_BYTES)
+    chain = Chain.after(_read(file, before, offset - before))
+    while offset < end:
+        line = file.readline(end - offset)
+        sealed = unseal(line[:-1]) if line.endswith(b"\n") else None
+        sound, _ = chain.take(line[:-1], sealed)
+        if not sound and not (sealed and line.startswith(KNOWN)):
+            raise DamagedError(f"{path} at byte {offset} is damaged: what was archived there cannot be made out")
+        yield Line(offset, sealed.object if sealed else b"", line.startswith(MESSAGE), sound)
+        offset += len(line)
 
-    What a line's checksum is chained to stands on the line before it: the first is taken as it is.
+
+def entries_in(
+    path: Path, spans: Sequence[Span], expected: str = "", first: int = 1, last: int | None = None
+) -> Iterator[Held]:
+    """Yield the entries `first` to `last` (from 1) among the messages on the lines `spans` of the file at `path`.
+
+    Those on damaged lines have a fault and no message. Raises DamagedError when the lines are sound and yet do not hash
+    to `expected`, if that is given, or cannot even be counted; StoreError when the file cannot be read.
     """
-    seed: int | None = None
-    for line in data.split(b"\n"):
-        sealed = unseal(line)
-        if sealed is not None:
-            yield Line(offset, sealed.object, seed is None or sealed.fits(seed))
-        seed = sealed.checksum if sealed is not None else None
-        offset += len(line) + 1
+    lines = _checked(path, spans, expected) if expected else lines_in(path, spans)
+    number = 0
+    for line in lines:
+        number += line.is_message
+        if last is not None and number > last:
+            return
+        if line.is_message and number >= first:
+            yield _held(path, number, line)
+
+
+def _checked(path: Path, spans: Sequence[Span], expected: str) -> Iterable[Line]:
+    parts = read_spans(path, spans)
+    if digest(parts) == expected:
+        return _apart(parts, spans)
+    found = list(lines_in(path, spans))
+    if all(line.sound for line in found):
+        raise DamagedError(f"{path} at byte {spans[0][0] if spans else 0} is not what was archived: was it replaced?")
+    return found
+
+
+def _apart(parts: Sequence[bytes], spans: Sequence[Span]) -> Iterator[Line]:
+    """Yield the lines in `parts`, of which nothing is damaged."""
+    for (offset, _), part in zip(spans, parts, strict=True):
+        for line in part.split(b"\n"):
+            if (sealed := unseal(line)) is not None:
+                yield Line(offset, sealed.object, line.startswith(MESSAGE))
+            offset += len(line) + 1
+
+
+def messages_in(
+    path: Path, spans: Sequence[Span], expected: str = "", first: int = 1, last: int | None = None
+) -> list[tuple[int, MessageEntry]]:
+    """Return the entries as `entries_in` yields them, each with the offset of its line. Raises DamagedError for any
+    that is damaged, StoreError when the file cannot be read."""
+    found = []
+    for held in entries_in(path, spans, expected, first, last):
+        if held.entry is None:
+            raise DamagedError(held.fault)
+        found.append((held.offset, held.entry))
+    return found
+
+
+def _held(path: Path, number: int, line: Line) -> Held:
+    fault = "it does not fit its checksum"
+    if line.sound:
+        try:
+            return Held(number, line.offset, _decoder.decode(line.object))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            fault = str(error)
+    return Held(number, line.offset, None, f"entry {number}, in {path} at byte {line.offset}, is damaged: {fault}")

@@ -15,11 +15,15 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Chain", "Sealed", "seal", "unseal"]
+__all__ = ["END_BYTES", "Chain", "Sealed", "seal", "unseal"]
 
 MORE: Final = b',"m":1'
 
+END_BYTES: Final = 64
+"""So much of a line's end is enough for `Chain.after`."""
+
 _STATED = re.compile(rb'"c":"([0-9a-f]{8})"')
+_END = re.compile(rb'"s":([0-9]{1,18})(?:,"m":1)?,"c":"([0-9a-f]{8})"}\n\Z')
 
 
 class Sealed(Struct, frozen=True, gc=False):
@@ -86,11 +90,17 @@ class Chain:
     `seq` and `checksum` are those of the last good line.
     """
 
-    def __init__(self) -> None:
-        self.seq = 0
-        self.checksum = 0
-        self._seeds: tuple[int, ...] = (0,)
-        self._expected = 1
+    def __init__(self, seq: int = 0, checksum: int = 0) -> None:
+        self.seq = seq
+        self.checksum = checksum
+        self._seeds: tuple[int, ...] = (checksum,)
+        self._expected = seq + 1
+
+    @classmethod
+    def after(cls, before: bytes) -> Chain:
+        """Return the chain that goes on behind `before`, the end of the line before (its newline included)."""
+        stated = _END.search(before)
+        return cls(int(stated[1]), int(stated[2], 16)) if stated else cls()
 
     def take(self, line: bytes, sealed: Sealed | None) -> tuple[bool, str]:
         """Return whether `line`, `sealed` by `unseal`'s word, is good; and what is to be said about it, mostly ""."""

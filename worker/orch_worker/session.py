@@ -12,7 +12,7 @@ from orch_protocol.entries import ArchiveEntry, Entry, MessageEntry, SessionHead
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Block, Message, Reply, Text, ToolResult, Usage, tool_uses, user
 
-from .view import View
+from .view import NOTHING, View
 
 __all__ = ["LeftEntry", "Session", "UnknownEntry"]
 
@@ -37,16 +37,24 @@ class LeftEntry(Struct, frozen=True):
     turn: str
 
 
+class LostEntry(Struct, frozen=True):
+    """An entry that is known by the one after it alone, which names it: its line is damaged."""
+
+    id: str
+    parent_id: str | None
+
+
 class Session:
     """Everything that one agent's entries amount to. Attributes are read, never assigned.
 
     Entries form a tree: each names the entry it follows, and the last one is the `leaf`. One that names an entry that
-    is not there (its line was damaged) follows the entry before it in the file.
+    is not there (its line was damaged) follows that all the same: it was between this one and the one before it in the
+    file, and an archive may begin or end with it.
     """
 
     def __init__(self, *, forget: bool = True) -> None:
         self.header: SessionHeader | None = None
-        self.entries: list[Entry | UnknownEntry | LeftEntry] = []
+        self.entries: list[Entry | UnknownEntry | LeftEntry | LostEntry] = []
         """All entries but the header, in file order."""
         self.replies: dict[str, Reply] = {}
         """The reply of each finished turn, by query id."""
@@ -116,16 +124,9 @@ class Session:
         if isinstance(entry, SessionHeader):
             self.header = self.header or entry
             return
-        last = len(self.entries) - 1
-        parent = -1 if entry.parent_id is None else self.places.get(entry.parent_id, last)
-        self._parents.append(parent)
-        self.places[entry.id] = last + 1
-        self.entries.append(entry)
-        # Gathered when asked for: a worker at work asks seldom, and records all the time.
-        self._messages = None
-        if parent != last:
-            self._branch(parent)
-        self._show(entry, last + 1)
+        if entry.parent_id is not None and entry.parent_id not in self.places:
+            self._add(LostEntry(entry.parent_id, self.leaf))
+        self._add(entry)
         if isinstance(entry, MessageEntry):
             if entry.turn:
                 self.asked = True
@@ -148,12 +149,27 @@ class Session:
         elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
             self.interrupted = None
 
-    def _show(self, entry: Entry | UnknownEntry | LeftEntry, place: int) -> None:
+    def _add(self, entry: Entry | UnknownEntry | LostEntry) -> None:
+        assert not isinstance(entry, SessionHeader)
+        last = len(self.entries) - 1
+        parent = -1 if entry.parent_id is None else self.places[entry.parent_id]
+        self._parents.append(parent)
+        self.places[entry.id] = last + 1
+        self.entries.append(entry)
+        # Gathered when asked for: a worker at work asks seldom, and records all the time.
+        self._messages = None
+        if parent != last:
+            self._branch(parent)
+        self._show(entry, last + 1)
+
+    def _show(self, entry: Entry | UnknownEntry | LeftEntry | LostEntry, place: int) -> None:
         """Let the view take `entry` in, which stands at `place` and follows what it shows."""
         if isinstance(entry, MessageEntry):
             self.view.add(entry.id, entry.message, place)
         elif isinstance(entry, LeftEntry):
-            self.view.add(entry.id, Message("user", ()), place)
+            self.view.add(entry.id, NOTHING, place)
+        elif isinstance(entry, LostEntry):
+            self.view.lose(entry.id, place)
         elif isinstance(entry, ArchiveEntry):
             # What a damaged file does not show any more in one piece stays as it is.
             with contextlib.suppress(StoreError):
@@ -177,15 +193,14 @@ class Session:
 
     def _leave(self, entry: ArchiveEntry) -> None:
         """Forget the messages that are the holder's now, and let the reply to their turn say so."""
-        collapse = entry.collapse
-        first, last = self.places.get(collapse.first, -1), self.places.get(collapse.last, -1)
-        ended = self.entries[last] if last >= 0 else None
-        if not isinstance(ended, (MessageEntry, LeftEntry)) or not any(
-            item.note == self.places[entry.id] for item in self.view.items
-        ):
+        collapse, own = entry.collapse, self.places[entry.id]
+        if not any(item.note == own for item in self.view.items):
             return  # it could not be carried out
-        if collapse.kind == "turn" and ended.turn in self.replies:
-            self.replies[ended.turn] = msgspec.structs.replace(self.replies[ended.turn], archived_to=collapse.holder)
+        first, last = self.places[collapse.first], self.places[collapse.last]
+        path = (self.entries[place] for place in self._back(last))
+        turn = next((each.turn for each in path if isinstance(each, (MessageEntry, LeftEntry))), "")
+        if collapse.kind == "turn" and turn in self.replies:
+            self.replies[turn] = msgspec.structs.replace(self.replies[turn], archived_to=collapse.holder)
         for place in self._back(last) if self._forget else ():
             if place < first:
                 break

@@ -8,7 +8,7 @@ from typing import Final
 from orch_protocol.archive import ArchiveKind
 from orch_protocol.messages import Message, Text
 
-__all__ = ["HEADS", "era_prompt", "holder_of", "holders_in", "replaced", "stub_text"]
+__all__ = ["HEADS", "era_prompt", "holder_of", "holders_in", "replaced", "stub_text", "stubs_in"]
 
 HEADS: Final[dict[ArchiveKind, str]] = {
     "turn": "[archived turn]",
@@ -40,6 +40,12 @@ def holders_in(message: Message) -> list[str]:
     """Return the ids of the archives that the text blocks of `message` stand for, in order."""
     found = (holder_of(block.text) for block in message.content if isinstance(block, Text))
     return [id for id in found if id]
+
+
+def stubs_in(message: Message) -> dict[str, str]:
+    """Return the text blocks of `message` that stand for archives, by the archive's id."""
+    texts = (block.text for block in message.content if isinstance(block, Text))
+    return {holder: text for text in texts if (holder := holder_of(text))}
 
 
 def replaced(message: Message, stub: str) -> Message:

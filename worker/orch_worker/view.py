@@ -6,7 +6,7 @@ Session and archive fold the same entries by the same rules, each with what it n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -14,11 +14,12 @@ from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message
 
-from .stubs import holder_of, holders_in, replaced
+from .stubs import holder_of, holders_in, replaced, stubs_in
 
 __all__ = ["Item", "View"]
 
 T = TypeVar("T")
+NOTHING: Final = Message("user", ())
 
 
 class Item(Struct, Generic[T], frozen=True):
@@ -51,6 +52,10 @@ class View(Generic[T]):
         """Show the message of the entry `id`."""
         self.items.append(Item(message, id, id, note))
 
+    def lose(self, id: str, note: T) -> None:
+        """Know of the entry `id`, whatever it was: its line is damaged."""
+        self.items.append(Item(NOTHING, id, id, note))
+
     def part(self, first: str, last: str) -> tuple[int, int]:
         """Return from where to where (exclusive) the items stand for the entries `first` to `last`.
 
@@ -68,7 +73,12 @@ class View(Generic[T]):
     def collapse(self, collapse: Collapse, note: T) -> None:
         """Show the messages of `collapse` instead of what it archives. Raises StoreError when that is not shown."""
         start, stop = self.part(collapse.first, collapse.last)
-        stubs = [Item(message, collapse.first, collapse.last, note) for message in collapse.messages]
+        # A stub that stays may read better by now than when this was worked out.
+        texts = {holder: text for item in self.items[start:stop] for holder, text in stubs_in(item.message).items()}
+        messages = collapse.messages
+        for text in texts.values():
+            messages = tuple(replaced(message, text) for message in messages)
+        stubs = [Item(message, collapse.first, collapse.last, note) for message in messages]
         self._tasks[collapse.holder] = collapse.task
         self.items[start:stop] = stubs
         for place in range(start, len(self.items)) if self._late else ():

@@ -7,30 +7,36 @@ from pathlib import Path
 from typing import Final
 
 from orch_protocol.archive import Source
-from orch_protocol.messages import Message, Text
+from orch_protocol.messages import Message, Text, user
 
-from .excerpt import messages_in
+from .excerpt import Held, entries_in
 from .rendering import render_block
 from .tokens import CHARS_PER_TOKEN, clip
 from .transcript import NAME
 
-__all__ = ["entry_text", "rendered", "testimony"]
+__all__ = ["entry_text", "rendered", "said", "testimony"]
 
 SHARE: Final = 0.6
 """Of the model's window; the rest is for questions and answers."""
 LEAST_CHARS: Final = 200
+DAMAGED: Final = user("(This entry is damaged on the disk and cannot be read.)")
 
 
 def testimony(source: Source, context_limit: int) -> tuple[Message, ...]:
     """Return what `source` holds, one message an entry, within 60 % of `context_limit` tokens (0: all of it).
 
-    What does not fit is cut, the longest entries first. Raises DamagedError, StoreError.
+    What does not fit is cut, the longest entries first. An entry on a damaged line says so. Raises DamagedError,
+    StoreError.
     """
     messages = list(source.shown)
     if source.spans:
-        path = Path(source.folder) / NAME
-        messages = [entry.message for _, entry in messages_in(path, source.spans, source.sha256)]
+        messages = [said(held) for held in entries_in(Path(source.folder) / NAME, source.spans, source.sha256)]
     return rendered(messages, context_limit)
+
+
+def said(held: Held) -> Message:
+    """Return the message of an entry, or that it is damaged."""
+    return held.entry.message if held.entry is not None else DAMAGED
 
 
 def rendered(messages: Sequence[Message], context_limit: int) -> tuple[Message, ...]:

@@ -20,9 +20,9 @@ from orch_worker.stubs import stub_text
 from orch_worker.transcript import NAME
 
 from .adapters import format_named
+from .draft import Draft
 from .folding import Folding
 from .gate import Prices
-from .ledger import Draft
 from .pieces import Pieces
 from .profiles import rules_of
 from .shelf import Record

@@ -147,9 +147,7 @@ class Folding:
 
     def _prompt(self, piece: Piece) -> Piece:
         """Return a prompt as it stays when its turn is archived: without its phases; head and tail if it is huge."""
-        if piece.holders:
-            # The first phase was archived with the prompt as it was before any.
-            piece = self._pieces.piece(self._pieces.contents(self._archive.records[piece.holders[0]])[0])
+        piece = self._pieces.bare(piece)
         if piece.tokens <= self._rules.prompt:
             return piece
         blocks = [

@@ -5,9 +5,10 @@ It is derived: what does not fit the archives is made anew, and without it searc
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ __all__ = ["Index", "message_text", "passage"]
 PASSAGE: Final = 240
 CANDIDATES: Final = 40
 NAME: Final = "index.sqlite"
-VERSION: Final = 1
+VERSION: Final = 2
 MOST_WORDS: Final = 400
 BATCH: Final = 500
 
@@ -36,6 +37,7 @@ class Index:
         self._database: sqlite3.Connection | None = None
         self.count = 0
         """The number of the last archive in it."""
+        self._last = ""
         self._connect()
 
     def close(self) -> None:
@@ -48,26 +50,26 @@ class Index:
                 pass  # what is missing is made up for when it is opened again
             database.close()
 
-    def add(self, number: int, texts: Iterable[str]) -> None:
-        """Index the archive `number`, whose messages say `texts`."""
+    def add(self, number: int, id: str, texts: Iterable[str]) -> None:
+        """Index the archive `id`, the one with that `number`, whose messages say `texts`."""
         if self._database is None:
             return
         try:
             # Committing takes as long as indexing, and what is lost without is made up for at the next opening.
             self._database.execute("INSERT INTO words(rowid, text) VALUES (?, ?)", (number, _spaced("\n".join(texts))))
-            self._database.execute("UPDATE state SET count = ?", (number,))
+            self._database.execute("UPDATE state SET count = ?, last = ?", (number, id))
             if number % BATCH == 0:
                 self._database.commit()
-            self.count = number
+            self.count, self._last = number, id
         except sqlite3.Error:
             self._drop()
 
-    def missing(self, last: int) -> range:
-        """Return the numbers of the archives up to `last` that are to be added; all, when it does not fit them."""
-        if self.count > last:
+    def missing(self, ids: Sequence[str]) -> range:
+        """Return the numbers of those of the archives `ids` that are to be added: all, when it is none of these."""
+        if self.count > len(ids) or (self.count and ids[self.count - 1] != self._last):
             self._drop()
             self._connect()
-        return range(self.count + 1, last + 1) if self._database is not None else range(0)
+        return range(self.count + 1, len(ids) + 1) if self._database is not None else range(0)
 
     def stages(self, query: str, most: int = CANDIDATES) -> Iterator[list[int]]:
         """Yield the numbers of archives that may hold `query`, the best first: with its words in a row, all, any.
@@ -96,12 +98,13 @@ class Index:
                 self._database = sqlite3.connect(self._path, isolation_level="IMMEDIATE", check_same_thread=False)
                 # A loss of power may take it: it can be made anew.
                 self._database.execute("PRAGMA synchronous = OFF")
-                self._database.execute("PRAGMA journal_mode = MEMORY")
+                self._database.execute("PRAGMA journal_mode = TRUNCATE")
                 if self._database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                     self._create(self._database)
-                self.count = int(self._database.execute("SELECT count FROM state").fetchone()[0])
+                count, self._last = self._database.execute("SELECT count, last FROM state").fetchone()
+                self.count = int(count)
                 return
-            except (sqlite3.Error, TypeError):
+            except (sqlite3.Error, TypeError, ValueError):
                 self._drop()
 
     def _create(self, database: sqlite3.Connection) -> None:
@@ -109,16 +112,19 @@ class Index:
             database.execute("DROP TABLE IF EXISTS words")
             database.execute("DROP TABLE IF EXISTS state")
             database.execute("CREATE VIRTUAL TABLE words USING fts5(text, content='', tokenize='unicode61')")
-            database.execute("CREATE TABLE state(count INTEGER)")
-            database.execute("INSERT INTO state VALUES (0)")
+            database.execute("CREATE TABLE state(count INTEGER, last TEXT)")
+            database.execute("INSERT INTO state VALUES (0, '')")
             database.execute(f"PRAGMA user_version = {VERSION}")
 
     def _drop(self) -> None:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-        self._path.unlink(missing_ok=True)
-        self.count = 0
+        # A journal that is left would be taken for the next one's.
+        for path in (self._path, self._path.with_name(f"{NAME}-journal")):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        self.count, self._last = 0, ""
 
 
 def message_text(message: Message) -> str:

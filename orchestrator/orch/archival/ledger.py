@@ -5,13 +5,13 @@ What is archived stays where it was written; an archive is some lines of the fil
 
 from __future__ import annotations
 
+import contextlib
 import mmap
-from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 from msgspec import Struct
@@ -19,30 +19,41 @@ from msgspec import Struct
 from orch_protocol.archive import Collapse, Span
 from orch_protocol.entries import ArchiveEntry, MessageEntry, UpgradeEntry
 from orch_protocol.errors import DamagedError, StoreError
-from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, assistant, user
-from orch_worker.excerpt import Line, decoded, digest, lines_of, messages_in, read_spans
-from orch_worker.lines import unseal
+from orch_worker.excerpt import entries_in, lines_in, messages_in, read_spans
+from orch_worker.lines import Chain, unseal
 from orch_worker.stubs import stub_text
 from orch_worker.transcript import NAME
-from orch_worker.view import Item, View
+from orch_worker.view import View
+from orch_worker.witness import said
 
 from .index import message_text
-from .pieces import Piece, Pieces
-from .shelf import Record, SearchableShelf, Shelf, Stored
+from .shelf import Record, SearchableShelf, Stored
 
-__all__ = ["Draft", "Ledger"]
+__all__ = ["Cover", "Ledger", "joined", "read_archive"]
 
 _decoder: msgspec.json.Decoder[MessageEntry | ArchiveEntry | UpgradeEntry] = msgspec.json.Decoder(
     MessageEntry | ArchiveEntry | UpgradeEntry
 )
-BLOCK: Final = 1 << 20
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
-_HEADS: Final = (b'{"type":"message"', b'{"type":"archive"', b'{"type":"archive_summary"')
+_MESSAGE: Final = b'{"type":"message"'
+_HEADS: Final = (_MESSAGE, b'{"type":"archive"', b'{"type":"archive_summary"')
+_END_BYTES: Final = 24
+
+
+class _Link(Struct, rename="camel"):
+    id: str
+    parent_id: str | None = None
+
+
+_link: msgspec.json.Decoder[_Link] = msgspec.json.Decoder(_Link)
 
 
 class Cover(Struct, frozen=True):
-    """Which lines of the file a shown message stands for: bytes `start` to `end`, the first line up to `head`."""
+    """Which lines of the file a shown message stands for: bytes `start` to `end`, the first line up to `head`.
+
+    `messages` is how many messages are on them: none for one that is shown as lost.
+    """
 
     start: int
     end: int
@@ -61,123 +72,130 @@ class Ledger(SearchableShelf):
     def forget(self) -> None:
         """Know nothing any more; the next `catch_up` reads all of the file."""
         self.records.clear()
-        self._order.clear()
+        self.order.clear()
         self.view: View[Cover] = View()
-        self._end = 0
+        # Behind the last whole append: the offset, the number and checksum of its last line, and how that ends, which
+        # by its checksum stands for all before it.
+        self._end, self._seq, self._checksum, self._seen = 0, 0, 0, b""
+        self._leaf: str | None = None
+        self.damaged: list[Span] = []
+        """Damaged lines, ascending."""
         # Of the lines that an archive shows as its own: where they begin and end, and its number. Sorted.
         self._owners: list[tuple[int, int, int]] = []
 
     def catch_up(self) -> list[Record]:
         """Read what was appended since the last time, and return the archives that are new.
 
-        An append that is not there in full is left for the next time. Raises StoreError when the file cannot be read.
+        An append that is not there in full is left for the next time. When the file is not the one that was seen then,
+        it is forgotten, and all archives are new. Raises StoreError when the file cannot be read.
         """
-        known = len(self.records)
         try:
             with open(self.path, "rb") as file:
+                if not self._goes_on(file):
+                    self.forget()
+                known = len(self.records)
                 self._read(file)
         except FileNotFoundError:
+            self.forget()
             return []
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}") from error
         return [self.numbered(number) for number in range(known + 1, len(self.records) + 1)]
 
+    def _goes_on(self, file: BinaryIO) -> bool:
+        """Return whether what was seen of the file is still there: it may be another, or have been cut."""
+        file.seek(self._end - len(self._seen))
+        return file.read(len(self._seen)) == self._seen
+
     def _read(self, file: BinaryIO) -> None:
-        if file.seek(0, 2) < self._end:
-            # What was seen is not there any more (a write that was taken back): all of it is read anew.
-            self.forget()
         start = end = file.seek(self._end)
-        waiting: list[tuple[int, int, bytes]] = []
+        chain = Chain(self._seq, self._checksum)
+        # Of an append that is not over: where each line begins and ends, and the object on it, None on a damaged one.
+        waiting: list[tuple[int, int, bytes | None]] = []
         for line in file:
-            if not line.endswith(b"\n"):
-                break
             start, end = end, end + len(line)
-            sealed = unseal(line[:-1])
-            if sealed is not None:
-                waiting.append((start, end, sealed.object))
-            if sealed is None or not sealed.more:
+            sealed = unseal(line[:-1]) if line.endswith(b"\n") else None
+            good, _ = chain.take(line[:-1], sealed)
+            waiting.append((start, end, sealed.object if good and sealed is not None else None))
+            if good and sealed is not None and not sealed.more:
                 for each in waiting:
                     self._take(*each)
                 waiting.clear()
-                self._end = end
+                self._end, self._seq, self._checksum, self._seen = end, chain.seq, chain.checksum, line[-_END_BYTES:]
 
     def messages(self, id: str) -> list[Stored]:
-        record = self.records[id]
-        return [Stored(entry.message) for _, entry in messages_in(self.path, record.spans, record.sha256)]
+        return [Stored(message) for message in self.read(id)]
 
-    def read(self, id: str, first: int, last: int | None) -> list[Message]:
+    def read(self, id: str, first: int = 1, last: int | None = None) -> list[Message]:
         """Return the messages `first` to `last` (from 1) of the archive `id`, however much it is.
 
-        Raises DamagedError, StoreError.
+        Raises DamagedError when one of them is damaged, StoreError.
         """
-        record = self.records[id]
-        if record.kind != "era":
-            return [stored.message for stored in self.messages(id)][first - 1 : last]
-        lines = (line for span in record.spans for line in self._lines(span) if line.is_message)
-        return [decoded(self.path, line).message for line in islice(lines, first - 1, last)]
+        return read_archive(self.path, self.records[id], first, last)
 
     def texts(self, record: Record) -> list[str]:
         try:
-            return [message_text(entry.message) for _, entry in messages_in(self.path, record.own)]
+            return [
+                message_text(held.entry.message) if held.entry is not None else ""
+                for held in entries_in(self.path, record.own)
+            ]
         except DamagedError:
             return []  # who reads it is told; the others can be searched all the same
 
     def entry(self, record: Record, place: int) -> int:
-        offset = messages_in(self.path, record.own)[place][0]
-        lines = (line for span in record.spans for line in self._lines(span) if line.is_message)
+        offset = [line.offset for line in lines_in(self.path, record.own) if line.is_message][place]
+        lines = (line for line in lines_in(self.path, record.spans) if line.is_message)
         return next(number for number, line in enumerate(lines, 1) if line.offset == offset)
 
     def lines(self, id: str) -> list[bytes]:
         parts = read_spans(self.path, self.records[id].own)
-        sealed = (unseal(line) for part in parts for line in part.split(b"\n") if line.startswith(_HEADS[0]))
+        sealed = (unseal(line) for part in parts for line in part.split(b"\n") if line.startswith(_MESSAGE))
         return [line.object if line else b"" for line in sealed]
 
     def containing(self, wanted: bytes) -> Iterator[Record]:
-        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-            for start, end, number in list(self._owners):
-                if data.find(wanted, start, end) >= 0:
-                    yield self.numbered(number)
+        try:
+            with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+                for start, end, number in list(self._owners):
+                    if data.find(wanted, start, end) >= 0:
+                        yield self.numbered(number)
+        except (OSError, ValueError) as error:  # there is nothing in it
+            raise StoreError(f"cannot read {self.path}: {error}") from error
 
-    def _lines(self, span: Span) -> Iterator[Line]:
-        """Yield the lines of `span`, a part of the file at a time."""
-        offset, length = span
-        end, rest = offset + length, b""
-        while offset < end:
-            (part,) = read_spans(self.path, [(offset, min(BLOCK, end - offset))])
-            whole = rest + part
-            cut = whole.rfind(b"\n") + 1
-            yield from lines_of(whole[:cut], offset - len(rest))
-            offset, rest = offset + len(part), whole[cut:]
-            if not part:
-                break  # the file is shorter than it was
-
-    def _take(self, start: int, end: int, line: bytes) -> None:
-        if not line.startswith(_HEADS):
+    def _take(self, start: int, end: int, line: bytes | None) -> None:
+        if line is None:
+            self.damaged.append((start, end - start))
             return
         try:
-            entry = _decoder.decode(line)
+            entry = (_decoder if line.startswith(_HEADS) else _link).decode(line)
         except _DECODE_ERRORS:
-            return  # of a later version, or damaged: its agent tells of it
+            try:
+                entry = _link.decode(line)  # of a later version
+            except _DECODE_ERRORS:
+                return
+        self._follow(entry, start)
         if isinstance(entry, MessageEntry):
             self.view.add(entry.id, entry.message, Cover(start, end, end, 1))
         elif isinstance(entry, ArchiveEntry):
             self._take_archive(entry)
-        else:
+        elif isinstance(entry, UpgradeEntry):
             self._take_upgrade(entry)
+
+    def _follow(self, entry: MessageEntry | ArchiveEntry | UpgradeEntry | _Link, start: int) -> None:
+        """Show the entry before `entry` as lost, if it is; see `Session`."""
+        if entry.parent_id is not None and entry.parent_id != self._leaf:
+            self.view.lose(entry.parent_id, Cover(start, start, start, 0))
+        self._leaf = entry.id
 
     def _take_archive(self, entry: ArchiveEntry) -> None:
         collapse = entry.collapse
-        try:
+        # What a damaged file does not show any more in one piece stays as it is, and is the archive's all the same.
+        with contextlib.suppress(StoreError):
             first, stop = self.view.part(collapse.first, collapse.last)
-            covers = [item.note for item in self.view.items[first:stop]]
-            record = msgspec.convert(collapse.record, Record)
-        except (StoreError, msgspec.ValidationError):
-            return
-        self.view.collapse(collapse, _joined(covers))
+            self.view.collapse(collapse, joined([item.note for item in self.view.items[first:stop]]))
         number = len(self.records) + 1
         self.keep(
             msgspec.structs.replace(
-                record,
+                _record(collapse),
                 id=collapse.holder,
                 number=number,
                 timestamp=entry.timestamp,
@@ -185,7 +203,7 @@ class Ledger(SearchableShelf):
                 sha256=collapse.sha256,
             )
         )
-        for start, length in record.own:
+        for start, length in self.records[collapse.holder].own:
             insort(self._owners, (start, start + length, number))
 
     def _take_upgrade(self, entry: UpgradeEntry) -> None:
@@ -196,9 +214,20 @@ class Ledger(SearchableShelf):
             text = said.removesuffix(f"\n\nFinal answer:\n{record.answer}")
             self.keep(msgspec.structs.replace(record, record=text, summarised=True))
 
+    def sound(self, start: int, end: int) -> Iterator[Span]:
+        """Yield the lines from `start` to `end` without those that are damaged."""
+        for offset, length in self.damaged[bisect_left(self.damaged, (start, 0)) :]:
+            if offset >= end:
+                break
+            if start < offset:
+                yield start, offset - start
+            start = offset + length
+        if start < end:
+            yield start, end - start
+
     def shown(self, record: Record) -> tuple[Message, ...]:
         """Return what the holder of an era is shown: the records of its members, and the messages between them."""
-        parts = [(start, [entry.message]) for start, entry in messages_in(self.path, record.own)]
+        parts = [(held.offset, [said(held)]) for held in entries_in(self.path, record.own)]
         for id in record.members:
             member = self.records[id]
             stub = stub_text(member.kind, id, member.record, member.answer)
@@ -206,111 +235,43 @@ class Ledger(SearchableShelf):
         return tuple(message for _, messages in sorted(parts, key=itemgetter(0)) for message in messages)
 
 
-class Draft:
-    """What is to be archived next of what a ledger shows. Nothing of it is true before the agent has it on record."""
+def read_archive(path: Path, record: Record, first: int = 1, last: int | None = None) -> list[Message]:
+    """Return the messages `first` to `last` (from 1) of an archive in the file at `path`.
 
-    def __init__(self, ledger: Ledger, pieces: Callable[[Shelf], Pieces]) -> None:
-        self.collapses: list[Collapse] = []
-        self.summarise: list[str] = []
-        self.shelf = _Plan(ledger)
-        self.pieces = pieces(self.shelf)
-        self._ledger = ledger
-        self.items = list(ledger.view.items)
-        self.shown = [self.pieces.piece(item.message) for item in self.items]
-        self._by_piece = dict(zip(map(id, self.shown), self.items, strict=True))
-        self._kept = list(self.shown)  # as long as they are here no other has the id of one
+    Raises DamagedError, StoreError.
+    """
+    try:
+        return [entry.message for _, entry in messages_in(path, record.spans, record.sha256, first, last)]
+    except DamagedError as error:
+        raise DamagedError(f"archive {record.id}: {error}") from error
 
-    def store(self, record: Record, part: Sequence[Piece], said: Sequence[Message], summarise: bool) -> Record:
-        """Return `record` of `part` as it will be."""
-        covers = [self._by_piece[id(piece)].note for piece in part]
-        # A prompt with stubs of phases stands for these too; by itself it is its first line.
-        alone = [
-            Cover(cover.start, cover.head, cover.head, 1) if piece.holders and piece.message.role == "user" else cover
-            for cover, piece in zip(covers, part, strict=True)
-        ]
-        shown = {id(message) for message in said}
-        if record.kind == "phase":
-            whole = _spans(alone, covers, range(len(part)))
-            own = _spans(alone, covers, range(record.prompts, len(part)))
-        else:
-            whole = _spans(covers, covers, range(len(part)))
-            own = _spans(alone, covers, [place for place, piece in enumerate(part) if id(piece.message) in shown])
-        counted = alone if record.kind == "phase" else covers
-        full = msgspec.structs.replace(
-            record,
-            id=new_id(),
-            number=len(self.shelf.records) + 1,
-            count=sum(cover.messages for cover in dict.fromkeys(counted)),
-            spans=whole,
-            own=own,
-            # An era may be of any size: its members have their own, and each line has a checksum.
-            sha256="" if record.kind == "era" else digest(read_spans(self._ledger.path, whole)),
-        )
-        self.shelf.keep(full)
-        if summarise:
-            self.summarise.append(full.id)
-        return full
 
-    def changed(self, was: Sequence[Piece], now: Sequence[Piece], holder: str) -> None:
-        """Take down that the archive `holder` turned `was` into `now`."""
-        start = next(place for place, (one, other) in enumerate(zip(was, now, strict=False)) if one is not other)
-        same = 0
-        while same < min(len(was), len(now)) - start and was[-1 - same] is now[-1 - same]:
-            same += 1
-        items = [self._by_piece[id(piece)] for piece in was[start : len(was) - same]]
-        record = self.shelf.records[holder]
-        first, last, cover = items[0].first, items[-1].last, _joined([item.note for item in items])
-        stubs = now[start : len(now) - same]
-        for piece in stubs:
-            self._by_piece[id(piece)] = Item(piece.message, first, last, cover)
-        self._kept += stubs
-        plain: dict[str, Any] = msgspec.to_builtins(record)
-        self.collapses.append(
-            Collapse(
-                holder=holder,
-                kind=record.kind,
-                task=record.task,
-                first=first,
-                last=last,
-                messages=tuple(piece.message for piece in stubs),
-                spans=record.spans,
-                sha256=record.sha256,
-                record=plain,
-            )
+def _record(collapse: Collapse) -> Record:
+    """Return what is on record of an archive; of one that another version made, what is to be known of any."""
+    try:
+        return msgspec.convert(collapse.record, Record)
+    except msgspec.ValidationError:
+        return Record(
+            id=collapse.holder,
+            number=0,
+            kind=collapse.kind,
+            task=collapse.task,
+            count=0,
+            prompts=0,
+            stands=len(collapse.messages),
+            calls=0,
+            turns=0,
+            tokens=0,
+            level=0,
+            timestamp="",
+            format="orch",
+            record="",
+            reason="",
+            own=collapse.spans,
         )
 
 
-class _Plan(Shelf):
-    """A ledger with what is planned on top of it."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(ledger.folder)
-        self.records = dict(ledger.records)
-        self._path = ledger.path
-
-    def messages(self, id: str) -> list[Stored]:
-        record = self.records[id]
-        return [Stored(entry.message) for _, entry in messages_in(self._path, record.spans, record.sha256)]
-
-
-def _joined(covers: Sequence[Cover]) -> Cover:
+def joined(covers: Sequence[Cover]) -> Cover:
     """Return what items that follow each other stand for together."""
     messages = sum(cover.messages for cover in dict.fromkeys(covers))
     return Cover(covers[0].start, max(cover.end for cover in covers), covers[0].head, messages)
-
-
-def _spans(used: Sequence[Cover], covers: Sequence[Cover], places: Iterable[int]) -> tuple[Span, ...]:
-    """Return the lines of `used[place]` for each of `places`, ascending; neighbours are one span.
-
-    Between two items that follow each other the file holds no other message, unless the first is not used whole.
-    """
-    spans: list[tuple[int, int]] = []
-    before = -2
-    for place in places:
-        cover = used[place]
-        if place == before + 1 and used[before].end == covers[before].end:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], cover.end))
-        else:
-            spans.append((cover.start, cover.end))
-        before = place
-    return tuple((start, end - start) for start, end in spans)

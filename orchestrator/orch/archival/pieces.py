@@ -69,6 +69,16 @@ class Pieces:
         """Return `message` as a piece, the way the format writes it."""
         return self.piece(self.format.write(message))
 
+    def bare(self, piece: Piece) -> Piece:
+        """Return a prompt as it was before any phase of its turn was archived."""
+        if not piece.holders:
+            return piece
+        if piece.raw is piece.message:
+            said = piece.message.content[: -len(piece.holders)]
+            return self.piece(Message(piece.message.role, said))
+        # The first phase was archived with the prompt as it was.
+        return self.piece(self.contents(self.archive.records[piece.holders[0]])[0])
+
     def upgraded(self, piece: Piece) -> Piece | None:
         """Return `piece` with the summaries that came since its stubs were written; None when there is none."""
         if not any(self.archive.records[id].summarised for id in piece.holders):

@@ -39,8 +39,8 @@ class Search:
 
     def added(self, record: Record) -> None:
         """Take a new archive in, if the index is open; else the next search does."""
-        if self._index is not None and record.number == self._index.count + 1:
-            self._index.add(record.number, self._archive.texts(record))
+        if self._index is not None and record.number in self._index.missing(self._archive.order)[:1]:
+            self._index.add(record.number, record.id, self._archive.texts(record))
 
     def search(self, query: str, limit: int) -> list[Hit]:
         """Return up to `limit` places for `query`, those that hold all of it first."""
@@ -80,8 +80,9 @@ class Search:
     def _opened(self) -> Index:
         if self._index is None:
             self._index = Index(self._archive.folder)
-        for number in self._index.missing(len(self._archive.records)):
-            self._index.add(number, self._archive.texts(self._archive.numbered(number)))
+        for number in self._index.missing(self._archive.order):
+            record = self._archive.numbered(number)
+            self._index.add(number, record.id, self._archive.texts(record))
         return self._index
 
     def _exact(self, records: Iterable[Record], query: str, limit: int) -> list[Hit]:

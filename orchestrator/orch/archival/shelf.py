@@ -69,12 +69,13 @@ class Shelf(ABC):
         self.folder = folder
         self.records: dict[str, Record] = {}
         """Every archive, by id, in order."""
-        self._order: list[str] = []
+        self.order: list[str] = []
+        """Their ids: the archive with number 1 comes first."""
 
     def keep(self, record: Record) -> None:
         """Take a new archive in."""
         if record.id not in self.records:
-            self._order.append(record.id)
+            self.order.append(record.id)
         self.records[record.id] = record
 
     def find(self, ref: str) -> Record:
@@ -90,7 +91,7 @@ class Shelf(ABC):
 
     def numbered(self, number: int) -> Record:
         """Return the archive with that number."""
-        return self.records[self._order[number - 1]]
+        return self.records[self.order[number - 1]]
 
     def holders(self, message: Message) -> tuple[str, ...]:
         """Return which archives `message` stands for: a user's for phases, an assistant's for a turn or an era."""
