@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orch_protocol.policy import PolicyConfig, PolicySpec
 from orch_worker.grounds import grounds_of, places_of, where_of
-from orch_worker.mentions import MOST_WORDS, Where, mentions
+from orch_worker.mentions import MOST_TEXT, MOST_WORDS, Where, mentions
 
 WHERE = Where("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
 
@@ -79,8 +79,9 @@ def test_nested_arguments_are_looked_at() -> None:
 
 
 def test_too_much_to_look_at_is_said() -> None:
-    """A text with more words than can be looked at is not half looked at."""
+    """A text with more words than can be looked at, or longer, is not half looked at."""
     assert mentions([" ".join(map(str, range(MOST_WORDS + 1)))], WHERE) is None
+    assert mentions([["x" * (MOST_TEXT // 2 + 1)] * 2], WHERE) is None
 
 
 @given(st.lists(st.text(max_size=40), max_size=3))

@@ -16,9 +16,10 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-__all__ = ["MOST_WORDS", "Where", "mentions"]
+__all__ = ["MOST_TEXT", "MOST_WORDS", "Where", "mentions"]
 
-MOST_WORDS: Final = 4_000
+MOST_WORDS: Final = 20_000
+MOST_TEXT: Final = 400_000
 MOST_BASES: Final = 6
 MOST_VARIANTS: Final = 64
 LONGEST: Final = 4_096
@@ -54,6 +55,8 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
     bases: dict[str, None] = {where.cwd: None}
     known = dict(where.env)
     texts = [text.replace("\0", "") for value in values for text in _texts(value)]
+    if sum(map(len, texts)) > MOST_TEXT:
+        return None
     for text in texts:
         known |= {name: value.strip("\"'") for name, value in _SET.findall(text)}
         if _HOME_IN_CODE.search(text) or _GOES_HOME.search(text):
