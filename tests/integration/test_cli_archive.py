@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,20 @@ def test_everything_is_exported(archiving: Shell) -> None:
     told = archiving.data("archive", "export", "one", "--format", "md", "--output", "one.md")
     assert told == {"output": "one.md", "archives": 1, "messages": 4, "unread": {}}
     assert "the sky is green, says Señor Žluťoučký" in (archiving.folder / "one.md").read_text()
+
+
+def test_an_export_replaces_no_link_and_no_device(archiving: Shell) -> None:
+    """A link still leads where it led; what is no file is written to."""
+    looked(archiving, "one")
+    (archiving.folder / "there.jsonl").write_text("old")
+    (archiving.folder / "link.jsonl").symlink_to("there.jsonl")
+    archiving.run("archive", "export", "--output", "link.jsonl")
+    assert (archiving.folder / "link.jsonl").is_symlink()
+    assert (archiving.folder / "there.jsonl").read_text().startswith('{"holder"')
+    assert archiving.run("archive", "export", "--output", "/dev/stdout").stdout.startswith(b'{"holder"')
+    failed = archiving.run("archive", "export", "--output", "/dev/full", code=1)
+    assert b"/dev/full cannot be written" in failed.stderr
+    assert not Path("/dev/full").is_file()
 
 
 def test_a_holder_is_shown_with_what_it_holds(archiving: Shell) -> None:

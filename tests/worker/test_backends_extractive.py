@@ -8,7 +8,9 @@ import pytest
 
 from orch_protocol.errors import BackendError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
+from orch_protocol.services import Hit
 from orch_worker.backends.extractive import HEADER, ExtractiveBackend
+from orch_worker.recalled import with_hits
 from orch_worker.tools.presets import load
 from talk import Talk, assert_valid
 
@@ -196,3 +198,14 @@ class TestConversation:
         assert heard == [text_of(turn.message)]
         assert turn.usage.cost_usd == 0.0
         assert turn.usage.output_tokens > 0
+
+
+async def test_passages_that_come_with_a_question_are_quoted(tmp_path: Path) -> None:
+    """They are what the holder of an era is given: not words of the question, but something to answer from."""
+    hits = [
+        Hit("a0123456789b", 3, "valve V0003 pressure 1.31 bar", False, "How is valve V0003?"),
+        Hit("b0123456789b", 3, "valve V0004 pressure 9.99 bar", False, "How is valve V0004?"),
+    ]
+    reply = await talk(tmp_path).ask(with_hits("What was the pressure of valve V0003?", hits))
+    assert "a0123456789b entry 3\n> valve V0003 pressure 1.31 bar" in reply.text
+    assert "Nothing found" not in reply.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,10 +12,11 @@ from orch_protocol.services import Hit
 from .rendering import render_message
 from .tokens import clip
 
-__all__ = ["shown_entries", "shown_hits", "with_hits"]
+__all__ = ["shown_entries", "shown_hits", "split_hits", "with_hits"]
 
 SEARCH_CHARS: Final = 4_500
 READ_CHARS: Final = 12_000
+_WHERE: Final = re.compile(r"([a-f][0-9a-f]{11} entry \d+) \(")
 FOUND: Final = "[Found by search in what you hold:]"
 
 
@@ -37,6 +39,13 @@ def shown_hits(hits: Sequence[Hit]) -> str:
 def with_hits(question: str, hits: Sequence[Hit]) -> str:
     """Return `question` for whoever holds an era, with what a search in that found for it."""
     return f"{question}\n\n{FOUND}\n\n{shown_hits(hits)}" if hits else question
+
+
+def split_hits(question: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return what `with_hits` put together: the question, and the passages, each with where it is from."""
+    asked, _, found = question.partition(f"\n\n{FOUND}\n\n")
+    parts = [part.partition(":\n") for part in found.split("\n\n") if _WHERE.match(part)]
+    return asked, tuple((_WHERE.match(head)[1], text) for head, _, text in parts)  # type: ignore[index]
 
 
 def shown_entries(first: int, messages: Sequence[Message]) -> str:

@@ -51,6 +51,7 @@ class Archive(SearchableShelf):
         self.notes: list[str] = []
         """What was damaged or cut off when the files were opened, a line each."""
         self._lock = lock
+        self._closed = False
         self._log: AppendLog | None = None
         self._segment = 0
         self._by_content: dict[str, str] = {}
@@ -72,7 +73,7 @@ class Archive(SearchableShelf):
 
     def close(self) -> None:
         """Make everything durable and give the folder up; closing twice does nothing."""
-        log, self._log = self._log, None
+        log, self._log, self._closed = self._log, None, True
         try:
             if log is not None:
                 log.close()
@@ -210,6 +211,8 @@ class Archive(SearchableShelf):
         return self._log
 
     def _writable(self) -> AppendLog:
+        if self._closed:
+            raise StoreError(f"{self.folder} is closed, and may be another's by now: open it again")
         if self._log is None or self._log.end > SEGMENT_BYTES:
             if self._log is not None:
                 self._log.close()

@@ -16,7 +16,7 @@ from orch_protocol.messages import Block, Message, Opaque, Text, Thinking, ToolR
 from orch_worker.estimate import strings
 from orch_worker.stubs import holder_of
 
-__all__ = ["Index", "message_text", "passage"]
+__all__ = ["Index", "message_text", "passage", "words_of"]
 
 PASSAGE: Final = 240
 CANDIDATES: Final = 40
@@ -143,12 +143,17 @@ def passage(text: str, query: str, chars: int = PASSAGE) -> tuple[str, bool] | N
     lowered, wanted = text.lower(), query.lower()
     if len(lowered) == len(text) and (place := lowered.find(wanted)) >= 0:
         return _around(text, place, len(query), chars), True
-    counts = [(lowered.count(word), -len(word), word) for word in set(_WORD.findall(wanted)) if len(word) > 1]
+    counts = [(lowered.count(word), -len(word), word) for word in words_of(wanted)]
     there = sorted(entry for entry in counts if entry[0])
     if not there:
         return None
     word = there[0][2]
     return _around(text, min(lowered.find(word), len(text)), len(word), chars), False
+
+
+def words_of(query: str) -> set[str]:
+    """Return the words of `query`, in lower case, that are worth looking for one by one."""
+    return {word for word in _WORD.findall(query.lower()) if len(word) > 1}
 
 
 def _around(text: str, place: int, length: int, chars: int) -> str:

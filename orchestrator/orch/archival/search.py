@@ -13,7 +13,7 @@ from orch_protocol.text import scrub
 from orch_worker.passages import Source, rank
 from orch_worker.terms import terms_of
 
-from .index import Index, passage
+from .index import Index, passage, words_of
 from .shelf import Record, SearchableShelf
 
 __all__ = ["Search"]
@@ -113,31 +113,39 @@ class Search:
         return Hit(record.id, self._archive.entry(record, place), found[0] if found else "", True, record.task)
 
     def _near(self, stages: Iterable[list[int]], query: str, limit: int) -> list[Hit]:
-        """Return places that resemble `query`: first those that hold all of it in another case."""
-        whole: list[Hit] = []
-        part: list[Hit] = []
+        """Return places that resemble `query`: those that hold all of it in another case, then by how much they do."""
+        found: list[tuple[int, Record, int, str]] = []
         seen: set[int] = set()
         for numbers in stages:
             for number in numbers:
-                if number in seen or len(part) >= limit:
-                    continue
-                seen.add(number)
-                hit, all_of_it = self._resembling(self._archive.numbered(number), query)
-                if hit is not None:
-                    (whole if all_of_it else part).append(hit)
-            if whole or part:
+                if number not in seen and len(found) < limit:
+                    seen.add(number)
+                    found += self._resembling(self._archive.numbered(number), query)
+            if found:
                 break
-        return [*whole, *part][:limit]
+        best = sorted(found, key=lambda each: -each[0])[:limit]
+        return [
+            Hit(record.id, self._archive.entry(record, place), text, False, record.task)
+            for _, record, place, text in best
+        ]
 
-    def _resembling(self, record: Record, query: str) -> tuple[Hit | None, bool]:
-        best: tuple[int, str, bool] | None = None
+    def _resembling(self, record: Record, query: str) -> list[tuple[int, Record, int, str]]:
+        """Return the place of `record` that resembles `query` most, with how much, and what stands there; or nothing.
+
+        More of its words count more; of two that hold as many, the one that was found rather than asked.
+        """
+        words = words_of(query)
+        prompts = record.prompts if record.kind == "turn" else 0
+        best: tuple[tuple[int, bool], int, str] | None = None
         for place, text in enumerate(self._archive.texts(record)):
             found = passage(text, query) if text else None
-            if found is not None and (best is None or found[1] > best[2]):
-                best = (place, *found)
-        if best is None:
-            return None, False
-        return Hit(record.id, self._archive.entry(record, best[0]), best[1], False, record.task), best[2]
+            if found is None:
+                continue
+            lowered = text.lower()
+            score = (len(words) + 1 if found[1] else sum(word in lowered for word in words), place >= prompts)
+            if best is None or score > best[0]:
+                best = (score, place, found[0])
+        return [(best[0][0], record, best[1], best[2])] if best else []
 
 
 def _quoted(query: str) -> bytes:

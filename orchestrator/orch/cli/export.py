@@ -32,6 +32,15 @@ def export(connection: Connection, rows: list[dict[str, Any]], output: str, form
     if output == STANDARD:
         _write(sys.stdout, pages)
         return told
+    if os.path.exists(output) and not os.path.isfile(output):
+        # A pipe, a device: there is nothing to put in its place.
+        try:
+            with open(output, "w", encoding="utf-8", errors="replace") as file:
+                _write(file, pages)
+        except OSError as error:
+            raise Failure("OSError", f"{output} cannot be written: {error.strerror or error}") from error
+        return told
+    output = os.path.realpath(output)  # a link goes on leading where it leads
     beside = f"{output}.{os.getpid()}.tmp"
     try:
         # What was said to agents is for their user alone.

@@ -51,7 +51,7 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
 
 
 async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) -> list[Mapped]:
-    """Ask all of the agents the same, some at a time, and return what each said, in the order they were named.
+    """Ask all of the agents the same, some at a time, each once; return what they said, in the order they were named.
 
     Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.
     """
@@ -66,13 +66,13 @@ async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) ->
             except OrchError as error:
                 return Mapped(ref, error=str(error))
 
-    tasks = [asyncio.ensure_future(one(ref)) for ref in params.refs]
+    refs = tuple(dict.fromkeys(params.refs))
+    tasks = [asyncio.ensure_future(one(ref)) for ref in refs]
     try:
         await asyncio.wait(tasks, timeout=params.timeout)
         late = f"no answer within {params.timeout:g} s; it works on" if params.timeout is not None else ""
         return [
-            task.result() if task.done() else Mapped(ref, error=late)
-            for ref, task in zip(params.refs, tasks, strict=True)
+            task.result() if task.done() else Mapped(ref, error=late) for ref, task in zip(refs, tasks, strict=True)
         ]
     finally:
         for task in tasks:

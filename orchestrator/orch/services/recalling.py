@@ -153,6 +153,10 @@ def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[N
         node = resolve(nodes, ref)
         if caller is not None and not _is_below(root, caller, node):
             raise ToolNotGrantedError(f"agent {node.spec.name!r} is neither you nor below you")
+        if node.is_holder:
+            raise ConfigError(
+                f"{ref!r} is an archive, not an agent that has some; `orch archive read` shows what it holds"
+            )
         top = nodes.subtree(node.spec.id)
     return [node for node in top if node.spec.archival is not None or node.archives]
 

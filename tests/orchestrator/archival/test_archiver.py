@@ -447,3 +447,13 @@ def test_calls_count_once(shape: Shape, tmp_path: Path) -> None:
         eras = [record for record in archiver.archives() if record.kind == "era"]
         assert eras
         assert [record.number for record in archiver.archives()] == list(range(1, len(archiver.archives()) + 1))
+
+
+def test_a_closed_archiver_archives_nothing(shape: Shape, tmp_path: Path) -> None:
+    """Its folder may be somebody else's by now; the conversation is what it was."""
+    archiver = Archiver(tmp_path, shape.name, config=PROFILES["seed"])
+    archiver.close()
+    with pytest.raises(StoreError, match="is closed"):
+        archiver.fold(work(shape, 1, steps=4, size=400))
+    with Archiver(tmp_path, shape.name, config=PROFILES["seed"]) as other:
+        assert other.archives() == []

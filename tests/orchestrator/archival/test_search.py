@@ -102,6 +102,18 @@ def test_what_was_found_comes_before_what_was_asked(shape: Shape, archiver: Arch
     assert len(archiver.search("valve_9", 2)) == 2
 
 
+def test_the_place_that_holds_most_of_a_question_is_shown(shape: Shape, archiver: Archiver) -> None:
+    """Not the prompt that asked the same, and not another turn's that says less of it."""
+    for number in range(6):
+        call = shape.calls((f"c{number}", "read_file", {"path": "log"}))
+        results = shape.results((f"c{number}", f"item {number}: valve V000{number} pressure 1.{number}1 bar\n" * 1200))
+        archiver.fold([shape.user(f"How is valve V000{number}?"), call, *results, shape.assistant("Fine.")])
+    for query in ("pressure of V0003", "What was the pressure of valve V0003?"):
+        hit = archiver.search(query)[0]
+        assert "V0003 pressure 1.31 bar" in hit.text
+        assert "How is" not in hit.text
+
+
 def test_exact_case_comes_before_any_other(archiver: Archiver) -> None:
     """Letter by letter is exact; in another case it is similar, and still found."""
     assert archiver.search("handle_pump")[0].exact

@@ -16,6 +16,7 @@ from orch_protocol.spec import BackendSpec
 
 from ..passages import Source, rank
 from ..prompt import split_first_prompt
+from ..recalled import split_hits
 from ..terms import Term, count, paths_of, terms_of
 from ..tokens import CHARS_PER_TOKEN
 from .base import AssistantTurn, BackendInfo, Conversation, OnText
@@ -57,6 +58,8 @@ class Look(Struct, frozen=True):
     hits: dict[str, dict[str, int]]
     listed: tuple[str, ...]
     read: frozenset[str]
+    found: tuple[tuple[str, str], ...] = ()
+    """Passages that came with the question, and where each is from."""
 
     @property
     def searches(self) -> tuple[Term, ...]:
@@ -95,7 +98,8 @@ class ExtractiveBackend(Conversation):
     def _answer(self, look: Look) -> str:
         if not look.searches:
             return _overview(look)
-        sources = [*_file_sources(look), *_entries(self.messages[: look.began])]
+        found = [Source(label, text) for label, text in look.found]
+        sources = [*_file_sources(look), *found, *_entries(self.messages[: look.began])]
         quotes = _quotes(sources, look.terms, len(look.listed) + look.began)
         missing = [term.word for term in look.searches if not _occurs(term, sources)]
         if not quotes:
@@ -120,7 +124,7 @@ def _look(messages: Sequence[Message]) -> Look:
     if began is None:
         raise BackendError("there is no question to answer: the conversation holds no text of a user")
     task, question = split_first_prompt(text_of(messages[began]))
-    question = _NOTICE.sub("", question)
+    question, found = split_hits(_NOTICE.sub("", question))
     terms = terms_of(question)
     if not any(term.usable for term in terms):
         first = next((message for message in messages if _is_question(message)), messages[began])
@@ -142,7 +146,7 @@ def _look(messages: Sequence[Message]) -> Look:
         elif call.name == "list_files":
             listed += [line for line in text.splitlines() if line and not line.startswith(("[", "No files"))]
     steps = sum(message.role == "assistant" for message in turn)
-    return Look(question, terms, steps, began, files, hits, tuple(listed), frozenset(read))
+    return Look(question, terms, steps, began, files, hits, tuple(listed), frozenset(read), found)
 
 
 def _is_question(message: Message) -> bool:
