@@ -195,7 +195,7 @@ class Tree:
             return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
         if node.status == "starting":
             return Decision([asked], [], event.query_id)
-        entries, instructions = self._make_room(now) if not node.is_holder else ([], [])
+        entries, instructions = self._cool(node, now, answered=False) if node.is_holder else self._make_room(now)
         if not node.running:
             incarnation = node.incarnation + 1
             entries.append(Launched(at=now, id=spec.id, incarnation=incarnation))
@@ -235,7 +235,7 @@ class Tree:
         settled = self._settle([answered])
         if not node.is_holder:
             return settled
-        entries, instructions = self._cool(node, now)
+        entries, instructions = self._cool(node, now, answered=True)
         return Decision([*settled.entries, *entries], [*settled.instructions, *instructions])
 
     def _settle(self, answers: list[Answered]) -> Decision:
@@ -281,14 +281,17 @@ class Tree:
     def _on_spend(self, event: Spend, now: float) -> Decision:
         return Decision([Spent(at=now, id=event.id, usage=event.usage)])
 
-    def _cool(self, answering: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
-        """Let as many holders keep their process as may, now that `answering` has answered: the latest to answer."""
-        idle = [node for node in self.nodes.warm.values() if node.status == "idle" and not node.stopping]
-        latest = [*sorted(idle, key=lambda node: node.last_activity), answering]
+    def _cool(self, node: Node, now: float, *, answered: bool) -> tuple[list[Entry], list[Instruction]]:
+        """Let as many holders have a process as may, `node` among them: those that answered last.
+
+        One that answers keeps its process until then, however many there are.
+        """
+        others = [other for other in self.nodes.warm.values() if other is not node and not other.stopping]
+        idle = sorted((other for other in others if other.status == "idle"), key=lambda other: other.last_activity)
         entries: list[Entry] = []
         instructions: list[Instruction] = []
-        for node in latest[: max(0, len(latest) - self.warm_holders)]:
-            more, acts = self._retire(node, now)
+        for other in [*idle, *([node] if answered else [])][: max(0, len(others) + 1 - self.warm_holders)]:
+            more, acts = self._retire(other, now)
             entries += more
             instructions += acts
         return entries, instructions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from orch_worker.archiving import Archiving
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.stubs import stub_text
 from orch_worker.transcript import Transcript
+from virtual import virtual
 
 HOLDERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 CALL = Message("assistant", (ToolUse("c1", "look", {}),))
@@ -32,19 +33,31 @@ class Agent:
         self.backend = ScriptedBackend([])
         self.plans: list[ArchivePlan] = []
         self.asked: list[Archive] = []
+        self.planned = asyncio.Event()
+        self.planned.set()
         self.noted = asyncio.Event()
         self.noted.set()
         self.written = asyncio.Event()
         self.written.set()
         self.fails: set[str] = set()
         self.archiving = Archiving(
-            ArchivalSpec(), self.transcript, self.backend, self._call, summariser=self, system="", tools=()
+            ArchivalSpec(high_tokens=50),
+            self.transcript,
+            self.backend,
+            self._call,
+            summariser=self,
+            system="",
+            tools=(),
         )
         self.there = self.beside = True
+
+    def _heard(self, message: Message) -> None:
+        self.backend.append_user(message.content)
 
     async def _call(self, service: str, params: Any, _: float) -> Any:
         if service == "archive":
             self.asked.append(params)
+            await self.planned.wait()
             return self.plans.pop(0) if self.plans else ArchivePlan()
         await self.noted.wait()
         return None
@@ -60,7 +73,7 @@ class Agent:
         """Let `messages` be on record, and part of the conversation."""
         for message in messages:
             self.transcript.message(message, "q")
-            self.backend.messages.append(message)
+            (self.backend.append_assistant if message.role == "assistant" else self._heard)(message)
 
     def plan(self, *holders: str) -> None:
         """Let each of the turns so far, two messages each, be archived under one of `holders` next."""
@@ -84,15 +97,25 @@ class Agent:
         """Return the text of what the conversation shows."""
         return [text_of(message) for message in self.backend.transcript()]
 
+    def close(self) -> None:
+        """Give the transcript up."""
+        self.archiving.stop()
+        self.transcript.close()
+
+
+def answered(folder: Path) -> Agent:
+    """Return an agent that has answered twice."""
+    agent = Agent(folder)
+    agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))
+    return agent
+
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
+async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     """An agent that has answered twice."""
-    agent = Agent(tmp_path)
-    agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))
+    agent = answered(tmp_path)
     yield agent
-    agent.archiving.stop()
-    agent.transcript.close()
+    agent.close()
 
 
 async def settle() -> None:
@@ -161,3 +184,43 @@ async def test_the_root_is_told_what_a_turn_ended_with(agent: Agent) -> None:
     agent.say(user("three?"), CALL, RESULT)
     await settle()
     assert [(ask.stop_reason, ask.last) for ask in agent.asked] == [("end_turn", last)]
+
+
+@virtual
+async def test_a_request_that_is_too_large_waits_until_it_is_smaller(tmp_path: Path) -> None:
+    """It is not sent once more as it is, while what could leave it is being worked out."""
+    agent = answered(tmp_path)
+    agent.archiving.turn_began()
+    agent.say(user("three?" + "x" * 300))
+    agent.plan(*HOLDERS)
+    await agent.archiving.before_request()
+    assert agent.shown()[1].startswith("[archived turn]")
+    assert asyncio.get_running_loop().time() == 0
+    agent.close()
+
+
+@virtual
+async def test_a_request_does_not_wait_for_a_root_that_takes_its_time(tmp_path: Path) -> None:
+    """It is made, and what can leave the conversation leaves it before a later one."""
+    agent = answered(tmp_path)
+    agent.planned.clear()
+    agent.archiving.turn_began()
+    agent.say(user("three?" + "x" * 300))
+    agent.plan(HOLDERS[0])
+    await agent.archiving.before_request()
+    assert 0 < asyncio.get_running_loop().time() < 5
+    assert agent.shown()[1] == "one"
+    agent.planned.set()
+    await settle()
+    assert agent.shown()[1] == "one"
+    assert len(agent.asked) == 1
+    await agent.archiving.before_request()
+    assert agent.shown()[1].startswith("[archived turn]")
+    agent.close()
+
+
+async def test_a_request_of_usual_size_waits_for_nothing(agent: Agent) -> None:
+    """The root is not asked."""
+    agent.archiving.turn_began()
+    await agent.archiving.before_request()
+    assert agent.asked == []

@@ -86,6 +86,13 @@ class TestConversation:
         talk.clear()
         assert (talk.transcript(), talk.context_tokens()) == ([], 10)
 
+    def test_what_is_loaded_again_counts_again(self) -> None:
+        """As often as it is there."""
+        talk, message = Conversation(), user("u" * 40)
+        for times in (1, 3, 2):
+            talk.load([message] * times)
+            assert talk.context_tokens() == times * 10
+
     def test_size_is_kept_up(self) -> None:
         """The estimate counts system text, tools and messages, however they came."""
         talk = Conversation()

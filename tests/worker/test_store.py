@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_worker import store
-from orch_worker.lines import seal, unseal
+from orch_worker.lines import seal, sealed_at, unseal
 from orch_worker.store import AppendLog, load, newest_first
 
 HEADER = b'{"type":"test","version":1}'
@@ -578,3 +578,16 @@ def test_newest_first_passes_over_what_does_not_fit(path: Path) -> None:
 def test_unseal_takes_any_bytes(line: bytes) -> None:
     """Taking a line apart never raises."""
     assert unseal(line) is None or line.startswith(b"{")
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), max_size=4), st.integers(0, 9))
+def test_a_line_is_known_where_it_stands(others: list[bytes], place: int) -> None:
+    """Whatever stands before and behind it, it is one of ours exactly if it is one by itself."""
+    ours, _, _ = seal([b'{"x":1}', b'{"y":2}'], place, 0)
+    data = b"\n".join([*others, *ours.splitlines(), *others])
+    start = 0
+    for line in data.split(b"\n"):
+        sealed = unseal(line)
+        at = sealed_at(data, start, start + len(line))
+        assert at == (-1 if sealed is None else start + sealed.end)
+        start += len(line) + 1

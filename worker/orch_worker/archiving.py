@@ -1,6 +1,7 @@
 """Lets what an agent has finished leave its conversation for holders. The root decides what; this one does it.
 
-Everything happens between requests, and nobody waits for it: an agent that is asked meanwhile answers meanwhile.
+Everything happens between requests, and nobody waits for it: an agent that is asked meanwhile answers meanwhile. Only
+a request that is larger than it may be waits until it is smaller.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["Archiving"]
 
 PLAN_SECONDS: Final = 60.0
 LIVE_SECONDS: Final = 10.0
+RELIEF_SECONDS: Final = 2.0
 CACHE_SECONDS: Final = 300.0
 """How long a provider keeps what it has cached of a conversation: after that, changing it costs nothing more."""
 
@@ -59,6 +61,7 @@ class Archiving:
         self._due: tuple[Collapse, ...] = ()
         self._done: asyncio.Future[int] | None = None
         self._turns = 0
+        self._paused = False
         self._requests = 0
         self._asked_at = 0.0
         self._told = 0
@@ -87,12 +90,9 @@ class Archiving:
         if self._late_is_free(now):
             self._use_late()
         self._settle()
+        if self._spec.high_tokens and self._backend.context_tokens() > self._spec.high_tokens:
+            await self._relieve()
         self._requests, self._asked_at = self._requests + 1, now
-        tokens = self._backend.context_tokens()
-        if self._spec.high_tokens and tokens > max(self._spec.high_tokens, self._told) and not self._at_work():
-            # Not asked again before there is more to be said about: what cannot go now cannot a moment later.
-            self._told = tokens + self._spec.high_tokens // 8
-            self._work = self._begin(None)
         block = await self._block()
         if self._spec.in_tail:
             self._backend.tail = block
@@ -108,8 +108,29 @@ class Archiving:
 
     # The work.
 
-    def _at_work(self) -> bool:
-        return self._work is not None and not self._work.done()
+    async def _relieve(self) -> None:
+        """Let what can go leave a conversation that has outgrown its bounds, before it is sent once more.
+
+        That takes some milliseconds, and is given up after RELIEF_SECONDS: it will be done behind the request then.
+        """
+        self._paused = True
+        try:
+            async with asyncio.timeout(RELIEF_SECONDS):
+                await self._worked()
+                tokens = self._backend.context_tokens()
+                if tokens > max(self._spec.high_tokens, self._told):
+                    # Not asked again before there is more to go: what cannot leave now cannot a moment later.
+                    self._told = tokens + self._spec.high_tokens // 8
+                    self._work = self._begin(None)
+                    await self._worked()
+        except TimeoutError:
+            pass
+        finally:
+            self._paused = False
+
+    async def _worked(self) -> None:
+        if self._work is not None:
+            await asyncio.wait([self._work])
 
     def _begin(self, stop_reason: StopReason | None) -> asyncio.Task[None]:
         # As it is now, which is whole: a moment later a request may be under way.
@@ -160,7 +181,7 @@ class Archiving:
         """Return when `collapses` are on record: once no request is under way. Returns how many there were by then."""
         self._due, self._done = collapses, asyncio.get_running_loop().create_future()
         done = self._done
-        if not self._turns:
+        if not self._turns or self._paused:
             self._settle()
         return await done
 

@@ -13,7 +13,7 @@ from orch_protocol.archive import Span
 from orch_protocol.entries import Entry, MessageEntry
 from orch_protocol.errors import DamagedError, StoreError
 
-from .lines import END_BYTES, Chain, unseal
+from .lines import END_BYTES, Chain, sealed_at, unseal
 
 __all__ = ["Held", "Line", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
 
@@ -26,11 +26,11 @@ _decoder = msgspec.json.Decoder(MessageEntry)
 class Line(msgspec.Struct, frozen=True, gc=False):
     """A line of a session file: where it begins, the object on it, whether that is a message, and whether it is whole.
 
-    Of a line that is damaged `object` may be anything, and nothing at all.
+    What seals the line may be left on `object`. Of one that is damaged it may be anything, and nothing at all.
     """
 
     offset: int
-    object: bytes
+    object: bytes | memoryview
     is_message: bool
     sound: bool = True
 
@@ -123,10 +123,14 @@ def _checked(path: Path, spans: Sequence[Span], expected: str) -> Iterable[Line]
 def _apart(parts: Sequence[bytes], spans: Sequence[Span]) -> Iterator[Line]:
     """Yield the lines in `parts`, of which nothing is damaged."""
     for (offset, _), part in zip(spans, parts, strict=True):
-        for line in part.split(b"\n"):
-            if (sealed := unseal(line)) is not None:
-                yield Line(offset, sealed.object, line.startswith(MESSAGE))
-            offset += len(line) + 1
+        whole, start = memoryview(part), 0
+        while start < len(part):
+            stop = part.find(b"\n", start)
+            stop = len(part) if stop < 0 else stop
+            if sealed_at(part, start, stop) >= 0:
+                # With what seals it, which is no part of an entry: to cut that off would be to copy the rest.
+                yield Line(offset + start, whole[start:stop], part.startswith(MESSAGE, start))
+            start = stop + 1
 
 
 def messages_in(

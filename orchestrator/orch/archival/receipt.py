@@ -37,8 +37,9 @@ _EXIT: Final = re.compile(
     re.I,
 )
 _ERROR: Final = re.compile(
-    r"^(?:.{0,80}?\b\w*(?:Error|Exception)\b: .+|(?:.{0,60}?\b)?(?:error|fatal|panic)(?:\[\w+\])?: .+)$", re.M | re.I
+    r"(?:.{0,80}?\b\w*(?:Error|Exception)\b: .+|(?:.{0,60}?\b)?(?:error|fatal|panic)(?:\[\w+\])?: .+)", re.I
 )
+_ERROR_WORDS: Final = ("error", "exception", "fatal", "panic")
 NUMBER: Final = re.compile(
     r"(?<![\w.,/-])[-+]?\d[\d,]*(?:\.\d+)?\s?(?:%|(?:ms|µs|us|ns|s|min|h|[kKMGT]i?B|bytes?|tokens?|px|x|USD|°C|bar)\b|€)"
     r"|(?<![\w.,/-])\$?(?:\d{1,3}(?:,\d{3})+|\d{3,})(?:\.\d+)?(?![\w/-])"
@@ -187,10 +188,17 @@ def _command(line: str, call: Call) -> Command:
 
 def _errors(call: Call) -> list[str]:
     result = (call.result or "")[-RESULT_EDGE:]
-    found = [match[0].strip()[:LINE] for match in _ERROR.finditer(result)]
+    # Most results have none of the words in them, and to look for these is a hundred times as fast as matching.
+    lines = (line for line in result.split("\n") if _names_error(line)) if _names_error(result) else ()
+    found = [line.strip()[:LINE] for line in lines if _ERROR.fullmatch(line)]
     if call.is_error and not found:
         found = [result.strip().partition("\n")[0][:LINE] or f"{call.name} failed"]
     return found[:3]
+
+
+def _names_error(text: str) -> bool:
+    lowered = text.lower()
+    return any(word in lowered for word in _ERROR_WORDS)
 
 
 def _effects(line: str, call: Call) -> list[str]:

@@ -170,6 +170,8 @@ class Conversation:
         self.estimator = Estimator(ratios)
         self._raw_system = 0.0
         self._raw_messages = 0.0
+        # Of the messages that were loaded, each with what it is estimated at: most are loaded again.
+        self._loaded: dict[int, tuple[Message, float]] = {}
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer."""
@@ -209,7 +211,8 @@ class Conversation:
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:  # noqa: ARG002
         """Replace the conversation."""
         self.messages = list(messages)
-        self._raw_messages = sum(map(self.estimator.raw, messages))
+        self._loaded = {id(message): (message, self._raw(message)) for message in messages}
+        self._raw_messages = sum(map(self._raw, messages))
         self.estimator.changed()
 
     def clear(self) -> None:
@@ -218,6 +221,10 @@ class Conversation:
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
+
+    def _raw(self, message: Message) -> float:
+        known = self._loaded.get(id(message))
+        return self.estimator.raw(message) if known is None else known[1]
 
     def _append(self, message: Message) -> None:
         self.messages.append(message)

@@ -71,6 +71,7 @@ class ScriptedBackend(Conversation):
     def __init__(self, items: Sequence[Any], summaries: Sequence[Any] = ()) -> None:
         super().__init__()
         self._parts = _parse(items)
+        self._fails = any(item.error is not None for part in self._parts for item in part.items)
         _parse(summaries)
         self._items = tuple(items)
         self._summaries = tuple(summaries)
@@ -141,6 +142,9 @@ class ScriptedBackend(Conversation):
 
     def _advance(self, responses: int) -> None:
         """Move past `responses` items that are responses, and past the errors before each."""
+        if not self._fails:
+            self._next += responses
+            return
         for _ in range(responses):
             errors = 0
             while (item := self._at(self._next)) is not None and item.error is not None and errors < len(self._items):
