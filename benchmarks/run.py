@@ -27,6 +27,7 @@ BENCHES = (
     "bench_kill.py",
     "bench_wire.py",
     "bench_archival.py",
+    "bench_holders.py",
     "bench_recall.py",
     "bench_estimate.py",
     "stress_spawn.py",

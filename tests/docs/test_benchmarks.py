@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -143,6 +144,21 @@ def test_model_of_the_benches_says_so_many_words(monkeypatch: pytest.MonkeyPatch
     head, _, body = server.answer(path).decode().partition("\r\n\r\n")
     assert f"content-length: {len(body)}" in head
     assert body.count(json.dumps(server.WORD)) == server.PIECES
+
+
+def test_sizes_of_requests_are_read_from_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As they were reported with each response; what is no response says nothing."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    holders = importlib.import_module("bench_holders")
+    lines = [
+        {"type": "session"},
+        {"type": "message", "usage": {"input_tokens": 700}},
+        {"type": "message"},
+        {"type": "turn_end", "usage": {"input_tokens": 5}},
+        {"type": "message", "usage": {"input_tokens": 900}},
+    ]
+    (tmp_path / "session.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert list(holders.requests(tmp_path / "session.jsonl")) == [700, 900]
 
 
 def test_machine_facts_name_the_python(run: ModuleType) -> None:
