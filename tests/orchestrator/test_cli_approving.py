@@ -67,6 +67,22 @@ def test_a_person_is_asked(
     assert "Allow it?" in said
 
 
+@pytest.mark.parametrize(("extra", "channel"), [([], "api"), (["--approve", "deny"], "cli")])
+def test_a_script_that_names_tools_has_said_yes_to_them(desk: Desk, extra: list[str], channel: str) -> None:
+    """Without a terminal, and without a word about approval, it is a program like any other."""
+    assert run(["run", "go", "--tools", "bash", *extra]) == 0
+    (spawned,) = [params for method, params in desk.asked if method == "spawn"]
+    assert spawned["policy"]["channel"] == channel
+
+
+def test_at_a_terminal_an_agent_works_by_its_rules(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody is there to be asked."""
+    terminal(monkeypatch, "")
+    assert run(["spawn", "go", "--tools", "bash"]) == 0
+    (spawned,) = [params for method, params in desk.asked if method == "spawn"]
+    assert spawned["policy"]["channel"] == "cli"
+
+
 @pytest.mark.parametrize("extra", [[], ["--approve", "deny"]])
 def test_without_a_terminal_it_is_denied(desk: Desk, extra: list[str]) -> None:
     """Where nobody is, the root is not told that anybody is: it denies at once."""

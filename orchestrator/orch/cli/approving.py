@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .connection import Connection, OnEvent
 
-__all__ = ["Approver", "approve_argument", "mode_of"]
+__all__ = ["Approver", "approve_argument", "channel_of", "mode_of"]
 
 CHOICES = "Allow it? [y] once, [s] for this session, [p] for this project, anything else: no > "
 SCOPES = {"y": "once", "s": "session", "p": "project"}
@@ -29,12 +29,25 @@ def approve_argument(parser: Any) -> None:
     )
 
 
+def channel_of(chosen: str | None) -> str:
+    """Return under which rules an agent works that the command starts, `--approve` being `chosen`.
+
+    Where somebody is there to be asked, or how to answer was said, those of the command line. A script that names tools
+    has said yes to them, as a program has.
+    """
+    return "cli" if chosen is not None or _is_terminal() else "api"
+
+
 def mode_of(chosen: str | None) -> str:
     """Return how to answer. Raises Failure when there is no terminal to ask at."""
-    terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    terminal = _is_terminal()
     if chosen == "ask" and not terminal:
         raise Failure("ConfigError", "--approve ask needs a terminal: --approve deny or auto goes without", 2)
     return chosen or ("ask" if terminal else "deny")
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 class Approver:

@@ -61,7 +61,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
         "limits": msgspec.to_builtins(loaded.config.limits),
         "max_cost_usd": arguments.max_cost or subagents.max_cost_usd,
     }
-    settings["policy"] = {"channel": "cli", "rules": msgspec.to_builtins(loaded.config.policy)}
+    settings["policy"] = {"channel": arguments.channel, "rules": msgspec.to_builtins(loaded.config.policy)}
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model
         if settings["model"] is None:

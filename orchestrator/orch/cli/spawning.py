@@ -8,7 +8,7 @@ import sys
 
 from ..interrupts import Presses
 from . import render, words
-from .approving import approve_argument, mode_of
+from .approving import approve_argument, channel_of, mode_of
 from .asking import agreed, ask, stream_argument
 from .connection import Connection
 from .failure import Failure
@@ -76,6 +76,7 @@ def _spawn_arguments(parser: ArgumentParser) -> None:
 
 
 def _spawn(arguments: Namespace) -> int:
+    arguments.channel = channel_of(None)
     params, says = _params(arguments)
     connection = Connection()
     spawned = _call(connection, params, says)
@@ -102,7 +103,7 @@ def _run_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    arguments.approve = mode_of(arguments.approve)  # before there is an agent
+    arguments.channel, arguments.approve = channel_of(arguments.approve), mode_of(arguments.approve)
     params, says = _params(arguments)
     prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
     connection = Connection()
