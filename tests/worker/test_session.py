@@ -190,11 +190,11 @@ HOLDER = "abcdefabcdef"
 TURN = (said(user("a"), id="1"), said(assistant("b"), id="2"), ended())
 
 
-def archived(first: str, last: str, kind: Any = "turn") -> dict[str, Any]:
+def archived(first: str, last: str, kind: Any = "turn", holder: str = HOLDER) -> dict[str, Any]:
     """Describe the archiving of the entries `first` to `last`, for `entries`."""
-    stub = assistant(stub_text(kind, HOLDER, "a receipt"))
-    collapse = Collapse(HOLDER, kind, "t", first, last, (user("a"), stub), (), "")
-    return {"kind": ArchiveEntry, "collapse": collapse}
+    stub = assistant(stub_text(kind, holder, "a receipt"))
+    collapse = Collapse(holder, kind, "t", first, last, (user("a"), stub), (), "", {"receipt": {}})
+    return {"kind": ArchiveEntry, "collapse": collapse, "id": holder}
 
 
 class TestArchives:
@@ -231,6 +231,27 @@ class TestArchives:
         branch = said(user("other"), turn="q2", after="1")
         session = Session.fold(entries(*map(dict, TURN), archived("1", "2"), branch))
         assert session.messages == (Message("user", (Text("a"), Text("other"))),)
+
+    def test_of_what_merged_nothing_is_kept_but_its_place(self) -> None:
+        """An archive in an archive is forgotten like a message; going back to it reads it again."""
+        other, era = HOLDER[::-1], "a" * 12
+        more = (said(user("c"), "q2", "3"), said(assistant("d"), "q2", "4"), ended("q2"))
+        described = [
+            *map(dict, TURN),
+            archived("1", "2"),
+            *map(dict, more),
+            archived("3", "4", holder=other),
+            archived("1", "4", "era", era),
+        ]
+        session = Session.fold(entries(*map(dict, described)))
+        assert [text_of(message)[:16] for message in session.messages] == ["a", "[archived turns]"]
+        kept = {type(session.entries[session.places[id]]) for id in ("1", "2", "3", "4", HOLDER, other)}
+        assert kept == {LeftEntry}
+        last = session.entries[-1]
+        assert isinstance(last, ArchiveEntry)
+        assert last.collapse.record == {}
+        back = Session.fold(entries(*map(dict, described), said(user("other"), "q3", after=HOLDER)))
+        assert [text_of(message)[:15] for message in back.messages] == ["a", "[archived turn]", "other"]
 
 
 class TestValidHistory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -12,7 +12,7 @@ from orch_protocol.entries import ArchiveEntry, Entry, MessageEntry, SessionHead
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Block, Message, Reply, Text, ToolResult, Usage, tool_uses, user
 
-from .view import NOTHING, View
+from .view import NOTHING, Item, View
 
 __all__ = ["LeftEntry", "Session", "UnknownEntry"]
 
@@ -29,8 +29,8 @@ class UnknownEntry(Struct, frozen=True, rename="camel"):
     type: str = ""
 
 
-class LeftEntry(Struct, frozen=True):
-    """A message that a holder keeps now. Its line is still in the file; nobody need hold it in memory."""
+class LeftEntry(Struct, frozen=True, gc=False):
+    """A message, or an archive, that is a holder's now. Its line is in the file; nobody need hold it in memory."""
 
     id: str
     parent_id: str | None
@@ -78,7 +78,9 @@ class Session:
         self.hollow = False
         """Whether something is shown that was forgotten."""
         self._forget = forget
-        self._parents: list[int] = []
+        self._parents = array("q")
+        self._gone: list[Item[int]] = []
+        """What the last archive took out of the view."""
         self._messages: tuple[Message, ...] | None = ()
 
     @classmethod
@@ -171,9 +173,10 @@ class Session:
         elif isinstance(entry, LostEntry):
             self.view.lose(entry.id, place)
         elif isinstance(entry, ArchiveEntry):
-            # What a damaged file does not show any more in one piece stays as it is.
-            with contextlib.suppress(StoreError):
-                self.view.collapse(entry.collapse, place)
+            try:
+                self._gone = self.view.collapse(entry.collapse, place)
+            except StoreError:
+                self._gone = []  # what a damaged file does not show any more in one piece stays as it is
         elif isinstance(entry, UpgradeEntry):
             self.view.upgrade(entry.upgrade)
 
@@ -193,20 +196,25 @@ class Session:
 
     def _leave(self, entry: ArchiveEntry) -> None:
         """Forget the messages that are the holder's now, and let the reply to their turn say so."""
-        collapse, own = entry.collapse, self.places[entry.id]
-        if not any(item.note == own for item in self.view.items):
+        collapse = entry.collapse
+        if not self._gone:
             return  # it could not be carried out
-        first, last = self.places[collapse.first], self.places[collapse.last]
-        path = (self.entries[place] for place in self._back(last))
+        path = (self.entries[place] for place in self._back(self.places[collapse.last]))
         turn = next((each.turn for each in path if isinstance(each, (MessageEntry, LeftEntry))), "")
         if collapse.kind == "turn" and turn in self.replies:
             self.replies[turn] = msgspec.structs.replace(self.replies[turn], archived_to=collapse.holder)
-        for place in self._back(last) if self._forget else ():
-            if place < first:
-                break
+        if not self._forget:
+            return
+        for place in (item.note for item in self._gone):
             left = self.entries[place]
-            if isinstance(left, MessageEntry):
-                self.entries[place] = LeftEntry(left.id, left.parent_id, left.turn)
+            if isinstance(left, (MessageEntry, ArchiveEntry)):
+                # Of a long life most is this: each text in it is there once.
+                said = left.turn if isinstance(left, MessageEntry) else turn
+                before = self.entries[self._parents[place]].id if left.parent_id is not None else None
+                self.entries[place] = LeftEntry(left.id, before, turn if said == turn else said)
+        self.entries[self.places[entry.id]] = msgspec.structs.replace(
+            entry, collapse=msgspec.structs.replace(collapse, record={})
+        )
 
 
 class _History:

@@ -70,8 +70,11 @@ class View(Generic[T]):
             start -= 1
         return start, stop + 1
 
-    def collapse(self, collapse: Collapse, note: T) -> None:
-        """Show the messages of `collapse` instead of what it archives. Raises StoreError when that is not shown."""
+    def collapse(self, collapse: Collapse, note: T) -> list[Item[T]]:
+        """Show the messages of `collapse` instead of what it archives, and return that.
+
+        Raises StoreError when it is not shown.
+        """
         start, stop = self.part(collapse.first, collapse.last)
         # A stub that stays may read better by now than when this was worked out.
         texts = {holder: text for item in self.items[start:stop] for holder, text in stubs_in(item.message).items()}
@@ -80,11 +83,12 @@ class View(Generic[T]):
             messages = tuple(replaced(message, text) for message in messages)
         stubs = [Item(message, collapse.first, collapse.last, note) for message in messages]
         self._tasks[collapse.holder] = collapse.task
-        self.items[start:stop] = stubs
+        gone, self.items[start:stop] = self.items[start:stop], stubs
         for place in range(start, len(self.items)) if self._late else ():
             for holder in holders_in(self.items[place].message):
                 if stub := self._late.pop(holder, None):
                     self._restub(place, stub)
+        return gone
 
     def upgrade(self, upgrade: Upgrade) -> None:
         """Take a better text for a stub in; a stub that is not shown any more needs none."""
