@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orch import Config
 from orch.archival.engine import Archives
@@ -39,3 +40,16 @@ async def test_a_file_is_looked_through_once_for_archives_that_nobody_told_of(
         with pytest.raises(AgentNotFoundError):
             await o.get("ffffffffffff")
         assert set(asked) == {first.id}
+
+
+async def test_archives_that_were_listed_are_found(tmp_path: Path) -> None:
+    """A list tells nobody: by its id each is read all the same, also when the journal never heard of it."""
+    async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
+        agent = await o.scripted("one")
+        holder = (await agent.query("go")).archived_to
+        nodes = o.supervisor.tree.nodes
+        nodes[agent.id].archives.clear()
+        nodes.holders.clear()
+        o.supervisor.archives._told.clear()
+        assert [row.id for row in await o.archives()] == [holder]
+        assert len(await o.read_archive(holder or "")) == 2

@@ -3,125 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orch_protocol.archive import Collapse
-from orch_protocol.errors import BackendError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
-from orch_protocol.services import Archive, ArchivePlan, SummaryOrder
+from archivist import CALL, HOLDERS, RESULT, Agent, answered, settle
+from orch_protocol.messages import user
 from orch_protocol.spec import ArchivalSpec
-from orch_worker.archiving import Archiving
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.stubs import stub_text
-from orch_worker.transcript import Transcript
 from virtual import virtual
 
-HOLDERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
-CALL = Message("assistant", (ToolUse("c1", "look", {}),))
-RESULT = Message("user", (ToolResult("c1", (Text("seen"),)),))
-
-
-class Agent:
-    """An agent with a transcript, whose root plans what it is told to, and whose model says what it is told to."""
-
-    def __init__(self, folder: Path) -> None:
-        self.transcript = Transcript.open(folder, agent="a", cwd="/")
-        self.backend = ScriptedBackend([])
-        self.plans: list[ArchivePlan] = []
-        self.asked: list[Archive] = []
-        self.planned = asyncio.Event()
-        self.planned.set()
-        self.noted = asyncio.Event()
-        self.noted.set()
-        self.written = asyncio.Event()
-        self.written.set()
-        self.fails: set[str] = set()
-        self.archiving = Archiving(
-            ArchivalSpec(high_tokens=50),
-            self.transcript,
-            self.backend,
-            self._call,
-            summariser=self,
-            system="",
-            tools=(),
-        )
-        self.there = self.beside = True
-
-    def _heard(self, message: Message) -> None:
-        self.backend.append_user(message.content)
-
-    async def _call(self, service: str, params: Any, _: float) -> Any:
-        if service == "archive":
-            self.asked.append(params)
-            await self.planned.wait()
-            return self.plans.pop(0) if self.plans else ArchivePlan()
-        await self.noted.wait()
-        return None
-
-    async def stub(self, order: SummaryOrder, _: Sequence[Message]) -> str | None:
-        """Say something about an archive."""
-        await self.written.wait()
-        if order.holder in self.fails:
-            raise BackendError("not today")
-        return stub_text("turn", order.holder, "Outcome: better said")
-
-    def say(self, *messages: Message) -> None:
-        """Let `messages` be on record, and part of the conversation."""
-        for message in messages:
-            self.transcript.message(message, "q")
-            (self.backend.append_assistant if message.role == "assistant" else self._heard)(message)
-
-    def plan(self, *holders: str) -> None:
-        """Let each of the turns so far, two messages each, be archived under one of `holders` next."""
-        items = self.transcript.session.view.items
-        collapses = [
-            Collapse(
-                holder,
-                "turn",
-                "t",
-                items[2 * place].first,
-                items[2 * place + 1].last,
-                (items[2 * place].message, assistant(stub_text("turn", holder, "a receipt"))),
-                (),
-                "",
-            )
-            for place, holder in enumerate(holders)
-        ]
-        self.plans.append(ArchivePlan(tuple(collapses), tuple(map(SummaryOrder, holders))))
-
-    def shown(self) -> list[str]:
-        """Return the text of what the conversation shows."""
-        return [text_of(message) for message in self.backend.transcript()]
-
-    def close(self) -> None:
-        """Give the transcript up."""
-        self.archiving.stop()
-        self.transcript.close()
-
-
-def answered(folder: Path) -> Agent:
-    """Return an agent that has answered twice."""
-    agent = Agent(folder)
-    agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))
-    return agent
+SMALL = ArchivalSpec(high_tokens=50)
 
 
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     """An agent that has answered twice."""
-    agent = answered(tmp_path)
+    agent = answered(tmp_path, SMALL)
     yield agent
     agent.close()
-
-
-async def settle() -> None:
-    """Let everything go on that can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_summary_that_comes_during_a_request_waits(agent: Agent) -> None:
@@ -189,7 +89,7 @@ async def test_the_root_is_told_what_a_turn_ended_with(agent: Agent) -> None:
 @virtual
 async def test_a_request_that_is_too_large_waits_until_it_is_smaller(tmp_path: Path) -> None:
     """It is not sent once more as it is, while what could leave it is being worked out."""
-    agent = answered(tmp_path)
+    agent = answered(tmp_path, SMALL)
     agent.archiving.turn_began()
     agent.say(user("three?" + "x" * 300))
     agent.plan(*HOLDERS)
@@ -202,7 +102,7 @@ async def test_a_request_that_is_too_large_waits_until_it_is_smaller(tmp_path: P
 @virtual
 async def test_a_request_does_not_wait_for_a_root_that_takes_its_time(tmp_path: Path) -> None:
     """It is made, and what can leave the conversation leaves it before a later one."""
-    agent = answered(tmp_path)
+    agent = answered(tmp_path, SMALL)
     agent.planned.clear()
     agent.archiving.turn_began()
     agent.say(user("three?" + "x" * 300))

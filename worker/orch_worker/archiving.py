@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 from orch_protocol.archive import Collapse, Upgrade
@@ -34,7 +34,8 @@ CACHE_SECONDS: Final = 300.0
 class Archiving:
     """What one agent does about its past.
 
-    `call` asks the root; `system` and `tools` are what its requests begin with.
+    `call` asks the root; `system` and `tools` are what its requests begin with. `on_fault` is told when something could
+    not be put on record.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Archiving:
         summariser: Summariser,
         system: str,
         tools: Sequence[ToolSpec],
+        on_fault: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._transcript = transcript
@@ -56,7 +58,10 @@ class Archiving:
         self._system = system
         self._tools = tools
         self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
+        self._on_fault = on_fault
         self._work: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._hurried = asyncio.Event()
         self._summaries: set[asyncio.Task[None]] = set()
         self._due: tuple[Collapse, ...] = ()
         self._done: asyncio.Future[int] | None = None
@@ -71,24 +76,43 @@ class Archiving:
     def turn_began(self) -> None:
         """From now on the conversation changes between requests alone, until as many turns have ended."""
         self._turns += 1
+        self._hurried.clear()
 
     async def turn_ended(self, stop_reason: StopReason | None) -> None:
-        """A turn is over, None: with an error. Its archiving begins; with `wait` this returns when it is done."""
+        """A turn is over, None: with an error. Its archiving begins; with `wait` this returns when it is done.
+
+        Nobody waits for that after a turn that was cancelled, nor when it takes too long, or `hurry` is called.
+        """
         self._turns -= 1
         self._settle()
         if stop_reason is None:
             return
         self._work = self._begin(stop_reason)
-        if self._spec.wait:
-            await asyncio.wait([self._work], timeout=PLAN_SECONDS)
+        if self._spec.wait and stop_reason != "cancelled":
+            await self._until_done([self._work], PLAN_SECONDS)
             if self._summaries:
-                await asyncio.wait(self._summaries, timeout=self._spec.summary_seconds)
+                await self._until_done(self._summaries, self._spec.summary_seconds)
+
+    def hurry(self) -> None:
+        """Let nobody wait any longer; what is under way goes on."""
+        self._hurried.set()
+
+    async def _until_done(self, tasks: Iterable[asyncio.Task[None]], seconds: float) -> None:
+        done, hurried = asyncio.create_task(asyncio.wait(tasks)), asyncio.create_task(self._hurried.wait())
+        try:
+            await asyncio.wait([done, hurried], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            done.cancel()
+            hurried.cancel()
 
     async def before_request(self) -> None:
         """The next request is to be made: what is due leaves the conversation, and who is live is told."""
         now = asyncio.get_running_loop().time()
         if self._late_is_free(now):
-            self._use_late()
+            try:
+                self._use_late()
+            except StoreError as error:
+                print(f"archiving: {error}", flush=True)  # the receipts read well enough
         self._settle()
         if self._spec.high_tokens and self._backend.context_tokens() > self._spec.high_tokens:
             await self._relieve()
@@ -102,9 +126,8 @@ class Archiving:
     def stop(self) -> None:
         """Give up what is under way: what is not on record yet is as if it had not been begun."""
         self._due, self._done = (), None
-        for task in (self._work, *self._summaries):
-            if task is not None:
-                task.cancel()
+        for task in (*self._under_way, *self._summaries):
+            task.cancel()
 
     # The work.
 
@@ -136,7 +159,10 @@ class Archiving:
         # As it is now, which is whole: a moment later a request may be under way.
         conversation, items = tuple(self._backend.transcript()), self._transcript.session.view.items
         last = items[-1].last if items else ""
-        return asyncio.create_task(self._consider(stop_reason, last, conversation, self._work))
+        work = asyncio.create_task(self._consider(stop_reason, last, conversation, self._work))
+        self._under_way.add(work)
+        work.add_done_callback(self._under_way.discard)
+        return work
 
     async def _consider(
         self,
@@ -168,6 +194,7 @@ class Archiving:
             print(f"archiving: {error}", flush=True)
             if isinstance(error, StoreError):
                 await self._tell(str(error))
+                self._on_fault()
         except Exception:
             traceback.print_exc()
 
@@ -220,6 +247,7 @@ class Archiving:
                     self._upgrade(order.holder, stub, at_once=requests == self._requests)
             except OrchError as error:
                 print(f"archiving: no summary of {order.holder}: {error}", flush=True)
+                self._on_fault()
             except Exception:
                 traceback.print_exc()
 

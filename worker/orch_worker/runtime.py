@@ -65,6 +65,7 @@ class Runtime:
         self._brake = Brake()
         self._said = Interjections(spec.queue_mode)
         self._sync_due = False
+        self._busy = False
         self.backend = make_backend(spec.backend, keys)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
         try:
@@ -111,6 +112,7 @@ class Runtime:
                     ),
                     system=system,
                     tools=tools,
+                    on_fault=self._leave_if_broken,
                 )
         except BaseException:
             self.transcript.close()
@@ -139,6 +141,7 @@ class Runtime:
         if archiving is not None:
             archiving.turn_began()
         self.toolbox.turn_began()
+        self._busy = True
         stop_reason: StopReason | None = None
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:
@@ -175,11 +178,15 @@ class Runtime:
         finally:
             if archiving is not None:
                 await archiving.turn_ended(stop_reason)
+            self._busy = False
+            self._leave_if_broken()
         return Finished(reply=session.replies[query_id], context_tokens=self.backend.context_tokens())
 
     def cancel(self) -> None:
         """End the running turn at its next safe point."""
         self._brake.pull()
+        if self._archiving is not None:
+            self._archiving.hurry()
 
     def steer(self, said: Interjection, *, follow_up: bool) -> None:
         """Let the agent hear `said` before its next model request, a follow-up when it would stop."""
@@ -217,6 +224,10 @@ class Runtime:
             if self.transcript.log.dirty:
                 self.transcript.log.sync()
         except StoreError as error:
-            # What the file holds is uncertain now. The next process of this agent reads it anew.
             print(error, flush=True)
+            self._root.stop(EXIT_STORE)
+
+    def _leave_if_broken(self) -> None:
+        """End this process when what its file holds is uncertain: the next one of this agent reads it anew."""
+        if self.transcript.log.broken and not self._busy:
             self._root.stop(EXIT_STORE)

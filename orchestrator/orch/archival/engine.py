@@ -39,7 +39,7 @@ class Archives:
         self.config = config
         self.rules = rules_of(config)
         self._stacks = Stacks(do)
-        self._sizes: dict[str, int] = {}
+        self._told: dict[str, int] = {}
 
     async def close(self) -> None:
         """Give everything up, when what is under way is done (at most 2 s)."""
@@ -51,14 +51,22 @@ class Archives:
 
     async def known(self, spec: AgentSpec) -> list[Record]:
         """Return every archive that the agent has on record, in order. Raises StoreError."""
-        size = _size(spec)
-        records = await self._stacks.work(Path(spec.folder), _known)
-        self._sizes[spec.id] = size
-        return records
+        return await self._stacks.work(Path(spec.folder), _known)
+
+    def size(self, spec: AgentSpec) -> int:
+        """Return how large the agent's file is, in bytes."""
+        try:
+            return (Path(spec.folder) / NAME).stat().st_size
+        except OSError:
+            return 0
+
+    def told(self, spec: AgentSpec, size: int) -> None:
+        """Take note that everybody knows of the archives in the first `size` bytes of the agent's file."""
+        self._told[spec.id] = size
 
     def grew(self, spec: AgentSpec) -> bool:
-        """Return whether the agent may have archives on record that `known` did not return."""
-        return _size(spec) != self._sizes.get(spec.id, 0)
+        """Return whether the agent may have archives on record that not everybody knows of."""
+        return self.size(spec) != self._told.get(spec.id, 0)
 
     async def summarise(self, spec: AgentSpec, step: Summarise, *, json: bool = True) -> SummaryRequest | str | None:
         """Return what a model is to be asked next about an archive; or the text of its stub; or None: there is none.
@@ -144,13 +152,6 @@ class Archives:
 def _known(shelves: Shelves) -> list[Record]:
     shelves.catch_up()
     return list(shelves.ledger.records.values())
-
-
-def _size(spec: AgentSpec) -> int:
-    try:
-        return (Path(spec.folder) / NAME).stat().st_size
-    except OSError:
-        return 0
 
 
 def _found(shelves: Shelves, id: str) -> Record:

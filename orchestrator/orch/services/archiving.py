@@ -71,9 +71,11 @@ async def live(root: Supervisor, caller: str | None, _: Empty) -> list[LiveAgent
 
 async def note(root: Supervisor, node: Node, context_tokens: int = 0, problem: str = "") -> None:
     """Let the root know of every archive that the agent has on record."""
+    size = root.archives.size(node.spec)
     records = await root.archives.known(node.spec)
     holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
     root.handle(events.Archived(node.spec.id, holders, context_tokens, problem))
+    root.archives.told(node.spec, size)
 
 
 def _caller(root: Supervisor, caller: str | None) -> Node:

@@ -1,0 +1,120 @@
+"""An agent's side of archiving with a root that plans what it is told to: no process, no files but its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orch_protocol.archive import Collapse
+from orch_protocol.errors import BackendError
+from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
+from orch_protocol.services import Archive, Archived, ArchivePlan, SummaryOrder
+from orch_protocol.spec import ArchivalSpec
+from orch_worker.archiving import Archiving
+from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.stubs import stub_text
+from orch_worker.transcript import Transcript
+
+__all__ = ["CALL", "ERA", "HOLDERS", "RESULT", "Agent", "answered", "settle"]
+
+HOLDERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
+ERA = "eeeeeeeeeeee"
+CALL = Message("assistant", (ToolUse("c1", "look", {}),))
+RESULT = Message("user", (ToolResult("c1", (Text("seen"),)),))
+
+
+class Agent:
+    """An agent with a transcript, whose root plans what it is told to, and whose model says what it is told to."""
+
+    def __init__(self, folder: Path, spec: ArchivalSpec | None = None) -> None:
+        self.transcript = Transcript.open(folder, agent="a", cwd="/")
+        self.backend = ScriptedBackend([])
+        self.plans: list[ArchivePlan] = []
+        self.asked: list[Archive] = []
+        self.planned = asyncio.Event()
+        self.planned.set()
+        self.noted = asyncio.Event()
+        self.noted.set()
+        self.written = asyncio.Event()
+        self.written.set()
+        self.fails: set[str] = set()
+        self.told: list[Archived] = []
+        self.faults: list[bool] = []
+        self.archiving = Archiving(
+            spec or ArchivalSpec(),
+            self.transcript,
+            self.backend,
+            self._call,
+            summariser=self,  # type: ignore[arg-type]
+            system="",
+            tools=(),
+            on_fault=lambda: self.faults.append(self.transcript.log.broken),
+        )
+        self.there = self.beside = True
+
+    def _heard(self, message: Message) -> None:
+        self.backend.append_user(message.content)
+
+    async def _call(self, service: str, params: Any, _: float) -> Any:
+        if service == "archive":
+            self.asked.append(params)
+            await self.planned.wait()
+            return self.plans.pop(0) if self.plans else ArchivePlan()
+        await self.noted.wait()
+        self.told.append(params)
+        return None
+
+    async def stub(self, order: SummaryOrder, _: Sequence[Message]) -> str | None:
+        """Say something about an archive."""
+        await self.written.wait()
+        if order.holder in self.fails:
+            raise BackendError("not today")
+        return stub_text("turn", order.holder, "Outcome: better said")
+
+    def say(self, *messages: Message) -> None:
+        """Let `messages` be on record, and part of the conversation."""
+        for message in messages:
+            self.transcript.message(message, "q")
+            (self.backend.append_assistant if message.role == "assistant" else self._heard)(message)
+
+    def plan(self, *holders: str) -> None:
+        """Let each of the turns so far, two messages each, be archived under one of `holders` next."""
+        items = self.transcript.session.view.items
+        collapses = [
+            Collapse(
+                holder,
+                "turn",
+                "t",
+                items[2 * place].first,
+                items[2 * place + 1].last,
+                (items[2 * place].message, assistant(stub_text("turn", holder, "a receipt"))),
+                (),
+                "",
+            )
+            for place, holder in enumerate(holders)
+        ]
+        self.plans.append(ArchivePlan(tuple(collapses), tuple(map(SummaryOrder, holders))))
+
+    def shown(self) -> list[str]:
+        """Return the text of what the conversation shows."""
+        return [text_of(message) for message in self.backend.transcript()]
+
+    def close(self) -> None:
+        """Give the transcript up."""
+        self.archiving.stop()
+        self.transcript.close()
+
+
+def answered(folder: Path, spec: ArchivalSpec | None = None) -> Agent:
+    """Return an agent that has answered twice."""
+    agent = Agent(folder, spec)
+    agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))
+    return agent
+
+
+async def settle() -> None:
+    """Let everything go on that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
