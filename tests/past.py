@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from orch_protocol.config import ArchivalConfig, TriggerConfig
 from orch_protocol.entries import MessageEntry
 from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services import Archive, ArchivePlan, Hit
-from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_protocol.spec import AgentSpec, BackendSpec, Durability
 from orch_worker.stubs import holders_in, stub_text
 from orch_worker.transcript import Transcript, read_session
 
@@ -75,8 +76,9 @@ def at_once(work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
 class Life:
     """One agent, from its root's side and its own. Everything ever said is in `said`, by entry id."""
 
-    def __init__(self, folder: Path, config: ArchivalConfig = EAGER) -> None:
+    def __init__(self, folder: Path, config: ArchivalConfig = EAGER, *, durability: Durability = "process") -> None:
         self.folder = folder
+        self.durability: Durability = durability
         self.config = config
         self.said: dict[str, Message] = {}
         self.queries = 0
@@ -89,7 +91,7 @@ class Life:
 
     def opened(self) -> Transcript:
         """Return its transcript as its next process has it."""
-        return Transcript.open(self.folder, agent="agent", cwd="/")
+        return Transcript.open(self.folder, agent="agent", cwd="/", durability=self.durability)
 
     def close(self) -> None:
         """End it."""
@@ -159,6 +161,12 @@ class Life:
         """Let another process of the agent go on."""
         self.transcript.close()
         self.transcript = self.opened()
+
+    def die(self) -> None:
+        """Let its process be killed, and another one go on: nothing of it is synced by the first."""
+        os.close(self.transcript.log._descriptor)
+        self.transcript.log._descriptor = -1
+        self.restart()
 
     def forget(self) -> None:
         """Let another root go on."""

@@ -134,9 +134,12 @@ def _magic(header: bytes | None) -> bytes:
 def _require_ours(path: Path, line: bytes, header: bytes | None) -> None:
     magic = _magic(header)
     sealed = unseal(line[:-1])
-    if not line.endswith(b"\n"):
-        # The very first write was cut short, or the power was, before any of it reached the disk.
-        ours = magic.startswith(line) or line.startswith(magic) or not line.strip(b"\0")
+    if line.startswith(b"\0"):
+        # The power was cut before the first block reached the disk, though others may have.
+        ours = not line.endswith(b"\n") or unseal(b"{" + line[:-1].lstrip(b"\0")) is not None
+    elif not line.endswith(b"\n"):
+        # The very first write was cut short.
+        ours = magic.startswith(line) or line.startswith(magic)
     else:
         ours = sealed is not None and (line.startswith(magic) or not sealed.fits(0))
     if not ours:
@@ -194,7 +197,8 @@ class AppendLog:
         # Offset, seq, checksum. Assigned once an append: an interrupt falls before it or after it, never between.
         self._state = (loaded.end, loaded.seq, loaded.checksum)
         self._synced = loaded.end
-        self._named = loaded.end > 0
+        # Also of a file that was there: who made it may have been killed before it came to that.
+        self._named = False
         self._told = False
         self._fault = ""
 
@@ -242,6 +246,11 @@ class AppendLog:
     def seq(self) -> int:
         """Number of the last line; 0 in an empty file."""
         return self._state[1]
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing can be appended any more: what the file holds is uncertain, and is to be read anew."""
+        return bool(self._fault) and self._descriptor >= 0
 
     @property
     def dirty(self) -> int:
