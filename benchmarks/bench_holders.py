@@ -151,7 +151,7 @@ async def commits(folder: Path, rounds: int) -> list[Row]:
 async def revivals(folder: Path, rounds: int) -> Row:
     """Return how long a holder of 1 MB takes to answer its first question, against the smallest Python process."""
     reading = Reading(folder / "files", 2, HELD_STEPS, HELD_WORDS)
-    async with opened(folder) as root:
+    async with opened(folder, profile="seed") as root:
         await reading.begin(root)
         held = [(await reading.turn(fact(number))).archived_to for number in range(rounds + 1)]
         waiting = iter(enumerate(held))

@@ -275,7 +275,7 @@ class Nodes:
 
     def _apply_archived(self, node: Node, entry: Archived) -> None:
         node.archives.update(entry.holders)
-        self.holders |= dict.fromkeys(node.archives, node.spec.id)
+        self.holders |= {id: node.spec.id for id, _ in entry.holders}
         node.context_tokens = entry.context_tokens or node.context_tokens
         node.repaired = entry.problem or node.repaired
 

@@ -204,15 +204,18 @@ async def test_the_block_in_the_system_text(server: ModelServer, begin: Begin, m
     """With placement "system" it is there, and nowhere else."""
     root = await begin(model, msgspec.structs.replace(SEED, placement="system"))
     agent = await reader(root, folder)
-    server.script += [read("one.txt", "two.txt"), say("4711"), say(SUMMARY)]
+    turn = [read("one.txt", "two.txt"), say("4711"), say(SUMMARY)]
+    server.script += turn * 2
     reply = await agent.query("Which port?")
-    await agent.query("Thanks")
+    await agent.query("Once more?")
     assert server.refused == []
     sent = of_agents(server.requests)
-    assert [HEADING in each.system for each in sent] == [False, False, True]
+    assert [HEADING in each.system for each in sent] == [False, False, True, True]
     assert sent[-1].system.startswith(sent[0].system)
     assert sent[-1].system.endswith(f"- id: {reply.archived_to} | task: Archive: Which port?")
     assert sent[-1].tail == ""
+    # Asked beside the conversation, a summary finds it in the cache.
+    assert taken_apart(server.requests[-1]).system == sent[-1].system
 
 
 async def test_switched_off_not_a_byte_is_another(server: ModelServer, begin: Begin, model: str, folder: Path) -> None:

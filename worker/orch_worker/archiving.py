@@ -121,7 +121,8 @@ class Archiving:
         if self._spec.in_tail:
             self._backend.tail = block
         else:
-            self._backend.append_system("\n\n".join(filter(None, (self._system, block))), self._tools)
+            self._summariser.system = "\n\n".join(filter(None, (self._system, block)))
+            self._backend.append_system(self._summariser.system, self._tools)
 
     def stop(self) -> None:
         """Give up what is under way: what is not on record yet is as if it had not been begun."""

@@ -52,7 +52,8 @@ class Summariser:
         self._make = make
         self._call = call
         self._purse = purse
-        self._system = system
+        self.system = system
+        """What the agent's last request began with, which its provider has cached."""
         self._tools = tools
         self._seconds = seconds
 
@@ -90,7 +91,7 @@ class Summariser:
                     # Nothing of it becomes part of the conversation: calls that the model asks for are not made.
                     backend.load(conversation if order.beside else (), asked)
                     if order.beside:
-                        backend.append_system(self._system, self._tools)
+                        backend.append_system(self.system, self._tools)
                     else:
                         backend.append_system(step.request.system, ())
                     backend.append_user((Text(step.request.prompt),))
