@@ -40,8 +40,8 @@ def export(connection: Connection, rows: list[dict[str, Any]], output: str, form
         except OSError as error:
             raise Failure("OSError", f"{output} cannot be written: {error.strerror or error}") from error
         return told
-    output = os.path.realpath(output)  # a link goes on leading where it leads
-    beside = f"{output}.{os.getpid()}.tmp"
+    target = os.path.realpath(output)  # a link goes on leading where it leads
+    beside = f"{target}.{os.getpid()}.tmp"
     try:
         # What was said to agents is for their user alone.
         private = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -49,7 +49,7 @@ def export(connection: Connection, rows: list[dict[str, Any]], output: str, form
             _write(file, pages)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, output)
+        os.replace(beside, target)
     except BaseException as error:
         try:
             os.unlink(beside)
