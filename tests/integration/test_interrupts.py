@@ -45,7 +45,7 @@ def test_ctrl_c_again_and_again(home: Path, pause: float) -> None:
     assert program.returncode == -signal.SIGINT
     assert "destroyed" not in err
     assert "never retrieved" not in err
-    assert err.rstrip(": \n").endswith("KeyboardInterrupt")  # in the middle of saying it there comes another
+    assert "KeyboardInterrupt" in err  # and whatever Python says when another comes while it says that
 
 
 def test_a_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:

@@ -41,11 +41,14 @@ def main() -> None:
     # A command lives for milliseconds: collecting cycles and taking the interpreter apart would be a fifth of them.
     gc.disable()
     _take_descriptors()
-    argv = sys.argv[1:]
     try:
-        code = run(argv)
+        os._exit(_run_to_the_end(sys.argv[1:]))
     except KeyboardInterrupt:
-        code = INTERRUPTED  # again, while it was said that the first one was heard
+        os._exit(INTERRUPTED)  # again, while it was said that the first one was heard, or what was printed went out
+
+
+def _run_to_the_end(argv: list[str]) -> int:
+    code = run(argv)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -53,7 +56,7 @@ def main() -> None:
         code = code or 1
     except OSError as error:
         code = code or _fail(argv, error)
-    os._exit(code)
+    return code
 
 
 def run(argv: list[str]) -> int:
