@@ -10,21 +10,29 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from orch.archival.deletion import Deleted
 from orch.archival.engine import Archives
 from orch.archival.gate import Prices
 from orch.archival.ledger import Ledger
 from orch.archival.shelf import Record
+from orch.tombstones import emptied
 from orch_protocol.archive import Source, Upgrade
 from orch_protocol.config import ArchivalConfig, TriggerConfig
 from orch_protocol.entries import MessageEntry
 from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services import Archive, ArchivePlan, Hit
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability
+from orch_worker.excerpt import MESSAGE
+from orch_worker.store import load
 from orch_worker.stubs import holders_in, stub_text
 from orch_worker.transcript import Transcript, read_session
 
-__all__ = ["EAGER", "PROFILES", "Life", "at_once", "call", "result", "steps"]
+__all__ = ["DELETED", "EAGER", "PROFILES", "Life", "at_once", "call", "result", "steps"]
 
+DELETED = "2026-11-21T10:20:30.400Z"
+"""When things are deleted."""
 EAGER = ArchivalConfig(
     enabled=True, profile="seed", trigger=TriggerConfig(token_threshold=0, tool_call_threshold=0), answer_tokens=5
 )
@@ -157,6 +165,15 @@ class Life:
         record = self.ledger().records[holder]
         self.transcript.upgrade(Upgrade(holder, stub_text(record.kind, holder, text, record.answer), at_once))
 
+    def prune(self, before: str, when: str = DELETED) -> Deleted:
+        """Delete the archives made by then, while the agent has no process."""
+        self.transcript.close()
+        deleted = self.loop.run(self.archives.delete(self.spec, before, when))
+        self.transcript = self.opened()
+        gone = {entry.id for entry in self._entries() if entry.deleted}
+        self.said |= {id: emptied(message, when) for id, message in self.said.items() if id in gone}
+        return deleted
+
     def restart(self) -> None:
         """Let another process of the agent go on."""
         self.transcript.close()
@@ -223,6 +240,8 @@ class Life:
     def _check_records(self, known: list[Record]) -> None:
         order = {id: place for place, id in enumerate(self.said)}
         for record in known:
+            if record.deleted:
+                continue
             messages = self.read(record.id)
             ids = self._ids(record.spans)
             assert [self.said[id] for id in ids] == messages, "an archive reads otherwise than what was said"
@@ -257,6 +276,11 @@ class Life:
             assert more <= shown, "a holder holds more than its stub stands for, and the prompt before that"
             shown |= there
         assert behind == len(order)
+
+    def _entries(self) -> list[MessageEntry]:
+        """Return every message of the file."""
+        lines = (line for line in load(self.transcript.path).objects if line.startswith(MESSAGE))
+        return [msgspec.json.decode(line, type=MessageEntry) for line in lines]
 
     def _ids(self, spans: Any) -> list[str]:
         """Return the ids of the messages on these lines, read by nothing of ours."""

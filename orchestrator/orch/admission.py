@@ -15,6 +15,7 @@ from orch_protocol.spec import AgentSpec
 from orch_worker.tools.presets import RECALL
 
 from .nodes import Node, Nodes
+from .tombstones import refusal
 
 __all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for", "nobody_idle"]
 
@@ -74,8 +75,11 @@ def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
 
 
 def check_answers(node: Node) -> None:
-    """Raise AgentGoneError for an agent that answers nobody until it is resumed."""
+    """Raise AgentGoneError for an agent that answers nobody until it is resumed, ArchiveDeletedError for a holder that
+    holds nothing any more."""
     spec = node.spec
+    if node.deleted:
+        raise refusal(spec.id, node.deleted)
     if node.status == "killed":
         raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
     if node.status == "failed":

@@ -28,6 +28,8 @@ from orch_protocol.services import (
     ListArchives,
     MapAgents,
     Mapped,
+    Prune,
+    Pruned,
     ReadArchive,
     Resume,
     SearchArchive,
@@ -317,6 +319,19 @@ class AsyncOrchestrator:
         """
         messages: list[Message] = await self._call("read_archive", ReadArchive(id, first, last))
         return messages
+
+    async def prune_archives(
+        self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False
+    ) -> Pruned:
+        """Delete for good what was archived longer ago than `older` (seconds, or a text such as "30d"): of the agent
+        `ref` and those below it, None: of all. With `dry_run` only tell what would go.
+
+        Agents that idle go cold for it; one that works keeps its archives, and is told of in `busy`. Raises
+        ConfigError, StoreError.
+        """
+        asked = Prune(older, None if ref is None else str(ref), dry_run)
+        pruned: Pruned = await self._call("prune", asked)
+        return pruned
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from orch_protocol.errors import StoreError
 
-from .journal import Journal
+from .journal import Entry, Journal
 
 __all__ = ["Disk"]
 
@@ -39,6 +39,12 @@ class Disk:
     def do(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Return a future of what `work` returns."""
         return self._loop.run_in_executor(self._threads, work, *arguments)
+
+    async def rewrite(self, change: Callable[[Sequence[Entry]], Sequence[Entry]]) -> None:
+        """Let the journal's entries be what `change` makes of them. Raises StoreError."""
+        while self._syncing is not None and not self._syncing.done():
+            await asyncio.wait([self._syncing])
+        self._journal.rewrite(change)
 
     async def close(self, seconds: float) -> None:
         """Begin nothing more, and wait for what is under way, at most so long."""

@@ -21,6 +21,7 @@ __all__ = [
     "Cancel",
     "Collect",
     "Decision",
+    "Deleted",
     "Event",
     "Finish",
     "Gone",
@@ -32,6 +33,7 @@ __all__ = [
     "LaunchFailed",
     "Notify",
     "Recover",
+    "Rest",
     "Resume",
     "Send",
     "Signal",
@@ -156,9 +158,26 @@ class Spend(Struct, frozen=True, gc=False):
 
 
 class Hold(Struct, frozen=True, gc=False):
-    """Somebody asks for the holder `spec` describes: let there be an agent, cold, if there is none yet."""
+    """Somebody asks for the holder `spec` describes: let there be an agent, cold, if there is none yet.
+
+    If there is, what it holds may stand elsewhere than it knows.
+    """
 
     spec: AgentSpec
+
+
+class Rest(Struct, frozen=True, gc=False):
+    """Agent `id` is to go cold, if it idles."""
+
+    id: str
+
+
+class Deleted(Struct, frozen=True, gc=False):
+    """What `holders` of agent `id` held is deleted (ids, and when), and the replies to its queries `turns` with it."""
+
+    id: str
+    holders: dict[str, str]
+    turns: dict[str, str]
 
 
 class Collect(Struct, frozen=True, gc=False):
@@ -232,6 +251,8 @@ Event: TypeAlias = (
     | TurnOverdue
     | Sweep
     | Archived
+    | Rest
+    | Deleted
     | Spend
     | Collect
     | Kill

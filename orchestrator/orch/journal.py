@@ -5,17 +5,21 @@ Times are seconds since the epoch. Prompts stay in the agents' transcripts; here
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.archive import Source
 from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, Durability
 from orch_protocol.text import scrub
-from orch_worker.store import AppendLog
+from orch_worker.lines import Sealed
+from orch_worker.rewriting import rewriting
+from orch_worker.store import AppendLog, scan
 
 __all__ = [
     "Answered",
@@ -29,7 +33,9 @@ __all__ = [
     "Journal",
     "Killed",
     "Launched",
+    "Moved",
     "Opened",
+    "Pruned",
     "Resumed",
     "Spawned",
     "Spent",
@@ -167,6 +173,22 @@ class Spent(_Agent, frozen=True, gc=False, kw_only=True, tag="spent"):
     usage: Usage
 
 
+class Moved(_Agent, frozen=True, gc=False, kw_only=True, tag="moved"):
+    """What a holder holds stands elsewhere now. None: a later entry says where."""
+
+    source: Source | None
+
+
+class Pruned(_Agent, frozen=True, gc=False, kw_only=True, tag="pruned"):
+    """What `holders` of the agent held was deleted for good: ids, and when. So were the replies to its queries `turns`.
+
+    Nothing in the journal tells what they said; see `orch.deletions`.
+    """
+
+    holders: dict[str, str] = {}
+    turns: dict[str, str] = {}
+
+
 class Woken(_Agent, frozen=True, gc=False, kw_only=True, tag="woken"):
     """News for the agent, to be its next prompt."""
 
@@ -191,6 +213,8 @@ Entry: TypeAlias = (
     | Heard
     | Archived
     | Spent
+    | Moved
+    | Pruned
 )
 
 _encoder = msgspec.json.Encoder()
@@ -202,6 +226,15 @@ def _encode(entry: Entry) -> bytes:
         return _encoder.encode(entry)
     except UnicodeEncodeError:
         return _encoder.encode(scrub(msgspec.to_builtins(entry)))
+
+
+def _decoded(line: tuple[int, bytes, Sealed | None, str]) -> Entry | None:
+    """Return the entry on a line of the file, None when it is none that this version knows."""
+    sealed = line[2]
+    try:
+        return _decoder.decode(sealed.object) if sealed is not None else None
+    except msgspec.MsgspecError:
+        return None
 
 
 class Journal:
@@ -245,6 +278,32 @@ class Journal:
             self.append(entries)
         except StoreError:
             self._owed = self._owed + entries
+
+    def rewrite(self, change: Callable[[Sequence[Entry]], Sequence[Entry]]) -> None:
+        """Let the entries be what `change` makes of them, one for one: the old file is whole until the new one is.
+
+        What is owed or cannot be read stays as it is. No `sync` may be under way. Raises StoreError.
+        """
+        self.sync()
+        with open(self.log.path, "rb") as file:
+            lines = list(scan(file))
+        entries = {place: entry for place, line in enumerate(lines) if (entry := _decoded(line)) is not None}
+        changed = dict(zip(entries, change(list(entries.values())), strict=True))
+        if all(changed[place] is entry for place, entry in entries.items()):
+            return
+        log, on_dirty = self.log, self.log.on_dirty
+        log.close()
+        try:
+            with rewriting(log.path) as new:
+                for place, (_, line, sealed, _) in enumerate(lines):
+                    if sealed is None:
+                        new.keep(line)
+                        continue
+                    same = place not in entries or changed[place] is entries[place]
+                    new.append(sealed.object if same else _encode(changed[place]), sealed)
+        finally:
+            self.log, _ = AppendLog.open(log.path, header=HEADER)
+            self.log.on_dirty = on_dirty
 
     def sync(self) -> None:
         """Bring everything to the disk; may run in another thread than `append`. Raises StoreError."""

@@ -24,7 +24,9 @@ from .journal import (
     Heard,
     Killed,
     Launched,
+    Moved,
     Opened,
+    Pruned,
     Resumed,
     Spawned,
     Spent,
@@ -34,6 +36,7 @@ from .journal import (
     Woken,
 )
 from .news import news_line
+from .tombstones import marker, silent
 
 __all__ = ["Node", "Nodes", "Result", "head_of", "iso"]
 
@@ -82,6 +85,10 @@ class Node:
     """What was said to it and is not in its conversation yet, by id, in order."""
     archives: dict[str, str] = field(default_factory=dict)
     """What each of its archives is about, by the holder's id, in order."""
+    deleted: str = ""
+    """When what this holder held was deleted for good."""
+    forgotten: dict[str, str] = field(default_factory=dict)
+    """When the replies to its queries were deleted, by query id, as far as they are."""
     inbox: list[str] = field(default_factory=list)
     watching: dict[str, str | int] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
@@ -278,6 +285,23 @@ class Nodes:
         self.holders |= {id: node.spec.id for id, _ in entry.holders}
         node.context_tokens = entry.context_tokens or node.context_tokens
         node.repaired = entry.problem or node.repaired
+
+    def _apply_moved(self, node: Node, entry: Moved) -> None:
+        node.spec = msgspec.structs.replace(node.spec, source=entry.source)
+
+    def _apply_pruned(self, node: Node, entry: Pruned) -> None:
+        node.forgotten |= entry.turns
+        node.archives |= dict.fromkeys(entry.holders, "")
+        self.holders |= dict.fromkeys(entry.holders, node.spec.id)
+        if node.last is not None and node.last.reply is not None and (when := entry.turns.get(node.last.query_id)):
+            node.last.reply = silent(node.last.reply, when)
+        for id, when in entry.holders.items():
+            holder = self.by_id.get(id)
+            if holder is not None:
+                holder.status, holder.deleted, holder.last = "killed", when, None
+                holder.unheard.clear()
+                holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)
+                self._index(holder)
 
     def _apply_spent(self, node: Node, entry: Spent) -> None:
         node.usage = node.usage + entry.usage

@@ -54,6 +54,7 @@ from .events import (
     TurnOverdue,
     WorkerUp,
 )
+from .holds import Holds
 from .journal import Journal
 from .launchers.base import Launcher, LaunchRequest, WorkerProcess
 from .launchers.logs import tail
@@ -116,9 +117,10 @@ class Supervisor:
         self._logs = logs
         self._spool = spool
         self._keys = keys or {}
-        self._clock = clock
+        self.clock = clock
         self._loop = asyncio.get_running_loop()
         self.waiters = Waiters()
+        self.holds = Holds()
         self._board = connect(self._on_frame)
         self._peers: dict[str, Peer] = {}
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
@@ -176,7 +178,7 @@ class Supervisor:
         for peer in self._peers.values():
             self._board.peers.forget(peer)
         self._board.close()
-        settled = self.tree.decide(self._recover(), self._clock())
+        settled = self.tree.decide(self._recover(), self.clock())
         self._journal.record(settled.entries)
         self.tree.apply(settled.entries)
         why = error_info(AgentDiedError("the orchestrator was closed while somebody waited for an agent"))
@@ -200,10 +202,10 @@ class Supervisor:
         if isinstance(event, REQUESTS):
             if self._closed:
                 raise OrchError("this orchestrator is being closed: open another one")
-            decision = self.tree.decide(event, self._clock())
+            decision = self.tree.decide(event, self.clock())
             self._journal.append(decision.entries)
         else:
-            decision = self.tree.decide(event, self._clock())
+            decision = self.tree.decide(event, self.clock())
             self._journal.record(decision.entries)
         self.tree.apply(decision.entries)
         for instruction in decision.instructions:
@@ -243,8 +245,12 @@ class Supervisor:
             log=str(self._log(launch.id)),
             spool=str(self._spool),
         )
-        launching = self._launches[launch.id] = self._loop.create_task(self._launcher.launch(request))
+        launching = self._launches[launch.id] = self._loop.create_task(self._launch(request))
         launching.add_done_callback(partial(self._on_launched, peer))
+
+    async def _launch(self, request: LaunchRequest) -> WorkerProcess:
+        await self.holds.over(self.tree.nodes[request.agent_id].spec)
+        return await self._launcher.launch(request)
 
     def _perform_signal(self, signal: Signal) -> None:
         incarnation, process = self._processes.get(signal.id, (0, None))

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply
-from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Shown, Waited
+from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Pruned, Shown, Waited
 from orch_protocol.spec import Limits, QueueMode, Template
 
 from .aio import AsyncOrchestrator, Scripted, ToolLike
@@ -190,6 +190,15 @@ class Orchestrator:
     def read_archive(self, id: str, *, first: int = 1, last: int | None = None) -> list[Message]:
         """Return the messages `first` to `last` (from 1, both included) of an archive, exactly as they were."""
         return self._wait(self._aio.read_archive(id, first=first, last=last))
+
+    def prune_archives(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> Pruned:
+        """Delete for good what was archived longer ago than `older` (seconds, or a text such as "30d"): of the agent
+        `ref` and those below it, None: of all. With `dry_run` only tell what would go.
+
+        Agents that idle go cold for it; one that works keeps its archives, and is told of in `busy`. Raises
+        ConfigError, StoreError.
+        """
+        return self._wait(self._aio.prune_archives(older=older, ref=ref, dry_run=dry_run))
 
     def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""

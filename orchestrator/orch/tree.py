@@ -27,7 +27,7 @@ from orch_protocol.errors import (
 from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 
-from . import admission, journal
+from . import admission, deletions, journal
 from .events import (
     Archived,
     Ask,
@@ -35,6 +35,7 @@ from .events import (
     Cancel,
     Collect,
     Decision,
+    Deleted,
     Event,
     Finish,
     Gone,
@@ -46,6 +47,7 @@ from .events import (
     LaunchFailed,
     Notify,
     Recover,
+    Rest,
     Resume,
     Send,
     Signal,
@@ -68,6 +70,7 @@ from .journal import (
     Heard,
     Killed,
     Launched,
+    Moved,
     Opened,
     Resumed,
     Spawned,
@@ -76,9 +79,10 @@ from .journal import (
     Stopping,
     Up,
 )
-from .news import News
 from .nodes import Node, Nodes, iso
 from .obituaries import cause_of, obituary
+from .settling import settle
+from .tombstones import refusal
 
 __all__ = ["Tree"]
 
@@ -232,38 +236,21 @@ class Tree:
             context_tokens=event.context_tokens,
             taken_by=event.taken_by,
         )
-        settled = self._settle([answered])
+        settled = settle(self.nodes, [answered])
         if not node.is_holder:
             return settled
         entries, instructions = self._cool(node, now, answered=True)
         return Decision([*settled.entries, *entries], [*settled.instructions, *instructions])
 
-    def _settle(self, answers: list[Answered]) -> Decision:
-        """Settle pending queries, tell their waiters, and wake whoever asked to be woken."""
-        entries: list[Entry] = []
-        instructions: list[Instruction] = []
-        news = News(self.nodes)
-        for answered in answers:
-            node = self.nodes[answered.id]
-            entries.append(answered)
-            instructions.append(Notify(f"query:{answered.query_id}", answered.reply, answered.error))
-            if node.pending is not None and node.pending.wake is not None:
-                woken = news.of(node, answered)
-                if woken is not None:
-                    entries.append(woken)
-                    if self.nodes[woken.id].pending is None:
-                        instructions.append(Notify(f"wake:{woken.id}"))
-            if node.inbox:
-                instructions.append(Notify(f"wake:{node.spec.id}"))
-        return Decision(entries, instructions)
-
     # Holders.
 
     def _on_hold(self, event: Hold, now: float) -> Decision:
-        if event.spec.id in self.nodes.by_id:
-            return Decision(value=event.spec.id)
-        spec = msgspec.structs.replace(event.spec, seq=len(self.nodes) + 1)
-        return Decision([Spawned(at=now, id=spec.id, spec=spec)], [], spec.id)
+        id, source = event.spec.id, event.spec.source
+        known = self.nodes.get(id)
+        if known is None:
+            spec = msgspec.structs.replace(event.spec, seq=len(self.nodes) + 1)
+            return Decision([Spawned(at=now, id=id, spec=spec)], [], id)
+        return Decision([Moved(at=now, id=id, source=source)] if source != known.spec.source else [], [], id)
 
     def _on_archived(self, event: Archived, now: float) -> Decision:
         known = self.nodes[event.id].archives
@@ -277,6 +264,9 @@ class Tree:
                 )
             ]
         )
+
+    def _on_deleted(self, event: Deleted, now: float) -> Decision:
+        return deletions.decide(self.nodes, event, now)
 
     def _on_spend(self, event: Spend, now: float) -> Decision:
         return Decision([Spent(at=now, id=event.id, usage=event.usage)])
@@ -297,6 +287,10 @@ class Tree:
         return entries, instructions
 
     # Ending.
+
+    def _on_rest(self, event: Rest, now: float) -> Decision:
+        node = self.nodes[event.id]
+        return Decision(*self._retire(node, now)) if node.status == "idle" and not node.stopping else Decision()
 
     def _on_gone(self, event: Gone, now: float) -> Decision:
         node = self.nodes[event.id]
@@ -343,7 +337,7 @@ class Tree:
                 context_tokens=node.context_tokens,
                 taken_by=event.taken_by,
             )
-            answer = self._settle([answered])
+            answer = settle(self.nodes, [answered])
             entries += answer.entries
             instructions += answer.instructions
         entries.append(Ended(at=now, id=id, incarnation=incarnation, status=status, code=code, error=error))
@@ -400,7 +394,7 @@ class Tree:
             killed.append(Killed(at=now, id=id, by=event.by))
             if node.running:
                 instructions.append(Signal(id, node.incarnation, "kill"))
-        settled = self._settle(answers)
+        settled = settle(self.nodes, answers)
         return Decision([*settled.entries, *killed], [*settled.instructions, *instructions], tuple(doomed))
 
     def _on_steer(self, event: Steer, now: float) -> Decision:
@@ -425,7 +419,7 @@ class Tree:
             cut = AgentDiedError(f"the turn of agent {node.spec.name!r} ({event.id}) was ended with its process")
             query_id, error = node.pending.query_id, error_info(cut)
             answered = Answered(at=now, id=event.id, query_id=query_id, error=error, usage=event.usage)
-            settled = self._settle([answered])
+            settled = settle(self.nodes, [answered])
             # Who asks it meanwhile is answered by the next process, as when this one had been asked to leave.
             kill = Signal(event.id, node.incarnation, "kill")
             return Decision([*settled.entries, Stopping(at=now, id=event.id)], [*settled.instructions, kill])
@@ -433,6 +427,8 @@ class Tree:
 
     def _on_resume(self, event: Resume, now: float) -> Decision:
         node = self.nodes[event.id]
+        if node.deleted:
+            raise refusal(event.id, node.deleted)
         usd = event.max_cost_usd
         limit: list[Entry] = [Budgeted(at=now, id=event.id, max_cost_usd=usd)] if usd is not None else []
         if node.status not in ("killed", "failed"):
@@ -489,4 +485,4 @@ class Tree:
             if node.running:
                 ended.append(Ended(at=now, id=id, incarnation=node.incarnation, status=status))
         # News waits for its reader's next turn: nobody starts to work because a root did.
-        return Decision([Opened(at=now, pid=event.pid), *self._settle(answers).entries, *ended])
+        return Decision([Opened(at=now, pid=event.pid), *settle(self.nodes, answers).entries, *ended])

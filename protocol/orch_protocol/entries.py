@@ -51,11 +51,13 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history).
 
     `usage` is what the request took whose response this is, or what models used for the results of tools in it.
+    `deleted` is when what it said was deleted for good, "" while it is there.
     """
 
     message: Message
     turn: str = ""
     usage: Usage | None = None
+    deleted: str = ""
 
 
 class TurnStart(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):
@@ -66,16 +68,24 @@ class TurnStart(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):
 
 
 class TurnEnd(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_end"):
-    """A turn is over. This line is what makes a reply true: without it the turn was interrupted."""
+    """A turn is over. This line is what makes a reply true: without it the turn was interrupted.
+
+    `deleted` is when what the reply said was deleted.
+    """
 
     turn: str
     reply: Reply
+    deleted: str = ""
 
 
 class ArchiveEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive"):
-    """A part of the conversation left it for a holder. This line is what commits that."""
+    """A part of the conversation left it for a holder. This line is what commits that.
+
+    `deleted` is when what the holder held was deleted.
+    """
 
     collapse: Collapse
+    deleted: str = ""
 
 
 class UpgradeEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive_summary"):

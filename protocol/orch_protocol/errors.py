@@ -14,6 +14,7 @@
     │   ├── AgentBusyError
     │   ├── AgentDiedError
     │   ├── AgentGoneError
+    │   ├── ArchiveDeletedError
     │   ├── NoResultError
     │   ├── QueryTimeoutError
     │   └── QueryCycleError
@@ -46,6 +47,7 @@ __all__ = [
     "AgentGoneError",
     "AgentNotFoundError",
     "AmbiguousRefError",
+    "ArchiveDeletedError",
     "BackendError",
     "BackendTimeoutError",
     "BadReplyError",
@@ -147,6 +149,12 @@ class AgentDiedError(AgentError):
 
 class AgentGoneError(AgentError):
     """The agent was killed on purpose; `orch resume` brings it back."""
+
+    exit_code = 3
+
+
+class ArchiveDeletedError(AgentError):
+    """What an archive held was deleted for good; the message says when."""
 
     exit_code = 3
 

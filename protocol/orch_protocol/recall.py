@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from .archive import ArchiveKind
 
-__all__ = ["ArchiveRow", "Hit", "ListArchives", "ReadArchive", "SearchArchive"]
+__all__ = ["ArchiveRow", "Hit", "ListArchives", "Prune", "Pruned", "ReadArchive", "SearchArchive"]
 
 
 class ListArchives(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,3 +65,25 @@ class ReadArchive(Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     first: int = 1
     last: int | None = None
+
+
+class Prune(Struct, frozen=True, forbid_unknown_fields=True):
+    """Delete for good what was archived longer ago than `older`: seconds, or a text such as "30d".
+
+    Of `ref` and the agents below it; None means everybody's. With `dry_run` nothing is deleted.
+    """
+
+    older: float | str
+    ref: str | None = None
+    dry_run: bool = False
+
+
+class Pruned(Struct, frozen=True):
+    """What was (with `dry_run`: would be) deleted: archives, and how many bytes their messages and sessions had.
+
+    `busy` tells why the archives of some agents stayed, by the agent's id: they were at work.
+    """
+
+    archives: tuple[ArchiveRow, ...] = ()
+    bytes: int = 0
+    busy: dict[str, str] = {}

@@ -16,7 +16,7 @@ from .archive import Collapse
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
 from .policy import PolicySpec
-from .recall import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
+from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 
 __all__ = [
@@ -40,6 +40,8 @@ __all__ = [
     "LiveAgent",
     "MapAgents",
     "Mapped",
+    "Prune",
+    "Pruned",
     "QueryAgent",
     "ReadArchive",
     "Ref",
@@ -434,6 +436,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "archives": (ListArchives, list[ArchiveRow]),
     "search_archive": (SearchArchive, list[Hit]),
     "read_archive": (ReadArchive, list[Message]),
+    "prune": (Prune, Pruned),
     "map": (MapAgents, list[Mapped]),
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from integration.shell import Shell, ended
+from integration.shell import SECONDS, Shell, ended
 
 LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}
 ANSWER = "The sky over port 4711 is green."
@@ -129,6 +129,9 @@ def test_a_holder_is_shown_with_what_it_holds(archiving: Shell) -> None:
         (["query", "ffffffffffff", "hi"], 3, "ffffffffffff"),
         (["map", "hi", "--in", "looker"], 3, "archived nothing"),
         (["export", "nobody"], 3, "nobody"),
+        (["prune"], 2, "--older"),
+        (["prune", "--older", "30"], 2, "is no age"),
+        (["prune", "--older", "1d", "--in", "nobody"], 3, "nobody"),
     ],
 )
 def test_bad_input_is_told(archiving: Shell, argv: list[str], code: int, complaint: str) -> None:
@@ -149,3 +152,84 @@ def test_the_archive_verbs_import_next_to_nothing(archiving: Shell) -> None:
     loaded = done.stdout.decode().splitlines()[1].split()
     heavy = {"zmq", "asyncio", "structlog", "msgspec", "typing", "subprocess", "pathlib", "importlib", "orch_protocol"}
     assert heavy & set(loaded) == set()
+
+
+def test_what_is_pruned_is_gone(archiving: Shell) -> None:
+    """From the disk; who asks for it is told when; what it was is told before; the rest is as it was."""
+    gone, kept = looked(archiving, "one"), looked(archiving, "other")
+    archiving.run("archive", "query", gone, "which Žluťoučký?")
+    archiving.run("archive", "search", "Žluťoučký")
+    before = archiving.data("show", "one")["messages"]
+    planned = archiving.data("archive", "prune", "--older", "0s", "--in", "one", "--dry-run")
+    assert [row["id"] for row in planned["archives"]] == [gone]
+    assert (planned["bytes"] > 500, planned["busy"]) == (True, {})
+    said = archiving.run("archive", "prune", "--older", "0s", "--in", "one").stdout.decode().splitlines()
+    assert said[1].startswith(gone)
+    assert said[-1] == f"deleted 1 archive, {planned['bytes']:,} bytes"
+    folder = Path(archiving.data("show", "one")["agent"]["folder"])
+    told = [path for path in archiving.home.rglob("*") if path.is_file() and "outoučk".encode() in path.read_bytes()]
+    assert all(folder not in path.parents for path in told)
+    assert archiving.home / "runs" / "daemon" / "journal.jsonl" not in told
+    for verb in (["read"], ["query"], []):
+        argv = ["archive", *verb, gone] if verb else ["show", gone]
+        done = archiving.run(*argv, *(["hi"] if verb == ["query"] else []), code=3)
+        assert f"what archive {gone} held was deleted on 20" in done.stderr.decode()
+    assert {hit["id"] for hit in archiving.data("archive", "search", "Žluťoučký")} == {kept}
+    assert [row["id"] for row in archiving.data("archive", "list")] == [kept]
+    assert archiving.data("show", "one")["messages"] == before
+    [row] = [row for row in archiving.data("list", "--all") if row["id"] == gone]
+    assert (row["status"], row["kind"]) == ("killed", "holder")
+    archiving.run("daemon", "stop")
+    assert "was deleted on" in archiving.run("archive", "read", gone, code=3).stderr.decode()
+    assert archiving.data("archive", "prune", "--older", "1h")["archives"] == []
+
+
+def test_who_is_at_work_keeps_its_archives(archiving: Shell) -> None:
+    """The command exits with 4 and says who works on what; with room everything goes."""
+    id = looked(archiving, "one", {"text": "slow", "sleep": 60})
+    archiving.run("query", "one", "work on", "--no-wait")
+    archiving.until("one", "busy")
+    done = archiving.run("archive", "prune", "--older", "0s", code=4)
+    assert done.stdout == b"deleted 0 archives, 0 bytes\n"
+    assert "is at work: work on; wait for it, or cancel it, and prune again" in done.stderr.decode()
+    assert archiving.data("archive", "read", id)
+    archiving.run("cancel", "one")
+    archiving.run("collect", "one")
+    assert archiving.run("archive", "prune", "--older", "0s").stdout.decode().splitlines()[1].startswith(id)
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_daemon_that_is_killed_as_it_prunes(archiving: Shell, done: int) -> None:
+    """The next one has the old file whole, or the new one; and pruning again leaves nothing."""
+    (archiving.folder / "note.txt").write_text("needle in a haystack\n" * 5000)
+    names = ["one", "two", "three"]
+    for name in names:
+        looked(archiving, name, *[LOOK, ANSWER] * 12)
+        for number in range(12):
+            archiving.run("query", name, f"look again {number}")
+    rows = archiving.data("archive", "list")
+    transcripts = [Path(archiving.data("show", name)["agent"]["folder"], "session.jsonl") for name in names]
+    before = {name: archiving.data("show", name, "--messages", "100")["messages"] for name in names}
+    pid, pids = archiving.data("daemon", "status")["pid"], archiving.ours()
+    pruning = archiving.start("archive", "prune", "--older", "0s")
+    while not transcripts[done].with_name("session.jsonl.new").exists() and pruning.poll() is None:
+        pass
+    os.kill(pid, signal.SIGKILL)
+    pruning.communicate(timeout=SECONDS)
+    for each in pids:
+        ended(each)
+    assert pruning.returncode == 1
+    whole = [path for path in transcripts if b"needle" in path.read_bytes()]
+    assert whole in (transcripts[done:], transcripts[done + 1 :])
+    left = {row["owner"] for row in archiving.data("archive", "list")}
+    assert left == {path.parent.name for path in whole}
+    for row in rows:
+        code = 0 if row["owner"] in left else 3
+        read = archiving.run("archive", "read", row["id"], "3", code=code)
+        assert ("needle" in read.stdout.decode()) == (code == 0)
+    for name in names:
+        assert archiving.data("show", name, "--messages", "100")["messages"] == before[name]
+    archiving.run("archive", "prune", "--older", "0s")
+    assert archiving.data("archive", "list") == []
+    assert [path for path in archiving.home.rglob("*") if path.is_file() and b"haystack" in path.read_bytes()] == []
+    assert list(archiving.home.rglob("*.new")) == []

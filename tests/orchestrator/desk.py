@@ -52,6 +52,7 @@ ANSWERS: dict[str, Any] = {
     "archives": [ARCHIVE],
     "search_archive": [msgspec.to_builtins(Hit("b0d9f3", 2, "port = 4711", True, "look"))],
     "read_archive": json.loads(msgspec.json.encode([user("look"), assistant("port = 4711")])),
+    "prune": {"archives": [ARCHIVE], "bytes": 12345, "busy": {}},
     "map": [msgspec.to_builtins(Mapped("b0d9f3", Reply("b0d9f3", "q1", "4711")))],
     "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
 }

@@ -268,6 +268,45 @@ class TestExport:
         assert "## Entry 2: assistant\n\nport = 4711\n" in capsys.readouterr().out
 
 
+class TestPrune:
+    """Deleting for good."""
+
+    def test_what_was_deleted(self, desk: Desk, capsys: Captured) -> None:
+        """A line an archive, and how much it was."""
+        assert run(["archive", "prune", "--older", "30d", "--in", "reader"]) == 0
+        assert desk.asked == [("prune", {"older": "30d", "ref": "reader", "dry_run": False})]
+        _, line, last = flat(capsys.readouterr().out)
+        assert line.startswith("b0d9f3 turn abc ")
+        assert last == "deleted 1 archive, 12,345 bytes"
+        run(["archive", "prune", "--older", "30d", "--json"])
+        assert json.loads(capsys.readouterr().out) == desk.answers["prune"]
+
+    def test_what_would_be(self, desk: Desk, capsys: Captured) -> None:
+        """The same, and it is said that nothing was."""
+        assert run(["archive", "prune", "--older", "30d", "--dry-run"]) == 0
+        assert desk.asked == [("prune", {"older": "30d", "ref": None, "dry_run": True})]
+        assert capsys.readouterr().out.endswith("\nwould delete 1 archive, 12,345 bytes\n")
+
+    @pytest.mark.parametrize("extra", [[], ["--json"]])
+    def test_who_is_at_work(self, desk: Desk, capsys: Captured, extra: list[str]) -> None:
+        """Is told, and the command exits with 4."""
+        desk.answers["prune"] = {"archives": [], "bytes": 0, "busy": {"abc": "agent 'n' is at work"}}
+        assert run(["archive", "prune", "--older", "30d", *extra]) == 4
+        out, err = capsys.readouterr()
+        assert out == (
+            "deleted 0 archives, 0 bytes\n"
+            if not extra
+            else f"{json.dumps(desk.answers['prune'], separators=(',', ':'))}\n"
+        )
+        assert err == "orch: agent 'n' is at work\n"
+
+    def test_an_age_must_be_given(self, desk: Desk, capsys: Captured) -> None:
+        """Nothing is deleted because somebody forgot to say what."""
+        assert run(["archive", "prune"]) == 2
+        assert "--older" in capsys.readouterr().err
+        assert desk.asked == []
+
+
 class TestGroup:
     """The second word."""
 

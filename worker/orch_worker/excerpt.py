@@ -15,9 +15,10 @@ from orch_protocol.errors import DamagedError, StoreError
 
 from .lines import END_BYTES, Chain, sealed_at, unseal
 
-__all__ = ["Held", "Line", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
+__all__ = ["MESSAGE", "Held", "Line", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
 
 MESSAGE: Final = b'{"type":"message"'
+"""How the line of a message begins."""
 KNOWN: Final = tuple(b'{"type":"%b"' % kind.__struct_config__.tag.encode() for kind in get_args(Entry))
 
 _decoder = msgspec.json.Decoder(MessageEntry)

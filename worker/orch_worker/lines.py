@@ -53,13 +53,16 @@ class Sealed(Struct, frozen=True, gc=False):
         return b"%08x" % crc32(self.body, seed) == self.stated
 
 
-def seal(objects: Sequence[bytes], seq: int, checksum: int) -> tuple[bytes, int, int]:
-    """Return lines for `objects`, to follow the line with `seq` and `checksum`; and those of the last of them."""
+def seal(objects: Sequence[bytes], seq: int, checksum: int, *, more: bool = False) -> tuple[bytes, int, int]:
+    """Return lines for `objects`, to follow the line with `seq` and `checksum`; and those of the last of them.
+
+    `more` says that the append they belong to goes on behind them.
+    """
     lines = []
     last = seq + len(objects)
     for object in objects:
         seq += 1
-        body = b'%b,"s":%d%b' % (object[:-1], seq, MORE if seq < last else b"")
+        body = b'%b,"s":%d%b' % (object[:-1], seq, MORE if more or seq < last else b"")
         checksum = crc32(body, checksum)
         lines.append(b'%b,"c":"%08x"}\n' % (body, checksum))
     return b"".join(lines), seq, checksum

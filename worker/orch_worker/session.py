@@ -174,7 +174,7 @@ class Session:
             self.view.lose(entry.id, place)
         elif isinstance(entry, ArchiveEntry):
             try:
-                self._gone = self.view.collapse(entry.collapse, place)
+                self._gone = self.view.collapse(entry.collapse, place, deleted=bool(entry.deleted))
             except StoreError:
                 self._gone = []  # what a damaged file does not show any more in one piece stays as it is
         elif isinstance(entry, UpgradeEntry):

@@ -3,7 +3,8 @@
 One append is one write; after a crash all of its lines are there or none. The first line is the header, by which a
 file is known as ours. Reading takes no lock and changes nothing. Bad lines at the end are a torn tail: opening cuts it
 and keeps it aside. Bad lines before a good one are damage: kept in the file, skipped, reported. What is not ours is
-never touched. `lines` has the shape of a line, `FolderLock` sees to the one writer.
+never touched. `lines` has the shape of a line, `FolderLock` sees to the one writer, and `Rewriting` is for the rare
+file that must lose something.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 from msgspec import Struct
@@ -24,8 +25,9 @@ from orch_protocol.spec import Durability
 from .files import cannot, cause, keep_aside, lines_backwards, open_regular, sync_folder
 from .lines import Chain, Sealed, seal, unseal
 from .lock import FolderLock
+from .rewriting import discard_unfinished
 
-__all__ = ["MAX_LINE", "AppendLog", "Damage", "FolderLock", "Loaded", "load", "newest_first", "unsynced"]
+__all__ = ["MAX_LINE", "AppendLog", "Damage", "FolderLock", "Loaded", "load", "newest_first", "scan", "unsynced"]
 
 MAX_LINE: Final = 64 << 20
 BLOCK: Final = 1 << 20
@@ -90,26 +92,22 @@ def load(path: Path, *, header: bytes | None = None) -> Loaded:
         descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return Loaded(b"", [], [], b"", 0, 0, 0)
-    chain = Chain()
     found = b""
     objects: list[bytes] = []
     damage: list[Damage] = []
     bad: list[Damage] = []
-    offset = 0
+    last = 0
     # Where the last whole append ends: the counts of objects and damage, the offset, the chain.
     whole = (0, 0, 0, 0, 0)
     try:
         with open(descriptor, "rb", buffering=BLOCK) as file:
             _require_ours(path, file.readline(MAX_LINE + 64), header)
             file.seek(0)
-            for number, line in enumerate(file, 1):
-                content = line[:-1]
-                sealed = unseal(content) if line.endswith(b"\n") else None
-                good, remark = chain.take(content, sealed)
+            for number, (offset, line, sealed, remark) in enumerate(scan(file), 1):
                 if remark:
                     bad.append(Damage(number, offset, len(line), remark))
-                offset += len(line)
-                if good and sealed is not None:
+                last = offset + len(line)
+                if sealed is not None:
                     if header is not None and number == 1 and line.startswith(_magic(header)):
                         found = sealed.object
                     else:
@@ -117,14 +115,28 @@ def load(path: Path, *, header: bytes | None = None) -> Loaded:
                     damage += bad
                     bad.clear()
                     if not sealed.more:
-                        whole = (len(objects), len(damage), offset, chain.seq, chain.checksum)
+                        whole = (len(objects), len(damage), last, sealed.seq, sealed.checksum)
             count, damaged, end, seq, checksum = whole
             file.seek(end)
-            torn = file.read(offset - end)
+            torn = file.read(last - end)
     except OSError as error:
         raise cannot("read", path, error) from error
     del objects[count:], damage[damaged:]
     return Loaded(found, objects, damage, torn, end, seq, checksum)
+
+
+def scan(file: BinaryIO) -> Iterator[tuple[int, bytes, Sealed | None, str]]:
+    """Yield the lines of `file`, of which nothing was read yet: where each begins, what it is, and that taken apart.
+
+    What is no good line is not taken apart; the text says why, or what else is to be said about the line.
+    """
+    chain, offset = Chain(), 0
+    for line in file:
+        content = line[:-1]
+        sealed = unseal(content) if line.endswith(b"\n") else None
+        good, remark = chain.take(content, sealed)
+        yield offset, line, sealed if good else None, remark
+        offset += len(line)
 
 
 def _magic(header: bytes | None) -> bytes:
@@ -216,6 +228,7 @@ class AppendLog:
         `load`). A torn tail is cut off and kept in `<name>.torn-<n>`. With `durability` "power" each append waits for
         the disk. Raises ForeignFileError for a file of another kind (untouched), StoreError when it cannot be opened.
         """
+        discard_unfinished(path)
         loaded = load(path, header=header)
         try:
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)

@@ -70,10 +70,10 @@ class View(Generic[T]):
             start -= 1
         return start, stop + 1
 
-    def collapse(self, collapse: Collapse, note: T) -> list[Item[T]]:
-        """Show the messages of `collapse` instead of what it archives, and return that.
+    def collapse(self, collapse: Collapse, note: T, *, deleted: bool = False) -> list[Item[T]]:
+        """Show the messages of `collapse` instead of what it archives, or archived until that was `deleted`.
 
-        Raises StoreError when it is not shown.
+        Returns what was shown. Raises StoreError when that is not.
         """
         start, stop = self.part(collapse.first, collapse.last)
         # A stub that stays may read better by now than when this was worked out.
@@ -82,7 +82,8 @@ class View(Generic[T]):
         for text in texts.values():
             messages = tuple(replaced(message, text) for message in messages)
         stubs = [Item(message, collapse.first, collapse.last, note) for message in messages]
-        self._tasks[collapse.holder] = collapse.task
+        if not deleted:
+            self._tasks[collapse.holder] = collapse.task
         gone, self.items[start:stop] = self.items[start:stop], stubs
         for place in range(start, len(self.items)) if self._late else ():
             for holder in holders_in(self.items[place].message):
@@ -107,7 +108,7 @@ class View(Generic[T]):
         return self._late
 
     def holders(self, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
-        """Return id and task of the holders whose stubs are shown, in order."""
+        """Return id and task of the holders that can be asked and whose stubs are shown, in order."""
         known = self._tasks.keys() if known is None else known
         shown = (holder for item in self.items for holder in holders_in(item.message))
         return [(holder, self._tasks[holder]) for holder in dict.fromkeys(shown) if holder in known]

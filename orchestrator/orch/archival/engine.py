@@ -19,12 +19,15 @@ from orch_worker.estimate import Estimator
 from orch_worker.stubs import stub_text
 from orch_worker.transcript import NAME
 
+from ..tombstones import refusal
 from .adapters import format_named
+from .deletion import Deleted, delete, session_bytes
 from .draft import Draft
 from .folding import Folding
 from .gate import Prices
 from .pieces import Pieces
 from .profiles import rules_of
+from .pruning import Doomed, doomed
 from .shelf import Record
 from .shelves import Do, Shelves, Stacks
 from .summary import Style, questions, questions_beside
@@ -50,7 +53,7 @@ class Archives:
         return await self._stacks.work(Path(spec.folder), self._planned, spec, ask, prices)
 
     async def known(self, spec: AgentSpec) -> list[Record]:
-        """Return every archive that the agent has on record, in order. Raises StoreError."""
+        """Return every archive that the agent has on record, in order, deleted ones too. Raises StoreError."""
         return await self._stacks.work(Path(spec.folder), _known)
 
     def size(self, spec: AgentSpec) -> int:
@@ -87,16 +90,34 @@ class Archives:
     async def read(self, spec: AgentSpec, id: str, first: int, last: int | None) -> list[Message]:
         """Return the messages `first` to `last` (from 1) of an archive of the agent.
 
-        Raises AgentNotFoundError, AmbiguousRefError, DamagedError, StoreError.
+        Raises AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError, DamagedError, StoreError.
         """
         return await self._stacks.work(Path(spec.folder), _read, id, first, last)
 
     async def record(self, spec: AgentSpec, id: str) -> Record:
-        """Return what is known of the archive `id` of the agent. Raises AgentNotFoundError, AmbiguousRefError."""
+        """Return what is known of the archive `id` of the agent.
+
+        Raises AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError.
+        """
         return await self._stacks.work(Path(spec.folder), _found, id)
 
+    async def doomed(self, spec: AgentSpec, before: str) -> tuple[Doomed, int]:
+        """Return what would go with the archives of the agent that were made at `before` (ISO 8601) or earlier, and how
+        large their holders' own sessions are, in bytes. Raises StoreError."""
+        return await self._stacks.work(Path(spec.folder), _doomed, before)
+
+    async def delete(self, spec: AgentSpec, before: str, when: str) -> Deleted:
+        """Delete these archives for good, at the time `when`. Neither agent nor holders have a process.
+
+        Raises LockedError when one has, StoreError: then nothing was deleted, or what is left goes the next time.
+        """
+        return await self._stacks.work(Path(spec.folder), _deleted, before, when)
+
     async def source(self, spec: AgentSpec, holder: str) -> Source:
-        """Return where `holder`, an archive of the agent, has its messages. Raises AgentNotFoundError."""
+        """Return where `holder`, an archive of the agent, has its messages.
+
+        Raises AgentNotFoundError, ArchiveDeletedError.
+        """
         return await self._stacks.work(Path(spec.folder), _source, spec, holder)
 
     # In threads.
@@ -156,7 +177,21 @@ def _known(shelves: Shelves) -> list[Record]:
 
 def _found(shelves: Shelves, id: str) -> Record:
     shelves.catch_up()
-    return shelves.ledger.find(id)
+    record = shelves.ledger.find(id)
+    if record.deleted:
+        raise refusal(record.id, record.deleted)
+    return record
+
+
+def _doomed(shelves: Shelves, before: str) -> tuple[Doomed, int]:
+    shelves.catch_up()
+    going = doomed(shelves.ledger, before)
+    return going, session_bytes(shelves.ledger.folder, [record.id for record in going.records])
+
+
+def _deleted(shelves: Shelves, before: str, when: str) -> Deleted:
+    shelves.asking.clear()
+    return delete(shelves.ledger, shelves.search, before, when)
 
 
 def _source(shelves: Shelves, spec: AgentSpec, holder: str) -> Source:

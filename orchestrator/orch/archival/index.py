@@ -16,7 +16,7 @@ from orch_protocol.messages import Block, Message, Opaque, Text, Thinking, ToolR
 from orch_worker.estimate import strings
 from orch_worker.stubs import holder_of
 
-__all__ = ["Index", "message_text", "passage", "words_of"]
+__all__ = ["Index", "message_text", "passage", "remove_index", "words_of"]
 
 PASSAGE: Final = 240
 CANDIDATES: Final = 40
@@ -120,11 +120,16 @@ class Index:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-        # A journal that is left would be taken for the next one's.
-        for path in (self._path, self._path.with_name(f"{NAME}-journal")):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            remove_index(self._path.parent)
         self.count, self._last = 0, ""
+
+
+def remove_index(folder: Path) -> None:
+    """Remove the index of `folder`, which nobody has open. Raises OSError."""
+    # A journal that is left would be taken for the next one's.
+    for name in (NAME, f"{NAME}-journal"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def message_text(message: Message) -> str:

@@ -17,27 +17,30 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Collapse, Span
-from orch_protocol.entries import ArchiveEntry, MessageEntry, UpgradeEntry
+from orch_protocol.entries import ArchiveEntry, MessageEntry, TurnEnd, UpgradeEntry
 from orch_protocol.errors import DamagedError, StoreError
 from orch_protocol.messages import Message, assistant, user
 from orch_worker.excerpt import entries_in, lines_in, messages_in, read_spans
 from orch_worker.lines import Chain, unseal
-from orch_worker.stubs import stub_text
+from orch_worker.stubs import holders_in, stub_text
 from orch_worker.transcript import NAME
 from orch_worker.view import View
 from orch_worker.witness import said
 
+from ..tombstones import marker
 from .index import message_text
 from .shelf import Record, SearchableShelf, Stored
 
 __all__ = ["Cover", "Ledger", "joined", "read_archive"]
 
-_decoder: msgspec.json.Decoder[MessageEntry | ArchiveEntry | UpgradeEntry] = msgspec.json.Decoder(
-    MessageEntry | ArchiveEntry | UpgradeEntry
+_decoder: msgspec.json.Decoder[MessageEntry | ArchiveEntry | UpgradeEntry | TurnEnd] = msgspec.json.Decoder(
+    MessageEntry | ArchiveEntry | UpgradeEntry | TurnEnd
 )
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 _MESSAGE: Final = b'{"type":"message"'
 _HEADS: Final = (_MESSAGE, b'{"type":"archive"', b'{"type":"archive_summary"')
+_TURN_END: Final = b'{"type":"turn_end"'
+_DELETED: Final = b',"deleted":"'
 _END_BYTES: Final = 24
 
 
@@ -52,21 +55,23 @@ _link: msgspec.json.Decoder[_Link] = msgspec.json.Decoder(_Link)
 class Cover(Struct, frozen=True):
     """Which lines of the file a shown message stands for: bytes `start` to `end`, the first line up to `head`.
 
-    `messages` is how many messages are on them: none for one that is shown as lost.
+    `messages` is how many messages are on them: none for one that is shown as lost. `own` says that what is shown is
+    the message on the line.
     """
 
     start: int
     end: int
     head: int
     messages: int
+    own: bool = False
 
 
 class Ledger(SearchableShelf):
     """The archives of the agent whose session is in `folder`, and what its conversation shows, as the file has it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = NAME) -> None:
         super().__init__(folder)
-        self.path = folder / NAME
+        self.path = folder / name
         self.forget()
 
     def forget(self) -> None:
@@ -78,6 +83,8 @@ class Ledger(SearchableShelf):
         # by its checksum stands for all before it.
         self._end, self._seq, self._checksum, self._seen = 0, 0, 0, b""
         self._leaf: str | None = None
+        self.forgotten: dict[str, str] = {}
+        """When the answers of turns were deleted, by query id, of those that were."""
         self.damaged: list[Span] = []
         """Damaged lines, ascending."""
         # Of the lines that an archive shows as its own: where they begin and end, and its number. Sorted.
@@ -134,11 +141,11 @@ class Ledger(SearchableShelf):
         return read_archive(self.path, self.records[id], first, last)
 
     def texts(self, record: Record) -> list[str]:
+        if record.deleted:
+            return []  # a prompt that the conversation still shows is no archive's any more
         try:
-            return [
-                message_text(held.entry.message) if held.entry is not None else ""
-                for held in entries_in(self.path, record.own)
-            ]
+            entries = [held.entry for held in entries_in(self.path, record.own)]
+            return ["" if entry is None or entry.deleted else message_text(entry.message) for entry in entries]
         except DamagedError:
             return []  # who reads it is told; the others can be searched all the same
 
@@ -161,12 +168,26 @@ class Ledger(SearchableShelf):
         except (OSError, ValueError) as error:  # there is nothing in it
             raise StoreError(f"cannot read {self.path}: {error}") from error
 
+    def live(self) -> set[int]:
+        """Return where the lines begin whose text the conversation shows: messages, and prompts of turns in phases."""
+        found = set()
+        for item in self.view.items:
+            stubs = len(holders_in(item.message))
+            if item.note.own or (item.message.role == "user" and 0 < stubs < len(item.message.content)):
+                found.add(item.note.start)
+        return found
+
+    def stubs(self) -> set[str]:
+        """Return the ids of the archives whose stubs the conversation shows."""
+        return {holder for item in self.view.items for holder in holders_in(item.message)}
+
     def _take(self, start: int, end: int, line: bytes | None) -> None:
         if line is None:
             self.damaged.append((start, end - start))
             return
         try:
-            entry = (_decoder if line.startswith(_HEADS) else _link).decode(line)
+            telling = line.startswith(_HEADS) or (line.startswith(_TURN_END) and _DELETED in line)
+            entry = (_decoder if telling else _link).decode(line)
         except _DECODE_ERRORS:
             try:
                 entry = _link.decode(line)  # of a later version
@@ -174,13 +195,15 @@ class Ledger(SearchableShelf):
                 return
         self._follow(entry, start)
         if isinstance(entry, MessageEntry):
-            self.view.add(entry.id, entry.message, Cover(start, end, end, 1))
+            self.view.add(entry.id, entry.message, Cover(start, end, end, 1, own=True))
         elif isinstance(entry, ArchiveEntry):
             self._take_archive(entry)
         elif isinstance(entry, UpgradeEntry):
             self._take_upgrade(entry)
+        elif isinstance(entry, TurnEnd) and entry.deleted:
+            self.forgotten[entry.turn] = entry.deleted
 
-    def _follow(self, entry: MessageEntry | ArchiveEntry | UpgradeEntry | _Link, start: int) -> None:
+    def _follow(self, entry: MessageEntry | ArchiveEntry | UpgradeEntry | TurnEnd | _Link, start: int) -> None:
         """Show the entry before `entry` as lost, if it is; see `Session`."""
         if entry.parent_id is not None and entry.parent_id != self._leaf:
             self.view.lose(entry.parent_id, Cover(start, start, start, 0))
@@ -191,7 +214,8 @@ class Ledger(SearchableShelf):
         # What a damaged file does not show any more in one piece stays as it is, and is the archive's all the same.
         with contextlib.suppress(StoreError):
             first, stop = self.view.part(collapse.first, collapse.last)
-            self.view.collapse(collapse, joined([item.note for item in self.view.items[first:stop]]))
+            cover = joined([item.note for item in self.view.items[first:stop]])
+            self.view.collapse(collapse, cover, deleted=bool(entry.deleted))
         number = len(self.records) + 1
         self.keep(
             msgspec.structs.replace(
@@ -201,6 +225,7 @@ class Ledger(SearchableShelf):
                 timestamp=entry.timestamp,
                 spans=collapse.spans,
                 sha256=collapse.sha256,
+                deleted=entry.deleted,
             )
         )
         for start, length in self.records[collapse.holder].own:
@@ -231,7 +256,7 @@ class Ledger(SearchableShelf):
         for id in record.members:
             member = self.records[id]
             stub = stub_text(member.kind, id, member.record, member.answer)
-            parts.append((member.spans[0][0], [user(member.task), assistant(stub)]))
+            parts.append((member.spans[0][0], [user(member.task or marker(member.deleted)), assistant(stub)]))
         return tuple(message for _, messages in sorted(parts, key=itemgetter(0)) for message in messages)
 
 

@@ -13,7 +13,7 @@ from orch_protocol.text import scrub
 from orch_worker.passages import Source, rank
 from orch_worker.terms import terms_of
 
-from .index import Index, passage, words_of
+from .index import Index, passage, remove_index, words_of
 from .shelf import Record, SearchableShelf
 
 __all__ = ["Search"]
@@ -36,6 +36,11 @@ class Search:
         if self._index is not None:
             self._index.close()
             self._index = None
+
+    def forget(self) -> None:
+        """Remove the index: words of what is deleted now are in it. The next search makes another."""
+        self.close()
+        remove_index(self._archive.folder)
 
     def added(self, record: Record) -> None:
         """Take a new archive in, if the index is open; else the next search does."""

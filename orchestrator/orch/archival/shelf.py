@@ -26,6 +26,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     and in the conversation for `stands` messages. `calls` and `turns` are the model calls and turns in it; `members`
     the archives whose stubs are among its messages. `record` is the text that stays in the conversation, `answer` the
     final answer behind it. `offset` and `sha256` are where its lines begin in `segment` and what they hash to.
+    `deleted` is when what it held was deleted for good.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     summarised: bool = False
     spans: tuple[Span, ...] = ()
     own: tuple[Span, ...] = ()
+    deleted: str = ""
 
 
 class Stored(Struct, frozen=True):

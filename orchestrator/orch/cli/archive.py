@@ -1,4 +1,4 @@
-"""`orch archive`: what agents have archived, listed, found, read, asked and taken along."""
+"""`orch archive`: what agents have archived, listed, found, read, asked, taken along and deleted."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = ["VERBS"]
 
 HEAD = ("ID", "KIND", "AGENT", "AGE", "MESSAGES", "TURNS", "TOKENS", "")
 RIGHT = frozenset({3, 4, 5, 6})
+STILL_RUNNING = 4
 
 
 def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
@@ -166,6 +167,24 @@ def _export(arguments: Namespace) -> int:
     return int(bool(told["unread"]))
 
 
+def _prune_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--older", metavar="AGE", required=True, help="what was archived longer ago: 90m, 12h, 30d, 8w")
+    _in(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
+
+
+def _prune(arguments: Namespace) -> int:
+    params = {"older": arguments.older, "ref": arguments.ref, "dry_run": arguments.dry_run}
+    pruned = Connection().call("prune", words.clean(params))
+    rows = pruned["archives"]
+    much = f"{render.counted(len(rows), 'archive')}, {pruned['bytes']:,} bytes"
+    said = f"would delete {much}" if arguments.dry_run else f"deleted {much}"
+    words.say(arguments, pruned, f"{table(rows)}\n{said}" if rows else said)
+    for why in pruned["busy"].values():
+        print(f"orch: {render.safe(why)}", file=sys.stderr)
+    return STILL_RUNNING if pruned["busy"] else 0
+
+
 ACTIONS = {
     "list": (
         "archives, by agent, oldest first",
@@ -213,11 +232,21 @@ ACTIONS = {
             _export,
         ),
     ),
+    "prune": (
+        "delete old ones for good",
+        Verb(
+            "Delete for good what was archived long ago: messages, words of the index, what holders were asked. What a "
+            "conversation shows stays. Exits with 4 when an agent is at work: then its archives stay.",
+            "orch archive prune --older 30d --dry-run",
+            _prune_arguments,
+            _prune,
+        ),
+    ),
 }
 
 VERBS = {
     "archive": Group(
-        "What agents have archived: list it, find it, read it, ask it, take it along.",
+        "What agents have archived: list it, find it, read it, ask it, take it along, delete it.",
         "orch archive search 'pressure 4.2 bar'",
         ACTIONS,
     )

@@ -17,7 +17,20 @@ from orch_protocol.services import SERVICES, QueryAgent
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
-from . import approving, archiving, asking, ending, looking, models, recalling, spawning, spending, steering, tools
+from . import (
+    approving,
+    archiving,
+    asking,
+    ending,
+    looking,
+    models,
+    pruning,
+    recalling,
+    spawning,
+    spending,
+    steering,
+    tools,
+)
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor, Watcher
@@ -47,6 +60,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "archives": recalling.archives,
     "search_archive": recalling.search_archive,
     "read_archive": recalling.read_archive,
+    "prune": pruning.prune,
     "map": asking.map_agents,
     "reserve": spending.reserve,
     "settle": spending.settle,

@@ -78,7 +78,7 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         folder=spec.folder,
         tools=(*spec.tools, *(tool.name for tool in spec.root_tools)),
         activity=f"{activity.phase}: {activity.detail}" if activity else "",
-        error=node.error,
+        error=f"its archive was deleted on {node.deleted[:10]}" if node.deleted else node.error,
         repaired=node.repaired,
         max_cost_usd=spec.limits.max_cost_usd,
         spent_usd=tree_usage.cost_usd + root.budgets.under_way(node),

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.messages import Message
 from orch_protocol.services import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
@@ -14,6 +16,7 @@ from orch_worker.backends.registry import template_for
 from orch_worker.recalled import with_hits
 
 from .. import events
+from ..archival.deletion import HOLDERS
 from ..archival.engine import merged
 from ..archival.shelf import Record
 from ..nodes import Node
@@ -23,7 +26,17 @@ from .archiving import note
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["archive_row", "archives", "check_recall", "found", "read_archive", "search_archive", "with_passages"]
+__all__ = [
+    "archive_row",
+    "archives",
+    "check_recall",
+    "found",
+    "look_up",
+    "owners_in_sight",
+    "read_archive",
+    "search_archive",
+    "with_passages",
+]
 
 LEAST_PREFIX = 4
 PASSAGES = 8
@@ -32,8 +45,9 @@ MOST_HITS = 100
 
 async def archives(root: Supervisor, caller: str | None, params: ListArchives) -> list[ArchiveRow]:
     """Return the archives in sight, by agent, in the order they were made."""
-    owners = _owners(root, caller, params.ref)
-    return [archive_row(owner, record) for owner in owners for record in await root.archives.known(owner.spec)]
+    owners = owners_in_sight(root, caller, params.ref)
+    known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
+    return [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
 
 
 async def search_archive(root: Supervisor, caller: str | None, params: SearchArchive) -> list[Hit]:
@@ -41,7 +55,7 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
     if not params.query.strip():
         raise ConfigError("the query is empty: say what to look for")
     limit = max(1, min(params.limit, MOST_HITS))
-    owners = _owners(root, caller, params.ref)
+    owners = owners_in_sight(root, caller, params.ref)
     hits = await asyncio.gather(*(root.archives.search(owner.spec, params.query, limit) for owner in owners))
     return merged(hits, limit)
 
@@ -60,10 +74,16 @@ async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive
 
 
 async def found(root: Supervisor, ref: str) -> Node:
-    """Return the agent that `ref` means; a holder that nobody has asked yet becomes one. Raises AgentError."""
+    """Return the agent that `ref` means; a holder that nobody has asked yet becomes one.
+
+    Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
+    """
     nodes = root.tree.nodes
     try:
-        return resolve(nodes, ref)
+        node = resolve(nodes, ref)
+        if node.is_holder:
+            await look_up(root, node)
+        return node
     except AgentNotFoundError:
         try:
             holder = await _holder(root, ref)
@@ -80,7 +100,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         name=holder,
         task=nodes[owner.id].archives[holder],
         backend=backend,
-        folder=f"{owner.folder}/holders/{holder}",
+        folder=f"{owner.folder}/{HOLDERS}/{holder}",
         cwd=owner.cwd,
         depth=owner.depth,
         parent_id=owner.id,
@@ -94,6 +114,19 @@ async def found(root: Supervisor, ref: str) -> Node:
     )
     id: str = root.handle(events.Hold(spec))
     return nodes[id]
+
+
+async def look_up(root: Supervisor, node: Node, *, eras: bool = False) -> None:
+    """Let a holder know where in its agent's file it finds what it holds. Raises ArchiveDeletedError, StoreError.
+
+    That changes when other archives are deleted, and a root that died right then has not taken it down. What the holder
+    of an era is shown is found anew with `eras` alone.
+    """
+    owner, known = root.tree.nodes[node.spec.parent_id or ""].spec, node.spec.source
+    record = await root.archives.record(owner, node.spec.id)
+    if eras if record.kind == "era" else known is None or record.spans != known.spans:
+        source = await root.archives.source(owner, record.id)
+        root.handle(events.Hold(msgspec.structs.replace(node.spec, source=source)))
 
 
 async def with_passages(root: Supervisor, node: Node, prompt: str) -> str:
@@ -145,7 +178,8 @@ async def _note_all(root: Supervisor) -> None:
                 continue  # who asks for that agent's archives is told
 
 
-def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+    """Return the agents that may have archives: `ref` and those below it; None means all, for an agent its own."""
     nodes = root.tree.nodes
     if ref is None:
         top = list(nodes) if caller is None else nodes.subtree(caller)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
 from .base import ToolContext, ToolError
 from .regular import open_regular
 
-__all__ = ["Stash", "level"]
+__all__ = ["FOLDER", "HANDLE", "Stash", "keep_only", "level"]
+
+FOLDER: Final = "stash"
+HANDLE: Final = re.compile(rb"h_\d{3,}")
+"""A handle, as a session file names it."""
 
 NAME: Final = re.compile(r"(h_\d{3,})-([0-9a-f]{32})\.txt")
 LEAST_SHOWN: Final = 300
@@ -24,7 +28,7 @@ class Stash:
     def __init__(self, context: ToolContext) -> None:
         if context.folder is None:
             raise ToolError("nothing is stashed here: this agent has no session folder")
-        self._folder = context.folder / "stash"
+        self._folder = context.folder / FOLDER
 
     def keep(self, text: str) -> str:
         """Keep `text` and return its handle, such as `.h_001`. Raises OSError."""
@@ -58,12 +62,23 @@ class Stash:
             return opened.read().decode()
 
     def _files(self) -> dict[str, Path]:
-        try:
-            names = sorted(os.listdir(self._folder))
-        except FileNotFoundError:
-            return {}
-        matches = filter(None, map(NAME.fullmatch, names))
-        return {match[1]: self._folder / match[0] for match in matches}
+        return _files(self._folder)
+
+
+def keep_only(session: Path, named: Collection[str]) -> None:
+    """Remove what is stashed in the session folder under other handles than those `named`. Raises OSError."""
+    for handle, file in _files(session / FOLDER).items():
+        if handle not in named:
+            file.unlink()
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return {}
+    matches = filter(None, map(NAME.fullmatch, names))
+    return {match[1]: folder / match[0] for match in matches}
 
 
 def level(lengths: Iterable[int], total: int, most: int) -> int:

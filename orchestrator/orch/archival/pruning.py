@@ -1,0 +1,259 @@
+"""Deleting archives for good: which lines of a session file go, and the file without what they said.
+
+Every entry keeps its place, its id and what it follows, so that the conversation stays what it was. What an archive is
+made of are offsets in the file, and hashes of what stands there: both are made anew.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO, Final
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.archive import Collapse, Span, Upgrade
+from orch_protocol.entries import ArchiveEntry, MessageEntry, TurnEnd, UpgradeEntry
+from orch_protocol.errors import StoreError
+from orch_protocol.messages import Message, Text
+from orch_worker.excerpt import MESSAGE, digest, read_spans
+from orch_worker.rewriting import Rewriting, rewriting
+from orch_worker.store import scan
+from orch_worker.stubs import holders_in, stub_text
+from orch_worker.tools.stash import HANDLE
+
+from ..tombstones import emptied, marker, silent
+from .ledger import Ledger
+from .shelf import Record
+
+__all__ = ["Doomed", "doomed", "rewritten"]
+
+TELLING: Final = frozenset({"answer", "receipt", "rest"})
+"""What of a record tells of the messages, beside its text and its task."""
+SPOILT: Final = b'{"type":"message",deleted}'
+"""What is left of a message on a damaged line: so much that the others keep their numbers. No JSON, so it stays bad."""
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
+
+
+class _Said(Struct, gc=False):
+    """Of a message's entry, what is needed of each: what it says is passed over unread."""
+
+    turn: str = ""
+    deleted: str = ""
+
+
+_encoder = msgspec.json.Encoder()
+_said = msgspec.json.Decoder(_Said)
+_message = msgspec.json.Decoder(MessageEntry)
+_turn_end = msgspec.json.Decoder(TurnEnd)
+_archive = msgspec.json.Decoder(ArchiveEntry)
+_upgrade = msgspec.json.Decoder(UpgradeEntry)
+
+
+class Doomed(Struct, frozen=True):
+    """What is to go: the archives `records`, and the messages that begin at `lines`, which take `bytes` bytes.
+
+    `stale` says that more can be forgotten of what was deleted before.
+    """
+
+    records: tuple[Record, ...] = ()
+    lines: frozenset[int] = frozenset()
+    bytes: int = 0
+    stale: bool = False
+
+    @property
+    def due(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.records or self.lines or self.stale)
+
+
+def doomed(ledger: Ledger, before: str) -> Doomed:
+    """Return what goes with the archives that were made at `before` (ISO 8601) or earlier, and with their members.
+
+    A message that the conversation still shows stays.
+    """
+    known = ledger.records
+    chosen = {record.id for record in known.values() if not record.deleted and record.timestamp <= before}
+    waiting = list(chosen)
+    while waiting:
+        members = [id for id in known[waiting.pop()].members if id in known and not known[id].deleted]
+        waiting += [id for id in members if id not in chosen]
+        chosen.update(members)
+    deleted = [record for record in known.values() if record.deleted]
+    going = [record for record in known.values() if record.id in chosen]
+    live, shown = ledger.live(), ledger.stubs()
+    damaged = {offset for offset, _ in ledger.damaged}
+    lines: dict[int, int] = {}
+    for record in (*deleted, *going):
+        for (offset, _), part in zip(record.own, read_spans(ledger.path, record.own), strict=True):
+            for line in part.removesuffix(b"\n").split(b"\n"):
+                # What a damaged line was nobody can say: it may hold any of it.
+                if (line.startswith(MESSAGE) or offset in damaged) and offset not in live and not _is_deleted(line):
+                    lines[offset] = len(line) + 1
+                offset += len(line) + 1
+    stale = any(record.id not in shown and record.record != marker(record.deleted) for record in deleted)
+    return Doomed(tuple(going), frozenset(lines), sum(lines.values()), stale)
+
+
+def rewritten(ledger: Ledger, going: Doomed, when: str) -> set[bytes]:
+    """Write the session file anew, without what is `going`, at the time `when`. Return the handles it still names.
+
+    It is in place, durably, when this returns; before that the old one is whole. For who has the folder's lock. Raises
+    StoreError: then nothing was deleted.
+    """
+    handles: set[bytes] = set()
+    try:
+        with open(ledger.path, "rb") as file, rewriting(ledger.path) as new:
+            _Copy(ledger, going, when, file, new, handles).write()
+            new.flush()
+            _check(ledger, new)
+    except OSError as error:
+        raise StoreError(f"cannot read {ledger.path}: {error.strerror}") from error
+    return handles
+
+
+def _check(ledger: Ledger, new: Rewriting) -> None:
+    """Raise StoreError unless the new file shows the same conversation and knows the same archives."""
+    other = Ledger(ledger.folder, new.path.name)
+    other.catch_up()
+    one, two = ([(item.first, item.last, item.message) for item in each.view.items] for each in (ledger, other))
+    if one != two or list(ledger.records) != list(other.records):
+        raise StoreError(f"{ledger.path} would not be the same conversation without them: nothing was deleted")
+
+
+class _Copy:
+    """One walk through the old file, line by line, that writes the new one."""
+
+    def __init__(
+        self, ledger: Ledger, going: Doomed, when: str, file: BinaryIO, new: Rewriting, handles: set[bytes]
+    ) -> None:
+        self._going = going
+        self._when = when
+        self._file = file
+        self._new = new
+        self._handles = handles
+        self._shown = ledger.stubs()
+        self._kinds = {record.id: record.kind for record in ledger.records.values()}
+        self._deleted = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
+        self._deleted |= {record.id: when for record in going.records}
+        # Where each line began, and where it begins now. Ascending.
+        self._before, self._after = array("Q"), array("Q")
+        self._silent: dict[str, bool] = {}
+        """Whether what a turn said last is deleted, by the turn."""
+        self._makers: dict[bytes, Callable[[bytes, int], msgspec.Struct | None]] = {
+            MESSAGE: self._message,
+            b'{"type":"turn_end"': self._turn_end,
+            b'{"type":"archive"': self._archive,
+            b'{"type":"archive_summary"': self._upgrade,
+        }
+
+    def write(self) -> None:
+        """Write all of the new file."""
+        for offset, line, sealed, _ in scan(self._file):
+            self._before.append(offset)
+            self._after.append(self._new.end)
+            if sealed is not None:
+                object = self._made(offset, sealed.object)
+                self._handles.update(HANDLE.findall(object))
+                self._new.append(object, sealed)
+            elif offset in self._going.lines:
+                self._new.spoil(line, SPOILT)
+            else:
+                self._new.keep(line)
+
+    def _made(self, offset: int, object: bytes) -> bytes:
+        """Return what stands on the new line: the same bytes, unless something of it changes."""
+        make = self._makers.get(object[: object.find(b",")])
+        if make is None:
+            return object
+        try:
+            entry = make(object, offset)
+        except _DECODE_ERRORS:
+            return object  # of a later version
+        return object if entry is None else _encoder.encode(entry)
+
+    def _message(self, object: bytes, offset: int) -> MessageEntry | None:
+        goes, said = offset in self._going.lines, _said.decode(object)
+        self._silent[said.turn] = goes or bool(said.deleted)
+        if not goes:
+            return None
+        entry = _message.decode(object)
+        return msgspec.structs.replace(entry, message=emptied(entry.message, self._when), deleted=self._when)
+
+    def _turn_end(self, object: bytes, _: int) -> TurnEnd | None:
+        entry = _turn_end.decode(object)
+        if entry.deleted or not self._silent.get(entry.turn):
+            return None
+        return msgspec.structs.replace(entry, reply=silent(entry.reply, self._when), deleted=self._when)
+
+    def _archive(self, object: bytes, _: int) -> ArchiveEntry | None:
+        entry = _archive.decode(object)
+        when = self._deleted.get(entry.collapse.holder, "")
+        collapse = self._moved(entry.collapse)
+        collapse = self._forgotten(collapse, when) if when else collapse
+        new = msgspec.structs.replace(entry, collapse=collapse, deleted=when)
+        return new if new != entry else None
+
+    def _upgrade(self, object: bytes, _: int) -> UpgradeEntry | None:
+        entry = _upgrade.decode(object)
+        old = entry.upgrade
+        when = self._deleted.get(old.holder, "")
+        if not when or old.holder in self._shown:
+            return None
+        stub = stub_text(self._kinds[old.holder], old.holder, marker(when))
+        return msgspec.structs.replace(entry, upgrade=Upgrade(old.holder, stub, old.at_once))
+
+    def _moved(self, collapse: Collapse) -> Collapse:
+        """Return `collapse` with its messages where they stand now, and what they hash to."""
+        try:
+            spans, own = self._places(collapse.spans), self._places(collapse.record.get("own", ()))
+        except (KeyError, TypeError, ValueError):
+            return collapse  # it was never carried out: these are no lines
+        hash = collapse.sha256
+        # What was not what had been archived does not become it now.
+        if hash and digest([self._old(span) for span in collapse.spans]) == hash:
+            hash = digest(self._new.read(spans))
+        parts = {"spans": [list(span) for span in spans], "own": [list(span) for span in own], "sha256": hash}
+        record = collapse.record | {key: value for key, value in parts.items() if value}
+        return msgspec.structs.replace(collapse, spans=spans, sha256=hash, record=record)
+
+    def _forgotten(self, collapse: Collapse, when: str) -> Collapse:
+        """Return `collapse` without what it tells of what it archived, as far as the conversation does not show it."""
+        record: dict[str, Any] = {**collapse.record, "task": ""}
+        messages = collapse.messages
+        if collapse.holder not in self._shown:
+            record = {key: value for key, value in record.items() if key not in TELLING} | {"record": marker(when)}
+            stub = Text(stub_text(collapse.kind, collapse.holder, marker(when)))
+            messages = tuple(
+                Message(message.role, (stub,)) if collapse.holder in holders_in(message) else emptied(message, when)
+                for message in messages
+            )
+        return msgspec.structs.replace(collapse, task="", messages=messages, record=record)
+
+    def _old(self, span: Span) -> bytes:
+        offset, length = span
+        return os.pread(self._file.fileno(), length, offset)
+
+    def _places(self, spans: Iterable[Sequence[int]]) -> tuple[Span, ...]:
+        found = []
+        for offset, length in spans:
+            start, end = self._place(offset), self._place(offset + length)
+            found.append((start, end - start))
+        return tuple(found)
+
+    def _place(self, offset: int) -> int:
+        """Return where the line that began at `offset` begins now. Raises KeyError when none did."""
+        at = bisect_left(self._before, offset)
+        if at == len(self._before) or self._before[at] != offset:
+            raise KeyError(offset)
+        return self._after[at]
+
+
+def _is_deleted(line: bytes) -> bool:
+    try:
+        return line.startswith(SPOILT[:-1]) or bool(_said.decode(line).deleted)
+    except _DECODE_ERRORS:
+        return False

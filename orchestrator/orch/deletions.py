@@ -1,0 +1,106 @@
+"""What a root forgets when archives are deleted: in its tree, and in its journal, where nothing may tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from orch_protocol.errors import error_info
+from orch_protocol.spec import AgentSpec
+
+from .events import Decision, Deleted, Instruction, Notify, Signal
+from .journal import Answered, Archived, Asked, Entry, Heard, Moved, Pruned, Spawned, Steered
+from .nodes import Nodes
+from .settling import settle
+from .tombstones import marker, refusal, silent
+
+__all__ = ["decide", "redacted"]
+
+
+def decide(nodes: Nodes, event: Deleted, now: float) -> Decision:
+    """Return what follows when archives are deleted: their holders answer nobody any more."""
+    node = nodes[event.id]
+    known = {id for id in event.holders if (holder := nodes.get(id)) is not None and holder.deleted}
+    known |= {id for id in event.holders if id in node.archives and not node.archives[id] and id not in nodes.by_id}
+    holders = {id: when for id, when in event.holders.items() if id not in known}
+    turns = {id: when for id, when in event.turns.items() if id not in node.forgotten}
+    if not holders and not turns:
+        return Decision()
+    answers: list[Answered] = []
+    instructions: list[Instruction] = []
+    for id, when in holders.items():
+        holder = nodes.get(id)
+        if holder is None:
+            continue
+        why = error_info(refusal(id, when))
+        if holder.pending is not None:
+            answers.append(Answered(at=now, id=id, query_id=holder.pending.query_id, error=why))
+        if holder.status == "starting":
+            instructions.append(Notify(f"up:{id}:{holder.incarnation}", None, why))
+        if holder.running:
+            instructions.append(Signal(id, holder.incarnation, "kill"))
+    settled = settle(nodes, answers)
+    pruned = Pruned(at=now, id=event.id, holders=holders, turns=turns)
+    return Decision([*settled.entries, pruned], [*settled.instructions, *instructions])
+
+
+def redacted(entries: Sequence[Entry]) -> list[Entry]:
+    """Return a journal's `entries` without what they tell of what others among them say was deleted.
+
+    Folded they make the same tree. An entry that stays as it is is the same object.
+    """
+    redaction = _Redaction(entries)
+    return [redaction.of(entry) for entry in entries]
+
+
+class _Redaction:
+    """Goes through the entries in order, knowing all of them."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        pruned = [entry for entry in entries if isinstance(entry, Pruned)]
+        self._holders = {id: when for entry in pruned for id, when in entry.holders.items()}
+        self._turns = {(entry.id, turn): when for entry in pruned for turn, when in entry.turns.items()}
+        self._moved = {entry.id: entry for entry in entries if isinstance(entry, Moved)}
+        self._asked: dict[str, str] = {}
+        """The query that each agent was last asked."""
+        heard = set()
+        turn: dict[str, str] = {}
+        for entry in entries if self._turns else ():
+            if isinstance(entry, Asked):
+                turn[entry.id] = entry.query_id
+            elif isinstance(entry, Heard) and (entry.id, turn.get(entry.id, "")) in self._turns:
+                heard.add(entry.steer_id)
+        self._heard = heard
+
+    def of(self, entry: Entry) -> Entry:
+        """Return the entry as it may be kept."""
+        match entry:
+            case Spawned(spec=spec) if (kept := self._spec(spec)) != spec:
+                return msgspec.structs.replace(entry, spec=kept)
+            case Moved(id=id, source=source) if source is not None and (
+                id in self._holders or self._moved[id] is not entry
+            ):
+                return msgspec.structs.replace(entry, source=None)
+            case Archived(holders=told) if any(task and id in self._holders for id, task in told):
+                holders = tuple((id, "" if id in self._holders else task) for id, task in told)
+                return msgspec.structs.replace(entry, holders=holders)
+            case Asked(id=id, query_id=turn, head=head) if (when := self._when(id, turn)) and head != marker(when):
+                return msgspec.structs.replace(entry, head=marker(when))
+            case Answered(id=id, query_id=turn, reply=reply) if reply is not None and (when := self._when(id, turn)):
+                kept_reply = silent(reply, when)
+                return msgspec.structs.replace(entry, reply=kept_reply) if kept_reply != reply else entry
+            case Steered(id=id, steer_id=steered, text=text) if text and (
+                steered in self._heard or id in self._holders
+            ):
+                return msgspec.structs.replace(entry, text="")
+        return entry
+
+    def _when(self, id: str, turn: str) -> str:
+        """Return when what agent `id` was asked by the query `turn` was deleted, "" when it was not."""
+        return self._holders.get(id) or self._turns.get((id, turn), "")
+
+    def _spec(self, spec: AgentSpec) -> AgentSpec:
+        if (when := self._holders.get(spec.id)) is not None:
+            return msgspec.structs.replace(spec, task=marker(when), source=None)
+        return msgspec.structs.replace(spec, source=None) if spec.id in self._moved else spec

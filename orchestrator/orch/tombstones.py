@@ -1,0 +1,33 @@
+"""What is said in place of what was deleted for good."""
+
+from __future__ import annotations
+
+import msgspec
+
+from orch_protocol.errors import ArchiveDeletedError
+from orch_protocol.messages import Message, Reply, Text
+
+__all__ = ["emptied", "marker", "refusal", "silent"]
+
+
+def marker(when: str) -> str:
+    """Return what stands where something was deleted; `when` is ISO 8601, of which the day is told."""
+    return f"[deleted on {when[:10]}]"
+
+
+def refusal(id: str, when: str) -> ArchiveDeletedError:
+    """Return the error for who asks for the archive `id`."""
+    return ArchiveDeletedError(
+        f"what archive {id} held was deleted on {when[:10]} (at {when[11:19]} UTC, by prune): "
+        "at most its record in the conversation is left"
+    )
+
+
+def emptied(message: Message, when: str) -> Message:
+    """Return `message` without what it said."""
+    return Message(message.role, (Text(marker(when)),))
+
+
+def silent(reply: Reply, when: str) -> Reply:
+    """Return `reply` without what it said."""
+    return msgspec.structs.replace(reply, text=marker(when), files_changed=())

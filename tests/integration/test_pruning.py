@@ -1,0 +1,297 @@
+"""Archives of running agents are deleted: nothing of them is left on the disk, and everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend
+from orch_protocol.config import TriggerConfig
+from orch_protocol.errors import AgentNotFoundError, ArchiveDeletedError, ConfigError, StoreError
+from orch_protocol.messages import text_of
+from orch_worker import rewriting
+from orch_worker.transcript import read_session
+
+Open = Any
+SECRET = "Žluťoučký-quaxifrage"
+LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}
+AGAIN = {"tools": [{"tool": "list_files", "input": {}}, {"tool": "list_files", "input": {"path": "."}}]}
+MARK = "[deleted on "
+
+
+def archiving(**more: Any) -> Config:
+    """Archive each turn with two calls, before its reply."""
+    given = {"enabled": True, "async_": False, "profile": "seed", "trigger": TriggerConfig(tool_call_threshold=2)}
+    return Config(archival=ArchivalConfig(**(given | more)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a secret in it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "note.txt").write_text(f"{SECRET}\n")
+    return work
+
+
+async def looked(o: AsyncOrchestrator, folder: Path, *more: Any) -> tuple[AsyncSubagent, str]:
+    """Return an agent that has seen the secret, and the archive of that turn."""
+    script = ScriptedBackend([LOOK, "I looked.", *more])
+    agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=folder)
+    return agent, (await agent.query("what is there?")).archived_to or ""
+
+
+def telling(home: Path) -> list[Path]:
+    """Return the files that tell the secret."""
+    files = [path for path in home.rglob("*") if path.is_file()]
+    wanted = (SECRET.encode(), b"quaxifrage", SECRET.encode("unicode-escape"))
+    return [path for path in files if any(word in path.read_bytes() for word in wanted)]
+
+
+def unfinished(home: Path) -> list[Path]:
+    """Return what is left of files that were to be written anew."""
+    return list(home.rglob("*.new"))
+
+
+def journal(o: AsyncOrchestrator) -> bytes:
+    """Return what the root's journal holds."""
+    return Path(o.supervisor._journal.log.path).read_bytes()
+
+
+def put_back(home: Path, content: bytes) -> None:
+    """Let the journal of the run be as it was."""
+    (home / "runs" / "kept" / "journal.jsonl").write_bytes(content)
+
+
+async def test_nothing_is_left_and_the_agent_goes_on(world: Open, home: Path, folder: Path) -> None:
+    """No file tells what was said; the conversation is what it was, and the next turn is archived like the first."""
+    o = await world(config=archiving())
+    agent, holder = await looked(o, folder, AGAIN, "Again.", {"echo": True})
+    assert SECRET in (await (await o.get(holder)).query("which quaxifrage?")).text
+    await o.search_archive("quaxifrage")
+    assert len(telling(home)) >= 3
+    before = (await agent.show()).messages
+    rows = await o.archives()
+    pruned = await o.prune_archives(older=0)
+    assert (pruned.archives, pruned.busy) == (tuple(rows), {})
+    assert pruned.bytes > 300
+    assert telling(home) == []
+    assert (await agent.show()).messages == before
+    assert (await agent.query("again?")).text == "Again."
+    [row] = await o.archives()
+    assert text_of((await o.read_archive(row.id))[-1]) == "Again."
+    assert (await agent.query("echo?")).text == "echo?"
+
+
+async def test_what_was_deleted_says_so(world: Open, folder: Path) -> None:
+    """Whoever asks, whether its holder was ever asked before or not; it is listed as what it is."""
+    o = await world(config=archiving())
+    _, asked = await looked(o, folder)
+    _, other = await looked(o, folder)
+    holder = await o.get(asked)
+    await holder.query("which quaxifrage?")
+    await o.prune_archives(older="0s")
+    for id in (asked, other):
+        for ask in (o.read_archive(id), o.get(id)):
+            with pytest.raises(ArchiveDeletedError, match=f"what archive {id} held was deleted on 20"):
+                await ask
+    for again in (holder.query("and now?"), holder.state(), holder.show()):
+        with pytest.raises(ArchiveDeletedError):
+            await again
+    with pytest.raises(ArchiveDeletedError):
+        holder.submit("and now?")
+    mapped = await o.map([asked, other], "which quaxifrage?")
+    assert all("was deleted on" in (each.error or "") for each in mapped)
+    with pytest.raises(ArchiveDeletedError):
+        await o.resume(asked)
+    assert await o.search_archive("quaxifrage") == await o.search_archive("what is there?") == []
+    [row] = [row for row in await o.agents(all=True) if row.kind == "holder"]
+    assert (row.status, row.task[: len(MARK)]) == ("killed", MARK)
+    assert "was deleted on" in (row.error or "")
+
+
+async def test_an_agent_is_told_that_what_it_recalls_is_deleted(world: Open, folder: Path) -> None:
+    """Its search finds nothing, and it is not told any more whom it could ask."""
+    o = await world(config=archiving(placement="system"))
+    agent, holder = await looked(o, folder, {"tool": "search_archive", "input": {"query": "quaxifrage"}}, "done")
+    view = read_session(Path((await agent.state()).folder)).view
+    assert [id for id, _ in view.holders()] == [holder]
+    await o.prune_archives(older=0)
+    await agent.query("what did I see?")
+    assert "Nothing in the archives resembles that." in str((await agent.show()).messages)
+    view = read_session(Path((await agent.state()).folder)).view
+    assert view.holders() == []
+
+
+async def test_a_dry_run_tells_and_deletes_nothing(world: Open, home: Path, folder: Path) -> None:
+    """The same archives and bytes as the run that follows."""
+    o = await world(config=archiving())
+    _, holder = await looked(o, folder)
+    await (await o.get(holder)).query("which quaxifrage?")
+    before = telling(home)
+    planned = await o.prune_archives(older=0, dry_run=True)
+    assert [row.id for row in planned.archives] == [holder]
+    assert telling(home) == before
+    pruned = await o.prune_archives(older=0)
+    assert (pruned.archives, pruned.bytes) == (planned.archives, planned.bytes)
+
+
+async def test_what_is_younger_stays(world: Open, folder: Path) -> None:
+    """It is searched, read and asked as before, though it stands elsewhere in the file now."""
+    o = await world(config=archiving())
+    agent, old = await looked(o, folder, LOOK, "I looked again.")
+    middle = (await o.archives())[0].created_at
+    await asyncio.sleep(0.01)
+    young = (await agent.query("and again?")).archived_to or ""
+    holder = await o.get(young)
+    assert SECRET in (await holder.query("which quaxifrage?")).text
+    held = await o.read_archive(young)
+    age = o.supervisor.clock() - _epoch(middle) - 0.005
+    assert [row.id for row in (await o.prune_archives(older=age)).archives] == [old]
+    assert [row.id for row in await o.archives()] == [young]
+    assert await o.read_archive(young) == held
+    assert {hit.id for hit in await o.search_archive("quaxifrage")} == {young}
+    assert SECRET in (await holder.query("which quaxifrage?")).text
+    await holder.kill()
+    assert SECRET in (await holder.query("which quaxifrage?")).text
+    assert (await o.prune_archives(older="1h")).archives == ()
+
+
+def _epoch(iso: str) -> float:
+    return datetime.fromisoformat(iso).timestamp()
+
+
+async def test_who_is_at_work_keeps_its_archives(world: Open, home: Path, folder: Path) -> None:
+    """The others' go; it is told who works, on what, and what to do; afterwards they go too."""
+    o = await world(config=archiving())
+    busy, kept = await looked(o, folder, {"text": "slow", "sleep": 60})
+    _, gone = await looked(o, folder)
+    answer = busy.submit("work on")
+    await _until(lambda: o.supervisor.tree.nodes[busy.id].status == "busy")
+    pruned = await o.prune_archives(older=0)
+    assert [row.id for row in pruned.archives] == [gone]
+    assert pruned.busy == {
+        busy.id: f"agent {busy.name!r} ({busy.id}) is at work: work on; wait for it, or cancel it, and prune again"
+    }
+    assert await o.read_archive(kept)
+    await busy.cancel()
+    await answer
+    assert [row.id for row in (await o.prune_archives(older=0)).archives] == [kept]
+    assert telling(home) == []
+
+
+async def test_only_below_one_agent(world: Open, folder: Path) -> None:
+    """Others keep theirs."""
+    o = await world(config=archiving())
+    one, gone = await looked(o, folder)
+    _, kept = await looked(o, folder)
+    pruned = await o.prune_archives(older=0, ref=one.name)
+    assert [row.id for row in pruned.archives] == [gone]
+    assert [row.id for row in await o.archives()] == [kept]
+    with pytest.raises(AgentNotFoundError):
+        await o.prune_archives(older=0, ref="nobody")
+
+
+async def test_who_is_asked_meanwhile_answers_afterwards(
+    world: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is started on a file that is being written anew."""
+    o = await world(config=archiving())
+    agent, _ = await looked(o, folder, "And now this.")
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    delete = o.supervisor.archives.delete
+
+    async def slowly(*arguments: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await delete(*arguments)
+
+    monkeypatch.setattr(o.supervisor.archives, "delete", slowly)
+    pruning = asyncio.create_task(o.prune_archives(older=0))
+    await begun.wait()
+    assert (await agent.state()).status == "cold"
+    answer = agent.submit("and now?")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (await agent.state()).status == "starting"
+    pruning.cancel()
+    go_on.set()
+    assert (await answer).text == "And now this."
+    assert await o.archives() == []
+
+
+async def test_it_survives_the_root(world: Open, home: Path, folder: Path) -> None:
+    """What was deleted is deleted for the next one, also for one that has not heard of it."""
+    o = await world(config=archiving(), run="kept")
+    _, holder = await looked(o, folder)
+    await o.prune_archives(older=0)
+    told = journal(o)
+    await o.close()
+    for content in (told, told[: told.index(b'"pruned"') - 9]):
+        put_back(home, content)
+        o = await world(config=archiving(), run="kept")
+        assert await o.archives() == []
+        with pytest.raises(ArchiveDeletedError):
+            await o.get(holder)
+        await o.close()
+    o = await world(config=archiving(), run="kept")
+    assert (await o.prune_archives(older=0)).archives == ()
+    assert b'"pruned"' in journal(o)
+    assert telling(home) == []
+
+
+async def test_a_root_that_died_before_it_told_its_holders(world: Open, home: Path, folder: Path) -> None:
+    """A holder that was asked before finds what it holds where that stands now."""
+    o = await world(config=archiving(), run="kept")
+    agent, _ = await looked(o, folder, LOOK, "I looked again.")
+    middle = (await o.archives())[0].created_at
+    await asyncio.sleep(0.01)
+    young = (await agent.query("and again?")).archived_to or ""
+    await (await o.get(young)).query("which quaxifrage?")
+    before = journal(o)
+    await o.prune_archives(older=o.supervisor.clock() - _epoch(middle) - 0.005)
+    await o.close()
+    put_back(home, before)
+    o = await world(config=archiving(), run="kept")
+    assert SECRET in (await (await o.get(young)).query("which quaxifrage?")).text
+
+
+async def test_a_full_disk_deletes_nothing(
+    world: Open, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so; the agent answers as before, and with room everything goes."""
+    o = await world(config=archiving())
+    agent, holder = await looked(o, folder, "fine", "fine")
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rewriting.os, "replace", full)
+    with pytest.raises(StoreError, match="disk full: free some space"):
+        await o.prune_archives(older=0)
+    monkeypatch.undo()
+    assert SECRET in str(await o.read_archive(holder))
+    assert (await agent.query("are you there?")).text == "fine"
+    assert unfinished(home) == []
+    await o.prune_archives(older=0)
+    assert telling(home) == []
+
+
+@pytest.mark.parametrize("older", ["", "30", "never", -1, float("nan"), True])
+async def test_an_age_that_is_none_is_refused(world: Open, folder: Path, older: Any) -> None:
+    """Nothing is deleted."""
+    o = await world(config=archiving())
+    _, holder = await looked(o, folder)
+    with pytest.raises(ConfigError, match="is no age"):
+        await o.prune_archives(older=older)
+    assert await o.read_archive(holder)
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # it happens in another process
+            await asyncio.sleep(0.01)

@@ -1,0 +1,488 @@
+"""What is deleted is gone from the file, and everything else is what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orch.archival import deletion, pruning
+from orch.archival.index import NAME as INDEX
+from orch.archival.pruning import doomed
+from orch.nodes import iso
+from orch.tombstones import emptied
+from orch_protocol.errors import ArchiveDeletedError, DamagedError, LockedError, StoreError
+from orch_protocol.messages import Message, assistant, text_of, user
+from orch_worker import rewriting
+from orch_worker.lock import FolderLock
+from orch_worker.store import AppendLog, load
+from orch_worker.transcript import Transcript
+from past import DELETED, PROFILES, Life, call, result, steps
+
+MARK = "[deleted on 2026-11-21]"
+EVER = "9999-01-01T00:00:00.000Z"
+NEVER = "2000-01-01T00:00:00.000Z"
+
+
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(lambda _: None))
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    """An agent that archives every finished turn."""
+    life = Life(tmp_path)
+    yield life
+    life.close()
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Iterator[Life]:
+    """One whose turns have phases and merge into eras."""
+    life = Life(tmp_path, PROFILES["tight"])
+    yield life
+    life.close()
+
+
+def session(life: Life) -> dict[str, Any]:
+    """Return everything that a session is, but for what turns were answered."""
+    session = life.transcript.session
+    return {
+        "messages": session.messages,
+        "ids": [entry.id for entry in session.entries if not hasattr(entry, "cwd")],
+        "leaf": session.leaf,
+        "usage": session.usage,
+        "turns": session.turns,
+        "asked": session.asked,
+        "responses": session.responses,
+        "interrupted": session.interrupted,
+        "replies": {id: (reply.usage, reply.stop_reason, reply.archived_to) for id, reply in session.replies.items()},
+        "holders": set(session.view.holders()),
+    }
+
+
+def file(life: Life) -> str:
+    return life.transcript.path.read_text()
+
+
+def test_messages_are_gone_and_the_conversation_is_not(life: Life) -> None:
+    """Prompt, record and answer stay as the conversation shows them; calls, results and the reply's text are gone."""
+    life.turn(*steps(2, "needle", 30), asked="what of it?", answer="so it is, at length " * 10)
+    [holder] = life.archive()
+    before = session(life)
+    assert file(life).count("word1") == 30
+    done = life.prune(EVER)
+    assert [record.id for record in done.going.records] == [holder]
+    assert done.archives == {holder: DELETED}
+    assert done.turns == {"q1": DELETED}
+    after = session(life)
+    assert after.pop("holders") == set()
+    before.pop("holders")
+    assert after == before
+    assert "word1" not in file(life)
+    assert file(life).count("so it is, at length so it is") == 0
+    assert life.transcript.session.replies["q1"].text == MARK
+    assert "what of it?" in file(life)
+    life.check()
+
+
+def test_what_was_deleted_says_so(life: Life) -> None:
+    """However it is asked for."""
+    life.turn(*steps(1))
+    [holder] = life.archive()
+    life.prune(EVER)
+    for asked in (
+        lambda: life.read(holder),
+        lambda: life.read(holder[:6]),
+        lambda: life.loop.run(life.archives.source(life.spec, holder)),
+        lambda: life.loop.run(life.archives.record(life.spec, holder)),
+    ):
+        with pytest.raises(ArchiveDeletedError, match=rf"{holder} held was deleted on 2026-11-21 \(at 10:20:30 UTC"):
+            asked()
+
+
+def test_search_finds_it_no_more(life: Life, tmp_path: Path) -> None:
+    """Not by its words, not by the prompt that the conversation still shows; others are found where they are."""
+    life.turn(*steps(1, "needle"), asked="what of apples?")
+    life.archive()
+    first = later(life)
+    life.turn(*steps(1, "thorn"), asked="what of pears?")
+    [other] = life.archive()
+
+    def found(query: str) -> list[str]:
+        return [hit.id for hit in life.loop.run(life.archives.search(life.spec, query, 10)) if hit.exact]
+
+    assert len(found("needle0.txt")) == len(found("apples")) == 1
+    life.forget()
+    assert b"eedle0" in (tmp_path / INDEX).read_bytes()
+    life.prune(first)
+    assert not (tmp_path / INDEX).exists()
+    assert found("needle0.txt") == found("apples") == found("deleted") == []
+    assert found("thorn0.txt") == found("pears") == [other]
+    life.forget()
+    assert b"eedle" not in (tmp_path / INDEX).read_bytes()
+    assert found("thorn0.txt") == [other]
+
+
+def later(life: Life) -> str:
+    """Return when the first archive was made, once that is over."""
+    first = life.records()[0].timestamp
+    while iso(time.time()) <= first:
+        pass
+    return first
+
+
+def test_an_era_keeps_what_is_younger(long: Life) -> None:
+    """Of what it holds, the messages of deleted members say so; the others are what they were, under their numbers."""
+    for number in range(12):
+        long.turn(*steps(2, f"t{number}.", 60), asked=f"ask {number}")
+        long.archive()
+    records = long.records()
+    era = next(record for record in reversed(records) if record.kind == "era")
+    members = [record for record in records if record.id in era.members]
+    whole = long.read(era.id)
+    done = long.prune(members[0].timestamp)
+    assert era.id not in done.archives
+    now = long.read(era.id)
+    assert len(now) == len(whole)
+    changed = [place for place, (one, two) in enumerate(zip(whole, now, strict=True)) if one != two]
+    assert changed
+    assert all(now[place] == emptied(whole[place], DELETED) for place in changed)
+    assert long.read(era.id, changed[0] + 1, changed[0] + 1) == [now[changed[0]]]
+    source = long.loop.run(long.archives.source(long.spec, era.id))
+    gone = [id for id in era.members if id in done.archives]
+    assert [text_of(message) for message in source.shown].count(MARK) == len(gone)
+    long.check()
+
+
+def test_members_go_with_what_they_are_in(long: Life) -> None:
+    """Though a clock that was set back says that they are younger."""
+    for number in range(12):
+        long.turn(*steps(2, f"t{number}.", 60), asked=f"ask {number}")
+        long.archive()
+    ledger = long.ledger()
+    era = next(record for record in ledger.records.values() if record.kind == "era")
+    for record in ledger.records.values():
+        ledger.keep(msgspec.structs.replace(record, timestamp="2000" if record is era else "2030"))
+    assert {record.id for record in doomed(ledger, "2001").records} >= {era.id, *era.members}
+
+
+def test_a_prompt_goes_when_it_is_shown_no_more(long: Life) -> None:
+    """It stays as long as the conversation shows it; once its turn is part of an era, the next time takes it."""
+    long.turn(*steps(3, "t", 60), asked="what of it?" + " please" * 12 + " my secret")
+    long.archive()
+    long.prune(EVER)
+    assert "my secret" in file(long)
+    for number in range(12):
+        long.turn(*steps(2, f"t{number}.", 60), asked=f"ask {number}")
+        long.archive()
+    assert "my secret" not in "".join(map(text_of, long.transcript.session.messages))
+    long.prune(NEVER)
+    assert "my secret" not in file(long)
+    long.check()
+
+
+def test_a_summary_goes_when_it_is_shown_no_more(long: Life) -> None:
+    """What a model said of a turn is in the record of the era by then, or nowhere."""
+    long.turn(*steps(3, "t", 60))
+    [holder] = long.archive()
+    long.summarise(holder, "it was about my secret")
+    long.prune(EVER)
+    assert "my secret" in "".join(map(text_of, long.transcript.session.messages))
+    for number in range(12):
+        long.turn(*steps(2, f"t{number}.", 60))
+        long.archive()
+    long.prune(NEVER)
+    assert "my secret" not in file(long)
+    long.check()
+
+
+def test_what_was_one_write_still_is(long: Life) -> None:
+    """Archives that were put on record together are there together, or not at all, for whoever reads on."""
+    for number in range(12):
+        long.turn(*steps(2, f"t{number}.", 60))
+        long.archive()
+    before = ['"m":1,"c":' in line for line in file(long).splitlines()]
+    assert any(before)
+    long.prune(long.records()[2].timestamp)
+    assert ['"m":1,"c":' in line for line in file(long).splitlines()] == before
+
+
+def test_a_phase_goes_and_its_turn_goes_on(long: Life) -> None:
+    """Its prompt is what the turn is about, and is there when the turn itself is archived."""
+    long.begin("what of it?")
+    for step in range(4):
+        long.say(*steps(1, f"s{step}", 60))
+        long.archive(None)
+    assert {record.kind for record in long.records()} == {"phase"}
+    gone = long.prune(EVER).archives
+    long.check()
+    long.say(*steps(1, "last", 60), assistant("so it is"))
+    long.end()
+    long.archive()
+    [turn] = [record for record in long.records() if record.kind == "turn"]
+    assert set(turn.members) >= set(gone)
+    messages = long.read(turn.id)
+    assert text_of(messages[0]) == "what of it?"
+    assert messages[1:3] == [emptied(message, DELETED) for message in messages[1:3]]
+    assert text_of(messages[-1]) == "so it is"
+    long.check()
+
+
+def test_twice_is_once(life: Life) -> None:
+    """A second time there is nothing to do, and not a byte changes."""
+    life.turn(*steps(1))
+    life.archive()
+    life.prune(EVER)
+    before = life.transcript.path.stat()
+    assert not life.prune(EVER).going.due
+    assert life.transcript.path.stat().st_ino == before.st_ino
+
+
+def test_nothing_old_enough(life: Life) -> None:
+    """Nothing is written."""
+    life.turn(*steps(1))
+    life.archive()
+    before = file(life)
+    done = life.prune(NEVER)
+    assert (done.going.records, done.archives, done.turns) == ((), {}, {})
+    assert file(life) == before
+
+
+def test_the_holders_own_session_goes_too(life: Life, tmp_path: Path) -> None:
+    """What it was asked, and what it said, in quotations; its size is part of what is told."""
+    life.turn(*steps(1))
+    [holder] = life.archive()
+    own = tmp_path / deletion.HOLDERS / holder
+    asked = Transcript.open(own, agent=holder, cwd="/")
+    asked.message(user("needle?"))
+    asked.close()
+    _, beside = life.loop.run(life.archives.doomed(life.spec, EVER))
+    assert beside >= len("needle?")
+    assert life.prune(EVER).bytes == beside
+    assert not own.exists()
+
+
+def test_a_holder_at_work_is_left_alone(life: Life, tmp_path: Path) -> None:
+    """Whoever has its folder is told of; the next time it goes."""
+    life.turn(*steps(1))
+    [holder] = life.archive()
+    lock = FolderLock.acquire(tmp_path / deletion.HOLDERS / holder)
+    life.transcript.close()
+    with pytest.raises(LockedError):
+        life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
+    lock.release()
+    life.restart()
+    life.prune(EVER)
+    assert not (tmp_path / deletion.HOLDERS / holder).exists()
+
+
+def test_an_agent_with_a_process_is_left_alone(life: Life) -> None:
+    """Its file is its own."""
+    life.turn(*steps(1))
+    life.archive()
+    with pytest.raises(LockedError, match="is in use by process"):
+        life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
+
+
+def test_long_results_go_with_the_messages_that_name_them(life: Life, tmp_path: Path) -> None:
+    """What was stashed under a handle that only they name; others stay."""
+    stash = tmp_path / "stash"
+    stash.mkdir()
+    for number in (1, 2):
+        (stash / f"h_00{number}-{'0' * 32}.txt").write_text(f"needle {number}")
+    life.turn(call("c"), result("c", text="see .h_001"))
+    life.archive()
+    life.say(user("see .h_002"), turn="")
+    life.prune(EVER)
+    assert [file.read_text() for file in stash.iterdir()] == ["needle 2"]
+
+
+def test_bytes_that_were_cut_off_go_when_they_are_as_old(life: Life, tmp_path: Path) -> None:
+    """They may be of the same turns."""
+    life.turn(*steps(1))
+    life.archive()
+    old, young = tmp_path / "session.jsonl.torn-1", tmp_path / "session.jsonl.torn-2"
+    for torn, at in ((old, 1.0), (young, 4e9)):
+        torn.write_text("x")
+        os.utime(torn, (at, at))
+    life.prune("2030-01-01T00:00:00.000Z")
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("was", [b"word0", b'{"type":"message","id":"'])
+def test_what_a_damaged_line_holds_goes_too(long: Life, was: bytes) -> None:
+    """It may be any of it. The line stays, as damaged as it was: others keep their numbers where it was theirs too."""
+    for number in range(12):
+        long.turn(*steps(1, f"t{number}.", 60))
+        long.archive()
+    records = long.records()
+    era = next(record for record in reversed(records) if record.kind == "era")
+    first = next(record for record in records if record.kind == "turn")
+    whole = long.read(era.id)
+    line = long.transcript.path.read_bytes()[first.own[0][0] :].split(b"\n")[2]
+    assert b"word0" in line
+    long.spoil(line, line.replace(was, b"{" * len(was), 1))
+    long.restart()
+    long.forget()
+    before = long.transcript.session.messages
+    long.prune(first.timestamp)
+    assert line[30:-30] not in long.transcript.path.read_bytes()
+    assert long.transcript.session.messages == before
+    assert "checksum does not match" in load(long.transcript.path).report
+    with pytest.raises(DamagedError, match=r"entry 3, in .* is damaged"):
+        long.read(era.id, 3, 3)
+    assert long.read(era.id, len(whole)) == whole[-1:]
+    assert not long.prune(first.timestamp).going.due
+
+
+def test_damage_that_is_nobodys_stays(life: Life) -> None:
+    """It is kept and told of as before, and the lines behind it are read as before."""
+    life.turn(*steps(1, "needle"))
+    life.archive()
+    life.begin("what of it?")
+    life.say(*steps(1, "thorn"))
+    life.spoil(b"what of it?", b"what of it!")
+    life.restart()
+    life.forget()
+    life.turn(*steps(1, "rose"))
+    *_, other = life.archive()
+    before, held = life.transcript.session.messages, life.read(other)
+    life.prune(life.records()[0].timestamp)
+    assert "what of it!" in file(life)
+    assert life.transcript.session.messages == before
+    assert life.read(other) == held
+
+
+def test_a_damaged_archive_stays_damaged(life: Life) -> None:
+    """What was not what had been archived does not become it because others are deleted."""
+    life.turn(*steps(1, "needle"))
+    life.archive()
+    first = later(life)
+    life.turn(*steps(1, "thorn"))
+    [other] = life.archive()
+    path = life.transcript.path
+    life.transcript.close()
+    path.write_bytes(path.read_bytes().replace(b'"path":"thorn0.txt"', b'"path":"thorn1.txt"'))
+    life.transcript = life.opened()
+    life.forget()
+    with pytest.raises(DamagedError):
+        life.read(other)
+    life.prune(first)
+    with pytest.raises(DamagedError):
+        life.read(other)
+
+
+@pytest.mark.parametrize("fault", ["open", "write", "fsync", "replace", "check"])
+def test_a_fault_on_the_way_leaves_everything(life: Life, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """A full disk, or a defect that would have changed the conversation: not a byte of the old file is touched."""
+    life.turn(*steps(1))
+    [holder] = life.archive()
+    before = file(life)
+    life.transcript.close()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if fault == "check":
+        monkeypatch.setattr(pruning._Copy, "_forgotten", lambda _self, collapse, _when: _without_stub(collapse))
+    else:
+        monkeypatch.setattr(rewriting.os, fault, fail)
+    with pytest.raises(StoreError, match="would not be the same" if fault == "check" else "disk full"):
+        life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
+    monkeypatch.undo()
+    assert file(life) == before
+    assert not list(life.folder.glob("*.new"))
+    life.restart()
+    life.check()
+    assert life.prune(EVER).archives == {holder: DELETED}
+
+
+def _without_stub(collapse: Any) -> Any:
+    return msgspec.structs.replace(collapse, messages=(user("x"),))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_whatever_was_lived_through_and_whatever_goes(profile: str, data: st.DataObject) -> None:
+    """Conversation and younger archives are what they were, nothing says what the others held, and life goes on."""
+    with TemporaryDirectory() as folder:
+        life = Life(Path(folder), PROFILES[profile])
+        try:
+            for number in range(data.draw(st.integers(1, 9))):
+                life.begin(f"ask {number} " + "please " * data.draw(st.sampled_from([0, 0, 60])))
+                for step in range(data.draw(st.integers(0, 4))):
+                    life.say(*steps(1, f"needle{number}x{step}y", data.draw(st.sampled_from([1, 60]))))
+                    if data.draw(st.booleans()):
+                        life.archive(None)
+                if data.draw(st.integers(0, 4)):
+                    life.say(assistant(f"answer {number}"))
+                    life.end()
+                    life.archive()
+                if data.draw(st.integers(0, 2)) == 0:
+                    prune_and_check(life, data.draw)
+            life.check()
+        finally:
+            life.close()
+
+
+def prune_and_check(life: Life, draw: st.DrawFn) -> None:
+    known = life.records()
+    before, held = session(life), {record.id: life.read(record.id) for record in known if not record.deleted}
+    ledger, said = life.ledger(), dict(life.said)
+    until = draw(st.sampled_from([record.timestamp for record in known] or [NEVER]))
+    life.prune(until)
+    after = session(life)
+    gone = {record.id for record in life.records() if record.deleted}
+    assert gone >= {record.id for record in known if record.timestamp <= until}
+    assert before.pop("holders") - after.pop("holders") <= {each for each in ledger.view.holders() if each[0] in gone}
+    assert after == before
+    for record in known:
+        if record.id in gone:
+            continue
+        for was, now in zip(held[record.id], life.read(record.id), strict=True):
+            assert now in (was, emptied(was, DELETED))
+            assert now == was or gone & _below(ledger, record.id)
+    _nothing_tells(life, said)
+    life.check()
+
+
+def _below(ledger: Any, id: str) -> set[str]:
+    members = set(ledger.records[id].members)
+    return members.union(*(_below(ledger, member) for member in members))
+
+
+def _nothing_tells(life: Life, was: dict[str, Message]) -> None:
+    """Hold that no message and no reply says what was deleted; nor a record that nobody is shown any more."""
+    deleted = [str(message) for id, message in was.items() if life.said[id] != message]
+    needles = set(re.findall(r"needle\d+x\d+y\d", "".join(deleted)))
+    shown = life.ledger().stubs()
+    for line in life.transcript.path.read_text().splitlines():
+        entry = json.loads(line)
+        telling = entry["type"] in ("message", "turn_end")
+        if entry["type"] == "archive" and "deleted" in entry:
+            telling = entry["collapse"]["holder"] not in shown
+            assert not telling or entry["collapse"]["record"]["record"] == MARK
+        assert not telling or not needles & set(re.findall(r"needle\d+x\d+y\d", line))
+
+
+def test_the_new_file_is_sound(life: Life) -> None:
+    """Its chain of checksums holds from the first line to the last, and it goes on there."""
+    life.turn(*steps(2))
+    life.archive()
+    life.prune(EVER)
+    life.turn(*steps(1))
+    assert load(life.transcript.path).report == ""
