@@ -22,6 +22,7 @@ PUBLIC = {
     "Limits",
     "Message",
     "Orchestrator",
+    "PolicyCall",
     "PolicyConfig",
     "Question",
     "Reply",
@@ -31,6 +32,7 @@ PUBLIC = {
     "ToolContext",
     "ToolOutput",
     "Usage",
+    "Verdict",
     "tool",
 }
 TWINS = [("Orchestrator", "AsyncOrchestrator"), ("Subagent", "AsyncSubagent")]

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
     )
     from orch_protocol.messages import Message, Reply, Usage
+    from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.spec import Limits
     from orch_worker.backends.scripted import ScriptedBackend
     from orch_worker.tools.base import ToolContext, ToolOutput, tool
@@ -93,6 +94,7 @@ __all__ = [
     "NoResultError",
     "OrchError",
     "Orchestrator",
+    "PolicyCall",
     "PolicyConfig",
     "ProtocolError",
     "QueryCycleError",
@@ -111,6 +113,7 @@ __all__ = [
     "TruncatedReplyError",
     "UnsupportedPlatformError",
     "Usage",
+    "Verdict",
     "VersionMismatchError",
     "tool",
 ]
@@ -125,6 +128,7 @@ _HOMES = {
     "Limits": "orch_protocol.spec",
     "Message": "orch_protocol.messages",
     "Orchestrator": "orch.sync",
+    "PolicyCall": "orch_protocol.policy",
     "PolicyConfig": "orch_protocol.policy",
     "Question": "orch_protocol.approval",
     "Reply": "orch_protocol.messages",
@@ -134,6 +138,7 @@ _HOMES = {
     "ToolContext": "orch_worker.tools.base",
     "ToolOutput": "orch_worker.tools.base",
     "Usage": "orch_protocol.messages",
+    "Verdict": "orch_protocol.policy",
     "tool": "orch_worker.tools.base",
 } | {name: "orch_protocol.errors" for name in __all__ if name.endswith("Error")}
 

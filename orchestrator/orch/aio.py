@@ -44,6 +44,7 @@ from orch_worker.backends import models
 from orch_worker.backends.local import LOCAL
 from orch_worker.backends.registry import complete, template_for
 from orch_worker.lock import FolderLock
+from orch_worker.opinion import Opinion, PolicyFunction
 from orch_worker.tools.base import Tool, ToolContext, tool
 
 from . import config as configuration
@@ -92,6 +93,9 @@ class AsyncOrchestrator:
 
     `approve` is called with a Question for each call that needs approval, one at a time, and returns True, False or a
     Consent. It may be async; else it runs in a thread. Without it such calls are denied.
+
+    `policy` is called with a PolicyCall and the PolicyConfig for each call of the agents that are spawned, and of those
+    below them, and returns a Verdict, which only ever makes things stricter. It too may be async.
     Raises ConfigError, LockedError, StoreError.
     """
 
@@ -105,12 +109,13 @@ class AsyncOrchestrator:
         env: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None,
         approve: Approver | None = None,
+        policy: PolicyFunction | None = None,
         launcher: Callable[[str, Path], Launcher] | None = None,
         connect: Callable[[Path, Path, Deliver], Switchboard] | None = None,
     ) -> None:
         if sys.platform == "win32":
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
-        _check_arguments(run=run, config=config, env=env, keys=keys, home=home)
+        _check_arguments(run=run, config=config, env=env, keys=keys, home=home, approve=approve, policy=policy)
         if config is not None:
             configuration.fits(config)
         environ = os.environ if env is None else env
@@ -118,6 +123,7 @@ class AsyncOrchestrator:
         loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
         found = config or (loaded.config if loaded else Config())
         self._approver = approve
+        self._policy = policy
         self._keys = dict(keys) if keys is not None else keys_in(environ)
         self._known, self._env = models.load(self.home), environ
         default = configuration.Default.of(self._known, self._keys)
@@ -170,6 +176,7 @@ class AsyncOrchestrator:
                 spool=spool,
                 catalog=Catalog(self._known, self._env, self._keys),
                 approvals=Approvals(self.home, self._approver),
+                opinion=Opinion(self._policy) if self._policy is not None else None,
                 keys=self._keys,
             )
             stack.push_async_callback(supervisor.close)
@@ -387,6 +394,9 @@ def keys_in(env: Mapping[str, str]) -> dict[str, str]:
 
 def _check_arguments(**given: Any) -> None:
     """Raise ConfigError for an argument of AsyncOrchestrator that is not what it is to be."""
+    for name in ("approve", "policy"):
+        if (function := given.pop(name)) is not None and not callable(function):
+            raise ConfigError(f"{name} is a function, not {function!r}; see help(orch.AsyncOrchestrator)")
     kinds = {"run": str, "config": Config, "env": Mapping, "keys": Mapping, "home": (str, os.PathLike)}
     for name, value in given.items():
         if value is not None and not isinstance(value, kinds[name]):  # type: ignore[arg-type]

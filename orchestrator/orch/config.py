@@ -203,6 +203,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.personal_paths": _more,
     "policy.code_paths": _more,
     "policy.approval_seconds": _at_most,
+    "policy.function": _never,
     # What is archived, and what that costs, is its user's to say.
     **dict.fromkeys((key for key, _ in _fields(ArchivalConfig, "archival.")), _never),
 }
@@ -240,6 +241,7 @@ def _check_names(layer: Layer, home: Path) -> None:
         "subagents.default_preset": resolve,
         "subagents.default_tools": lambda tools: resolve(None, tools),
         "subagents.chat_models": lambda patterns: _check_patterns(patterns, home),
+        "policy.function": _check_function,
     }
     for key, look_up in checks.items():
         found = layer.get(key)
@@ -265,6 +267,11 @@ def _check_model(model: str, home: Path) -> None:
         )
     if spec.provider in known.providers and not (spec.model or known.providers[spec.provider].default):
         raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
+
+
+def _check_function(name: str) -> None:
+    if not _FUNCTION.fullmatch(name):
+        raise ConfigError(f"{name!r} names no function: write package.module:name")
 
 
 def _check_patterns(patterns: Sequence[str], home: Path) -> None:
@@ -399,6 +406,7 @@ def _parse(path: Path, content: bytes) -> Layer:
     }
 
 
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _TABLE = re.compile(r"\s*\[+([^\]]+)\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 

@@ -28,6 +28,7 @@ from orch_protocol.errors import (
 from orch_protocol.ids import new_id, new_token
 from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
+from orch_worker.opinion import Opinion
 
 from .approvals import Approvals
 from .archival.engine import Archives
@@ -96,6 +97,7 @@ class Supervisor:
         spool: Path,
         catalog: Catalog,
         approvals: Approvals,
+        opinion: Opinion | None = None,
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -103,6 +105,7 @@ class Supervisor:
         self.sessions = sessions
         self.catalog = catalog
         self.approvals = approvals
+        self.opinion = opinion
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}

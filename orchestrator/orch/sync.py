@@ -17,6 +17,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply
 from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Pruned, Shown, Waited
 from orch_protocol.spec import Limits, QueueMode, Template
+from orch_worker.opinion import PolicyFunction
 
 from .aio import AsyncOrchestrator, Scripted, ToolLike
 from .approvals import Approver
@@ -52,13 +53,22 @@ class Orchestrator:
         env: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None,
         approve: Approver | None = None,
+        policy: PolicyFunction | None = None,
         launcher: Callable[[str, Path], Launcher] | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.RLock()  # a signal handler may close what it interrupted
         self._aio = AsyncOrchestrator(
-            model, config=config, run=run, home=home, env=env, keys=keys, approve=approve, launcher=launcher
+            model,
+            config=config,
+            run=run,
+            home=home,
+            env=env,
+            keys=keys,
+            approve=approve,
+            policy=policy,
+            launcher=launcher,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-__all__ = ["DANGEROUS", "RANK", "Approval", "Channel", "PolicyConfig", "PolicySpec"]
+__all__ = [
+    "DANGEROUS",
+    "RANK",
+    "Approval",
+    "Channel",
+    "DataClass",
+    "Model",
+    "Operation",
+    "PolicyCall",
+    "PolicyConfig",
+    "PolicySpec",
+    "Verdict",
+]
 
 Approval: TypeAlias = Literal["allow", "ask", "deny"]
+Operation: TypeAlias = Literal["read", "write", "exec"]
+DataClass: TypeAlias = Literal["random", "code", "personal"]
+Model: TypeAlias = Literal["any", "local"]
 Channel: TypeAlias = Literal["api", "cli"]
 """How work comes in: from a Python program, or from the command line."""
 
@@ -16,6 +31,34 @@ RANK: Final[dict[str, int]] = {"allow": 0, "ask": 1, "deny": 2}
 """How restrictive an approval is."""
 
 DANGEROUS: Final = ("bash", "run_python", "run_python_script", "write_file", "replace_in_file")
+
+
+class Verdict(Struct, frozen=True):
+    """What a source says of a call, and why. `model` local: what the call brings is for a local model only.
+
+    `data` is the class of what the call touches.
+    """
+
+    approval: Approval = "allow"
+    model: Model = "any"
+    reason: str = ""
+    data: DataClass = "random"
+
+
+class PolicyCall(Struct, frozen=True, forbid_unknown_fields=True):
+    """A call as a policy function sees it: what it does, the paths it names (resolved), who makes it and where.
+
+    `input` is a copy: what is done to it changes nothing. `data` is the class by the configured paths.
+    """
+
+    tool: str
+    input: dict[str, Any]
+    paths: tuple[str, ...] = ()
+    operation: Operation = "exec"
+    data: DataClass = "random"
+    agent_id: str = ""
+    depth: int = 0
+    folder: str = ""
 
 
 class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,10 +76,13 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     code_paths: tuple[str, ...] = ("~/projects", "~/src")
     approval_seconds: Annotated[float, Meta(gt=0, le=1e6)] = 300.0
     """How long a question waits for its answer; then the answer is no."""
+    function: str | None = None
+    """`package.module:name` of a function that judges each call too, in the agent's process; see Verdict."""
 
 
 class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The rules that an agent is under, with all agents below it."""
+    """The rules that an agent is under, with all agents below it. `asks_root`: a function in the root judges too."""
 
     channel: Channel = "api"
     rules: PolicyConfig = field(default_factory=PolicyConfig)
+    asks_root: bool = False

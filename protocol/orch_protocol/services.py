@@ -15,7 +15,7 @@ from .approval import Answered, AnswerQuestion, ApproveCall, Approved
 from .archive import Collapse
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
-from .policy import PolicySpec
+from .policy import PolicyCall, PolicySpec, Verdict
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 
@@ -423,6 +423,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "show": (Show, Shown),
     "state": (Ref, AgentRow),
     "run_tool": (RunTool, ToolRan),
+    "judge": (PolicyCall, Verdict),
     "approve": (ApproveCall, Approved),
     "answer": (AnswerQuestion, Answered),
     "reserve": (Reserve, Reserved),

@@ -236,6 +236,7 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ('policy.code_paths = ["~/projects", "~/src", "lib"]', True),
         ("policy.approval_seconds = 1", True),
         ("policy.approval_seconds = 1000", False),
+        ('policy.function = "house.rules:judge"', False),
     ],
 )
 def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from orch import AsyncSubagent, Config, PolicyConfig, SubagentsConfig
+from orch import AsyncSubagent, Config, OrchError, PolicyCall, PolicyConfig, SubagentsConfig, Verdict
 from orch.services import call
 from orch_protocol.messages import ToolResult
 from orch_protocol.policy import PolicySpec
@@ -70,3 +71,57 @@ async def test_rules_hold_after_a_revival_under_another_configuration(tmp_path: 
     async with World(tmp_path / "home", run="r", config=rules()) as world:
         again = await world.get(id)
         assert (await again.query("read")).tool_calls == 0
+
+
+def no_secrets(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
+    """Deny whatever names a file called `secret.txt`."""
+    named = any(path.endswith("/secret.txt") for path in call.paths)
+    return Verdict("deny", reason="a secret") if named and call.operation == "read" else Verdict()
+
+
+@pytest.mark.parametrize("where", ["worker", "root"])
+@virtual
+async def test_a_function_of_the_users_judges_children_and_grandchildren(tmp_path: Path, where: str) -> None:
+    """Named in the configuration or given to the program, it denies at every depth, and knows who calls."""
+    (tmp_path / "secret.txt").write_text("s3cret")
+    seen: list[PolicyCall] = []
+
+    def judge(call: PolicyCall, config: PolicyConfig) -> Verdict:
+        seen.append(call)
+        return no_secrets(call, config)
+
+    in_root = where == "root"
+    config = rules() if in_root else rules(function="orchestrator.test_policy:no_secrets")
+    async with opened(tmp_path / "home", config=config, policy=judge if in_root else None) as world:
+        agent = await world.scripted("-", tools=["read_file", *NEST], cwd=tmp_path)
+        below = [agent.id]
+        for _ in range(2):
+            asked = Spawn("t", tools=("read_file", *NEST), script=(READS, "done"))
+            below.append((await call(world.supervisor, below[-1], "spawn", asked)).id)
+        for id in below[1:]:
+            assert (await AsyncSubagent(world, id).query("read it")).tool_calls == 0
+            (told,) = results(world, id)
+            assert "a secret. Stop and ask" in told
+        assert [(each.agent_id, each.depth) for each in seen] == ([(below[1], 2), (below[2], 3)] if in_root else [])
+
+
+@virtual
+async def test_a_program_without_the_function_denies_what_it_judged(tmp_path: Path) -> None:
+    """An agent that came up under a program's function does nothing in a root that has none."""
+    (tmp_path / "open.txt").write_text("x")
+    reads = {"tool": "read_file", "input": {"path": "open.txt"}}
+    async with World(tmp_path / "home", run="r", config=rules(), policy=no_secrets) as world:
+        agent = await world.scripted(reads, "one", reads, "two", tools=["read_file"], cwd=tmp_path)
+        assert (await agent.query("read")).tool_calls == 1
+        id = agent.id
+    async with World(tmp_path / "home", run="r", config=rules()) as world:
+        assert (await (await world.get(id)).query("read")).tool_calls == 0
+        assert "this one has none" in results(world, id)[-1]
+
+
+@virtual
+async def test_an_agent_does_not_come_up_without_the_function_of_its_rules(tmp_path: Path) -> None:
+    """A function that cannot be imported is an error of the spawn, which names it."""
+    async with opened(tmp_path, config=rules(function="no.such:thing")) as world:
+        with pytest.raises(OrchError, match=r"policy\.function 'no\.such:thing' cannot be imported"):
+            await world.scripted("-", tools=[])

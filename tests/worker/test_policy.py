@@ -9,18 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.policy import DANGEROUS, RANK, Approval, Channel, PolicyConfig, PolicySpec
+from orch_protocol.policy import (
+    DANGEROUS,
+    RANK,
+    Approval,
+    Channel,
+    DataClass,
+    Operation,
+    PolicyConfig,
+    PolicySpec,
+    Verdict,
+)
 from orch_worker.grounds import APART, TEXT
 from orch_worker.policy import (
     CREDENTIALS,
     OPERATIONS,
     TENSOR,
     Call,
-    DataClass,
     Grounds,
-    Operation,
     Place,
-    Verdict,
     judge,
     strictest,
 )

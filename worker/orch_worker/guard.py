@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
 
 from orch_protocol.approval import ApproveCall, Approved, digest_of
 from orch_protocol.errors import OrchError
 from orch_protocol.messages import ToolUse
-from orch_protocol.policy import PolicySpec
+from orch_protocol.policy import PolicyCall, PolicySpec, Verdict
 
 from .grounds import grounds_of, places_of, where_of
-from .policy import Call, Grounds, Place, Verdict, judge, strictest
+from .opinion import Opinion, named
+from .policy import Call, Grounds, Place, judge, operation_of, strictest
 from .tools.base import ToolContext, ToolError
 
 __all__ = ["DIRECTIVE", "Guard", "denied"]
 
 DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
 PATIENCE_SECONDS: Final = 10.0
+REMOTE: Final = Verdict("ask", "local", "what it brings would go to a model that is not on this machine")
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
 
 
+Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
+
+
 class Guard:
-    """Applies the rules of one agent to its calls. `is_remote` says that its model is not of this machine."""
+    """Applies the rules of one agent to its calls. `is_remote` says that its model is not of this machine.
+
+    Raises ConfigError when the rules name a function that cannot be imported.
+    """
 
     def __init__(self, spec: PolicySpec, context: ToolContext, *, is_remote: bool = False) -> None:
         self._where = where_of(context.cwd, context.env)
+        self._context, self._judges = context, _judges(spec, context)
         self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
         self._grounds: Callable[[], Grounds] = lambda: grounds_of(spec, self._where)
         self._is_remote = is_remote
@@ -43,9 +52,16 @@ class Guard:
         if places is None:
             verdict = strictest((verdict, TOO_MUCH), verdict.data)
         self._personal |= verdict.data == "personal"
+        return verdict
+
+    async def heard(self, call: ToolUse, verdict: Verdict) -> Verdict:
+        """Return what `verdict` comes to when the user's functions, if there are any, have judged `call` too."""
+        for judges in self._judges:
+            said = await judges(self._shown(call, verdict))
+            self._personal |= said.data == "personal"
+            verdict = strictest((verdict, said), "personal" if said.data == "personal" else verdict.data)
         if verdict.model == "local" and self._is_remote:
-            remote = Verdict("ask", "local", "what it brings would go to a model that is not on this machine")
-            verdict = strictest((verdict, remote), verdict.data)
+            verdict = strictest((verdict, REMOTE), verdict.data)
         return verdict
 
     async def refusal(self, call: ToolUse, verdict: Verdict) -> str | None:
@@ -53,6 +69,7 @@ class Guard:
 
         What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
         """
+        verdict = await self.heard(call, verdict)
         if verdict.approval == "allow":
             return None
         if verdict.approval == "deny":
@@ -70,11 +87,40 @@ class Guard:
             return denied(call.name, "its arguments, or what they lead to, changed after it was approved")
         return None
 
+    def _shown(self, call: ToolUse, verdict: Verdict) -> PolicyCall:
+        return PolicyCall(
+            call.name,
+            call.input,
+            self._paths(call),
+            operation_of(call.name),
+            verdict.data,
+            self._context.agent_id,
+            self._context.depth,
+            str(self._context.cwd),
+        )
+
     def _paths(self, call: ToolUse) -> tuple[str, ...]:
         return tuple(sorted({place.real for place in self._places(call) or ()}))
 
     def _places(self, call: ToolUse) -> tuple[Place, ...] | None:
         return places_of(call.name, call.input, self._where)
+
+
+def _judges(spec: PolicySpec, context: ToolContext) -> Sequence[Judge]:
+    """Return what asks the user's functions: the one that is configured, and the one in the root."""
+    found: list[Judge] = []
+    if spec.rules.function is not None:
+        opinion = Opinion(named(spec.rules.function))
+        found.append(lambda call: opinion.of(call, spec.rules))
+
+    async def ask_root(call: PolicyCall) -> Verdict:
+        try:
+            said: Verdict = await context.call_root("judge", call, spec.rules.approval_seconds + PATIENCE_SECONDS)
+        except (OrchError, ToolError) as error:
+            return Verdict("deny", "any", f"the program's policy function could not be asked: {error}")
+        return said
+
+    return (*found, ask_root) if spec.asks_root else found
 
 
 def denied(tool: str, reason: str) -> str:

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.policy import RANK, Approval, Channel, PolicySpec
+from orch_protocol.policy import RANK, Approval, Channel, DataClass, Model, Operation, PolicySpec, Verdict
 
-__all__ = ["CREDENTIALS", "OPERATIONS", "Call", "DataClass", "Grounds", "Place", "Verdict", "judge", "strictest"]
-
-Operation: TypeAlias = Literal["read", "write", "exec"]
-DataClass: TypeAlias = Literal["random", "code", "personal"]
-Model: TypeAlias = Literal["any", "local"]
+__all__ = ["CREDENTIALS", "OPERATIONS", "Call", "Grounds", "Place", "judge", "operation_of", "strictest"]
 
 CREDENTIALS: Final = (
     "~/.ssh",
@@ -87,15 +83,6 @@ class Grounds(Struct, frozen=True):
     present: frozenset[str] = frozenset()
 
 
-class Verdict(Struct, frozen=True):
-    """What a source says of a call, and why. `model` local: what the call brings is for a local model only."""
-
-    approval: Approval = "allow"
-    model: Model = "any"
-    reason: str = ""
-    data: DataClass = "random"
-
-
 def judge(call: Call, grounds: Grounds) -> Verdict:
     """Return the verdict on `call`: the strictest of all sources; its `data` is the class of what the call touches."""
     data = _data_class(call, grounds)
@@ -109,6 +96,11 @@ def strictest(verdicts: Iterable[Verdict], data: DataClass = "random") -> Verdic
     reasons = dict.fromkeys(each.reason for each in all_of_them if each.approval == worst and each.reason)
     model: Model = "local" if any(each.model == "local" for each in all_of_them) else "any"
     return Verdict(worst, model, "; ".join(reasons) if worst != "allow" else "", data)
+
+
+def operation_of(tool: str) -> Operation:
+    """Return what `tool` does; one that is not known, the worst."""
+    return OPERATIONS.get(tool, "exec")
 
 
 def within(path: str, rule: str) -> bool:
@@ -162,7 +154,7 @@ def _data_class(call: Call, grounds: Grounds) -> DataClass:
 
 
 def _tensor(call: Call, grounds: Grounds, data: DataClass) -> Verdict:
-    operation = OPERATIONS.get(call.tool, "exec")
+    operation = operation_of(call.tool)
     approval = TENSOR[grounds.spec.channel, data][operation]
     is_local = data == "personal" and approval != "allow"
     return Verdict(approval, "local" if is_local else "any", f"{call.tool} would {operation} where data is {data}")

@@ -51,6 +51,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "show": looking.show,
     "state": looking.state,
     "run_tool": tools.run_tool,
+    "judge": approving.judge,
     "approve": approving.approve,
     "answer": approving.answer,
     "archive": archiving.archive,
@@ -88,7 +89,7 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
-EVERYBODYS: Final = frozenset({"approve", "reserve", "settle"})
+EVERYBODYS: Final = frozenset({"judge", "approve", "reserve", "settle"})
 """What an agent asks for by itself, whatever its tools are."""
 
 

@@ -1,4 +1,4 @@
-"""Approval: an agent's question on its way to whoever may answer it, and the answer."""
+"""Approval: what the program says of a call, an agent's question on its way to who may answer it, and the answer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,32 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from orch_protocol.approval import Answered, AnswerQuestion, ApproveCall, Approved, Question, digest_of
 from orch_protocol.ids import new_id
+from orch_protocol.policy import PolicyCall, Verdict
 
 from ..nodes import Node
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["answer", "approve"]
+__all__ = ["answer", "approve", "judge"]
 
 COMMANDS: Final = ("command", "code")
 """The arguments that say best what a call is about, but for a path."""
+
+
+async def judge(root: Supervisor, caller: str | None, params: PolicyCall) -> Verdict:
+    """Return what the program's policy function says of the calling agent's call; without one it is denied."""
+    spec = root.tree.nodes[caller or ""].spec
+    if root.opinion is None:
+        return Verdict(
+            "deny", "any", "the program that the agent was spawned by had a policy function, this one has none"
+        )
+    call = replace(params, agent_id=spec.id, depth=spec.depth, folder=spec.cwd)
+    return await root.opinion.of(call, spec.policy.rules)
 
 
 async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> Approved:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
@@ -40,6 +41,8 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     over = parent.spec if parent else None
     backend = await root.catalog.complete(_backend(request, over, root.config))
     spec = describe(request, over, root.config, root.sessions, backend)
+    if over is None and root.opinion is not None:
+        spec = replace(spec, policy=replace(spec.policy, asks_root=True))
     if spec.limits.max_cost_usd is not None or root.budgets.holds_for(caller):
         check_priced(backend)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
