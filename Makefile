@@ -20,7 +20,7 @@ ARGS =
 help:  ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/ready  ## Two agents over this folder: asked, killed, revived, ended.
+demo: $(VENV)/ready  ## Two agents over this folder: asked, archived, recalled, killed, revived.
 	$(BIN)/orch demo
 
 test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".

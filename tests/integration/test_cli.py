@@ -438,6 +438,24 @@ def test_the_demo(shell: Shell) -> None:
     assert "README.md:3" in shell.run("demo").stdout.decode()
 
 
+def test_the_demo_archives_a_turn_and_recalls_it(shell: Shell) -> None:
+    """Without a key: a line that left the conversation is found, read exactly, and told by its holder; in seconds."""
+    odd = "check_the_sump_of(pump, level=82.5, unit='mm', names=('Žluťoučký',))"
+    (shell.folder / "pump.py").write_text(f"def check(pump):\n    {odd}\n")
+    told = shell.data("demo")
+    recalled = told["recalled"]
+    assert odd in recalled["line"]
+    assert recalled["read"] == recalled["line"]
+    assert "entry " in recalled["holder"]
+    assert recalled["line"] in recalled["holder"]
+    assert recalled["record"]
+    assert recalled["line"] not in recalled["record"]
+    assert told["seconds"] < 10
+    said = shell.run("demo").stdout.decode()
+    assert f"looked for in the archives: {recalled['line']}" in said
+    assert said.index("is archive ") < said.index("In its conversation stays") < said.index("Its holder, now process ")
+
+
 def test_ctrl_c_during_the_demo_leaves_nothing(shell: Shell) -> None:
     """Interrupted anywhere, it ends its processes and removes its files."""
     demo = shell.start("demo")

@@ -26,7 +26,7 @@ VERBS = {
     "models": ("models", "the models that are known: limits, prices, keys"),
     "daemon": ("admin", "start, stop or look at the process behind all this"),
     "config": ("admin", "show the configuration, trust a project's"),
-    "demo": ("demo", "two agents over this folder: asked, killed, revived, ended"),
+    "demo": ("demo", "two agents over this folder: asked, archived, recalled, killed, revived"),
     "replay": ("replay", "what a recorded session costs under other policies, and what stays findable"),
     "doctor": ("doctor", "check what orch needs of this machine"),
 }

@@ -7,17 +7,18 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.config import Config
+from orch_protocol.config import ArchivalConfig, Config, TriggerConfig
 from orch_protocol.errors import AgentDiedError
 from orch_protocol.ids import new_id
-from orch_protocol.messages import Reply
+from orch_protocol.messages import Message
 
+from ..archival.index import message_text
 from ..sync import Orchestrator, Subagent
 from . import render
 from .leftovers import marked
@@ -35,6 +36,12 @@ QUESTIONS: Final = {
     "auditor": "Where are errors raised, and which tests check them?",
 }
 AFTER: Final = "Which question about the README came before?"
+LONGEST: Final = 80
+WIDTH: Final = 160
+# Whatever it looked at once goes to an archive, before the reply.
+ARCHIVING: Final = ArchivalConfig(
+    enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1)
+)
 
 
 def _demo(arguments: Namespace) -> int:
@@ -54,7 +61,7 @@ def _demo(arguments: Namespace) -> int:
 
 def _play(home: Path, run: str, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Do the demonstration and return what came of it."""
-    with Orchestrator("extractive:", config=Config(), run=run, home=home) as o:
+    with Orchestrator("extractive:", config=Config(archival=ARCHIVING), run=run, home=home) as o:
         agents = {
             name: o.spawn(f"Investigate {folder}", preset="investigate", name=name, cwd=folder) for name in QUESTIONS
         }
@@ -65,20 +72,61 @@ def _play(home: Path, run: str, folder: Path, say: Callable[[str], None]) -> dic
         futures = {name: agent.submit(QUESTIONS[name]) for name, agent in agents.items()}
         answers = {name: future.result(SECONDS) for name, future in futures.items()}
         for name, answer in answers.items():
-            say(f"\n{name}, asked at the same time: {QUESTIONS[name]}\n{_head(answer)}")
+            say(f"\n{name}, asked at the same time: {QUESTIONS[name]}\n{_head(answer.text)}")
+        recalled = _recall(o, agents["auditor"], answers["auditor"].archived_to, say)
         victim = agents["reader"]
         killed, outcome = _kill_in_the_middle(victim)
         say(f"\nkill -9 {killed}, in the middle of a question: {outcome}")
         revived = victim.query(AFTER, timeout=SECONDS)
-        say(f"\nreader again, now process {victim.pid}, asked: {AFTER}\n{_head(revived)}")
+        say(f"\nreader again, now process {victim.pid}, asked: {AFTER}\n{_head(revived.text)}")
         rows = o.agents()
         say(f"\n{render.tree([msgspec.to_builtins(row) for row in rows])}")
         return {
             "answers": {name: answer.text for name, answer in answers.items()},
+            "recalled": recalled,
             "killed": {"pid": killed, "outcome": outcome},
             "revived": {"pid": victim.pid, "text": revived.text},
             "agents": [{"name": row.name, "status": row.status, "queries": row.queries} for row in rows],
         }
+
+
+def _recall(o: Orchestrator, agent: Subagent, holder: str | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Get back what left the conversation of `agent` for the archive `holder`: found, read, and asked for."""
+    if holder is None:
+        say(f"\nThat turn of {agent.name} could not be archived; see: orch doctor")
+        return {}
+    [row] = [row for row in o.archives(agent.id) if row.id == holder]
+    say(
+        f"\nThat turn of {agent.name} is archive {holder} by now: {row.messages} messages, {row.tokens:,} tokens. "
+        f"In its conversation stays\n{_head(row.record)}"
+    )
+    line = _gone(o.read_archive(holder), row.record)
+    [hit, *_] = o.search_archive(line, ref=agent.id)
+    [entry] = o.read_archive(hit.id, first=hit.entry, last=hit.entry)
+    before, found, after = message_text(entry).partition(line)
+    begins = before.rfind("\n") + 1
+    say(f"\nOf what went, looked for in the archives: {render.safe(line)}")
+    say(f"Entry {hit.entry} of archive {hit.id} reads there\n{_head(before[begins:] + found + after)}")
+    asked = o.get(hit.id)
+    told = asked.query(f"What is there about {line}", timeout=SECONDS)
+    say(f"\nIts holder, now process {asked.pid}, asked about the same:\n{_head(told.text)}")
+    return {
+        "archive": hit.id,
+        "record": row.record,
+        "line": line,
+        "entry": hit.entry,
+        "read": found,
+        "holder": told.text,
+    }
+
+
+def _gone(messages: Sequence[Message], record: str) -> str:
+    """Return a line that is in `messages`, between the prompt and the answer, and not in `record`."""
+    said = (
+        line.rpartition("\t")[2].strip() for message in messages[1:-1] for line in message_text(message).splitlines()
+    )
+    lines = [line for line in said if line and line not in record]
+    return max((line for line in lines if len(line) <= LONGEST), key=len, default=lines[0])
 
 
 def _kill_in_the_middle(agent: Subagent) -> tuple[int | None, str]:
@@ -101,10 +149,10 @@ def _kill_in_the_middle(agent: Subagent) -> tuple[int | None, str]:
     return pid, outcome
 
 
-def _head(reply: Reply) -> str:
-    lines = render.safe(reply.text).splitlines()
+def _head(text: str) -> str:
+    lines = render.safe(text).splitlines()
     more = [f"  ... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
-    return "\n".join([*(f"  {line}" for line in lines[:LINES]), *more])
+    return "\n".join([*(f"  {line[:WIDTH]}" for line in lines[:LINES]), *more])
 
 
 def _say(text: str) -> None:
@@ -118,7 +166,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 VERBS = {
     "demo": Verb(
-        "Two agents over a folder: asked at once, one killed with -9 in the middle and revived. Offline.",
+        "Two agents over a folder: asked at once, one archived and recalled, one killed with -9 and revived. Offline.",
         "orch demo",
         _arguments,
         _demo,
