@@ -98,7 +98,10 @@ class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
 
 
 class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):
-    """A query is over, one way or the other. `taken_by` says who waited and so got the answer."""
+    """A query is over, one way or the other. `taken_by` says who waited and so got the answer.
+
+    `ended` says that the user ended it together with the agent's process.
+    """
 
     query_id: str
     reply: Reply | None = None
@@ -106,6 +109,7 @@ class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):
     usage: Usage = Usage()
     context_tokens: int = 0
     taken_by: str | None = None
+    ended: bool = False
 
 
 class Collected(_Agent, frozen=True, gc=False, kw_only=True, tag="collected"):

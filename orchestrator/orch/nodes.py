@@ -53,6 +53,8 @@ class Result:
     taken_by: str | None
     taken_at: float | None
     asker: str | None
+    ended: bool = False
+    """Whether the user ended the turn together with the agent's process."""
 
 
 @dataclass(slots=True)
@@ -241,7 +243,7 @@ class Nodes:
         pending = node.pending
         taken_at = entry.at if entry.taken_by else None
         asked_by = pending.asker if pending else None
-        node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by)
+        node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended)
         node.pending, node.last_activity = None, entry.at
         node.usage = node.usage + entry.usage
         node.context_tokens = entry.context_tokens or node.context_tokens

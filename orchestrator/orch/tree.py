@@ -418,7 +418,7 @@ class Tree:
         if event.hard:
             cut = AgentDiedError(f"the turn of agent {node.spec.name!r} ({event.id}) was ended with its process")
             query_id, error = node.pending.query_id, error_info(cut)
-            answered = Answered(at=now, id=event.id, query_id=query_id, error=error, usage=event.usage)
+            answered = Answered(at=now, id=event.id, query_id=query_id, error=error, usage=event.usage, ended=True)
             settled = settle(self.nodes, [answered])
             # Who asks it meanwhile is answered by the next process, as when this one had been asked to leave.
             kill = Signal(event.id, node.incarnation, "kill")

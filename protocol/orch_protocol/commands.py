@@ -75,12 +75,14 @@ class Query(Struct, frozen=True, gc=False):
     """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline.
 
     With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` when what it costs has a limit.
+    `ended` says that the user ended the turn before it together with the agent's process.
     """
 
     prompt: str
     seconds: float | None = None
     stream: bool = False
     budgeted: bool = False
+    ended: bool = False
 
 
 class Steer(Struct, frozen=True, gc=False):

@@ -122,7 +122,8 @@ class Reply(Struct, frozen=True, gc=False):
 
     `id` is the agent's, `query_id` the turn's. `steps` counts model responses, `tool_calls` the calls that ran: a
     "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd. `archived_to` is
-    the holder of the turn, once there is one.
+    the holder of the turn, once there is one. `unfinished` names the tools whose calls the end of the turn cut off, or
+    kept from running.
     """
 
     id: str
@@ -134,6 +135,7 @@ class Reply(Struct, frozen=True, gc=False):
     files_changed: tuple[str, ...] = ()
     steps: int = 0
     archived_to: str | None = None
+    unfinished: tuple[str, ...] = ()
 
 
 def user(text: str) -> Message:

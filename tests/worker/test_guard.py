@@ -11,7 +11,8 @@ from orch_protocol.messages import Text, ToolUse
 from orch_protocol.policy import PolicyConfig, PolicySpec
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.registry import is_remote
-from orch_worker.guard import DIRECTIVE, Guard
+from orch_worker.guard import Guard
+from orch_worker.markers import DIRECTIVE
 from orch_worker.tools.base import ToolContext, tool
 from orch_worker.tools.toolbox import Toolbox
 

@@ -15,6 +15,7 @@ from orch_protocol.spec import Limits
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText, Retry
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.loop import Brake
+from orch_worker.markers import interrupted
 from orch_worker.tools.base import ToolOutput, tool
 from talk import Talk, assert_valid
 
@@ -234,7 +235,8 @@ class TestLimits:
         talk = Talk(script({"tools": [{"tool": "forever"}, {"tool": "quick"}]}), quick, forever)
         reply = await talk.ask()
         assert (reply.stop_reason, reply.tool_calls) == ("cancelled", 2)
-        assert talk.texts() == ["Not finished: The turn was cancelled. It may have had effects.", "quick"]
+        assert talk.texts() == [interrupted("forever", began=True), "quick"]
+        assert reply.unfinished == ("forever",)
         assert_valid(talk.recorded)
 
     async def test_cancelled_turn_can_go_on(self) -> None:
@@ -258,7 +260,8 @@ class TestLimits:
         talk.reports = Pulling(talk.brake, "model", step=3)
         reply = await talk.ask()
         assert (reply.stop_reason, reply.steps, reply.tool_calls) == ("cancelled", 3, 2)
-        assert talk.texts()[2] == "Not run: The turn was cancelled."
+        assert talk.texts()[2] == interrupted("shout", began=False)
+        assert reply.unfinished == ("shout",)
         assert_valid(talk.recorded)
 
     async def test_deadline(self) -> None:

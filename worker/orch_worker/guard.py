@@ -11,13 +11,13 @@ from orch_protocol.messages import ToolUse
 from orch_protocol.policy import PolicyCall, PolicySpec, Verdict
 
 from .grounds import grounds_of, places_of, where_of
+from .markers import denied
 from .opinion import Opinion, named
 from .policy import Call, Grounds, Place, judge, operation_of, strictest
 from .tools.base import ToolContext, ToolError
 
-__all__ = ["DIRECTIVE", "Guard", "denied"]
+__all__ = ["Guard"]
 
-DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
 PATIENCE_SECONDS: Final = 10.0
 REMOTE: Final = Verdict("ask", "local", "what it brings would go to a model that is not on this machine")
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
@@ -121,8 +121,3 @@ def _judges(spec: PolicySpec, context: ToolContext) -> Sequence[Judge]:
         return said
 
     return (*found, ask_root) if spec.asks_root else found
-
-
-def denied(tool: str, reason: str) -> str:
-    """Return what the model is told of a call of `tool` that may not run."""
-    return f"[Denied: {tool} was not run: {reason}. {DIRECTIVE}]"

@@ -29,6 +29,7 @@ from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
 from .backends.base import AssistantTurn, Backend
+from .markers import interrupted
 from .purse import Purse
 from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, refuse
@@ -159,6 +160,7 @@ class _Turn:
         self._steps = 0
         self._calls = 0
         self._files: dict[str, None] = {}
+        self._unfinished: tuple[str, ...] = ()
         self._text = ""
 
     async def run(self, query_id: str, agent_id: str, prompt: str) -> Reply:
@@ -187,6 +189,7 @@ class _Turn:
             tool_calls=self._calls,
             files_changed=tuple(self._files),
             steps=self._steps,
+            unfinished=self._unfinished,
         )
 
     def _answer_what_was_left(self) -> None:
@@ -269,7 +272,8 @@ class _Turn:
     async def _run_calls(self, calls: Sequence[ToolUse]) -> None:
         """Run `calls` at once and append their results in call order, also those of calls that the brake ends."""
         if cut := self._brake.cut():
-            self._append_results([refuse(call, f"Not run: {WHY[cut]}").result for call in calls])
+            self._unfinished = tuple(call.name for call in calls)
+            self._append_results([refuse(call, _cut_off(call, cut, began=False)).result for call in calls])
             return
         self._report("tool", ", ".join(dict.fromkeys(call.name for call in calls)), self._steps)
         if self._emit is not None:
@@ -287,6 +291,9 @@ class _Turn:
 
     def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[Outcome]], cut: Cut | None) -> None:
         whole = [_outcome(call, task, cut) for call, task in zip(calls, tasks, strict=True)]
+        if cut:
+            pairs = zip(calls, tasks, strict=True)
+            self._unfinished = tuple(call.name for call, task in pairs if not _is_done(task))
         outcomes = self._toolbox.shown(calls, whole)
         used = Usage()
         for outcome in outcomes:
@@ -310,10 +317,19 @@ class _Turn:
 
 
 def _outcome(call: ToolUse, task: asyncio.Task[Outcome], cut: Cut | None) -> Outcome:
-    if task.done() and not task.cancelled():
-        return task.result()
-    why = f"Not finished: {WHY[cut] if cut else 'the call was cancelled.'} It may have had effects."
-    return Outcome(refuse(call, why).result)
+    return task.result() if _is_done(task) else Outcome(refuse(call, _cut_off(call, cut, began=True)).result)
+
+
+def _is_done(task: asyncio.Task[Outcome]) -> bool:
+    return task.done() and not task.cancelled()
+
+
+def _cut_off(call: ToolUse, cut: Cut | None, *, began: bool) -> str:
+    """Return the result of a call that the end of the turn cut off, or kept from beginning."""
+    if cut == "cancelled":
+        return interrupted(call.name, began=began)
+    why = WHY[cut] if cut else "the call was cancelled."
+    return f"Not finished: {why} It may have had effects." if began else f"Not run: {why}"
 
 
 async def _end(tasks: Sequence[asyncio.Task[Outcome]]) -> None:

@@ -21,6 +21,7 @@ from .backends.registry import is_remote, make_backend
 from .guard import Guard
 from .interjections import Interjection, Interjections
 from .loop import Brake, run_turn
+from .markers import after_cut, after_interruption
 from .prompt import first_prompt, system_prompt
 from .purse import Purse
 from .summarising import Summariser
@@ -33,8 +34,6 @@ __all__ = ["Root", "Runtime"]
 
 GROUP_SYNC_SECONDS = 0.05
 EXIT_STORE = 74
-
-INTERRUPTED = "[The turn before this one was cut short; what it recorded is above.]"
 
 
 class Root(Protocol):
@@ -148,9 +147,8 @@ class Runtime:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
         self._purse.budgeted = query.budgeted
         try:
-            prompt = query.prompt
+            prompt = self._after_what_was(query)
             if session.interrupted is not None:
-                prompt = f"{INTERRUPTED}\n\n{prompt}"
                 self.transcript.turn_start(query_id, session.interrupted)
             if self._fresh:
                 prompt = first_prompt(self.spec, prompt)
@@ -206,6 +204,16 @@ class Runtime:
             self.toolbox.close()
         finally:
             self.transcript.close()
+
+    def _after_what_was(self, query: Query) -> str:
+        """Return the prompt of `query`, with word of how the turn before it ended where that was no end of its own."""
+        session = self.transcript.session
+        if session.interrupted is not None:
+            return (after_interruption if query.ended else after_cut)(query.prompt, session.unanswered)
+        last = next(reversed(session.replies.values()), None)
+        if last is not None and last.stop_reason == "cancelled":
+            return after_interruption(query.prompt, last.unfinished)
+        return query.prompt
 
     def _record(self, turn: str, message: Message, usage: Usage | None = None) -> None:
         self.transcript.message(message, turn, usage)

@@ -117,6 +117,12 @@ class Session:
             self._messages = history.messages()
         return self._messages
 
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Names of the tools that were called last, and of whose calls no result is on record."""
+        last = self.view.items[-1].message if self.view.items else NOTHING
+        return tuple(call.name for call in tool_uses(last))
+
     def reply(self, query_id: str) -> Reply | None:
         """Return the reply of the finished turn `query_id`, or None."""
         return self.replies.get(query_id)

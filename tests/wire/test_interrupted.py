@@ -1,0 +1,114 @@
+"""After a turn that somebody ended, or that broke off: the next request is whole, and tells the model what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from orch import AsyncOrchestrator, AsyncSubagent
+from orch_protocol.errors import AgentDiedError
+from orch_protocol.messages import Text, ToolUse, assistant, user
+from orchestrator.world import Gate
+from wire.model_server import ModelServer, call, say
+from wire.test_end_to_end import MODEL, environment, read
+
+STOP_AND_ASK = "Stop and ask what to do instead"
+MODELS = [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"]
+"""One for each shape that a conversation has on the wire."""
+
+
+class Halted:
+    """An agent in the middle of a turn: it has read a file and called `gate` twice, which does not return."""
+
+    def __init__(self, server: ModelServer, root: AsyncOrchestrator, agent: AsyncSubagent, gate: Gate) -> None:
+        self.server, self.root, self.agent, self._gate = server, root, agent, gate
+
+    async def begin(self) -> asyncio.Task[object]:
+        """Let it begin a turn and return that when it has halted."""
+        self._gate.called.clear()
+        halting = {"call": "gate", "input": {}}
+        self.server.script += [call(read("one.txt")), call(halting, halting)]
+        turn = asyncio.ensure_future(self.agent.query("Go"))
+        while self._gate.calls < 2:
+            await self._gate.called.wait()
+            self._gate.called.clear()
+        return turn
+
+    async def sent_next(self) -> tuple[str, str]:
+        """Ask it again; return the whole conversation that its model got then, and what it was told last."""
+        self.server.script.append(say("here"))
+        assert (await self.agent.query("And now?")).text == "here"
+        assert self.server.refused == []
+        body = self.server.requests[-1].body
+        said = body.get("messages") or body["input"]
+        return json.dumps(said), json.dumps(said[-1])
+
+
+@pytest.fixture(params=MODELS)
+async def halted(server: ModelServer, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Halted]:
+    """An agent with a process of its own, by each API in turn. An old call in its history has no result."""
+    (tmp_path / "one.txt").write_text("this is one\n")
+    gate = Gate()
+    stale = [user("long ago"), assistant("I look."), user("never mind")]
+    stale[1] = type(stale[1])("assistant", (Text("I look."), ToolUse("old_1", "bash", {"command": "ls"})))
+    env = environment(server)
+    async with AsyncOrchestrator(request.param, home=tmp_path / "home", env=env) as root:
+        agent = await root.spawn("x", tools=["read_file", gate.tool()], cwd=tmp_path, history=stale)
+        yield Halted(server, root, agent, gate)
+        gate.open.set()
+
+
+async def test_a_cancelled_turn_is_told_of(halted: Halted) -> None:
+    """What was done has its result, what was not says so and to stop; the next prompt says who ended it."""
+    turn = await halted.begin()
+    await halted.agent.cancel()
+    reply = await turn
+    assert getattr(reply, "unfinished", None) == ("gate", "gate")
+    whole, last = await halted.sent_next()
+    assert "[Interrupted: gate did not finish, and may have had effects: the user ended the turn." in whole
+    assert whole.count(STOP_AND_ASK) == 2
+    assert "this is one" in whole
+    assert "The user interrupted the turn before this one. Not run, or not to the end: gate, gate." in last
+    assert last.index("stop and ask") < last.index("And now?")
+    assert whole.count("Interrupted") == 2, "the stale call is left alone"
+
+
+async def test_it_is_told_once(halted: Halted) -> None:
+    """The turn after the next one begins with its prompt alone."""
+    turn = await halted.begin()
+    await halted.agent.cancel()
+    await turn
+    await halted.sent_next()
+    _, last = await halted.sent_next()
+    assert "interrupted" not in last
+
+
+async def test_a_hard_cancel_is_told_of_as_the_users(halted: Halted) -> None:
+    """Also when its process ended with the turn, the agent knows that it was the user who ended it."""
+    turn = await halted.begin()
+    await halted.agent.cancel(hard=True)
+    with pytest.raises(AgentDiedError):
+        await turn
+    whole, last = await halted.sent_next()
+    assert "The process ended before a result was recorded" in whole
+    assert "The user interrupted the turn before this one. Not run, or not to the end: gate, gate." in last
+
+
+async def test_a_death_is_not_told_of_as_the_users(halted: Halted) -> None:
+    """A turn that broke off by itself is no interruption: nobody need be asked about it."""
+    turn = await halted.begin()
+    pid = halted.agent.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(AgentDiedError):
+        await turn
+    whole, last = await halted.sent_next()
+    assert "The process ended before a result was recorded" in whole
+    assert "cut short; what it recorded is above. Without a result, though perhaps done: gate, gate." in last
+    assert "interrupted" not in whole

@@ -1,0 +1,43 @@
+"""What a model is told of calls that were not let run, and of turns that somebody or something cut short.
+
+Each of them ends with what to do now: without that a model tries the same again, or in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["DIRECTIVE", "after_cut", "after_interruption", "denied", "interrupted"]
+
+DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
+AND_NOW: Final = (
+    "Do not go on with it, and do not look for another way to do it: do what you are asked now, and where that leaves "
+    "it open, stop and ask."
+)
+
+
+def denied(tool: str, reason: str) -> str:
+    """Return the result of a call of `tool` that may not run."""
+    return f"[Denied: {tool} was not run: {reason}. {DIRECTIVE}]"
+
+
+def interrupted(tool: str, *, began: bool) -> str:
+    """Return the result of a call of `tool` that was under way, or not even begun, when the user ended the turn."""
+    what = "did not finish, and may have had effects" if began else "was not run"
+    return f"[Interrupted: {tool} {what}: the user ended the turn. {DIRECTIVE}]"
+
+
+def after_interruption(prompt: str, unfinished: Sequence[str]) -> str:
+    """Return `prompt`, the first one after a turn that the user ended, with that said before it.
+
+    `unfinished` names the tools whose calls it kept from running or from finishing.
+    """
+    calls = f" Not run, or not to the end: {', '.join(unfinished)}." if unfinished else ""
+    return f"[The user interrupted the turn before this one.{calls} {AND_NOW}]\n\n{prompt}"
+
+
+def after_cut(prompt: str, unfinished: Sequence[str]) -> str:
+    """Return `prompt`, the first one after a turn that broke off by itself, with that said before it."""
+    calls = f" Without a result, though perhaps done: {', '.join(unfinished)}." if unfinished else ""
+    return f"[The turn before this one was cut short; what it recorded is above.{calls}]\n\n{prompt}"
