@@ -17,9 +17,11 @@ from .messages import Message, Reply, Usage
 __all__ = [
     "SESSION_VERSION",
     "ArchiveEntry",
+    "CompactionEntry",
     "Custom",
     "Entry",
     "MessageEntry",
+    "Origin",
     "SessionHeader",
     "SessionInfo",
     "TurnEnd",
@@ -31,7 +33,10 @@ SESSION_VERSION = 3
 
 
 class SessionHeader(Struct, frozen=True, gc=False, tag="session", tag_field="type", rename="camel"):
-    """The first line of a session file. `agent` is the id of the agent whose transcript this is."""
+    """The first line of a session file. `agent` is the id of the agent whose transcript this is.
+
+    `parent_session` is the file that the conversation was taken over from, None when it began here.
+    """
 
     id: str
     timestamp: str
@@ -47,17 +52,43 @@ class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", rena
     timestamp: str
 
 
+class Origin(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """What the file that a message was taken over from says about it: who gave it, why it ended, what it took.
+
+    None of it happened here: no budget and no estimate knows of it.
+    """
+
+    api: str = ""
+    provider: str = ""
+    model: str = ""
+    stop: str = ""
+    usage: Usage | None = None
+
+
 class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history).
 
     `usage` is what the request took whose response this is, or what models used for the results of tools in it.
-    `deleted` is when what it said was deleted for good, "" while it is there.
+    `deleted` is when what it said was deleted for good, "" while it is there. `origin` is there when the message was
+    taken over from elsewhere and more was known of it.
     """
 
     message: Message
     turn: str = ""
     usage: Usage | None = None
     deleted: str = ""
+    origin: Origin | None = None
+
+
+class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compaction"):
+    """`summary` stands in place of what was said before the message `first_kept_entry_id`.
+
+    When that is none of the messages before this entry, it stands in place of all of them.
+    """
+
+    summary: str
+    first_kept_entry_id: str
+    tokens_before: int = 0
 
 
 class TurnStart(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):
@@ -108,5 +139,13 @@ class SessionInfo(_Entry, frozen=True, gc=False, kw_only=True, tag="session_info
 
 
 Entry: TypeAlias = (
-    SessionHeader | MessageEntry | TurnStart | TurnEnd | ArchiveEntry | UpgradeEntry | Custom | SessionInfo
+    SessionHeader
+    | MessageEntry
+    | CompactionEntry
+    | TurnStart
+    | TurnEnd
+    | ArchiveEntry
+    | UpgradeEntry
+    | Custom
+    | SessionInfo
 )

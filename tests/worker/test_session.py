@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_protocol.archive import Collapse
-from orch_protocol.entries import ArchiveEntry, Custom, Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart
+from orch_protocol.entries import (
+    ArchiveEntry,
+    CompactionEntry,
+    Custom,
+    Entry,
+    MessageEntry,
+    SessionHeader,
+    TurnEnd,
+    TurnStart,
+)
 from orch_protocol.messages import (
     Image,
     Message,
@@ -363,3 +372,23 @@ def test_messages_are_a_snapshot(turn: str) -> None:
     session.apply(MessageEntry(id="x", parent_id=session.leaf, timestamp="t", message=assistant("b"), turn=turn))
     assert before == (user("a"),)
     assert session.messages == (user("a"), assistant("b"))
+
+
+class TestCompaction:
+    """A summary in place of the beginning of a conversation."""
+
+    def test_the_model_reads_the_summary_and_what_was_kept(self) -> None:
+        """What was said before the first kept message is not shown any more; it is still among the entries."""
+        told = entries(said(user("old")), said(assistant("older")), said(user("new")), said(assistant("newer")))
+        summary = CompactionEntry(id="k", parent_id="e3", timestamp="t", summary="SUM", first_kept_entry_id="e2")
+        session = Session.fold([HEADER, *told, summary])
+        assert [message.role for message in session.messages] == ["user", "assistant"]
+        assert "SUM" in text_of(session.messages[0])
+        assert "old" not in text_of(session.messages[0]).split()
+        assert len(session.entries) == 5
+
+    def test_a_result_whose_call_was_not_kept_becomes_text(self) -> None:
+        """What is kept is a conversation that providers accept, wherever the compaction cut it."""
+        told = entries(said(user("q")), said(call("c")), said(result("c")), said(assistant("done")))
+        summary = CompactionEntry(id="k", parent_id="e3", timestamp="t", summary="SUM", first_kept_entry_id="e2")
+        assert_valid(Session.fold([HEADER, *told, summary]).messages)

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.entries import ArchiveEntry, Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart, UpgradeEntry
+from orch_protocol.entries import (
+    ArchiveEntry,
+    CompactionEntry,
+    Entry,
+    MessageEntry,
+    SessionHeader,
+    TurnEnd,
+    TurnStart,
+    UpgradeEntry,
+)
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Block, Message, Reply, Text, ToolResult, Usage, tool_uses, user
 
@@ -185,6 +194,8 @@ class Session:
                 self._gone = []  # what a damaged file does not show any more in one piece stays as it is
         elif isinstance(entry, UpgradeEntry):
             self.view.upgrade(entry.upgrade)
+        elif isinstance(entry, CompactionEntry):
+            self.view.compact(entry.summary, self.view.kept(entry.first_kept_entry_id), entry.id, place)
 
     def _branch(self, place: int) -> None:
         """Show what the path to the entry at `place` shows."""

@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from orch_protocol.archive import ArchiveKind
-from orch_protocol.messages import Message, Text
+from orch_protocol.messages import Message, Text, user
 
-__all__ = ["HEADS", "era_prompt", "holder_of", "holders_in", "replaced", "stub_text", "stubs_in"]
+__all__ = ["HEADS", "era_prompt", "holder_of", "holders_in", "replaced", "stub_text", "stubs_in", "summary_message"]
 
 HEADS: Final[dict[ArchiveKind, str]] = {
     "turn": "[archived turn]",
@@ -28,6 +28,11 @@ def stub_text(kind: ArchiveKind, id: str, record: str, answer: str = "") -> str:
 def era_prompt(turns: int) -> str:
     """Return the user message that stands before the stub of `turns` merged turns."""
     return f"[{turns} earlier turns of this conversation]"
+
+
+def summary_message(text: str) -> Message:
+    """Return the message that stands in place of what was compacted."""
+    return user(f"[Summary of the conversation so far]\n\n{text}")
 
 
 def holder_of(text: str) -> str | None:

@@ -14,7 +14,7 @@ from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message
 
-from .stubs import holder_of, holders_in, replaced, stubs_in
+from .stubs import holder_of, holders_in, replaced, stubs_in, summary_message
 
 __all__ = ["Item", "View"]
 
@@ -90,6 +90,16 @@ class View(Generic[T]):
                 if stub := self._late.pop(holder, None):
                     self._restub(place, stub)
         return gone
+
+    def kept(self, first: str) -> int:
+        """Return how many items stand before the entry `first`: all of them when it is none of these."""
+        return next((place for place, item in enumerate(self.items) if item.first == first), len(self.items))
+
+    def compact(self, summary: str, stop: int, id: str, note: T) -> None:
+        """Show `summary`, which the entry `id` has, instead of the first `stop` items."""
+        first, last = (self.items[0].first, self.items[stop - 1].last) if stop else (id, id)
+        said = summary_message(summary) if summary else NOTHING
+        self.items[:stop] = [Item(said, first, last, note)]
 
     def upgrade(self, upgrade: Upgrade) -> None:
         """Take a better text for a stub in; a stub that is not shown any more needs none."""

@@ -11,13 +11,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Collapse, Span
-from orch_protocol.entries import ArchiveEntry, MessageEntry, TurnEnd, UpgradeEntry
+from orch_protocol.entries import ArchiveEntry, CompactionEntry, MessageEntry, TurnEnd, UpgradeEntry
 from orch_protocol.errors import DamagedError, StoreError
 from orch_protocol.messages import Message, assistant, user
 from orch_worker.excerpt import entries_in, lines_in, messages_in, read_spans
@@ -33,12 +33,11 @@ from .shelf import Record, SearchableShelf, Stored
 
 __all__ = ["Cover", "Ledger", "joined", "read_archive"]
 
-_decoder: msgspec.json.Decoder[MessageEntry | ArchiveEntry | UpgradeEntry | TurnEnd] = msgspec.json.Decoder(
-    MessageEntry | ArchiveEntry | UpgradeEntry | TurnEnd
-)
+_Telling: TypeAlias = MessageEntry | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEnd
+_decoder: msgspec.json.Decoder[_Telling] = msgspec.json.Decoder(_Telling)
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 _MESSAGE: Final = b'{"type":"message"'
-_HEADS: Final = (_MESSAGE, b'{"type":"archive"', b'{"type":"archive_summary"')
+_HEADS: Final = (_MESSAGE, b'{"type":"archive"', b'{"type":"archive_summary"', b'{"type":"compaction"')
 _TURN_END: Final = b'{"type":"turn_end"'
 _DELETED: Final = b',"deleted":"'
 _END_BYTES: Final = 24
@@ -200,10 +199,14 @@ class Ledger(SearchableShelf):
             self._take_archive(entry)
         elif isinstance(entry, UpgradeEntry):
             self._take_upgrade(entry)
+        elif isinstance(entry, CompactionEntry):
+            stop = self.view.kept(entry.first_kept_entry_id)
+            covers = [item.note for item in self.view.items[:stop]] or [Cover(start, start, start, 0)]
+            self.view.compact(entry.summary, stop, entry.id, joined(covers))
         elif isinstance(entry, TurnEnd) and entry.deleted:
             self.forgotten[entry.turn] = entry.deleted
 
-    def _follow(self, entry: MessageEntry | ArchiveEntry | UpgradeEntry | TurnEnd | _Link, start: int) -> None:
+    def _follow(self, entry: _Telling | _Link, start: int) -> None:
         """Show the entry before `entry` as lost, if it is; see `Session`."""
         if entry.parent_id is not None and entry.parent_id != self._leaf:
             self.view.lose(entry.parent_id, Cover(start, start, start, 0))

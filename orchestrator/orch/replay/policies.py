@@ -13,11 +13,12 @@ from orch_protocol.config import ArchivalConfig, SummaryConfig
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Text, ToolResult
 from orch_worker.estimate import Estimator
+from orch_worker.stubs import summary_message
 
 from ..archival.archiver import Archiver
 from ..archival.gate import Prices, summary_cost
 from ..archival.plan import SUMMARY_TOKENS
-from .recording import Scale, summary_message
+from .recording import Scale
 
 __all__ = ["DEFAULT", "NAMES", "Policy", "Setting", "policy_named"]
 

@@ -7,10 +7,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.messages import Message, user
+from orch_protocol.messages import Message
 from orch_worker.estimate import PLAIN, Estimator, Ratios
+from orch_worker.stubs import summary_message
 
-__all__ = ["ASSUMED_BESIDE", "Compaction", "Recorded", "Recording", "Scale", "scale_of", "summary_message"]
+__all__ = ["ASSUMED_BESIDE", "Compaction", "Recorded", "Recording", "Scale", "scale_of"]
 
 ASSUMED_BESIDE: Final = 12_000
 
@@ -114,8 +115,3 @@ def scale_of(recording: Recording, beside: int | None = None) -> Scale:
         system = [each.message for each in recording.messages if each.message.role == "system"]
         beside = max(0, ASSUMED_BESIDE - estimator.messages(system))
     return Scale(estimator, beside, len(reported) > 1)
-
-
-def summary_message(text: str) -> Message:
-    """Return the message that stands in place of what was compacted."""
-    return user(f"[Summary of the conversation so far]\n\n{text}")

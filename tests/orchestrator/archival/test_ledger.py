@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from orch.archival.ledger import Ledger
+from orch_protocol.entries import CompactionEntry
 from orch_protocol.errors import DamagedError, StoreError
 from orch_protocol.messages import Message, assistant, text_of, user
 from orch_worker.store import AppendLog
@@ -281,3 +282,20 @@ def test_an_archive_of_another_version_is_one(life: Life) -> None:
     life.turn(*steps(1))
     assert len(life.archive()) == 1
     agree(life.folder)
+
+
+def test_what_a_compaction_stands_for_can_be_archived_whole(life: Life) -> None:
+    """Root and agent show the same after a compaction, and an archive of the summary holds all it stands for."""
+    life.turn(*steps(1), asked="old")
+    life.turn(*steps(1), asked="new")
+    kept = next(entry.id for entry in life.entries() if text_of(entry.message) == "new")
+    session = life.transcript.session
+    summary = CompactionEntry(
+        id="0123abcd", parent_id=session.leaf, timestamp="t", summary="so far", first_kept_entry_id=kept
+    )
+    life.transcript.append(summary)
+    ledger = life.ledger()
+    assert list(ledger.view) == list(life.transcript.session.view)
+    assert "so far" in text_of(next(iter(ledger.view)))
+    cover = ledger.view.items[0].note
+    assert (cover.messages, cover.own) == (4, False)

@@ -10,10 +10,16 @@ from orch_protocol.errors import ConfigError
 
 from .base import Format, pack, plain, translated, unpack
 
-__all__ = ["FORMATS", "Format", "detect", "format_named", "pack", "plain", "translated", "unpack"]
+__all__ = ["FORMATS", "ROWS", "Format", "detect", "format_named", "pack", "plain", "translated", "unpack"]
 
 FORMATS: Final = {"anthropic": "anthropic", "openai": "openai", "responses": "responses", "orch": "own"}
 """Each format and the module it lives in."""
+
+ROWS: Final = "anthropic"
+"""The format of the messages in the rows that a coding assistant leaves behind, one or more for each message."""
+
+
+TYPED: Final = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
 def format_named(name: str) -> Format:
@@ -32,6 +38,6 @@ def detect(messages: Sequence[Any]) -> Format:
             return format_named("responses")
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
-            if isinstance(block, dict) and block.get("type") in ("tool_use", "tool_result", "thinking"):
+            if isinstance(block, dict) and (block.get("type") in TYPED or "source" in block):
                 return format_named("anthropic")
     return format_named("openai")

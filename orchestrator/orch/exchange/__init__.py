@@ -1,0 +1,1 @@
+"""Conversations from other programs' files, and ours for other programs."""

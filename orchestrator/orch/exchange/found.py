@@ -1,0 +1,105 @@
+"""A conversation as some file holds it, and what there is to say about the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.archive import Span
+from orch_protocol.entries import (
+    ArchiveEntry,
+    CompactionEntry,
+    Custom,
+    MessageEntry,
+    SessionInfo,
+    TurnEnd,
+    TurnStart,
+    UpgradeEntry,
+)
+from orch_protocol.errors import DamagedError, ForeignFileError
+from orch_worker.estimate import PLAIN, Ratios
+
+__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "Found", "Kept", "Reading", "Told"]
+
+DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
+SHAPE_ERRORS: Final = (*DECODE_ERRORS, KeyError, TypeError, ValueError, AttributeError)
+MOST_SAID: Final = 20
+EXPECTED: Final = (
+    "expected a session of ours or pi's, rows with a message each, or plain messages, as JSON or JSON lines"
+)
+
+
+class Kept(Struct, frozen=True):
+    """An entry of a type of its own: kept as it is, with its place in the tree."""
+
+    id: str
+    parent_id: str | None
+    timestamp: str
+    type: str
+    fields: dict[str, Any]
+
+
+Told: TypeAlias = (
+    MessageEntry | CompactionEntry | TurnStart | TurnEnd | ArchiveEntry | UpgradeEntry | Custom | SessionInfo | Kept
+)
+
+
+class Found(Struct, frozen=True):
+    """A conversation. Entries follow their parents; the last one is where it goes on.
+
+    `ratios` are those of the models it was made with; `repairs` say what was damaged and how that was set
+    right, `notes` what else is not as it was. `below` are conversations of agents that this one had started. Of a file
+    of ours, `spans` are where the entries' lines stand in it.
+    """
+
+    name: str
+    shape: str
+    entries: tuple[Told, ...]
+    title: str = ""
+    cwd: str = ""
+    ratios: Ratios = PLAIN
+    repairs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    below: tuple[Found, ...] = ()
+    spans: dict[str, Span] = {}
+
+
+class Reading:
+    """What is found out about the file at `path` while it is read. With `repair`, damage is set right where it can be;
+    without, it is an error."""
+
+    def __init__(self, path: Path, *, repair: bool = False) -> None:
+        self.path = path
+        self.repair = repair
+        self._repairs: list[str] = []
+        self._more = 0
+
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """What was set right, in order."""
+        more = (f"and {self._more} more such places",) if self._more else ()
+        return (*self._repairs, *more)
+
+    def mended(self, what: str) -> None:
+        """Report what was set right, and how."""
+        if len(self._repairs) < MOST_SAID:
+            self._repairs.append(what)
+        else:
+            self._more += 1
+
+    def fault(self, line: int, what: str, mended: str) -> None:
+        """Report that `what` is wrong in a line, `mended` being what is done about it. Raises DamagedError if nothing
+        is to be done."""
+        if not self.repair:
+            raise DamagedError(
+                f"{self.path} line {line} {what}. Mend the line; or import the file with --repair (repair=True), "
+                f"and {mended}"
+            )
+        self.mended(f"line {line} {what}: {mended}")
+
+    def foreign(self, why: str = EXPECTED) -> ForeignFileError:
+        """Return the error that the file is none that can be read."""
+        return ForeignFileError(f"{self.path} is no recording that can be read: {why}")
