@@ -9,7 +9,7 @@ from msgspec import Struct
 from orch_protocol.commands import Ready
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import AgentSpec
+from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .journal import Entry
 
@@ -31,6 +31,7 @@ __all__ = [
     "Kill",
     "Launch",
     "LaunchFailed",
+    "Localise",
     "Notify",
     "Recover",
     "Rest",
@@ -227,6 +228,13 @@ class Resume(Struct, frozen=True, gc=False):
     max_cost_usd: float | None = None
 
 
+class Localise(Struct, frozen=True, gc=False):
+    """From now on the conversation of agent `id` is for the model behind `backend` alone, which is of this machine."""
+
+    id: str
+    backend: BackendSpec
+
+
 class Recover(Struct, frozen=True, gc=False):
     """A root takes over: no process of the last one is left.
 
@@ -260,10 +268,11 @@ Event: TypeAlias = (
     | Hear
     | Cancel
     | Resume
+    | Localise
     | Recover
 )
 
-REQUESTS = (Spawn, Hold, Ask, Collect, Steer, Cancel, Resume)
+REQUESTS = (Spawn, Hold, Ask, Collect, Steer, Cancel, Resume, Localise)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 

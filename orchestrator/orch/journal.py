@@ -15,7 +15,7 @@ from msgspec import Struct
 from orch_protocol.archive import Source
 from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import AgentSpec, Durability
+from orch_protocol.spec import AgentSpec, BackendSpec, Durability
 from orch_protocol.text import scrub
 from orch_worker.lines import Sealed
 from orch_worker.rewriting import rewriting
@@ -33,6 +33,7 @@ __all__ = [
     "Journal",
     "Killed",
     "Launched",
+    "Localised",
     "Moved",
     "Opened",
     "Pruned",
@@ -148,6 +149,12 @@ class Budgeted(_Agent, frozen=True, gc=False, kw_only=True, tag="budgeted"):
     max_cost_usd: float
 
 
+class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):
+    """The agent's conversation is for models of this machine alone from now on: for the one behind `backend`."""
+
+    backend: BackendSpec
+
+
 class Steered(_Agent, frozen=True, gc=False, kw_only=True, tag="steered"):
     """Something was said to the agent, to be heard while it works."""
 
@@ -212,6 +219,7 @@ Entry: TypeAlias = (
     | Killed
     | Resumed
     | Budgeted
+    | Localised
     | Woken
     | Steered
     | Heard
@@ -262,12 +270,14 @@ class Journal:
                 entries.append(_decoder.decode(line))
             except msgspec.MsgspecError as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        return cls(log, entries, notes, (Collected, Killed, Spawned) if durability == "power" else (Collected, Killed))
+        synced = (Collected, Killed, Localised)
+        return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
 
     def append(self, entries: list[Entry]) -> None:
         """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
 
-        A collect or a kill is on the disk when this returns, with durability "power" a spawn too: no transcript has it.
+        A collect, a kill and where a conversation may be read are on the disk when this returns, with durability
+        "power" a spawn too: no transcript has it.
         """
         if self._owed:
             entries = self._owed + entries

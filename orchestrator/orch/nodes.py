@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from orch_protocol.commands import Query
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
@@ -24,6 +25,7 @@ from .journal import (
     Heard,
     Killed,
     Launched,
+    Localised,
     Moved,
     Opened,
     Pruned,
@@ -113,6 +115,11 @@ class Node:
             and self.status != "killed"
             and (not self.stopping or self.pending is not None)
         )
+
+    def told(self, query: Query) -> Query:
+        """Return `query` with what its process may not know of the agent."""
+        ended = self.last is not None and self.last.ended
+        return msgspec.structs.replace(query, ended=ended, local=self.spec.local)
 
 
 class Nodes:
@@ -275,6 +282,10 @@ class Nodes:
     def _apply_budgeted(self, node: Node, entry: Budgeted) -> None:
         limits = msgspec.structs.replace(node.spec.limits, max_cost_usd=entry.max_cost_usd)
         node.spec = msgspec.structs.replace(node.spec, limits=limits)
+
+    def _apply_localised(self, node: Node, entry: Localised) -> None:
+        node.spec = msgspec.structs.replace(node.spec, backend=entry.backend, local=True)
+        node.model = _model(node.spec)
 
     def _apply_steered(self, node: Node, entry: Steered) -> None:
         node.unheard[entry.steer_id] = entry

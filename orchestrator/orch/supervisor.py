@@ -276,8 +276,7 @@ class Supervisor:
         query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)
         try:
             stream, budgeted = send.query_id in self._streams, self.budgets.holds_for(send.id)
-            ended = node.last is not None and node.last.ended
-            query = msgspec.structs.replace(query, stream=stream, budgeted=budgeted, ended=ended)
+            query = msgspec.structs.replace(node.told(query), stream=stream, budgeted=budgeted)
             self._peers[send.id].send("query", query, send.query_id)
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.

@@ -45,6 +45,7 @@ from .events import (
     Kill,
     Launch,
     LaunchFailed,
+    Localise,
     Notify,
     Recover,
     Rest,
@@ -267,6 +268,9 @@ class Tree:
 
     def _on_deleted(self, event: Deleted, now: float) -> Decision:
         return deletions.decide(self.nodes, event, now)
+
+    def _on_localise(self, event: Localise, now: float) -> Decision:
+        return Decision([journal.Localised(at=now, id=event.id, backend=event.backend)])
 
     def _on_spend(self, event: Spend, now: float) -> Decision:
         return Decision([Spent(at=now, id=event.id, usage=event.usage)])

@@ -76,6 +76,7 @@ class Query(Struct, frozen=True, gc=False):
 
     With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` when what it costs has a limit.
     `ended` says that the user ended the turn before it together with the agent's process.
+    What is said in a `local` one is for models of this machine alone, and so is the conversation from then on.
     """
 
     prompt: str
@@ -83,6 +84,7 @@ class Query(Struct, frozen=True, gc=False):
     stream: bool = False
     budgeted: bool = False
     ended: bool = False
+    local: bool = False
 
 
 class Steer(Struct, frozen=True, gc=False):

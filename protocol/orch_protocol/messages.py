@@ -123,7 +123,7 @@ class Reply(Struct, frozen=True, gc=False):
     `id` is the agent's, `query_id` the turn's. `steps` counts model responses, `tool_calls` the calls that ran: a
     "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd. `archived_to` is
     the holder of the turn, once there is one. `unfinished` names the tools whose calls the end of the turn cut off, or
-    kept from running.
+    kept from running. A `local` one is for models of this machine alone.
     """
 
     id: str
@@ -136,6 +136,7 @@ class Reply(Struct, frozen=True, gc=False):
     steps: int = 0
     archived_to: str | None = None
     unfinished: tuple[str, ...] = ()
+    local: bool = False
 
 
 def user(text: str) -> Message:

@@ -76,6 +76,8 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     code_paths: tuple[str, ...] = ("~/projects", "~/src")
     approval_seconds: Annotated[float, Meta(gt=0, le=1e6)] = 300.0
     """How long a question waits for its answer; then the answer is no."""
+    without_local: Literal["deny", "ask"] = "deny"
+    """What of a call whose data is for a local model when there is none: `ask` whether another may have it."""
     function: str | None = None
     """`package.module:name` of a function that judges each call too, in the agent's process; see Verdict."""
 

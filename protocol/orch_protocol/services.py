@@ -38,6 +38,7 @@ __all__ = [
     "ListArchives",
     "ListModels",
     "LiveAgent",
+    "Localise",
     "MapAgents",
     "Mapped",
     "Prune",
@@ -399,6 +400,12 @@ class ToolRan(Struct, frozen=True):
     is_error: bool = False
 
 
+class Localise(Struct, frozen=True, forbid_unknown_fields=True):
+    """From now on the calling agent's conversation is for models of this machine alone. With `look` only say which."""
+
+    look: bool = False
+
+
 class ListModels(Struct, frozen=True, forbid_unknown_fields=True):
     """The models that the calling agent may ask."""
 
@@ -430,6 +437,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "settle": (Settle, Empty),
     "models": (ListModels, list[ModelRow]),
     "find_model": (FindModel, BackendSpec),
+    "localise": (Localise, BackendSpec),
     "archive": (Archive, ArchivePlan),
     "archived": (Archived, Empty),
     "summarise": (Summarise, SummaryStep),

@@ -87,7 +87,8 @@ class AgentSpec(Struct, frozen=True):
     `tools` names the granted tools, already narrowed to what the parent may grant; `root_tools` are functions of the
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
-    a holder holds. Under `policy` it works, and all agents below it.
+    a holder holds. Under `policy` it works, and all agents below it. A `local` one's conversation is for models of this
+    machine alone.
     """
 
     id: str
@@ -113,6 +114,7 @@ class AgentSpec(Struct, frozen=True):
     archival: ArchivalSpec | None = None
     source: Source | None = None
     policy: PolicySpec = field(default_factory=PolicySpec)
+    local: bool = False
 
 
 class Birth(Struct, frozen=True):

@@ -125,3 +125,23 @@ async def test_an_agent_does_not_come_up_without_the_function_of_its_rules(tmp_p
     async with opened(tmp_path, config=rules(function="no.such:thing")) as world:
         with pytest.raises(OrchError, match=r"policy\.function 'no\.such:thing' cannot be imported"):
             await world.scripted("-", tools=[])
+
+
+@virtual
+async def test_where_a_conversation_may_be_read_is_on_record(tmp_path: Path) -> None:
+    """Once it holds what is for local models, its journal, its replies, its children and a next root say so."""
+    (tmp_path / "secret.txt").write_text("s3cret")
+
+    def local(call: PolicyCall, config: PolicyConfig) -> Verdict:  # noqa: ARG001
+        return Verdict(model="local")
+
+    async with World(tmp_path / "home", run="r", config=rules(), policy=local) as world:
+        agent = await world.scripted(READS, "one", "two", tools=["read_file", *NEST], cwd=tmp_path)
+        assert not world.supervisor.tree.nodes[agent.id].spec.local
+        assert (await agent.query("read")).local
+        child = await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",)))
+        nodes = world.supervisor.tree.nodes
+        assert [nodes[id].spec.local for id in (agent.id, child.id)] == [True, True]
+        assert world.refolded().nodes.by_id == nodes.by_id
+    async with World(tmp_path / "home", run="r", config=rules(), policy=local) as world:
+        assert (await (await world.get(agent.id)).query("again")).local

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from orch_protocol.approval import ApproveCall, Approved, digest_of
+from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Text, ToolUse
 from orch_protocol.policy import PolicyConfig, PolicySpec
-from orch_protocol.spec import BackendSpec
+from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.backends.registry import is_remote
 from orch_worker.guard import Guard
+from orch_worker.locality import Locality
 from orch_worker.markers import DIRECTIVE
-from orch_worker.tools.base import ToolContext, tool
+from orch_worker.tools.base import Tool, ToolContext, ToolOutput, tool
 from orch_worker.tools.toolbox import Toolbox
 
 
@@ -23,10 +25,28 @@ def touch(path: str, times: int = 1) -> str:
     return f"touched {path} {times}"
 
 
-def box(folder: Path, spec: PolicySpec, *, is_remote: bool = False, **root: Any) -> Toolbox:
-    """Return a toolbox with `touch` under `spec`."""
+FAR = BackendSpec("far", "m", {"base_url": "https://example.org/v1"})
+HERE = BackendSpec("here", "m", {"base_url": "http://localhost:1/v1"})
+
+
+def box(
+    folder: Path,
+    spec: PolicySpec,
+    *,
+    backend: BackendSpec = HERE,
+    moves: list[BackendSpec] | None = None,
+    tools: Sequence[Tool] = (),
+    **root: Any,
+) -> Toolbox:
+    """Return a toolbox with `touch` under `spec`, of an agent behind `backend` whose `moves` are kept."""
     context = ToolContext(folder, env={"HOME": str(folder)}, **root)
-    return Toolbox([touch], context, Guard(spec, context, is_remote=is_remote))
+
+    async def move(to: BackendSpec) -> None:
+        if moves is not None:
+            moves.append(to)
+
+    agent = AgentSpec("a1", 1, "n", "t", backend, str(folder), str(folder))
+    return Toolbox([touch, *tools], context, Guard(spec, context, Locality(agent, context.call_root, move)))
 
 
 async def told(toolbox: Toolbox, **input: Any) -> tuple[bool, bool, str]:
@@ -99,12 +119,65 @@ async def test_too_much_to_look_through_is_not_let_through(tmp_path: Path) -> No
     assert "too much" in text
 
 
-async def test_data_for_local_models_says_where_it_would_go(tmp_path: Path) -> None:
-    """What is for a local model only is asked about with that reason when the model is elsewhere."""
-    _, _, far = await told(box(tmp_path, PolicySpec(), is_remote=True), path="~/.ssh/id")
-    _, _, near = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id")
-    assert "not on this machine" in far
-    assert "not on this machine" not in near
+@tool(name="hear")
+def hear() -> ToolOutput:
+    """Return what is for models of this machine."""
+    return ToolOutput("s3cret", local=True)
+
+
+class TestLocal:
+    """What is for a local model alone."""
+
+    async def test_the_conversation_moves_before_the_tool_runs(self, tmp_path: Path) -> None:
+        """With a model on this machine the agent goes on with that one, bound once, when the call was approved."""
+        moves: list[BackendSpec] = []
+        root = Root()
+        toolbox = box(tmp_path, PolicySpec(), backend=FAR, moves=moves, call_root=root)
+        assert (await told(toolbox, path="b"))[0]
+        assert moves == []
+        assert (await told(toolbox, path="~/.ssh/id"))[0]
+        assert (await told(toolbox, path="~/.ssh/other"))[0]
+        assert (moves, root.bound) == ([HERE], 1)
+
+    async def test_what_was_not_approved_moves_nothing(self, tmp_path: Path) -> None:
+        """A no leaves the conversation where it is."""
+        root = Root(allowed=False)
+        assert not (await told(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id"))[0]
+        assert root.bound == 0
+
+    async def test_without_a_local_model_it_is_denied_and_nobody_is_asked(self, tmp_path: Path) -> None:
+        """The result says that there is no model on this machine, and why."""
+        root = Root(here=None)
+        ran, _, text = await told(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id")
+        assert (ran, root.asked) == (False, [])
+        assert "is for a model on this machine, and there is none (nothing answers)" in text
+
+    async def test_only_a_person_lets_it_go_elsewhere_where_that_is_configured(self, tmp_path: Path) -> None:
+        """With `without_local` the question says where it would go; a yes binds nothing, and no pattern fits."""
+        spec = PolicySpec(rules=PolicyConfig(without_local="ask"))
+        root = Root(here=None)
+        assert (await told(box(tmp_path, spec, backend=FAR, call_root=root), path="~/.ssh/id"))[0]
+        (asked,) = root.asked
+        assert (asked.local, root.bound) == (True, 0)
+        assert asked.reason.endswith("a yes lets it go to one that is elsewhere")
+        root = Root(here=None, allowed=False)
+        assert not (await told(box(tmp_path, spec, backend=FAR, call_root=root), path="~/.ssh/id"))[0]
+
+    async def test_a_model_that_is_gone_by_then_is_not_gone_around(self, tmp_path: Path) -> None:
+        """When binding fails after a yes, the call does not run."""
+        root = Root()
+        root.meanwhile = lambda _: setattr(root, "here", None)
+        ran, _, text = await told(box(tmp_path, PolicySpec(), backend=FAR, call_root=root), path="~/.ssh/id")
+        assert (ran, "nothing answers" in text) == (False, True)
+
+    async def test_an_answer_for_local_models_moves_its_reader_or_is_withheld(self, tmp_path: Path) -> None:
+        """What a tool brings that only local models may read is shown to one, or to nobody."""
+        for here, shown in ((HERE, True), (None, False)):
+            root = Root(here=here)
+            toolbox = box(tmp_path, PolicySpec(), backend=FAR, tools=[hear], call_root=root)
+            result = (await toolbox.dispatch(ToolUse("c1", "hear", {}))).result
+            assert ("s3cret" in str(result), result.is_error) == (shown, not shown)
+            assert ("Withheld: what hear brought" in str(result)) is not shown
 
 
 def test_a_model_is_remote_by_its_address() -> None:
@@ -117,18 +190,31 @@ def test_a_model_is_remote_by_its_address() -> None:
 
 
 class Root:
-    """Answers `approve` and keeps what was asked."""
+    """Answers `approve`, and `localise` with the model `here`, and keeps what was asked."""
 
-    def __init__(self, meanwhile: Callable[[ApproveCall], None] = lambda _: None, allowed: bool = True) -> None:
+    def __init__(
+        self,
+        meanwhile: Callable[[ApproveCall], None] = lambda _: None,
+        allowed: bool = True,
+        here: BackendSpec | None = HERE,
+    ) -> None:
         self.asked: list[ApproveCall] = []
-        self._meanwhile, self._allowed = meanwhile, allowed
+        self.bound = 0
+        self.here = here
+        self.meanwhile, self._allowed = meanwhile, allowed
 
-    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Approved:
+    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:
         """Answer a question, after what happens meanwhile."""
-        assert (service, seconds is not None) == ("approve", True)
+        assert seconds is not None
+        if service == "localise":
+            if self.here is None:
+                raise ConfigError("nothing answers")
+            self.bound += not params.look
+            return self.here
+        assert service == "approve"
         self.asked.append(params)
         approved = Approved(self._allowed, digest_of(params.tool, params.input, params.paths), "the user said no")
-        self._meanwhile(params)
+        self.meanwhile(params)
         return approved
 
 

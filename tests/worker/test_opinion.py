@@ -11,9 +11,7 @@ import pytest
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
-from orch_worker.guard import Guard
 from orch_worker.opinion import Opinion, named
-from orch_worker.tools.base import ToolContext
 from virtual import virtual
 from worker.test_guard import Root, box, told
 
@@ -135,9 +133,8 @@ def test_a_function_that_is_not_there_is_an_error(name: str, why: str) -> None:
     """What cannot be imported is said before the agent is there, with what to do."""
     with pytest.raises(ConfigError, match=why):
         named(name)
-    context = ToolContext(Path())
     with pytest.raises(ConfigError):
-        Guard(PolicySpec(rules=PolicyConfig(function=name)), context)
+        box(Path(), PolicySpec(rules=PolicyConfig(function=name)))
 
 
 class TestInTheGuard:

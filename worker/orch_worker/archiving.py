@@ -15,9 +15,9 @@ from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.errors import OrchError, StoreError
 from orch_protocol.messages import Message, StopReason
 from orch_protocol.services import Archive, Archived, ArchivePlan, Empty, LiveAgent, SummaryOrder
-from orch_protocol.spec import ArchivalSpec, ToolSpec
+from orch_protocol.spec import ArchivalSpec, BackendSpec, ToolSpec
 
-from .backends.base import Backend, Conversation
+from .backends.base import Backend
 from .block import Live, live_block
 from .summarising import Summariser
 from .transcript import Transcript
@@ -124,6 +124,10 @@ class Archiving:
             self._summariser.system = "\n\n".join(filter(None, (self._system, block)))
             self._backend.append_system(self._summariser.system, self._tools)
 
+    def stay(self, backend: BackendSpec) -> None:
+        """Let nobody but models of this machine read what was archived: the one behind `backend`, as a rule."""
+        self._summariser.stay(backend)
+
     def stop(self) -> None:
         """Give up what is under way: what is not on record yet is as if it had not been begun."""
         self._due, self._done = (), None
@@ -175,7 +179,8 @@ class Archiving:
         if before is not None:
             await asyncio.wait([before])
         try:
-            factor = self._backend.estimator.factor if isinstance(self._backend, Conversation) else 1.0
+            estimator = getattr(self._backend, "estimator", None)
+            factor = estimator.factor if estimator is not None else 1.0
             summariser = self._summariser
             tokens = self._backend.context_tokens()
             ask = Archive(stop_reason, last, tokens, factor, summariser.there, summariser.beside)

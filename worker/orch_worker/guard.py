@@ -11,6 +11,7 @@ from orch_protocol.messages import ToolUse
 from orch_protocol.policy import PolicyCall, PolicySpec, Verdict
 
 from .grounds import grounds_of, places_of, where_of
+from .locality import Locality
 from .markers import denied
 from .opinion import Opinion, named
 from .policy import Call, Grounds, Place, judge, operation_of, strictest
@@ -19,25 +20,23 @@ from .tools.base import ToolContext, ToolError
 __all__ = ["Guard"]
 
 PATIENCE_SECONDS: Final = 10.0
-REMOTE: Final = Verdict("ask", "local", "what it brings would go to a model that is not on this machine")
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
-
 
 Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
 
 
 class Guard:
-    """Applies the rules of one agent to its calls. `is_remote` says that its model is not of this machine.
+    """Applies the rules of one agent to its calls. `locality` is where its conversation may be read.
 
     Raises ConfigError when the rules name a function that cannot be imported.
     """
 
-    def __init__(self, spec: PolicySpec, context: ToolContext, *, is_remote: bool = False) -> None:
+    def __init__(self, spec: PolicySpec, context: ToolContext, locality: Locality) -> None:
         self._where = where_of(context.cwd, context.env)
         self._context, self._judges = context, _judges(spec, context)
         self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
         self._grounds: Callable[[], Grounds] = lambda: grounds_of(spec, self._where)
-        self._is_remote = is_remote
+        self._locality, self._without_local = locality, spec.rules.without_local
         self._personal = False
 
     def turn_began(self) -> None:
@@ -60,31 +59,51 @@ class Guard:
             said = await judges(self._shown(call, verdict))
             self._personal |= said.data == "personal"
             verdict = strictest((verdict, said), "personal" if said.data == "personal" else verdict.data)
-        if verdict.model == "local" and self._is_remote:
-            verdict = strictest((verdict, REMOTE), verdict.data)
         return verdict
+
+    async def placed(self, verdict: Verdict) -> tuple[Verdict, bool]:
+        """Return what `verdict` comes to where the agent's model is, and whether the conversation is to stay here."""
+        if verdict.model == "any" or verdict.approval == "deny":
+            return verdict, False
+        if not (why := await self._locality.look()):
+            return verdict, True
+        far = f"what it brings is for a model on this machine, and there is none ({why})"
+        if self._without_local == "ask":
+            far += "; a yes lets it go to one that is elsewhere"
+        return strictest((verdict, Verdict(self._without_local, "local", far)), verdict.data), False
 
     async def refusal(self, call: ToolUse, verdict: Verdict) -> str | None:
         """Return why `call`, judged so, may not run, None when it may. Asks the root where a person is to say that.
 
         What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
         """
-        verdict = await self.heard(call, verdict)
+        verdict, stays = await self.placed(await self.heard(call, verdict))
+        if (no := await self._declined(call, verdict)) is not None:
+            return denied(call.name, no)
+        if stays and (why := await self._locality.bind()):
+            return denied(call.name, f"what it brings is for a model on this machine: {why}")
+        return None
+
+    async def stay(self) -> str:
+        """Keep the conversation on this machine from now on; return why that cannot be, "" when it is so."""
+        return await self._locality.bind()
+
+    async def _declined(self, call: ToolUse, verdict: Verdict) -> str | None:
         if verdict.approval == "allow":
             return None
         if verdict.approval == "deny":
-            return denied(call.name, verdict.reason)
+            return verdict.reason
         asked = ApproveCall(
             call.name, call.input, self._paths(call), verdict.reason, verdict.model == "local", self._seconds
         )
         try:
             said: Approved = await self._call_root("approve", asked, self._seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
-            return denied(call.name, f"{verdict.reason}; it needs approval, which could not be asked for: {error}")
+            return f"{verdict.reason}; it needs approval, which could not be asked for: {error}"
         if not said.allowed:
-            return denied(call.name, f"{verdict.reason}; {said.reason}")
+            return f"{verdict.reason}; {said.reason}"
         if said.digest != digest_of(call.name, call.input, self._paths(call)):
-            return denied(call.name, "its arguments, or what they lead to, changed after it was approved")
+            return "its arguments, or what they lead to, changed after it was approved"
         return None
 
     def _shown(self, call: ToolUse, verdict: Verdict) -> PolicyCall:

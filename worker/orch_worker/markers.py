@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["DIRECTIVE", "after_cut", "after_interruption", "denied", "interrupted"]
+__all__ = ["DIRECTIVE", "after_cut", "after_interruption", "denied", "interrupted", "withheld"]
 
 DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
 AND_NOW: Final = (
@@ -20,6 +20,11 @@ AND_NOW: Final = (
 def denied(tool: str, reason: str) -> str:
     """Return the result of a call of `tool` that may not run."""
     return f"[Denied: {tool} was not run: {reason}. {DIRECTIVE}]"
+
+
+def withheld(tool: str, reason: str) -> str:
+    """Return what stands for the result of a call of `tool` that may not be shown."""
+    return f"[Withheld: what {tool} brought is for a model on this machine: {reason}. {DIRECTIVE}]"
 
 
 def interrupted(tool: str, *, began: bool) -> str:

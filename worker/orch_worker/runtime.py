@@ -12,14 +12,16 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import Finished, Query, Ready
-from orch_protocol.errors import StoreError, error_info
+from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.messages import Message, StopReason, Usage
-from orch_protocol.spec import AgentSpec
+from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .archiving import Archiving
+from .backends.movable import Movable
 from .backends.registry import is_remote, make_backend
 from .guard import Guard
 from .interjections import Interjection, Interjections
+from .locality import Locality
 from .loop import Brake, run_turn
 from .markers import after_cut, after_interruption
 from .prompt import first_prompt, system_prompt
@@ -66,6 +68,8 @@ class Runtime:
         self._sync_due = False
         self._busy = False
         self.backend = make_backend(spec.backend, keys)
+        if is_remote(spec.backend):
+            self.backend = Movable(self.backend)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
         try:
             self.transcript.log.on_dirty = self._sync_soon
@@ -83,7 +87,8 @@ class Runtime:
                 archives=spec.archival is not None,
             )
             self._purse = context.own(Purse)
-            guard = Guard(spec.policy, context, is_remote=is_remote(spec.backend))
+            self._locality = Locality(spec, context.call_root, partial(self._stay, keys))
+            guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
             tools, session = self.toolbox.specs(), self.transcript.session
             system = system_prompt(spec, [tool.name for tool in tools])
@@ -113,6 +118,8 @@ class Runtime:
                     tools=tools,
                     on_fault=self._leave_if_broken,
                 )
+                if spec.local:
+                    self._archiving.stay(spec.backend)
         except BaseException:
             self.transcript.close()
             raise
@@ -147,6 +154,8 @@ class Runtime:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
         self._purse.budgeted = query.budgeted
         try:
+            if (query.local or self._locality.bound) and (why := await self._locality.bind()):
+                raise ConfigError(f"this conversation is for a model on this machine: {why}")
             prompt = self._after_what_was(query)
             if session.interrupted is not None:
                 self.transcript.turn_start(query_id, session.interrupted)
@@ -167,6 +176,8 @@ class Runtime:
                 prepare=archiving.before_request if archiving is not None else None,
                 purse=self._purse,
             )
+            if self._locality.bound:
+                reply = msgspec.structs.replace(reply, local=True)
             self.transcript.turn_end(query_id, reply)
             stop_reason = reply.stop_reason
         except Exception as error:
@@ -179,6 +190,13 @@ class Runtime:
             self._busy = False
             self._leave_if_broken()
         return Finished(reply=session.replies[query_id], context_tokens=self.backend.context_tokens())
+
+    async def _stay(self, keys: dict[str, str], backend: BackendSpec) -> None:
+        """Let the model behind `backend`, of this machine, go on. Raises ConfigError when it cannot be made."""
+        if self._archiving is not None:
+            self._archiving.stay(backend)
+        if isinstance(self.backend, Movable):
+            await self.backend.move(make_backend(backend, keys))
 
     def cancel(self) -> None:
         """End the running turn at its next safe point."""

@@ -13,6 +13,7 @@ from orch_protocol.services import Summarise, SummaryOrder, SummaryStep
 from orch_protocol.spec import BackendSpec, ToolSpec
 
 from .backends.base import Backend
+from .backends.registry import is_remote
 from .purse import Hold, Purse
 
 __all__ = ["Call", "Summariser"]
@@ -49,6 +50,7 @@ class Summariser:
     ) -> None:
         self._spec = _writer(spec)
         self._beside = self._spec is spec
+        self._only_local = False
         self._make = make
         self._call = call
         self._purse = purse
@@ -56,6 +58,10 @@ class Summariser:
         """What the agent's last request began with, which its provider has cached."""
         self._tools = tools
         self._seconds = seconds
+
+    def stay(self, spec: BackendSpec) -> None:
+        """Let only models of this machine read what was archived: the one behind `spec`, the agent's own by now."""
+        self._spec, self._beside, self._only_local = _writer(spec), True, True
 
     @property
     def there(self) -> bool:
@@ -87,7 +93,7 @@ class Summariser:
                     if step.request is None:
                         return step.stub
                     if backend is None:
-                        backend = self._make(step.backend or self._spec or BackendSpec("extractive"))
+                        backend = self._make(self._chosen(step.backend) or BackendSpec("extractive"))
                     # Nothing of it becomes part of the conversation: calls that the model asks for are not made.
                     backend.load(conversation if order.beside else (), asked)
                     if order.beside:
@@ -106,6 +112,9 @@ class Summariser:
                 hold.settle(Usage())
             if backend is not None:
                 await backend.close()
+
+    def _chosen(self, named: BackendSpec | None) -> BackendSpec | None:
+        return self._spec if named is None or (self._only_local and is_remote(named)) else named
 
 
 def _writer(spec: BackendSpec) -> BackendSpec | None:

@@ -22,6 +22,7 @@ from . import (
     archiving,
     asking,
     ending,
+    localising,
     looking,
     models,
     pruning,
@@ -67,6 +68,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "settle": spending.settle,
     "models": models.list_models,
     "find_model": models.find_model,
+    "localise": localising.localise,
 }
 
 
@@ -89,7 +91,7 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
-EVERYBODYS: Final = frozenset({"judge", "approve", "reserve", "settle"})
+EVERYBODYS: Final = frozenset({"judge", "approve", "localise", "reserve", "settle"})
 """What an agent asks for by itself, whatever its tools are."""
 
 

@@ -24,6 +24,7 @@ from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
 from .ending import own_subtree
+from .localising import stay
 from .recalling import check_recall, found, with_passages
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     node = await found(root, params.ref)
     check_recall(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
+    await stay(root, caller, node)
     questions = cast(OnQuestion, watcher) if caller is None and params.approve and watcher is not None else None
     streamed = watcher if questions is None or params.stream else None
     query_id = ask(root, node, caller, params, waits=True, watcher=streamed)
@@ -84,6 +86,7 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
     node = await found(root, params.ref)
     check_recall(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
+    await stay(root, caller, node)
     return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
 
 

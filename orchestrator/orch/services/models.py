@@ -10,6 +10,7 @@ from orch_protocol.models import ModelRow
 from orch_protocol.services import FindModel, ListModels
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.fare import check_priced
+from orch_worker.backends.registry import is_remote
 
 from ..catalog import permits
 
@@ -37,6 +38,8 @@ async def find_model(root: Supervisor, caller: str | None, params: FindModel) ->
     except ConfigError as error:
         why = str(error)
     else:
+        if _is_out_of_bounds(root, caller, found):
+            raise ConfigError(f"{said!r} is not on this machine, and this conversation is for local models alone")
         if permits(root.config.subagents.chat_models, f"{found.provider}:{found.model}"):
             if root.budgets.holds_for(caller):
                 check_priced(found)
@@ -45,6 +48,10 @@ async def find_model(root: Supervisor, caller: str | None, params: FindModel) ->
     names = [row.model for row in await list_models(root, caller, ListModels())]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     raise ConfigError(f"{why}. Models that can be asked: {', '.join(names[:MOST_NAMED]) or 'none'}{more}")
+
+
+def _is_out_of_bounds(root: Supervisor, caller: str | None, backend: BackendSpec) -> bool:
+    return caller is not None and root.tree.nodes[caller].spec.local and is_remote(backend)
 
 
 def _own(root: Supervisor, caller: str | None) -> BackendSpec:

@@ -55,7 +55,7 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
     if not params.query.strip():
         raise ConfigError("the query is empty: say what to look for")
     limit = max(1, min(params.limit, MOST_HITS))
-    owners = owners_in_sight(root, caller, params.ref)
+    owners = [each for each in owners_in_sight(root, caller, params.ref) if not _is_kept_from(root, caller, each)]
     hits = await asyncio.gather(*(root.archives.search(owner.spec, params.query, limit) for owner in owners))
     return merged(hits, limit)
 
@@ -70,7 +70,14 @@ async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive
     owner = root.tree.nodes[root.tree.nodes.holders[holder]]
     if caller is not None and not _is_below(root, caller, owner):
         raise AgentNotFoundError(f"no archive {params.id!r} of yours: search_archive finds the ids there are")
+    if _is_kept_from(root, caller, owner):
+        raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
     return await root.archives.read(owner.spec, holder, params.first, params.last)
+
+
+def _is_kept_from(root: Supervisor, caller: str | None, owner: Node) -> bool:
+    """Say whether what `owner` archived may only be read by models of this machine, and the caller need not be one."""
+    return caller is not None and owner.spec.local and not root.tree.nodes[caller].spec.local
 
 
 async def found(root: Supervisor, ref: str) -> Node:
@@ -111,6 +118,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         template=template_for(backend),
         source=await root.archives.source(owner, holder),
         policy=owner.policy,
+        local=owner.local,
     )
     id: str = root.handle(events.Hold(spec))
     return nodes[id]

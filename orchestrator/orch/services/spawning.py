@@ -24,6 +24,7 @@ from .. import events
 from ..archival.profiles import rules_of
 from ..budgets import checked_cost
 from ..tree import BOOT_SECONDS
+from .localising import local_model
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
@@ -40,6 +41,8 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
     over = parent.spec if parent else None
     backend = await root.catalog.complete(_backend(request, over, root.config))
+    if over is not None and over.local:
+        backend = await local_model(root, backend)
     spec = describe(request, over, root.config, root.sessions, backend)
     if over is None and root.opinion is not None:
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
@@ -99,6 +102,7 @@ def describe(
         queue_mode=request.queue_mode,
         template=request.template or template_for(backend),
         archival=archival,
+        local=parent is not None and parent.local,
         policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
     )
 

@@ -78,12 +78,16 @@ class ToolContext(Struct, frozen=True):
 
 
 class ToolOutput(Struct, frozen=True):
-    """What a tool returns. `files_changed` are paths relative to the context's cwd, `usage` what models used for it."""
+    """What a tool returns. `files_changed` are paths relative to the context's cwd, `usage` what models used for it.
+
+    A `local` one is for models of this machine alone.
+    """
 
     text: str
     is_error: bool = False
     files_changed: tuple[str, ...] = ()
     usage: Usage = Usage()
+    local: bool = False
 
 
 Available = Callable[[ToolContext], bool]

@@ -10,7 +10,7 @@ from orch_protocol.services import Hit, MapAgents, Mapped, ReadArchive, SearchAr
 
 from ..recalled import shown_entries, shown_hits
 from ..tokens import clip
-from .base import ToolContext, tool
+from .base import ToolContext, ToolOutput, tool
 
 __all__ = ["map_subagents", "read_archive", "search_archive"]
 
@@ -48,7 +48,7 @@ async def read_archive(context: ToolContext, id: str, first: Number = 1, last: N
 
 
 @tool(category="archive", available=_archives)
-async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str) -> str:
+async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str) -> ToolOutput:
     """Ask several holders of archived turns, or other subagents, the same question.
 
     Args:
@@ -57,9 +57,10 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
     """
     asked = MapAgents(ids, prompt, max(context.seconds - 2.0, context.seconds / 2))
     answers: list[Mapped] = await context.call_root("map", asked, context.seconds)
-    return "\n\n".join(
+    text = "\n\n".join(
         f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"
         if each.reply is not None
         else f"{each.ref}: no answer: {each.error}"
         for each in answers
     )
+    return ToolOutput(text, local=any(each.reply is not None and each.reply.local for each in answers))

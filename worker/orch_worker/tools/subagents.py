@@ -6,12 +6,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orch_protocol.errors import BudgetExceededError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Collect, Kill, Killed, List, QueryAgent, Spawn, Spawned, Wait, Waited
 
-from .base import ToolContext, ToolError, tool
+from .base import ToolContext, ToolError, ToolOutput, tool
 
 __all__ = [
     "collect_subagent",
@@ -34,7 +35,7 @@ async def spawn_subagent(
     tools: tuple[str, ...] | None = None,
     query: str | None = None,
     max_cost: float | None = None,
-) -> str:
+) -> ToolOutput:
     """Start a subagent: an agent of its own with a task, its own context and a fixed set of tools.
 
     Args:
@@ -46,13 +47,16 @@ async def spawn_subagent(
     """
     spawned: Spawned = await _ask(context, "spawn", Spawn(task, preset=preset, tools=tools, max_cost_usd=max_cost))
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
-    return line if query is None else f"{line}\n{await _answer(context, 'query', spawned.id, query)}"
+    if query is None:
+        return ToolOutput(line)
+    answer = await _answer(context, "query", spawned.id, query)
+    return replace(answer, text=f"{line}\n{answer.text}")
 
 
 @tool(category="agents")
 async def query_subagent(
     context: ToolContext, id: str, prompt: str, wait: bool = True, wake: Literal["any", "all"] | int | None = None
-) -> str:
+) -> ToolOutput:
     """Ask a subagent. It remembers what it was asked before.
 
     Args:
@@ -65,11 +69,11 @@ async def query_subagent(
     if wait and wake is None:
         return await _answer(context, "query", id, prompt)
     submitted = await _ask(context, "submit", QueryAgent(id, prompt, wake=wake))
-    return f"Subagent {submitted.id} is at work: take its answer with collect_subagent."
+    return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
 @tool(category="agents")
-async def collect_subagent(context: ToolContext, id: str, wait: bool = True) -> str:
+async def collect_subagent(context: ToolContext, id: str, wait: bool = True) -> ToolOutput:
     """Take the answer of a subagent that was asked without waiting. An answer can be taken once.
 
     Args:
@@ -115,7 +119,7 @@ async def kill_subagent(context: ToolContext, id: str) -> str:
     return f"Killed: {', '.join(killed.ids) or 'none'}."
 
 
-async def _answer(context: ToolContext, service: str, ref: str, what: str | float | None) -> str:
+async def _answer(context: ToolContext, service: str, ref: str, what: str | float | None) -> ToolOutput:
     """Return the reply to the query, or to the collect, of `ref`; that it is not there yet is an answer too."""
     seconds = _patience(context)
     params: Struct
@@ -129,8 +133,9 @@ async def _answer(context: ToolContext, service: str, ref: str, what: str | floa
     except QueryTimeoutError:
         reply = None
     if reply is None:
-        return f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent."
-    return f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls):\n\n{reply.text}"
+        return ToolOutput(f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent.")
+    text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls):\n\n{reply.text}"
+    return ToolOutput(text, local=reply.local)
 
 
 async def _ask(context: ToolContext, service: str, params: Struct) -> Any:

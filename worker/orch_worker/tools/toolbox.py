@@ -19,6 +19,7 @@ from orch_protocol.spec import ToolSpec
 from orch_protocol.text import scrub
 
 from ..guard import Guard
+from ..markers import withheld
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
 from .stash import Stash, level
@@ -95,6 +96,8 @@ class Toolbox:
             if self._guard is not None and verdict and (no := await self._guard.refusal(call, verdict)) is not None:
                 return refuse(call, no)
             output = await self._within_deadline(tool, arguments)
+            if output.local and self._guard is not None and (why := await self._guard.stay()):
+                output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
         return Outcome(_result(call, output), files_changed=output.files_changed, usage=output.usage)
 
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:

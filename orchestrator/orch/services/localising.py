@@ -1,0 +1,58 @@
+"""Which conversations are for models of this machine alone, and which of these takes them over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.services import Localise
+from orch_protocol.spec import BackendSpec
+from orch_worker.backends.local import LOCAL
+from orch_worker.backends.registry import is_remote
+
+from .. import events
+from ..nodes import Node
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["local_model", "localise", "stay"]
+
+
+async def localise(root: Supervisor, caller: str | None, params: Localise) -> BackendSpec:
+    """Return the model of this machine that the calling agent goes on with, for good unless it only looks.
+
+    Raises ConfigError when there is none.
+    """
+    node = root.tree.nodes[caller or ""]
+    backend = await local_model(root, node.spec.backend)
+    if not params.look and not node.spec.local:
+        root.handle(events.Localise(node.spec.id, backend))
+    return backend
+
+
+async def local_model(root: Supervisor, backend: BackendSpec) -> BackendSpec:
+    """Return `backend` when it is of this machine, else the one that `local` means. Raises ConfigError."""
+    if not is_remote(backend):
+        return backend
+    found = await root.catalog.complete(BackendSpec(LOCAL))
+    if is_remote(found):
+        raise ConfigError(f"`local`: {found.provider} is at {found.options.get('base_url')}, which is not this machine")
+    return found
+
+
+async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
+    """See to it that what the caller's conversation holds does not leave this machine with what it asks of `node`.
+
+    So does what a holder holds, whoever asks it. Raises ConfigError when there is no local model for that.
+    """
+    nodes = root.tree.nodes
+    kin = (caller, node.spec.parent_id if node.is_holder else None)
+    bound = any(each is not None and each.spec.local for each in map(nodes.get, kin))
+    if not bound or node.spec.local or node.pending is not None:
+        return
+    try:
+        backend = await local_model(root, node.spec.backend)
+    except ConfigError as error:
+        raise ConfigError(f"agent {node.spec.name!r} may not be told that: it is for a local model. {error}") from error
+    root.handle(events.Localise(node.spec.id, backend))

@@ -1,0 +1,31 @@
+"""A conversation whose model changes: what was said goes along, and nothing is asked of the model it left."""
+
+from __future__ import annotations
+
+from orch_protocol.messages import Text, text_of
+from orch_protocol.spec import ToolSpec
+from orch_worker.backends.base import check_backend
+from orch_worker.backends.movable import Movable
+from orch_worker.backends.scripted import ScriptedBackend
+
+TOOL = ToolSpec("look", "Look.", {"type": "object", "properties": {}})
+
+
+async def test_the_conversation_goes_along() -> None:
+    """The next model has system, tools, messages, tail and listener of the one before, and answers from now on."""
+    first, second = ScriptedBackend(["one", "never"]), ScriptedBackend(["never", "two"])
+    moving = Movable(first)
+    check_backend(moving)
+    moving.append_system("Be brief.", (TOOL,))
+    moving.append_user((Text("hi"),))
+    turn = await moving.assistant_turn()
+    moving.append_assistant(turn.message)
+    moving.append_user((Text("and?"),))
+    heard: list[object] = []
+    moving.tail, moving.on_retry, moving.most_usd = "now", heard.append, 1.0
+    await moving.move(second)
+    assert [text_of(each) for each in moving.transcript()] == ["hi", "one", "and?"]
+    assert (second.system, second.tools, second.tail, second.on_retry) == ("Be brief.", (TOOL,), "now", heard.append)
+    assert moving.most_usd is None
+    assert text_of((await moving.assistant_turn()).message) == "two"
+    assert len(first.transcript()) == 3

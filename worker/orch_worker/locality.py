@@ -1,0 +1,56 @@
+"""Where one agent's conversation may be read: once it holds what is for local models, on this machine alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from orch_protocol.errors import OrchError
+from orch_protocol.services import Localise
+from orch_protocol.spec import AgentSpec, BackendSpec
+
+from .backends.registry import is_remote
+from .tools.base import CallRoot, ToolError
+
+__all__ = ["Locality"]
+
+LOOK_SECONDS: Final = 30.0
+
+
+class Locality:
+    """Binds the conversation of the agent that `spec` describes to models of this machine, for good.
+
+    The root says which one, and remembers it; `move` lets it answer from the next request on.
+    """
+
+    def __init__(self, spec: AgentSpec, call_root: CallRoot, move: Callable[[BackendSpec], Awaitable[None]]) -> None:
+        self.bound = spec.local
+        """Whether only models of this machine may be shown the conversation."""
+        self._is_remote = is_remote(spec.backend)
+        self._call_root = call_root
+        self._move = move
+        self._turn = asyncio.Lock()
+
+    async def look(self) -> str:
+        """Return why the conversation cannot go on here, "" when it can."""
+        if not self._is_remote:
+            return ""
+        try:
+            await self._call_root("localise", Localise(look=True), LOOK_SECONDS)
+        except (OrchError, ToolError) as error:
+            return str(error)
+        return ""
+
+    async def bind(self) -> str:
+        """Let the conversation go on here alone; return why it cannot, "" when it does."""
+        async with self._turn:
+            if self.bound and not self._is_remote:
+                return ""
+            try:
+                backend: BackendSpec = await self._call_root("localise", Localise(), LOOK_SECONDS)
+                await self._move(backend)
+            except (OrchError, ToolError) as error:
+                return str(error)
+            self.bound, self._is_remote = True, is_remote(backend)
+            return ""
