@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,9 @@ class Talk:
         self.brake = Brake()
         backend.append_system("", self.box.specs())
 
-    async def ask(self, prompt: str = "go", limits: Limits | None = None) -> Reply:
+    async def ask(
+        self, prompt: str = "go", limits: Limits | None = None, pause: Callable[[], Awaitable[None]] | None = None
+    ) -> Reply:
         """Run one turn."""
         return await run_turn(
             query_id="q1",
@@ -55,6 +57,7 @@ class Talk:
             limits=limits or Limits(),
             report=lambda *report: self.reports.append(report),
             brake=self.brake,
+            pause=pause,
         )
 
     def record(self, message: Message, usage: Usage | None = None) -> None:

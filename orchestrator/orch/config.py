@@ -191,6 +191,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "subagents.max_cost_usd": _at_most_if_any,
     "budget.max_cost_usd": _at_most_if_any,
     "limits.max_turns": _at_most,
+    "limits.continuations": _at_most,
     "limits.turn_seconds": _at_most,
     "limits.tool_seconds": _at_most,
     "limits.reply_tokens": _at_most,

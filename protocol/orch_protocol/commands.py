@@ -106,11 +106,12 @@ class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
 
     `text`: a piece of the response. `tool_call`: tool `name` is called with `text`, JSON. `tool_result`: it returned
     `text`, cut short; `is_error` if so. `message`: a response is complete. `steered`: `text` was said to the agent.
+    `continued`: it has reached its limit of responses and goes on, which `text` told the agent.
     `retry`: a request failed and is made again, all text of the response so far is void.
     """
 
     n: int
-    kind: Literal["text", "tool_call", "tool_result", "message", "steered", "retry"]
+    kind: Literal["text", "tool_call", "tool_result", "message", "steered", "continued", "retry"]
     text: str = ""
     name: str = ""
     step: int = 0

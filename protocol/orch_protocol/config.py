@@ -51,6 +51,8 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of a turn, for agents spawned without their own."""
 
     max_turns: Count = 25
+    continuations: Amount = 0
+    """How many times a turn goes on by itself when it has reached `max_turns`."""
     turn_seconds: Seconds = 3600.0
     tool_seconds: Seconds = 120.0
     reply_tokens: Count = 4000

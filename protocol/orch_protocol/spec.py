@@ -33,10 +33,12 @@ Template: TypeAlias = Literal["lean", "sdk"]
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of one turn. Seconds are monotonic; tokens are estimated.
 
+    A turn that has given `max_turns` responses goes on by itself up to `continuations` times, for as many more each.
     `max_cost_usd` is for all turns together, and for everything that the agent spawns.
     """
 
     max_turns: int = 25
+    continuations: int = 0
     turn_seconds: float = 3600.0
     tool_seconds: float = 120.0
     reply_tokens: int = 4000

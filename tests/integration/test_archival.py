@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend, SubagentsConfig
+from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, Limits, ScriptedBackend, SubagentsConfig
+from orch_protocol.commands import TurnEvent
 from orch_protocol.config import TriggerConfig
 from orch_protocol.errors import AgentNotFoundError, ConfigError, StoreError
 from orch_protocol.messages import Reply, text_of
@@ -131,6 +132,30 @@ async def test_a_summary_that_does_not_fit_is_asked_for_once_more(world: Open, f
     assert "Outcome: Mended." in said((await agent.show()).messages)[1]
     other, _ = await asked(o, folder, summaries=["no json", "nor this", {"error": "BackendError"}])
     assert "Tools: read_file, list_files" in said((await other.show()).messages)[1]
+
+
+async def test_a_turn_at_its_limit_goes_on_from_its_archives(world: Open, folder: Path) -> None:
+    """Three times two steps are one turn; what each did is an archive, and the next one sees its record alone."""
+    o = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=99)))
+    read = {"tool": "read_file", "input": {"path": "note.txt"}}
+    script = ScriptedBackend([read] * 5 + ["It is green.", {"echo": True}])
+    limits = Limits(max_turns=2, continuations=2)
+    agent = await o.spawn("look around", tools=["read_file"], backend=script, cwd=folder, limits=limits)
+    events: list[TurnEvent] = []
+    reply = await agent.query("what about the sky?", on_event=events.append)
+    assert (reply.text, reply.stop_reason, reply.steps, reply.tool_calls) == ("It is green.", "end_turn", 6, 5)
+    assert [event.step for event in events if event.kind == "continued"] == [2, 4]
+    rows = await o.archives()
+    assert [(row.kind, row.task, row.reason) for row in rows] == [
+        ("turn", "what about the sky?", "it ended at max_turns")
+    ] * 2
+    texts = said((await agent.show(100)).messages)
+    assert texts[0].endswith("Query: what about the sky?")
+    assert [row.id in texts[place] for row, place in zip(rows, (1, 3), strict=True)] == [True, True]
+    assert texts[2].endswith("]\n\nwhat about the sky?")
+    assert "4711" not in texts[1] + texts[3]
+    assert [hit.id for hit in await o.search_archive("4711")][:2] in ([a.id for a in rows], [a.id for a in rows[::-1]])
+    assert (await agent.query("thanks")).text == "thanks"
 
 
 async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:

@@ -89,6 +89,7 @@ class TestStream:
             {"kind": "tool_call", "name": "read_file", "text": '{"path": "x"}'},
             {"kind": "tool_result", "name": "read_file", "text": "one\n\x1b[31mtwo", "is_error": True},
             {"kind": "steered", "text": "be brief"},
+            {"kind": "continued", "text": "[go on]"},
             text("It says two."),
             message("It says two.", 2),
         )
@@ -101,6 +102,7 @@ class TestStream:
             '-> read_file {"path": "x"}',
             "<- read_file error: one \\x1b[31mtwo",
             "steered: be brief",
+            "continued: [go on]",
         ]
 
     def test_a_terminal_gets_no_control_characters(

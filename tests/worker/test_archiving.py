@@ -124,3 +124,49 @@ async def test_a_request_of_usual_size_waits_for_nothing(agent: Agent) -> None:
     agent.archiving.turn_began()
     await agent.archiving.before_request()
     assert agent.asked == []
+
+
+@virtual
+async def test_a_turn_that_goes_on_goes_on_from_its_archive(tmp_path: Path) -> None:
+    """What it did so far leaves at once, as at its end, and the summary is there when it is asked to go on."""
+    agent = answered(tmp_path)
+    agent.plan(*HOLDERS)
+    agent.archiving.turn_began()
+    await agent.archiving.turn_paused()
+    assert [ask.stop_reason for ask in agent.asked] == ["max_turns"]
+    assert "better said" in agent.shown()[1]
+    assert "better said" in agent.shown()[3]
+    assert asyncio.get_running_loop().time() == 0
+    agent.close()
+
+
+@virtual
+async def test_a_turn_goes_on_without_a_summary_that_takes_its_time(tmp_path: Path) -> None:
+    """Its receipt is there; and after the pause the conversation changes between requests alone, as before."""
+    agent = answered(tmp_path, ArchivalSpec(summary_seconds=3))
+    agent.plan(HOLDERS[0])
+    agent.written.clear()
+    agent.archiving.turn_began()
+    await agent.archiving.turn_paused()
+    assert "a receipt" in agent.shown()[1]
+    assert asyncio.get_running_loop().time() == 3
+    agent.say(user("three?"))
+    await agent.archiving.before_request()
+    agent.written.set()
+    await settle()
+    assert "a receipt" in agent.shown()[1]
+    agent.close()
+
+
+@virtual
+async def test_whoever_cancels_does_not_wait_for_the_archive(tmp_path: Path) -> None:
+    """A root that takes its time keeps nobody."""
+    agent = answered(tmp_path)
+    agent.planned.clear()
+    agent.archiving.turn_began()
+    pausing = asyncio.create_task(agent.archiving.turn_paused())
+    await settle()
+    agent.archiving.hurry()
+    await pausing
+    assert asyncio.get_running_loop().time() == 0
+    agent.close()

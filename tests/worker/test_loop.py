@@ -203,6 +203,52 @@ class TestLimits:
         assert reply.text.startswith("thinking\n\n[The turn was stopped after 3 steps")
         assert_valid(talk.recorded)
 
+    async def test_a_turn_goes_on_as_often_as_it_may(self) -> None:
+        """Each time for as many steps, after a pause, told so and what it was asked; it is one turn all the same."""
+        talk = Talk(script(*[{"tool": "shout", "input": {"word": word}} for word in "abcde"], "done"), shout)
+        paused: list[int] = []
+
+        async def pause() -> None:
+            paused.append(len(talk.recorded))
+
+        reply = await talk.ask("Task: t\n\nQuery: count", Limits(max_turns=2, continuations=3), pause)
+        assert (reply.text, reply.stop_reason, reply.steps, reply.tool_calls) == ("done", "end_turn", 6, 5)
+        assert paused == [5, 10]
+        told = [text_of(talk.recorded[place]) for place in paused]
+        assert [text.split("continuation ")[1][:6] for text in told] == ["1 of 3", "2 of 3"]
+        assert all("limit of 2 responses" in text and text.endswith("\n\ncount") for text in told)
+        assert_valid(talk.recorded)
+
+    async def test_a_turn_goes_on_no_oftener(self) -> None:
+        """Then it stops as one that may not go on, which is what a turn does by itself."""
+        looping = {"loop": [{"tool": "shout", "input": {"word": "a"}}]}
+        talk = Talk(script(looping), shout)
+        reply = await talk.ask(limits=Limits(max_turns=2, continuations=2))
+        assert (reply.stop_reason, reply.steps) == ("max_turns", 6)
+        assert "stopped after 6 steps" in reply.text
+        assert Limits().continuations == 0
+
+    async def test_cancel_while_a_turn_is_to_go_on(self) -> None:
+        """It does not: nothing more is said to the agent."""
+        talk = Talk(script({"tool": "shout", "input": {"word": "a"}}, "never"), shout)
+
+        async def pause() -> None:
+            talk.brake.pull()
+
+        reply = await talk.ask(limits=Limits(max_turns=1, continuations=1), pause=pause)
+        assert (reply.stop_reason, reply.steps, len(talk.recorded)) == ("cancelled", 1, 3)
+        assert_valid(talk.recorded)
+
+    async def test_the_deadline_is_that_of_all_of_a_turn(self) -> None:
+        """Also of the pause before it goes on."""
+        talk = Talk(script({"loop": [{"tool": "shout", "input": {"word": "a"}}]}), shout)
+
+        async def pause() -> None:
+            await asyncio.Event().wait()
+
+        reply = await talk.ask(limits=Limits(max_turns=1, continuations=9, turn_seconds=0.05), pause=pause)
+        assert (reply.stop_reason, reply.steps) == ("timeout", 1)
+
     async def test_max_tokens_is_told(self) -> None:
         """A reply that the model could not finish says so."""
         reply = await Talk(script({"text": "half a", "stop_reason": "max_tokens"})).ask()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.prompt import first_prompt, split_first_prompt, system_prompt
+from orch_worker.prompt import continued_prompt, first_prompt, question_in, split_first_prompt, system_prompt
 
 SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), "/folder", "/cwd")
 TOOLS = ["read_file"]
@@ -51,3 +51,21 @@ def test_other_prompts_have_no_task() -> None:
     """A later prompt is all query."""
     assert split_first_prompt("Query: x") == ("", "Query: x")
     assert split_first_prompt("a\n\nQuery: b") == ("", "a\n\nQuery: b")
+
+
+def test_a_prompt_to_go_on_asks_what_was_asked() -> None:
+    """Neither the task before it, nor what was said in brackets before; and not all of what is very long."""
+    asked = first_prompt(SPEC, "[The turn before was cut short.]\n\nHow many?")
+    told = continued_prompt(asked, 25, 1, 2)
+    assert "limit of 25 responses" in told
+    assert "1 of 2" in told
+    assert told.endswith("\n\nHow many?")
+    assert question_in(told) == "How many?"
+    assert question_in(asked) == "How many?"
+    assert continued_prompt(told, 25, 2, 2).endswith("]\n\nHow many?")
+    assert len(continued_prompt("many " * 10_000, 25, 1, 2)) < 2_500
+
+
+def test_brackets_that_are_a_question_stay() -> None:
+    """Only what stands before an empty line is of the framework."""
+    assert question_in("[a] or [b]?") == "[a] or [b]?"

@@ -93,6 +93,21 @@ class Archiving:
             if self._summaries:
                 await self._until_done(self._summaries, self._spec.summary_seconds)
 
+    async def turn_paused(self) -> None:
+        """A turn has reached its limit of steps and is to go on: what it did so far is archived as if it had ended.
+
+        Returns when that is done, with the summary, from which it goes on; or when it takes too long, or at `hurry`.
+        """
+        self._paused = True
+        try:
+            self._settle()
+            self._work = self._begin("max_turns")
+            await self._until_done([self._work], PLAN_SECONDS)
+            if self._summaries:
+                await self._until_done(self._summaries, self._spec.summary_seconds)
+        finally:
+            self._paused = False
+
     def hurry(self) -> None:
         """Let nobody wait any longer; what is under way goes on."""
         self._hurried.set()

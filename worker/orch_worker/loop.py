@@ -30,6 +30,7 @@ from orch_protocol.text import scrub
 
 from .backends.base import AssistantTurn, Backend
 from .markers import interrupted
+from .prompt import continued_prompt
 from .purse import Purse
 from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, refuse
@@ -111,23 +112,24 @@ async def run_turn(
     interject: Interject = lambda _stopping: [],
     emit: Emit | None = None,
     prepare: Prepare | None = None,
+    pause: Prepare | None = None,
     purse: Purse | None = None,
 ) -> Reply:
     """Run one turn and return its reply.
 
     Every message goes through `record` before it becomes part of the conversation. `brake` ends the turn with
-    stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`, a response that `purse` does
-    not cover with `budget`, or when it is the first one BudgetExceededError. Raises BackendError, with the turn's
-    `usage` so far as an attribute, and ConfigError for an empty prompt.
+    stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`, once it has gone on as often
+    as it may, a response that `purse` does not cover with `budget`, or when it is the first one BudgetExceededError.
+    Raises BackendError, with the turn's `usage` so far as an attribute, and ConfigError for an empty prompt.
 
     `interject(stopping)` is asked for what was said meanwhile: after the prompt, after each batch of tool calls, and
     when the turn would end; each text becomes a user message. `emit(kind, text, name, step, is_error)` is told of
     everything that happens, see TurnEvent. `prepare` is awaited before each model request, and may change what the
-    conversation holds. None of them may raise.
+    conversation holds; so may `pause`, awaited when the turn goes on past its steps. None of them may raise.
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare, purse)
+    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare, pause, purse)
     return await turn.run(query_id, agent_id, scrub(prompt))
 
 
@@ -143,6 +145,7 @@ class _Turn:
         interject: Interject,
         emit: Emit | None,
         prepare: Prepare | None,
+        pause: Prepare | None,
         purse: Purse | None,
     ) -> None:
         self._backend = backend
@@ -154,6 +157,7 @@ class _Turn:
         self._interject = interject
         self._emit = emit
         self._prepare = prepare
+        self._pause = pause
         self._purse = purse
         self._short = ""
         self._usage = Usage()
@@ -165,14 +169,12 @@ class _Turn:
 
     async def run(self, query_id: str, agent_id: str, prompt: str) -> Reply:
         self._answer_what_was_left()
-        message = user(prompt)
-        self._record(message)
-        self._backend.append_user(message.content)
+        self._say(prompt)
         self._hear(stopping=False)
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
             async with self._brake.until(deadline):
-                stop = await self._steps_until_done()
+                stop = await self._legs_until_done(prompt)
         except TimeoutError:
             stop = self._brake.cut() or "timeout"
         except BackendError as error:
@@ -200,8 +202,22 @@ class _Turn:
             why = "No result: the process ended before the call was done. It may have had effects."
             self._append_results([refuse(call, why).result for call in left])
 
-    async def _steps_until_done(self) -> StopReason:
-        while self._steps < self._limits.max_turns:
+    async def _legs_until_done(self, prompt: str) -> StopReason:
+        """Let the turn go on by itself as often as it may, each time with what is left of it after a pause."""
+        limits = self._limits
+        for number in range(1, limits.continuations + 1):
+            stop = await self._steps_until_done(limits.max_turns * number)
+            if stop == "max_turns" and self._pause is not None and not self._brake.cut():
+                await self._pause()
+            if stop != "max_turns" or self._brake.cut():
+                return self._brake.cut() or stop
+            told = continued_prompt(prompt, limits.max_turns, number, limits.continuations)
+            self._say(told)
+            self._tell("continued", told)
+        return await self._steps_until_done(limits.max_turns * (limits.continuations + 1))
+
+    async def _steps_until_done(self, most: int) -> StopReason:
+        while self._steps < most:
             if cut := self._brake.cut():
                 return cut
             try:
@@ -227,11 +243,14 @@ class _Turn:
         """Take what was said meanwhile into the conversation; return whether there was anything."""
         said = self._interject(stopping)
         for text in said:
-            message = user(f"{STEERING}\n{scrub(text)}")
-            self._record(message)
-            self._backend.append_user(message.content)
+            self._say(f"{STEERING}\n{scrub(text)}")
             self._tell("steered", text)
         return bool(said)
+
+    def _say(self, text: str) -> None:
+        message = user(text)
+        self._record(message)
+        self._backend.append_user(message.content)
 
     def _tell(self, kind: str, text: str = "", name: str = "", *, is_error: bool = False) -> None:
         if self._emit is not None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.archive import ArchiveKind
 from orch_protocol.spec import AgentSpec
 
-__all__ = ["first_prompt", "split_first_prompt", "system_prompt"]
+from .tokens import clip
+
+__all__ = ["continued_prompt", "first_prompt", "question_in", "split_first_prompt", "system_prompt"]
 
 TASK: Final = "Task: "
 QUERY: Final = "\n\nQuery: "
+NOTICE: Final = re.compile(r"\A\[[^\]]*\]\n\n")
+CONTINUED: Final = """\
+[Your turn has reached its limit of {steps} responses, and goes on: continuation {number} of {most}. What you did is \
+above, or archived. Go on where it ended; do not begin anew. You were asked:]
+
+{question}"""
+MOST_REPEATED: Final = 2000
 
 WHO: Final = """\
 You are a subagent: a worker process with one task, given in the first message. Whoever asks reads your final answer \
@@ -71,6 +81,17 @@ def first_prompt(spec: AgentSpec, prompt: str) -> str:
     if spec.source is not None:
         return prompt
     return f"{TASK}{spec.task}{QUERY}{prompt}"
+
+
+def continued_prompt(prompt: str, steps: int, number: int, most: int) -> str:
+    """Return what an agent is told when its turn, which `prompt` began, goes on for the `number`-th time of `most`."""
+    question = clip(question_in(prompt), MOST_REPEATED, "the prompt above has it all")
+    return CONTINUED.format(steps=steps, number=number, most=most, question=question)
+
+
+def question_in(prompt: str) -> str:
+    """Return what a prompt asks, without the task before it and what the framework says in brackets."""
+    return NOTICE.sub("", split_first_prompt(prompt)[1])
 
 
 def split_first_prompt(text: str) -> tuple[str, str]:

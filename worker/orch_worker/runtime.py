@@ -174,6 +174,7 @@ class Runtime:
                 interject=self._interject,
                 emit=partial(self._root.emit, query_id) if query.stream else None,
                 prepare=archiving.before_request if archiving is not None else None,
+                pause=archiving.turn_paused if archiving is not None else None,
                 purse=self._purse,
             )
             if self._locality.bound:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
-from orch_worker.prompt import split_first_prompt
+from orch_worker.prompt import question_in
 
 __all__ = [
     "Call",
@@ -148,4 +148,4 @@ def first_line(text: str) -> str:
 def task_of(messages: Sequence[Message]) -> str:
     """Return what the prompts `messages` ask, as one line; of an agent's first, the query alone."""
     said = "\n".join(text_of(message) for message in messages if message.role == "user")
-    return first_line(split_first_prompt(said)[1])
+    return first_line(question_in(said))

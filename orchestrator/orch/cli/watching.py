@@ -51,6 +51,8 @@ class Transcript:
             self._note(f"<- {name} {'error: ' if event.get('is_error') else ''}{render.line(text)}")
         elif kind == "steered":
             self._note(f"steered: {render.line(text)}")
+        elif kind == "continued":
+            self._note(f"continued: {render.line(text)}")
         elif kind == "retry":
             void = "; its text so far is void" if self._response else ""
             self._note(f"the request is made again{void}: {render.line(text)}")

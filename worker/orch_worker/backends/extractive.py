@@ -15,7 +15,7 @@ from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage, te
 from orch_protocol.spec import BackendSpec
 
 from ..passages import Source, rank
-from ..prompt import split_first_prompt
+from ..prompt import question_in, split_first_prompt
 from ..recalled import split_hits
 from ..terms import Term, count, paths_of, terms_of
 from ..tokens import CHARS_PER_TOKEN
@@ -42,7 +42,6 @@ OVERVIEW_LINES: Final = 20
 
 _HIT: Final = re.compile(r"(.+?):(\d+): (.*)")
 _NUMBERED: Final = re.compile(r" *(\d+)\t(.*)")
-_NOTICE: Final = re.compile(r"\A\[[^\]]*\]\n\n")  # of the framework: nothing that was asked
 _HELD: Final = re.compile(r"\[entry (\d+)\]\n")  # what a holder holds has numbers of its own
 _README: Final = re.compile(r"readme(\.\w+)?", re.IGNORECASE)
 
@@ -123,8 +122,8 @@ def _look(messages: Sequence[Message]) -> Look:
     began = next((i for i in range(len(messages) - 1, -1, -1) if _is_question(messages[i])), None)
     if began is None:
         raise BackendError("there is no question to answer: the conversation holds no text of a user")
-    task, question = split_first_prompt(text_of(messages[began]))
-    question, found = split_hits(_NOTICE.sub("", question))
+    asked = text_of(messages[began])
+    task, (question, found) = split_first_prompt(asked)[0], split_hits(question_in(asked))
     terms = terms_of(question)
     if not any(term.usable for term in terms):
         first = next((message for message in messages if _is_question(message)), messages[began])
