@@ -20,11 +20,11 @@ from orch.archival.shelf import Record
 from orch.tombstones import emptied
 from orch_protocol.archive import Source, Upgrade
 from orch_protocol.config import ArchivalConfig, TriggerConfig
-from orch_protocol.entries import MessageEntry
+from orch_protocol.entries import MessageEntry, Telling
 from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services import Archive, ArchivePlan, Hit
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability
-from orch_worker.excerpt import MESSAGE
+from orch_worker.excerpt import MESSAGES
 from orch_worker.store import load
 from orch_worker.stubs import holders_in, stub_text
 from orch_worker.transcript import Transcript, read_session
@@ -137,6 +137,22 @@ class Life:
         turn = f"q{self.queries}"
         self.transcript.turn_end(turn, Reply("agent", turn, text, stop_reason))
 
+    def go(self, to: str | None, summary: str | None = None) -> None:
+        """Go back to the entry `to`, None: to the beginning."""
+        self.transcript.checkout(to, summary)
+        self._heard()
+
+    def inform(self, text: str) -> None:
+        """Let a program tell the agent something."""
+        self.transcript.inform("test", text)
+        self._heard()
+
+    def _heard(self) -> None:
+        session = self.transcript.session
+        entry = session.entries[-1]
+        if isinstance(entry, Telling):
+            self.said[entry.id] = entry.message
+
     def turn(self, *work: Message, asked: str = "", answer: str | None = None, stop: StopReason = "end_turn") -> str:
         """Live through a whole turn, and return its query id."""
         self.begin(asked or f"ask {self.queries + 1}")
@@ -170,7 +186,7 @@ class Life:
         self.transcript.close()
         deleted = self.loop.run(self.archives.delete(self.spec, before, when))
         self.transcript = self.opened()
-        gone = {entry.id for entry in self._entries() if entry.deleted}
+        gone = {entry.id for entry in self._entries() if getattr(entry, "deleted", "")}
         self.said |= {id: emptied(message, when) for id, message in self.said.items() if id in gone}
         return deleted
 
@@ -228,17 +244,13 @@ class Life:
             assert [(item.message, item.first, item.last) for item in other.items] == shown
         mine = self.loop.run(self.archives._stacks.work(self.folder, lambda shelves: shelves.ledger.view))
         assert [(item.message, item.first, item.last) for item in mine.items] == shown
-        assert (again.messages, again.replies, again.responses) == (
-            session.messages,
-            session.replies,
-            session.responses,
-        )
+        for name in ("messages", "replies", "responses", "interrupted", "turns", "asked", "usage", "leaf", "places"):
+            assert getattr(again, name) == getattr(session, name), name
         assert list(fresh.records.values()) == known
         self._check_records(known)
         self._check_union(known)
 
     def _check_records(self, known: list[Record]) -> None:
-        order = {id: place for place, id in enumerate(self.said)}
         for record in known:
             if record.deleted:
                 continue
@@ -246,6 +258,7 @@ class Life:
             ids = self._ids(record.spans)
             assert [self.said[id] for id in ids] == messages, "an archive reads otherwise than what was said"
             assert len(messages) == record.count
+            order = {id: place for place, id in enumerate(self._path(ids[-1]))}
             places = [order[id] for id in ids]
             assert places == sorted(set(places)), "what an archive holds is not in order"
             # Between the prompt of a phase and its steps are those of phases before it.
@@ -253,9 +266,11 @@ class Life:
             assert len(gaps) <= (record.kind == "phase"), "what an archive holds has gaps"
 
     def _check_union(self, known: list[Record]) -> None:
+        holders = set(self._path(kind="archive"))
+        known = [record for record in known if record.id in holders]
         own = [id for record in known for id in self._ids(record.own)]
         assert len(own) == len(set(own)), "two archives hold the same as their own"
-        order = list(self.said)
+        order = self._path()
         at = {id: place for place, id in enumerate(order)}
         held = {record.id: (record.members, set(self._ids(record.own))) for record in known}
         behind, shown = 0, set[str]()
@@ -277,16 +292,34 @@ class Life:
             shown |= there
         assert behind == len(order)
 
-    def _entries(self) -> list[MessageEntry]:
+    def _path(self, last: str | None = None, kind: str = "message") -> list[str]:
+        """Return the messages on the path to the entry `last`, or to the end; or the holders of archives there.
+
+        Read by nothing of ours.
+        """
+        with (self.folder / "session.jsonl").open("rb") as file:
+            lines = [json.loads(line) for line in file if line.endswith(b"}\n")][1:]
+        by_id = {line["id"]: line for line in lines}
+        found, at = [], last or (lines[-1]["id"] if lines else None)
+        while at is not None:
+            line = by_id[at]
+            if kind == "message" and line["type"] in ("message", "custom_message", "branch_summary"):
+                found.append(at)
+            if line["type"] == kind == "archive":
+                found.append(line["collapse"]["holder"])
+            at = line["parentId"]
+        return found[::-1]
+
+    def _entries(self) -> list[Telling]:
         """Return every message of the file."""
-        lines = (line for line in load(self.transcript.path).objects if line.startswith(MESSAGE))
-        return [msgspec.json.decode(line, type=MessageEntry) for line in lines]
+        lines = (line for line in load(self.transcript.path).objects if line.startswith(MESSAGES))
+        return [msgspec.json.decode(line, type=Telling) for line in lines]
 
     def _ids(self, spans: Any) -> list[str]:
         """Return the ids of the messages on these lines, read by nothing of ours."""
         data = (self.folder / "session.jsonl").read_bytes()
         lines = [json.loads(line) for start, length in spans for line in data[start : start + length].splitlines()]
-        return [line["id"] for line in lines if line["type"] == "message"]
+        return [line["id"] for line in lines if line["type"] in ("message", "custom_message", "branch_summary")]
 
 
 def _begins(message: Message, said: Message | None) -> bool:

@@ -2,7 +2,8 @@
 
 The store adds `s` (sequence) and, last, `c` (checksum) to each line; neither is part of an entry. The first line of a
 file is the `SessionHeader`. An entry's parent is the entry it follows, so a file is a tree and a conversation a path
-through it. Field names are camelCase on disk.
+through it: the one that ends with the last line. Going back to an earlier entry is itself an entry, which follows that
+one. Field names are camelCase on disk.
 """
 
 from __future__ import annotations
@@ -12,24 +13,32 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from .archive import Collapse, Upgrade
-from .messages import Message, Reply, Usage
+from .messages import Image, Message, Reply, Text, Usage, user
 
 __all__ = [
     "SESSION_VERSION",
     "ArchiveEntry",
+    "BranchSummary",
+    "Checkout",
     "CompactionEntry",
     "Custom",
+    "CustomMessage",
     "Entry",
+    "Label",
     "MessageEntry",
+    "ModelChange",
     "Origin",
     "SessionHeader",
     "SessionInfo",
+    "Telling",
+    "ThinkingLevelChange",
     "TurnEnd",
     "TurnStart",
     "UpgradeEntry",
 ]
 
 SESSION_VERSION = 3
+LEFT_BRANCH = "[What came of a branch of this conversation that was left:]"
 
 
 class SessionHeader(Struct, frozen=True, gc=False, tag="session", tag_field="type", rename="camel"):
@@ -125,6 +134,35 @@ class UpgradeEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive_sum
     upgrade: Upgrade
 
 
+class Checkout(_Entry, frozen=True, gc=False, kw_only=True, tag="checkout"):
+    """The conversation goes on behind the entry that this one follows, or anew; `from_id` is where it had come to."""
+
+    from_id: str | None = None
+
+
+class BranchSummary(_Entry, frozen=True, gc=False, kw_only=True, tag="branch_summary"):
+    """The conversation goes on behind the entry that this one follows, and the model is told what came of a branch.
+
+    `from_id` is where that had come to; `details` are for people and programs, as JSON data.
+    """
+
+    from_id: str | None
+    summary: str
+    details: Any = None
+
+    @property
+    def message(self) -> Message:
+        """What the model reads."""
+        return user(f"{LEFT_BRANCH}\n\n{self.summary}")
+
+
+class Label(_Entry, frozen=True, gc=False, kw_only=True, tag="label"):
+    """A name for the entry `target_id`, in place of the one it had; without `label` it has none any more."""
+
+    target_id: str
+    label: str | None = None
+
+
 class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     """State of an extension; never in the model's context."""
 
@@ -132,11 +170,44 @@ class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     data: Any = None
 
 
+class CustomMessage(_Entry, frozen=True, gc=False, kw_only=True, tag="custom_message"):
+    """Something a program tells the model, as a user would. People are shown it with `display` alone.
+
+    `details` are for people and programs, as JSON data.
+    """
+
+    custom_type: str
+    content: tuple[Text | Image, ...]
+    display: bool = True
+    details: Any = None
+
+    @property
+    def message(self) -> Message:
+        """What the model reads."""
+        return Message("user", self.content)
+
+
 class SessionInfo(_Entry, frozen=True, gc=False, kw_only=True, tag="session_info"):
     """A name for the session."""
 
     name: str | None = None
 
+
+class ModelChange(_Entry, frozen=True, gc=False, kw_only=True, tag="model_change"):
+    """From here on another model answers."""
+
+    provider: str
+    model_id: str
+
+
+class ThinkingLevelChange(_Entry, frozen=True, gc=False, kw_only=True, tag="thinking_level_change"):
+    """From here on the model thinks this much."""
+
+    thinking_level: str
+
+
+Telling: TypeAlias = MessageEntry | CustomMessage | BranchSummary
+"""An entry with a `message` of the conversation."""
 
 Entry: TypeAlias = (
     SessionHeader
@@ -148,4 +219,10 @@ Entry: TypeAlias = (
     | UpgradeEntry
     | Custom
     | SessionInfo
+    | Checkout
+    | BranchSummary
+    | Label
+    | CustomMessage
+    | ModelChange
+    | ThinkingLevelChange
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,12 +11,20 @@ from hypothesis import strategies as st
 
 from orch_protocol.archive import Collapse
 from orch_protocol.entries import (
+    LEFT_BRANCH,
     ArchiveEntry,
+    BranchSummary,
+    Checkout,
     CompactionEntry,
     Custom,
+    CustomMessage,
     Entry,
+    Label,
     MessageEntry,
+    ModelChange,
     SessionHeader,
+    SessionInfo,
+    ThinkingLevelChange,
     TurnEnd,
     TurnStart,
 )
@@ -51,6 +60,21 @@ def ended(turn: str = "q1", usage: Usage | None = None) -> dict[str, Any]:
 def restarted(turn: str, interrupted: str) -> dict[str, Any]:
     """Describe the start of a turn after one that was cut short, for `entries`."""
     return {"kind": TurnStart, "turn": turn, "interrupted": interrupted}
+
+
+def went(to: str | None) -> dict[str, Any]:
+    """Describe a move to the entry `to`, for `entries`."""
+    return {"kind": Checkout, "after": to}
+
+
+class _Counted(list[Entry]):
+    """Entries that count how often they were gone through."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        self.count += 1
+        return super().__iter__()
 
 
 def entries(*described: dict[str, Any]) -> list[Entry]:
@@ -153,7 +177,7 @@ class TestTree:
             [
                 MessageEntry(id="1", parent_id=None, timestamp="t", message=user("a")),
                 Custom(id="2", parent_id="1", timestamp="t", custom_type="x", data=[1]),
-                UnknownEntry(id="3", parent_id="2", type="label"),
+                UnknownEntry(id="3", parent_id="2", type="of a later version"),
                 MessageEntry(id="4", parent_id="3", timestamp="t", message=assistant("b")),
             ]
         )
@@ -164,19 +188,98 @@ class TestTree:
 
     def test_branch_leaves_the_other_one_out(self) -> None:
         """An entry that follows an earlier one begins a branch; the context is the path to the last entry."""
-        session = Session.fold(
-            entries(
-                said(user("a"), id="1"),
-                said(assistant("b"), id="2"),
-                said(user("dead end")),
-                said(user("c"), id="3", after="2"),
-            )
+        made = entries(
+            said(user("a"), id="1"),
+            said(assistant("b"), id="2"),
+            said(user("dead end")),
+            said(user("c"), id="3", after="2"),
         )
+        session = Session.fold(made)
         assert session.messages == (user("a"), assistant("b"), user("c"))
         session.apply(MessageEntry(id="9", parent_id="3", timestamp="t", message=assistant("d")))
         assert session.messages == (user("a"), assistant("b"), user("c"), assistant("d"))
-        session.apply(MessageEntry(id="10", parent_id=None, timestamp="t", message=user("anew")))
-        assert session.messages == (user("anew"),)
+        anew = MessageEntry(id="10", parent_id=None, timestamp="t", message=user("anew"))
+        assert Session.fold([*made, anew]).messages == (user("anew"),)
+
+    def test_who_goes_back_reads_again(self) -> None:
+        """A session that leaves its path knows that it does not know what is shown, and learns it from all entries."""
+        made = entries(said(user("a"), id="1"), said(assistant("b"), id="2"), went("1"), said(user("c")))
+        session = Session()
+        for entry in made[:2]:
+            session.apply(entry)
+        assert not session.hollow
+        session.apply(made[2])
+        assert session.hollow
+        session = session.refolded(made[:3])
+        assert (session.hollow, session.messages) == (False, (user("a"),))
+        session.apply(made[3])
+        assert session.messages == (Message("user", (Text("a"), Text("c"))),)
+
+    def test_a_move_is_an_entry(self) -> None:
+        """The last line is where the conversation is, whatever was said on other branches: also at the beginning."""
+        talk = [said(user("a"), id="1"), said(assistant("b"), id="2"), said(user("c"), id="3")]
+        assert Session.fold(entries(*map(dict, talk), went("2"))).messages == (user("a"), assistant("b"))
+        anew = Session.fold(entries(*map(dict, talk), went(None)))
+        assert (anew.messages, anew.asked, anew.leaf) == ((), False, "e3")
+        forth = Session.fold(entries(*map(dict, talk), went("1"), said(user("d")), went("3")))
+        assert forth.messages == (user("a"), assistant("b"), user("c"))
+
+    def test_a_summary_of_the_branch_that_was_left_is_read_by_the_model(self) -> None:
+        """As a message of the user's, which says what it is."""
+        back = {"kind": BranchSummary, "from_id": "2", "summary": "It was a dead end.", "after": "1"}
+        session = Session.fold(entries(said(user("a"), id="1"), said(assistant("b"), id="2"), back))
+        assert text_of(session.messages[0]) == f"a\n\n{LEFT_BRANCH}\n\nIt was a dead end."
+
+    def test_what_a_program_says_is_read_and_what_is_noted_is_not(self) -> None:
+        """A custom message is a user's words to the model, shown to people or not; names and settings are silent."""
+        session = Session.fold(
+            entries(
+                said(user("a"), id="1"),
+                said(assistant("b")),
+                {"kind": CustomMessage, "custom_type": "x", "content": (Text("note"),), "display": False},
+                {"kind": Label, "target_id": "1", "label": "start"},
+                {"kind": SessionInfo, "name": "chat"},
+                {"kind": ModelChange, "provider": "p", "model_id": "m"},
+                {"kind": ThinkingLevelChange, "thinking_level": "high"},
+            )
+        )
+        assert session.messages == (user("a"), assistant("b"), user("note"))
+        assert len(session.entries) == 7
+
+    def test_turns_are_those_of_the_path(self) -> None:
+        """A reply on another branch is not this one's; what it cost was spent, and what it took was said."""
+        usage = Usage(3, 4)
+        talk = [said(user("a"), id="1"), said(assistant("b"), id="2"), ended("q1", usage)]
+        more = [said(user("c"), "q2"), said(assistant("d"), "q2"), ended("q2", usage)]
+        session = Session.fold(entries(*map(dict, talk), *map(dict, more), went("2"), said(user("e"), "q3")))
+        assert (list(session.replies), session.turns, session.interrupted) == ([], 0, "q3")
+        assert (session.usage, session.responses) == (usage + usage, 2)
+        session = Session.fold(entries(*map(dict, talk), *map(dict, more), went("e2")))
+        assert (list(session.replies), session.turns, session.interrupted) == (["q1"], 1, None)
+
+    def test_who_goes_back_into_a_turn_is_not_told_that_it_was_cut_short(self) -> None:
+        """They chose the place."""
+        session = Session.fold(entries(said(user("a"), id="1"), said(assistant("b"), id="2"), ended(), went("2")))
+        assert session.interrupted is None
+
+    def test_what_is_on_other_branches_is_not_kept(self) -> None:
+        """Nothing of it but what it follows: however many branches there are, memory is that of the one shown."""
+        talk = [said(user("a"), id="1"), said(assistant("b" * 100), id="2"), went("1"), said(user("c"))]
+        session = Session.fold(entries(*talk))
+        assert session.entries[1] == LeftEntry("2", "1", "q1")
+
+    def test_a_hundred_thousand_entries_and_many_branches(self) -> None:
+        """Neither depth nor branches make it slow: the file is gone through twice, and nothing recurses."""
+        count = 100_000
+        made = [
+            MessageEntry(id=str(at), parent_id=str(at - 1) if at else None, timestamp="t", message=Message("user", ()))
+            for at in range(count)
+        ]
+        moves = [Checkout(id=f"c{at}", parent_id=str(at), timestamp="t") for at in range(0, count, 50)]
+        passes = _Counted([*made, *moves])
+        session = Session.fold(passes)
+        assert (passes.count, len(session.entries), session.leaf) == (2, count + len(moves), moves[-1].id)
+        assert sum(session.lineage.path(session.places["99950"])) == 99_951
 
     def test_entry_behind_a_lost_one_follows_what_is_there(self) -> None:
         """A parent whose line was damaged does not hide what came before it."""
@@ -236,7 +339,7 @@ class TestArchives:
         assert session.replies["q1"].archived_to is None
 
     def test_a_branch_from_inside_an_archive_shows_what_was_there(self) -> None:
-        """What was forgotten is read again."""
+        """What was archived later, on another branch, is shown whole again."""
         branch = said(user("other"), turn="q2", after="1")
         session = Session.fold(entries(*map(dict, TURN), archived("1", "2"), branch))
         assert session.messages == (Message("user", (Text("a"), Text("other"))),)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.entries import Custom, MessageEntry, SessionInfo, TurnEnd, TurnStart
+from orch_protocol.entries import Custom, Label, MessageEntry, SessionInfo, TurnEnd, TurnStart
 from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, Usage
 
 __all__ = ["PLAIN", "Estimator", "Ratios", "input_tokens", "strings"]
@@ -33,7 +33,7 @@ _ANY_SYMBOLS: Final = re.compile(r"[^\w\s]")
 _DIGITS: Final = dict.fromkeys(map(ord, digits))
 _MARKS: Final = dict.fromkeys(map(ord, "{}[]\"':,"))
 _SYMBOLS: Final = dict.fromkeys(map(ord, punctuation.replace("_", "")))
-_NOT_IN_CONTEXT: Final = (TurnStart, TurnEnd, Custom, SessionInfo)
+_NOT_IN_CONTEXT: Final = (TurnStart, TurnEnd, Custom, Label, SessionInfo)
 
 
 class Ratios(Struct, frozen=True):

@@ -10,18 +10,23 @@ from typing import BinaryIO, Final, get_args
 import msgspec
 
 from orch_protocol.archive import Span
-from orch_protocol.entries import Entry, MessageEntry
+from orch_protocol.entries import Entry, Telling
 from orch_protocol.errors import DamagedError, StoreError
 
 from .lines import END_BYTES, Chain, sealed_at, unseal
 
-__all__ = ["MESSAGE", "Held", "Line", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
+__all__ = ["MESSAGES", "Held", "Line", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
 
-MESSAGE: Final = b'{"type":"message"'
+
+def _heads(kinds: object) -> tuple[bytes, ...]:
+    return tuple(b'{"type":"%b"' % kind.__struct_config__.tag.encode() for kind in get_args(kinds))
+
+
+MESSAGES: Final = _heads(Telling)
 """How the line of a message begins."""
-KNOWN: Final = tuple(b'{"type":"%b"' % kind.__struct_config__.tag.encode() for kind in get_args(Entry))
+KNOWN: Final = _heads(Entry)
 
-_decoder = msgspec.json.Decoder(MessageEntry)
+_decoder: msgspec.json.Decoder[Telling] = msgspec.json.Decoder(Telling)
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +46,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     offset: int
-    entry: MessageEntry | None
+    entry: Telling | None
     fault: str = ""
 
 
@@ -89,7 +94,7 @@ def _lines(path: Path, file: BinaryIO, offset: int, end: int) -> Iterator[Line]:
         sound, _ = chain.take(line[:-1], sealed)
         if not sound and not (sealed and line.startswith(KNOWN)):
             raise DamagedError(f"{path} at byte {offset} is damaged: what was archived there cannot be made out")
-        yield Line(offset, sealed.object if sealed else b"", line.startswith(MESSAGE), sound)
+        yield Line(offset, sealed.object if sealed else b"", line.startswith(MESSAGES), sound)
         offset += len(line)
 
 
@@ -130,13 +135,13 @@ def _apart(parts: Sequence[bytes], spans: Sequence[Span]) -> Iterator[Line]:
             stop = len(part) if stop < 0 else stop
             if sealed_at(part, start, stop) >= 0:
                 # With what seals it, which is no part of an entry: to cut that off would be to copy the rest.
-                yield Line(offset + start, whole[start:stop], part.startswith(MESSAGE, start))
+                yield Line(offset + start, whole[start:stop], part.startswith(MESSAGES, start))
             start = stop + 1
 
 
 def messages_in(
     path: Path, spans: Sequence[Span], expected: str = "", first: int = 1, last: int | None = None
-) -> list[tuple[int, MessageEntry]]:
+) -> list[tuple[int, Telling]]:
     """Return the entries as `entries_in` yields them, each with the offset of its line. Raises DamagedError for any
     that is damaged, StoreError when the file cannot be read."""
     found = []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from orch_protocol.entries import (
     ArchiveEntry,
+    BranchSummary,
+    Checkout,
     CompactionEntry,
+    CustomMessage,
     Entry,
     MessageEntry,
     SessionHeader,
@@ -21,13 +24,16 @@ from orch_protocol.entries import (
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Block, Message, Reply, Text, ToolResult, Usage, tool_uses, user
 
+from .lineage import Lineage
 from .view import NOTHING, Item, View
 
-__all__ = ["LeftEntry", "Session", "UnknownEntry"]
+__all__ = ["LeftEntry", "LostEntry", "Session", "UnknownEntry"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
 LOST_CALL = "[The result of a call that is not on record:]"
 LOST_START = "[The beginning of this conversation is not on record.]"
+
+TELLING: Final = (MessageEntry, CustomMessage, BranchSummary)
 
 
 class UnknownEntry(Struct, frozen=True, rename="camel"):
@@ -39,7 +45,10 @@ class UnknownEntry(Struct, frozen=True, rename="camel"):
 
 
 class LeftEntry(Struct, frozen=True, gc=False):
-    """A message, or an archive, that is a holder's now. Its line is in the file; nobody need hold it in memory."""
+    """An entry that the conversation does not show: a holder has it now, or it is on another branch.
+
+    Its line is in the file; nobody need hold it in memory.
+    """
 
     id: str
     parent_id: str | None
@@ -56,61 +65,69 @@ class LostEntry(Struct, frozen=True):
 class Session:
     """Everything that one agent's entries amount to. Attributes are read, never assigned.
 
-    Entries form a tree: each names the entry it follows, and the last one is the `leaf`. One that names an entry that
-    is not there (its line was damaged) follows that all the same: it was between this one and the one before it in the
-    file, and an archive may begin or end with it.
+    Entries form a tree: each names the entry it follows. The last one is the `leaf`, and what the session says of the
+    conversation is of the path that leads there. One that names an entry that is not there (its line was damaged)
+    follows that all the same: it was between this one and the one before it in the file, and an archive may begin or
+    end with it.
+
+    With `path` it is known already which of the first entries are on the path, by their places: of the others nothing
+    is kept but what they follow.
     """
 
-    def __init__(self, *, forget: bool = True) -> None:
+    def __init__(self, path: bytes | bytearray = b"") -> None:
         self.header: SessionHeader | None = None
         self.entries: list[Entry | UnknownEntry | LeftEntry | LostEntry] = []
         """All entries but the header, in file order."""
+        self.lineage = Lineage()
+        """Which entry follows which."""
         self.replies: dict[str, Reply] = {}
-        """The reply of each finished turn, by query id."""
+        """The reply of each finished turn on the path, by query id."""
         self.interrupted: str | None = None
         """The query whose turn has messages and no end: cut short, or still running. None when there is none."""
         self.usage = Usage()
-        """What all turns used together, those that were cut short included, as far as it is on record."""
+        """What all turns used together, on all branches, those cut short included, as far as it is on record."""
         self.turns = 0
-        """How many turns are finished."""
-        self.places: dict[str, int] = {}
-        """Where each entry stands in `entries`, by its id."""
+        """How many turns on the path are finished."""
         self._turn = ""
         self._used_before = Usage()
         """What was used before the turn `_turn` began."""
         self.asked = False
-        """Whether the agent itself was ever asked: what it was seeded with is somebody else's."""
+        """Whether the agent itself was asked on this path: what it was seeded with is somebody else's."""
         self.responses = 0
-        """How many responses it gave, those that a holder keeps included."""
+        """How many responses it gave, on all branches, those that a holder keeps included."""
         self.view: View[int] = View()
         """What the model is shown, before it is brought into a form that providers accept."""
         self.hollow = False
-        """Whether something is shown that was forgotten."""
-        self._forget = forget
-        self._parents = array("q")
+        """Whether the path has left the one it was: only who reads all entries again knows what is shown now."""
+        self._path = path
         self._gone: list[Item[int]] = []
         """What the last archive took out of the view."""
         self._messages: tuple[Message, ...] | None = ()
 
     @classmethod
-    def fold(cls, entries: Sequence[Entry | UnknownEntry]) -> Session:
-        """Return the session that `entries`, in file order, amount to."""
+    def fold(cls, entries: Iterable[Entry | UnknownEntry]) -> Session:
+        """Return the session that `entries`, in file order, amount to. They are gone through twice if they branch."""
         session = cls()
         for entry in entries:
             session.apply(entry)
-        return cls._whole(entries) if session.hollow else session
+        return session.refolded(entries) if session.hollow else session
 
-    @classmethod
-    def _whole(cls, entries: Iterable[Entry | UnknownEntry]) -> Session:
-        session = cls(forget=False)
+    def refolded(self, entries: Iterable[Entry | UnknownEntry]) -> Session:
+        """Return this session as it is when its path is known beforehand. `entries` are all it was made of, or more."""
+        session = type(self)(self.lineage.path(len(self.entries) - 1))
         for entry in entries:
             session.apply(entry)
-        return session
+        return session.refolded(entries) if session.hollow else session
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Where each entry stands in `entries`, by its id."""
+        return self.lineage.places
 
     @property
     def leaf(self) -> str | None:
         """Id of the last entry, which the next one follows; None in an empty session."""
-        return self.entries[-1].id if self.entries else None
+        return self.lineage.leaf
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -133,7 +150,7 @@ class Session:
         return tuple(call.name for call in tool_uses(last))
 
     def reply(self, query_id: str) -> Reply | None:
-        """Return the reply of the finished turn `query_id`, or None."""
+        """Return the reply of the finished turn `query_id` on the path, or None."""
         return self.replies.get(query_id)
 
     def apply(self, entry: Entry | UnknownEntry) -> None:
@@ -141,50 +158,37 @@ class Session:
         if isinstance(entry, SessionHeader):
             self.header = self.header or entry
             return
-        if entry.parent_id is not None and entry.parent_id not in self.places:
+        if entry.parent_id is not None and self.lineage.missing(entry.parent_id):
             self._add(LostEntry(entry.parent_id, self.leaf))
-        self._add(entry)
-        if isinstance(entry, MessageEntry):
-            if entry.turn:
-                self.asked = True
-                self.responses += entry.message.role == "assistant"
-                if entry.turn not in self.replies:
-                    self.interrupted = entry.turn
-            if entry.turn != self._turn:
-                self._turn, self._used_before = entry.turn, self.usage
-            if entry.usage is not None:
-                self.usage += entry.usage
-        elif isinstance(entry, ArchiveEntry):
-            self._leave(entry)
-        elif isinstance(entry, TurnEnd):
-            self.replies[entry.turn] = entry.reply
-            # The reply knows of failed requests too, which no message tells of.
-            self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
-            self.turns += 1
-            if self.interrupted == entry.turn:
-                self.interrupted = None
-        elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
-            self.interrupted = None
+        shown = self._add(entry)
+        if isinstance(entry, (MessageEntry, TurnEnd)):
+            self._count(entry)
+        if shown:
+            self._tell(entry)
+        elif not isinstance(entry, LeftEntry):
+            self.entries[-1] = LeftEntry(entry.id, entry.parent_id, getattr(entry, "turn", ""))
 
-    def _add(self, entry: Entry | UnknownEntry | LostEntry) -> None:
+    def _add(self, entry: Entry | UnknownEntry | LostEntry) -> bool:
+        """Give `entry` its place; return whether it is on the path."""
         assert not isinstance(entry, SessionHeader)
-        last = len(self.entries) - 1
-        parent = -1 if entry.parent_id is None else self.places[entry.parent_id]
-        self._parents.append(parent)
-        self.places[entry.id] = last + 1
+        place = len(self.entries)
+        parent = self.lineage.add(entry.id, entry.parent_id)
         self.entries.append(entry)
         # Gathered when asked for: a worker at work asks seldom, and records all the time.
         self._messages = None
-        if parent != last:
-            self._branch(parent)
-        self._show(entry, last + 1)
+        if place < len(self._path):
+            shown = bool(self._path[place])
+        else:
+            self.hollow = self.hollow or parent != place - 1
+            shown = not self.hollow
+        if shown:
+            self._show(entry, place)
+        return shown
 
-    def _show(self, entry: Entry | UnknownEntry | LeftEntry | LostEntry, place: int) -> None:
+    def _show(self, entry: Entry | UnknownEntry | LostEntry, place: int) -> None:
         """Let the view take `entry` in, which stands at `place` and follows what it shows."""
-        if isinstance(entry, MessageEntry):
+        if isinstance(entry, TELLING):
             self.view.add(entry.id, entry.message, place)
-        elif isinstance(entry, LeftEntry):
-            self.view.add(entry.id, NOTHING, place)
         elif isinstance(entry, LostEntry):
             self.view.lose(entry.id, place)
         elif isinstance(entry, ArchiveEntry):
@@ -197,38 +201,55 @@ class Session:
         elif isinstance(entry, CompactionEntry):
             self.view.compact(entry.summary, self.view.kept(entry.first_kept_entry_id), entry.id, place)
 
-    def _branch(self, place: int) -> None:
-        """Show what the path to the entry at `place` shows."""
-        path = list(self._back(place))
-        self.view = View()
-        for place in reversed(path):
-            self._show(self.entries[place], place)
-        self.hollow = any(isinstance(self.entries[item.note], LeftEntry) for item in self.view.items)
+    def _count(self, entry: MessageEntry | TurnEnd) -> None:
+        """Take in what an entry tells on whichever branch it is: what was used was used."""
+        if isinstance(entry, TurnEnd):
+            # The reply knows of failed requests too, which no message tells of.
+            self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
+            return
+        self.responses += bool(entry.turn) and entry.message.role == "assistant"
+        if entry.turn != self._turn:
+            self._turn, self._used_before = entry.turn, self.usage
+        if entry.usage is not None:
+            self.usage += entry.usage
 
-    def _back(self, place: int) -> Iterator[int]:
-        """Yield `place` and those of the entries before it on its path, the first one last."""
-        while place >= 0:  # a parent stands before its child, so this ends
-            yield place
-            place = self._parents[place]
+    def _tell(self, entry: Entry | UnknownEntry) -> None:
+        """Take in what an entry on the path tells of its turns."""
+        if isinstance(entry, MessageEntry):
+            if entry.turn:
+                self.asked = True
+                if entry.turn not in self.replies:
+                    self.interrupted = entry.turn
+        elif isinstance(entry, ArchiveEntry):
+            self._leave(entry)
+        elif isinstance(entry, TurnEnd):
+            self.replies[entry.turn] = entry.reply
+            self.turns += 1
+            if self.interrupted == entry.turn:
+                self.interrupted = None
+        elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
+            self.interrupted = None
+        elif isinstance(entry, (Checkout, BranchSummary)):
+            self.interrupted = None  # who went back there knows where that is
 
     def _leave(self, entry: ArchiveEntry) -> None:
         """Forget the messages that are the holder's now, and let the reply to their turn say so."""
         collapse = entry.collapse
         if not self._gone:
             return  # it could not be carried out
-        path = (self.entries[place] for place in self._back(self.places[collapse.last]))
+        path = (self.entries[place] for place in self.lineage.back(self.places[collapse.last]))
         turn = next((each.turn for each in path if isinstance(each, (MessageEntry, LeftEntry))), "")
         if collapse.kind == "turn" and turn in self.replies:
             self.replies[turn] = msgspec.structs.replace(self.replies[turn], archived_to=collapse.holder)
-        if not self._forget:
-            return
         for place in (item.note for item in self._gone):
             left = self.entries[place]
-            if isinstance(left, (MessageEntry, ArchiveEntry)):
+            if isinstance(left, (*TELLING, ArchiveEntry)):
                 # Of a long life most is this: each text in it is there once.
                 said = left.turn if isinstance(left, MessageEntry) else turn
-                before = self.entries[self._parents[place]].id if left.parent_id is not None else None
-                self.entries[place] = LeftEntry(left.id, before, turn if said == turn else said)
+                before = self.lineage.parents[place]
+                self.entries[place] = LeftEntry(
+                    left.id, self.entries[before].id if before >= 0 else None, turn if said == turn else said
+                )
         self.entries[self.places[entry.id]] = msgspec.structs.replace(
             entry, collapse=msgspec.structs.replace(collapse, record={})
         )

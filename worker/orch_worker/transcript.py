@@ -6,22 +6,35 @@ An entry is encoded, read back, written, and only then applied: what the session
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
 from orch_protocol.archive import Collapse, Upgrade
-from orch_protocol.entries import ArchiveEntry, Entry, MessageEntry, SessionHeader, TurnEnd, TurnStart, UpgradeEntry
+from orch_protocol.entries import (
+    ArchiveEntry,
+    BranchSummary,
+    Checkout,
+    CustomMessage,
+    Entry,
+    Label,
+    MessageEntry,
+    SessionHeader,
+    SessionInfo,
+    TurnEnd,
+    TurnStart,
+    UpgradeEntry,
+)
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
 from orch_protocol.spec import Durability
 from orch_protocol.text import scrub
 
-from .session import Session, UnknownEntry
+from .session import LostEntry, Session, UnknownEntry
 from .store import AppendLog, FolderLock, Loaded, load, newest_first
 
 __all__ = ["Transcript", "read_last_turn", "read_session", "read_usage"]
@@ -91,6 +104,8 @@ class Transcript:
         self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))
         for entry in stored:
             self.session.apply(entry)
+        if self.session.hollow:
+            self.session = self.session.refolded(_Lines(load(self.path, header=_HEADER)))
         return stored
 
     def message(self, message: Message, turn: str = "", usage: Usage | None = None) -> MessageEntry:
@@ -98,22 +113,52 @@ class Transcript:
 
         `usage` is what the request took whose response it is, or what models used for the results of tools in it.
         """
-        session = self.session
-        id, now = new_entry_id(session.places), _timestamp()
-        entry = MessageEntry(id=id, parent_id=session.leaf, timestamp=now, message=message, turn=turn, usage=usage)
+        entry = MessageEntry(**self._next(), message=message, turn=turn, usage=usage)
         return cast(MessageEntry, self.append(entry)[0])
 
     def turn_start(self, turn: str, interrupted: str) -> None:
         """Record that the query `turn` was accepted after the turn `interrupted` had been cut short."""
-        session = self.session
-        id, now = new_entry_id(session.places), _timestamp()
-        self.append(TurnStart(id=id, parent_id=session.leaf, timestamp=now, turn=turn, interrupted=interrupted))
+        self.append(TurnStart(**self._next(), turn=turn, interrupted=interrupted))
 
     def turn_end(self, turn: str, reply: Reply) -> None:
         """Record that the query `turn` came to `reply`."""
+        self.append(TurnEnd(**self._next(), turn=turn, reply=reply))
+
+    def checkout(self, to: str | None, summary: str | None = None) -> None:
+        """Let the conversation go on behind the entry `to`, None: anew. What was said since stays on its own branch.
+
+        With `summary` the model is told what came of that. Raises StoreError when there is no such entry; or when the
+        file cannot be read again: then the move is on record, and who reads it next goes on there.
+        """
         session = self.session
-        id, now = new_entry_id(session.places), _timestamp()
-        self.append(TurnEnd(id=id, parent_id=session.leaf, timestamp=now, turn=turn, reply=reply))
+        place = session.places.get(to, -1) if to is not None else -1
+        if to is not None and (place < 0 or isinstance(session.entries[place], LostEntry)):
+            raise StoreError(f"{self.path} has no entry {to!r} to go back to")
+        left = session.leaf
+        common = self._next() | {"parent_id": to}
+        if summary is None:
+            self.append(Checkout(**common, from_id=left))
+        else:
+            self.append(BranchSummary(**common, from_id=left, summary=summary))
+
+    def label(self, target: str, label: str | None) -> None:
+        """Record a name for the entry `target`, None: that it has none any more. Raises StoreError: no such entry."""
+        if target not in self.session.places:
+            raise StoreError(f"{self.path} has no entry {target!r} to label")
+        self.append(Label(**self._next(), target_id=target, label=label))
+
+    def rename(self, name: str | None) -> None:
+        """Record a name for the session."""
+        self.append(SessionInfo(**self._next(), name=name))
+
+    def inform(self, custom_type: str, text: str, *, display: bool = True) -> None:
+        """Record something that a program tells the model between turns."""
+        self.append(CustomMessage(**self._next(), custom_type=custom_type, content=(Text(text),), display=display))
+
+    def _next(self) -> dict[str, Any]:
+        """Return what every entry says of itself, for the one that follows the leaf."""
+        session = self.session
+        return {"id": new_entry_id(session.places), "parent_id": session.leaf, "timestamp": _timestamp()}
 
     def archive(self, collapses: Iterable[Collapse]) -> None:
         """Record that parts of the conversation are their holders' now: on the disk when this returns, all or none.
@@ -135,9 +180,7 @@ class Transcript:
 
     def upgrade(self, upgrade: Upgrade) -> None:
         """Record a better text for what stands in a holder's place."""
-        session = self.session
-        id, now = new_entry_id(session.places), _timestamp()
-        self.append(UpgradeEntry(id=id, parent_id=session.leaf, timestamp=now, upgrade=upgrade))
+        self.append(UpgradeEntry(**self._next(), upgrade=upgrade))
 
     def seed(self, history: Iterable[Message]) -> None:
         """Record `history` as what went before, in one write. Raises StoreError unless the transcript is empty."""
@@ -215,10 +258,20 @@ def read_usage(folder: Path, turn: str) -> Usage:
     return usage
 
 
+class _Lines:
+    """The entries of a file, decoded anew each time they are gone through: what is not shown is not kept."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+
+    def __iter__(self) -> Iterator[Entry | UnknownEntry]:
+        if self._loaded.header:
+            yield _decode_exactly(self._loaded.header)
+        yield from filter(None, map(_decode, self._loaded.objects))
+
+
 def _fold(loaded: Loaded) -> Session:
-    entries: list[Entry | UnknownEntry] = [_decode_exactly(loaded.header)] if loaded.header else []
-    entries += [entry for entry in map(_decode, loaded.objects) if entry is not None]
-    return Session.fold(entries)
+    return Session.fold(_Lines(loaded))
 
 
 def _encode(entry: Entry) -> bytes:

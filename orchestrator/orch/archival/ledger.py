@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
@@ -17,10 +17,20 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Collapse, Span
-from orch_protocol.entries import ArchiveEntry, CompactionEntry, MessageEntry, TurnEnd, UpgradeEntry
+from orch_protocol.entries import (
+    ArchiveEntry,
+    BranchSummary,
+    CompactionEntry,
+    CustomMessage,
+    MessageEntry,
+    Telling,
+    TurnEnd,
+    UpgradeEntry,
+)
 from orch_protocol.errors import DamagedError, StoreError
 from orch_protocol.messages import Message, assistant, user
-from orch_worker.excerpt import entries_in, lines_in, messages_in, read_spans
+from orch_worker.excerpt import MESSAGES, entries_in, lines_in, messages_in, read_spans
+from orch_worker.lineage import Lineage
 from orch_worker.lines import Chain, unseal
 from orch_worker.stubs import holders_in, stub_text
 from orch_worker.transcript import NAME
@@ -33,11 +43,10 @@ from .shelf import Record, SearchableShelf, Stored
 
 __all__ = ["Cover", "Ledger", "joined", "read_archive"]
 
-_Telling: TypeAlias = MessageEntry | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEnd
-_decoder: msgspec.json.Decoder[_Telling] = msgspec.json.Decoder(_Telling)
+_Known: TypeAlias = Telling | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEnd
+_decoder: msgspec.json.Decoder[_Known] = msgspec.json.Decoder(_Known)
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
-_MESSAGE: Final = b'{"type":"message"'
-_HEADS: Final = (_MESSAGE, b'{"type":"archive"', b'{"type":"archive_summary"', b'{"type":"compaction"')
+_HEADS: Final = (*MESSAGES, b'{"type":"archive"', b'{"type":"archive_summary"', b'{"type":"compaction"')
 _TURN_END: Final = b'{"type":"turn_end"'
 _DELETED: Final = b',"deleted":"'
 _END_BYTES: Final = 24
@@ -49,6 +58,13 @@ class _Link(Struct, rename="camel"):
 
 
 _link: msgspec.json.Decoder[_Link] = msgspec.json.Decoder(_Link)
+
+
+class _Trail(Struct, frozen=True):
+    """Of the first entries of a file, by place: which are on the path to the last, and the ids of those on no line."""
+
+    on: bytearray
+    lost: dict[int, str]
 
 
 class Cover(Struct, frozen=True):
@@ -82,10 +98,15 @@ class Ledger(SearchableShelf):
         # by its checksum stands for all before it.
         self._end, self._seq, self._checksum, self._seen = 0, 0, 0, b""
         self._leaf: str | None = None
+        # Whether the conversation has gone back somewhere, so that what it shows is not known; and, while the file is
+        # read again for that, what is known of its entries beforehand, and how many of them there were so far.
+        self._astray, self._trail, self._place = False, _Trail(bytearray(), {}), 0
         self.forgotten: dict[str, str] = {}
         """When the answers of turns were deleted, by query id, of those that were."""
         self.damaged: list[Span] = []
         """Damaged lines, ascending."""
+        # These, and those that are not on the path.
+        self._skipped: list[Span] = []
         # Of the lines that an archive shows as its own: where they begin and end, and its number. Sorted.
         self._owners: list[tuple[int, int, int]] = []
 
@@ -100,7 +121,9 @@ class Ledger(SearchableShelf):
                 if not self._goes_on(file):
                     self.forget()
                 known = len(self.records)
-                self._read(file)
+                self._read(file, self._take)
+                while self._astray:
+                    self._retrace(file)
         except FileNotFoundError:
             self.forget()
             return []
@@ -113,7 +136,27 @@ class Ledger(SearchableShelf):
         file.seek(self._end - len(self._seen))
         return file.read(len(self._seen)) == self._seen
 
-    def _read(self, file: BinaryIO) -> None:
+    def _retrace(self, file: BinaryIO) -> None:
+        """Read all of the file again, once to find the path to its last entry, once to follow that."""
+        lineage, lost = Lineage(), dict[int, str]()
+
+        def trace(_start: int, _end: int, line: bytes | None) -> None:
+            link = _linked(line)
+            if link is None:
+                return
+            if link.parent_id is not None and lineage.missing(link.parent_id):
+                lost[len(lineage)] = link.parent_id
+                lineage.add(link.parent_id, lineage.leaf)
+            lineage.add(link.id, link.parent_id)
+
+        self.forget()
+        self._read(file, trace)
+        self.forget()
+        self._trail = _Trail(lineage.path(len(lineage) - 1), lost)
+        self._read(file, self._take)
+        self._trail = _Trail(bytearray(), {})
+
+    def _read(self, file: BinaryIO, take: Callable[[int, int, bytes | None], None]) -> None:
         start = end = file.seek(self._end)
         chain = Chain(self._seq, self._checksum)
         # Of an append that is not over: where each line begins and ends, and the object on it, None on a damaged one.
@@ -125,7 +168,7 @@ class Ledger(SearchableShelf):
             waiting.append((start, end, sealed.object if good and sealed is not None else None))
             if good and sealed is not None and not sealed.more:
                 for each in waiting:
-                    self._take(*each)
+                    take(*each)
                 waiting.clear()
                 self._end, self._seq, self._checksum, self._seen = end, chain.seq, chain.checksum, line[-_END_BYTES:]
 
@@ -143,8 +186,7 @@ class Ledger(SearchableShelf):
         if record.deleted:
             return []  # a prompt that the conversation still shows is no archive's any more
         try:
-            entries = [held.entry for held in entries_in(self.path, record.own)]
-            return ["" if entry is None or entry.deleted else message_text(entry.message) for entry in entries]
+            return [_text(held.entry) for held in entries_in(self.path, record.own)]
         except DamagedError:
             return []  # who reads it is told; the others can be searched all the same
 
@@ -155,7 +197,7 @@ class Ledger(SearchableShelf):
 
     def lines(self, id: str) -> list[bytes]:
         parts = read_spans(self.path, self.records[id].own)
-        sealed = (unseal(line) for part in parts for line in part.split(b"\n") if line.startswith(_MESSAGE))
+        sealed = (unseal(line) for part in parts for line in part.split(b"\n") if line.startswith(MESSAGES))
         return [line.object if line else b"" for line in sealed]
 
     def containing(self, wanted: bytes) -> Iterator[Record]:
@@ -183,42 +225,57 @@ class Ledger(SearchableShelf):
     def _take(self, start: int, end: int, line: bytes | None) -> None:
         if line is None:
             self.damaged.append((start, end - start))
+            self._skipped.append((start, end - start))
             return
+        entry: _Known | _Link | None
         try:
             telling = line.startswith(_HEADS) or (line.startswith(_TURN_END) and _DELETED in line)
             entry = (_decoder if telling else _link).decode(line)
         except _DECODE_ERRORS:
-            try:
-                entry = _link.decode(line)  # of a later version
-            except _DECODE_ERRORS:
-                return
-        self._follow(entry, start)
-        if isinstance(entry, MessageEntry):
-            self.view.add(entry.id, entry.message, Cover(start, end, end, 1, own=True))
+            entry = _linked(line)  # of a later version
+        if entry is None:
+            return
+        shown = self._follow(entry, start)
+        if not shown:
+            self._skipped.append((start, end - start))
+        if isinstance(entry, (MessageEntry, CustomMessage, BranchSummary)):
+            if shown:
+                self.view.add(entry.id, entry.message, Cover(start, end, end, 1, own=True))
         elif isinstance(entry, ArchiveEntry):
-            self._take_archive(entry)
+            self._take_archive(entry, shown)
         elif isinstance(entry, UpgradeEntry):
-            self._take_upgrade(entry)
+            self._take_upgrade(entry, shown)
         elif isinstance(entry, CompactionEntry):
-            stop = self.view.kept(entry.first_kept_entry_id)
-            covers = [item.note for item in self.view.items[:stop]] or [Cover(start, start, start, 0)]
-            self.view.compact(entry.summary, stop, entry.id, joined(covers))
+            if shown:
+                stop = self.view.kept(entry.first_kept_entry_id)
+                covers = [item.note for item in self.view.items[:stop]] or [Cover(start, start, start, 0)]
+                self.view.compact(entry.summary, stop, entry.id, joined(covers))
         elif isinstance(entry, TurnEnd) and entry.deleted:
             self.forgotten[entry.turn] = entry.deleted
 
-    def _follow(self, entry: _Telling | _Link, start: int) -> None:
-        """Show the entry before `entry` as lost, if it is; see `Session`."""
-        if entry.parent_id is not None and entry.parent_id != self._leaf:
-            self.view.lose(entry.parent_id, Cover(start, start, start, 0))
-        self._leaf = entry.id
+    def _follow(self, entry: _Known | _Link, start: int) -> bool:
+        """Return whether the conversation has `entry` on its path; the one before it is shown as lost, if it is."""
+        before, self._leaf = self._leaf, entry.id
+        trail, place = self._trail, self._place
+        if place >= len(trail.on):
+            # Where it goes on is told from all of the file: what is said to be followed may be any entry, or none.
+            self._astray = self._astray or entry.parent_id != before
+            return not self._astray
+        if place in trail.lost:
+            if trail.on[place]:
+                self.view.lose(trail.lost[place], Cover(start, start, start, 0))
+            place += 1
+        self._place = place + 1
+        return bool(trail.on[place])
 
-    def _take_archive(self, entry: ArchiveEntry) -> None:
+    def _take_archive(self, entry: ArchiveEntry, shown: bool) -> None:
         collapse = entry.collapse
         # What a damaged file does not show any more in one piece stays as it is, and is the archive's all the same.
         with contextlib.suppress(StoreError):
-            first, stop = self.view.part(collapse.first, collapse.last)
-            cover = joined([item.note for item in self.view.items[first:stop]])
-            self.view.collapse(collapse, cover, deleted=bool(entry.deleted))
+            if shown:
+                first, stop = self.view.part(collapse.first, collapse.last)
+                cover = joined([item.note for item in self.view.items[first:stop]])
+                self.view.collapse(collapse, cover, deleted=bool(entry.deleted))
         number = len(self.records) + 1
         self.keep(
             msgspec.structs.replace(
@@ -234,17 +291,18 @@ class Ledger(SearchableShelf):
         for start, length in self.records[collapse.holder].own:
             insort(self._owners, (start, start + length, number))
 
-    def _take_upgrade(self, entry: UpgradeEntry) -> None:
+    def _take_upgrade(self, entry: UpgradeEntry, shown: bool) -> None:
         upgrade = entry.upgrade
-        self.view.upgrade(upgrade)
+        if shown:
+            self.view.upgrade(upgrade)
         if (record := self.records.get(upgrade.holder)) is not None:
             _, _, said = upgrade.stub.partition("\n\n")
             text = said.removesuffix(f"\n\nFinal answer:\n{record.answer}")
             self.keep(msgspec.structs.replace(record, record=text, summarised=True))
 
     def sound(self, start: int, end: int) -> Iterator[Span]:
-        """Yield the lines from `start` to `end` without those that are damaged."""
-        for offset, length in self.damaged[bisect_left(self.damaged, (start, 0)) :]:
+        """Yield the lines from `start` to `end` without those that are damaged, or not on the path."""
+        for offset, length in self._skipped[bisect_left(self._skipped, (start, 0)) :]:
             if offset >= end:
                 break
             if start < offset:
@@ -261,6 +319,20 @@ class Ledger(SearchableShelf):
             stub = stub_text(member.kind, id, member.record, member.answer)
             parts.append((member.spans[0][0], [user(member.task or marker(member.deleted)), assistant(stub)]))
         return tuple(message for _, messages in sorted(parts, key=itemgetter(0)) for message in messages)
+
+
+def _text(entry: Telling | None) -> str:
+    if entry is None or (isinstance(entry, MessageEntry) and entry.deleted):
+        return ""
+    return message_text(entry.message)
+
+
+def _linked(line: bytes | None) -> _Link | None:
+    """Return where the entry on `line` stands in the tree, None if it stands nowhere."""
+    try:
+        return _link.decode(line) if line is not None else None
+    except _DECODE_ERRORS:
+        return None
 
 
 def read_archive(path: Path, record: Record, first: int = 1, last: int | None = None) -> list[Message]:

@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Collapse, Span, Upgrade
-from orch_protocol.entries import ArchiveEntry, MessageEntry, TurnEnd, UpgradeEntry
+from orch_protocol.entries import ArchiveEntry, MessageEntry, Telling, TurnEnd, UpgradeEntry
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text
-from orch_worker.excerpt import MESSAGE, digest, read_spans
+from orch_worker.excerpt import MESSAGES, digest, read_spans
 from orch_worker.rewriting import Rewriting, rewriting
 from orch_worker.store import scan
 from orch_worker.stubs import holders_in, stub_text
@@ -47,7 +47,7 @@ class _Said(Struct, gc=False):
 
 _encoder = msgspec.json.Encoder()
 _said = msgspec.json.Decoder(_Said)
-_message = msgspec.json.Decoder(MessageEntry)
+_message: msgspec.json.Decoder[Telling] = msgspec.json.Decoder(Telling)
 _turn_end = msgspec.json.Decoder(TurnEnd)
 _archive = msgspec.json.Decoder(ArchiveEntry)
 _upgrade = msgspec.json.Decoder(UpgradeEntry)
@@ -91,7 +91,7 @@ def doomed(ledger: Ledger, before: str) -> Doomed:
         for (offset, _), part in zip(record.own, read_spans(ledger.path, record.own), strict=True):
             for line in part.removesuffix(b"\n").split(b"\n"):
                 # What a damaged line was nobody can say: it may hold any of it.
-                if (line.startswith(MESSAGE) or offset in damaged) and offset not in live and not _is_deleted(line):
+                if (line.startswith(MESSAGES) or offset in damaged) and offset not in live and not _is_deleted(line):
                     lines[offset] = len(line) + 1
                 offset += len(line) + 1
     stale = any(record.id not in shown and record.record != marker(record.deleted) for record in deleted)
@@ -144,7 +144,7 @@ class _Copy:
         self._silent: dict[str, bool] = {}
         """Whether what a turn said last is deleted, by the turn."""
         self._makers: dict[bytes, Callable[[bytes, int], msgspec.Struct | None]] = {
-            MESSAGE: self._message,
+            **dict.fromkeys(MESSAGES, self._message),
             b'{"type":"turn_end"': self._turn_end,
             b'{"type":"archive"': self._archive,
             b'{"type":"archive_summary"': self._upgrade,
@@ -181,6 +181,10 @@ class _Copy:
         if not goes:
             return None
         entry = _message.decode(object)
+        if not isinstance(entry, MessageEntry):  # what it was for was said in it, or beside it
+            entry = MessageEntry(
+                id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, message=entry.message
+            )
         return msgspec.structs.replace(entry, message=emptied(entry.message, self._when), deleted=self._when)
 
     def _turn_end(self, object: bytes, _: int) -> TurnEnd | None:

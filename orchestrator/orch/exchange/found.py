@@ -11,10 +11,14 @@ from msgspec import Struct
 from orch_protocol.archive import Span
 from orch_protocol.entries import (
     ArchiveEntry,
+    Checkout,
     CompactionEntry,
     Custom,
-    MessageEntry,
+    Label,
+    ModelChange,
     SessionInfo,
+    Telling,
+    ThinkingLevelChange,
     TurnEnd,
     TurnStart,
     UpgradeEntry,
@@ -43,7 +47,19 @@ class Kept(Struct, frozen=True):
 
 
 Told: TypeAlias = (
-    MessageEntry | CompactionEntry | TurnStart | TurnEnd | ArchiveEntry | UpgradeEntry | Custom | SessionInfo | Kept
+    Telling
+    | CompactionEntry
+    | TurnStart
+    | TurnEnd
+    | ArchiveEntry
+    | UpgradeEntry
+    | Checkout
+    | Label
+    | Custom
+    | SessionInfo
+    | ModelChange
+    | ThinkingLevelChange
+    | Kept
 )
 
 

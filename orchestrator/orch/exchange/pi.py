@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.entries import CompactionEntry, Custom, MessageEntry, Origin, SessionInfo
+from orch_protocol.entries import LEFT_BRANCH, CompactionEntry, Custom, MessageEntry, Origin, SessionInfo
 from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, Usage, user
 from orch_worker.backends.families import ratios_named
 
@@ -16,13 +16,12 @@ from .found import SHAPE_ERRORS, Found, Kept, Reading, Told
 from .grafting import Named, graft
 from .lines import Row
 
-__all__ = ["AS_THEY_ARE", "LEFT_BRANCH", "UNREADABLE", "entry_time", "read_session", "usage_of"]
+__all__ = ["AS_THEY_ARE", "UNREADABLE", "entry_time", "read_session", "usage_of"]
 
 VERSION: Final = 3
 AS_THEY_ARE: Final = frozenset({"model_change", "thinking_level_change", "label"})
 UNREADABLE: Final = "unreadable"
 OURS: Final = frozenset({"type", "id", "parentId", "timestamp", "s", "c", "m"})
-LEFT_BRANCH: Final = "[What came of a branch of this conversation that was left:]"
 
 
 def read_session(rows: list[Row], reading: Reading) -> Found:
@@ -197,7 +196,7 @@ class _Reader:
 
 def _is_ours(kind: str) -> bool:
     """Whether an entry of this type would be taken for one of ours, which it is not."""
-    return kind in ("archive", "archive_summary", "turn_start", "turn_end", "session", UNREADABLE)
+    return kind in ("archive", "archive_summary", "turn_start", "turn_end", "session", "checkout", UNREADABLE)
 
 
 def _rest(row: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from orch_protocol.entries import CompactionEntry, MessageEntry
+from orch_protocol.entries import BranchSummary, CompactionEntry, CustomMessage, MessageEntry, Telling
 from orch_protocol.errors import DamagedError, ForeignFileError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage
 
@@ -45,7 +45,7 @@ def _recording(found: Found) -> Recording:
     places: dict[str, int] = {}
     for entry in _path(found):
         places[entry.id] = len(messages)
-        if isinstance(entry, MessageEntry):
+        if isinstance(entry, (MessageEntry, CustomMessage, BranchSummary)):
             messages.append(_recorded(entry))
         elif isinstance(entry, CompactionEntry):
             kept = places[entry.first_kept_entry_id]
@@ -64,7 +64,9 @@ def _path(found: Found) -> Iterator[Told]:
     return reversed(path)
 
 
-def _recorded(entry: MessageEntry) -> Recorded:
+def _recorded(entry: Telling) -> Recorded:
+    if not isinstance(entry, MessageEntry):
+        return Recorded(entry.message, at=_seconds(entry.timestamp))
     told = entry.usage or (entry.origin.usage if entry.origin else None)
     usage = told if told is not None and entry.message.role == "assistant" else Usage()
     given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens

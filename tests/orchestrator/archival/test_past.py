@@ -44,9 +44,10 @@ def works(draw: st.DrawFn, name: str) -> list[Message]:
     return messages
 
 
-def live(life: Life, draw: st.DrawFn, number: int) -> None:
+def live(life: Life, draw: st.DrawFn, number: int, branches: int = 0) -> None:
     """Let one more thing happen."""
-    kind = draw(st.sampled_from(["turn"] * 4 + ["cut", "prompts", "process", "root", "summary", "late summary"]))
+    more = ["cut", "prompts", "process", "root", "summary", "late summary", "inform"]
+    kind = draw(st.sampled_from(["turn"] * 4 + more + ["go"] * branches))
     if kind == "turn":
         stop = draw(STOPS)
         life.begin(f"ask {number} " + draw(WORDS) * draw(st.sampled_from([1, 1, 40])))
@@ -70,6 +71,11 @@ def live(life: Life, draw: st.DrawFn, number: int) -> None:
         life.restart()
     elif kind == "root":
         life.forget()
+    elif kind == "inform":
+        life.inform(f"told {number}")
+    elif kind == "go":
+        somewhere = st.sampled_from([None, *life.transcript.session.places])
+        life.go(draw(somewhere), draw(st.sampled_from([None, "it led nowhere"])))
     elif records := life.records():
         life.summarise(draw(st.sampled_from(records)).id, f"summary {number}", at_once=kind == "summary")
 
@@ -86,6 +92,21 @@ def test_everything_is_there_once_and_both_sides_agree(profile: str, data: st.Da
                 life.seed(*data.draw(st.sampled_from(SEEDS)))
             for number in range(data.draw(st.integers(1, 8))):
                 live(life, data.draw, number)
+                life.check()
+        finally:
+            life.close()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_on_every_branch_everything_is_there_once(profile: str, data: st.DataObject) -> None:
+    """The same, while the conversation goes back to any entry, archived or not, on any branch, or to the beginning."""
+    with TemporaryDirectory() as folder:
+        life = Life(Path(folder), PROFILES[profile])
+        try:
+            for number in range(data.draw(st.integers(2, 9))):
+                live(life, data.draw, number, branches=5)
                 life.check()
         finally:
             life.close()
