@@ -56,6 +56,7 @@ from .handles import AsyncSubagent
 from .journal import Journal
 from .launchers import default_launcher
 from .launchers.base import Launcher
+from .leftovers import end_leftovers
 from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
 from .services.recalling import found
@@ -154,12 +155,14 @@ class AsyncOrchestrator:
             if not self._named:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.callback(FolderLock.acquire(folder).release)
+            if self._named:
+                end_leftovers(str(folder))
             shutil.rmtree(folder / "spool", ignore_errors=True)  # a root that was killed could not
             logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
             stack.callback(shutil.rmtree, spool, ignore_errors=True)
             journal = Journal.open(folder / "journal.jsonl", durability=self.config.durability)
             stack.callback(journal.close)
-            launcher = self._make_launcher(self.run, folder)
+            launcher = self._make_launcher(str(folder), folder)
             stack.push_async_callback(launcher.stop)
             await launcher.start()
             if (template := self._template()) != "lean":

@@ -26,6 +26,7 @@ from orch_protocol.config import Config
 from orch_protocol.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.services import SERVICES, AgentRow, Empty, List, QueryAgent
 from orch_protocol.wire import DECODE_ERRORS, VERSION
+from orch_worker import birth
 from orch_worker.lock import FolderLock
 
 from . import paths
@@ -40,6 +41,8 @@ ALREADY_RUNNING: Final = 3
 DRAIN_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 15.0
 """How often the daemon looks whether its folder is still there."""
+DESCRIPTORS: Final = 1 << 14
+"""What an agent takes of them is four at the most; what its commands inherit is no more either."""
 UNHEARD: Final = frozenset({"daemon_status", "ping"})
 """Looking at the daemon does not keep it."""
 
@@ -270,7 +273,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ready", type=int, metavar="FD", help="descriptor to report to, once, as JSON")
     arguments = parser.parse_args(argv)
     os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    birth.hide()  # it holds the keys of all workers
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+    if few != resource.RLIM_INFINITY and few < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
     for descriptor in (arguments.keys, arguments.ready):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)

@@ -85,6 +85,8 @@ def sweep_runs(home: Path) -> None:
     from orch_protocol.errors import OrchError
     from orch_worker.lock import FolderLock
 
+    from .leftovers import end_leftovers
+
     for folder in own_runs(home):
         try:
             if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
@@ -93,6 +95,7 @@ def sweep_runs(home: Path) -> None:
         except (OrchError, OSError):
             continue  # somebody works in it, or has just removed it
         try:
+            end_leftovers(str(folder))
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             lock.release()

@@ -58,6 +58,7 @@ from .events import (
 from .holds import Holds
 from .journal import Journal
 from .launchers.base import Launcher, LaunchRequest, WorkerProcess
+from .launchers.descriptors import require_room
 from .launchers.logs import tail
 from .nodes import Node, head_of
 from .pings import Pings
@@ -200,12 +201,15 @@ class Supervisor:
     def handle(self, event: Event) -> Any:
         """Decide on `event`, write what follows, make it true, do it. Returns its value or raises its error.
 
-        A request is refused when it cannot be written (StoreError). A fact stays one: it is written later.
+        A request is refused when it cannot be written (StoreError), or takes more descriptors than there are
+        (ConcurrencyLimitError). A fact stays one: it is written later.
         """
         if isinstance(event, REQUESTS):
             if self._closed:
                 raise OrchError("this orchestrator is being closed: open another one")
             decision = self.tree.decide(event, self.clock())
+            if any(isinstance(instruction, Launch) for instruction in decision.instructions):
+                require_room(1 + sum(not peer.trusted for peer in self._peers.values()))
             self._journal.append(decision.entries)
         else:
             decision = self.tree.decide(event, self.clock())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orch.cli.leftovers import marked
+from orch.leftovers import marked
 from sources import PACKAGES, ROOT
 
 __all__ = ["MAIN", "SECONDS", "Shell", "ended", "opened"]

@@ -18,8 +18,8 @@ import pytest
 
 from integration.shell import MAIN, SECONDS, Shell, ended, opened
 from orch import paths
-from orch.cli.leftovers import marked
 from orch.daemon import ALREADY_RUNNING
+from orch.leftovers import marked
 from orch_protocol.wire import VERSION
 
 

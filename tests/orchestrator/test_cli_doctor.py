@@ -11,7 +11,7 @@ import pytest
 
 from orch import paths
 from orch.cli import doctor, run
-from orch.cli.leftovers import marked
+from orch.leftovers import marked
 from orch_protocol.ids import new_id
 from orch_worker.lock import FolderLock
 
@@ -117,7 +117,7 @@ def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.Mo
     assert doctor.leftovers() == ("ok", "none")
     (runs / dead).mkdir()
     assert doctor.leftovers() == ("warn", f"of ended programs; the next start removes them: {runs / dead}")
-    there: list[Any] = [(7, {"ORCH_RUN": dead}), (8, {"ORCH_RUN": alive})]
+    there: list[Any] = [(7, {"ORCH_RUN": str(runs / dead)}), (8, {"ORCH_RUN": str(runs / alive)})]
     monkeypatch.setattr(doctor, "marked", lambda: iter(there))
     assert doctor.leftovers() == ("fail", "processes without their root: kill -9 7")
     lock.release()

@@ -16,7 +16,7 @@ from orch_protocol.zygote import LENGTH_BYTES, Fork, decode_birth, decode_fork
 
 from . import kernel
 
-__all__ = ["Entry", "live", "load", "prepare"]
+__all__ = ["Entry", "hide", "live", "load", "prepare"]
 
 Entry = Callable[..., int | None]
 
@@ -77,6 +77,12 @@ def live(entry: Callable[[], Entry], fork: Fork, pipe: int) -> NoReturn:
         os._exit(code)
 
 
+def hide() -> None:
+    """Keep what is in the memory of this process from others, unless somebody who debugs it has said otherwise."""
+    if os.environ.get(DEBUG_SWITCH) != "1":
+        kernel.hide_memory()
+
+
 def _settle(fork: Fork, pipe: int) -> Birth:
     """Tie this process to its root and cut it off from everything else it came with."""
     birth = _read_birth(pipe)
@@ -93,8 +99,7 @@ def _settle(fork: Fork, pipe: int) -> Birth:
         os.setpgid(0, 0)
     # What its tools lose falls to this worker, not to the shim: only the end of the worker makes it an orphan.
     kernel.subreap()
-    if os.environ.get(DEBUG_SWITCH) != "1":
-        kernel.hide_memory()
+    hide()
     gc.enable()
     return birth
 

@@ -18,10 +18,11 @@ from orch_protocol.errors import AgentDiedError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 
+from .. import paths
 from ..archival.index import message_text
+from ..leftovers import marked
 from ..sync import Orchestrator, Subagent
 from . import render
-from .leftovers import marked
 from .scratch import scratch
 from .verb import Verb, dump
 
@@ -51,7 +52,8 @@ def _demo(arguments: Namespace) -> int:
     run = f"demo-{new_id()}"
     with scratch("demo") as home:
         told = _play(home, run, folder, say)
-    left = [pid for pid, env in marked() if env["ORCH_RUN"] == run]
+        mark = str(paths.run_dir(home, run))
+    left = [pid for pid, env in marked() if env["ORCH_RUN"] == mark]
     told |= {"left": left, "seconds": round(time.monotonic() - began, 2)}
     say(f"\nEnded: {len(left)} processes and 0 files are left, after {told['seconds']:.1f} s.")
     if arguments.json:

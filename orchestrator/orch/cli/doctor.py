@@ -19,10 +19,10 @@ from orch_protocol.ids import new_id
 from orch_worker.lock import FolderLock
 
 from .. import config, paths
+from ..leftovers import marked
 from . import render
 from .connection import Connection
 from .failure import Failure, explain
-from .leftovers import marked
 from .verb import Verb, dump
 
 __all__ = ["CHECKS", "VERBS", "Finding"]
@@ -135,7 +135,7 @@ def daemon() -> Finding:
 def leftovers() -> Finding:
     """No unnamed run was left behind by a program that ended badly. Named ones are there to be opened again."""
     dead = [folder for folder in paths.own_runs(paths.home()) if _ownerless(folder)]
-    alive = [str(pid) for pid, env in marked() if env["ORCH_RUN"] in {folder.name for folder in dead}]
+    alive = [str(pid) for pid, env in marked() if env["ORCH_RUN"] in {str(folder) for folder in dead}]
     if alive:
         return Finding("fail", f"processes without their root: kill -9 {' '.join(alive)}")
     if dead:

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TypeVar
+from typing import Final, TypeVar
 
-__all__ = ["held", "hold", "release"]
+from orch_protocol.errors import ConcurrencyLimitError
+
+__all__ = ["held", "hold", "release", "require_room"]
+
+EACH: Final = 4
+"""What an agent takes that is being launched: two ends of its birth pipe, its pidfd, its connection."""
+SPARE: Final = 24
+"""What is left to everything else: a shim, two zygotes, files that are read for a moment."""
+PLENTY: Final = 1 << 16
+"""With so many it would take more agents than any machine has processes for."""
 
 Descriptor = TypeVar("Descriptor", int, socket.socket)
 
@@ -41,6 +50,27 @@ def release(descriptor: int | socket.socket) -> None:
             os.close(descriptor)
         else:
             descriptor.close()
+
+
+def require_room(starting: int) -> None:
+    """Raise ConcurrencyLimitError unless `starting` agents can be launched at once with the descriptors that are left.
+
+    The socket library ends the process, the user's program, when it finds none for a worker that connects.
+    """
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY or limit >= PLENTY:
+        return
+    try:
+        taken = len(os.listdir("/dev/fd")) - 1
+    except OSError:  # there is none to look with
+        taken = limit
+    if taken + EACH * starting + SPARE > limit:
+        raise ConcurrencyLimitError(
+            f"{taken} of the {limit} files that process {os.getpid()} may have open are open, too many to launch "
+            f"{starting} agents: raise the limit (ulimit -n), or wait for agents to end"
+        )
 
 
 def _release_all() -> None:

@@ -123,7 +123,8 @@ class Shim:
                 packet, descriptors = b"", []
             verb, *words = packet.split(b"\0")
             if verb == b"started":
-                self._starting.popleft()(descriptors[0], "")
+                pidfd = descriptors[0] if descriptors else None
+                self._starting.popleft()(pidfd, "this process has no descriptor left (see `ulimit -n`)")
             elif verb == b"failed":
                 self._starting.popleft()(None, words[0].decode(errors="replace"))
             elif verb == b"":

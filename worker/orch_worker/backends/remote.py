@@ -17,6 +17,7 @@ from orch_protocol.spec import BackendSpec, ToolSpec
 from orch_protocol.text import scrub
 
 from ..estimate import input_tokens
+from ..secret import masked
 from .arrange import whole
 from .base import AssistantTurn, BackendInfo, Conversation, OnText, Quote
 from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
@@ -228,7 +229,7 @@ class Remote(Conversation):
                 self._claim(reading)
                 if (failure := self._failure(error)) is None:
                     raise
-                raise failure from error
+                raise failure from None  # a traceback would show what the server said, word for word
             # All of the response is there; how its connection ended is nobody's concern.
         if reading.stop is None:
             self._claim(reading)
@@ -252,10 +253,11 @@ class Remote(Conversation):
                 await stream.close()
 
     def _failure(self, error: Exception) -> Failure | None:
-        if isinstance(error, Complained):
-            return judge(self._who, error.complaint)
-        if (complaint := self._dialect.complaint(error)) is not None:
-            return judge(self._who, complaint)
+        complaint = error.complaint if isinstance(error, Complained) else self._dialect.complaint(error)
+        if complaint is not None:
+            # A server may repeat what it was sent, and what it says is shown, logged and kept.
+            said = masked(complaint.text, (self._key, *self._headers.values()))
+            return judge(self._who, msgspec.structs.replace(complaint, text=said))
         if isinstance(error, TimeoutError):
             return silent(self._who)
         if (found := trouble(error)) is not None:

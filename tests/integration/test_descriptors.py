@@ -1,0 +1,59 @@
+"""Programs with few descriptors: what cannot be had is refused before anything breaks for want of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.shell import Shell
+
+PROGRAM = """
+import asyncio, resource, sys
+from orch import AsyncOrchestrator, Config, ScriptedBackend, SubagentsConfig
+
+async def main(home, limit):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    config = Config(subagents=SubagentsConfig(max_concurrent=500))
+    async with AsyncOrchestrator(home=home, env={}, config=config) as o:
+        made = [o.spawn("x", backend=ScriptedBackend(["yes"])) for _ in range(60)]
+        came = await asyncio.gather(*made, return_exceptions=True)
+        refused = [str(each) for each in came if type(each).__name__ == "ConcurrencyLimitError"]
+        agents = [each for each in came if not isinstance(each, Exception)]
+        assert len(agents) + len(refused) == 60, came
+        assert all(f"{limit} files" in text and "ulimit -n" in text for text in refused)
+        answers = await asyncio.gather(*[agent.query("?") for agent in agents])
+        assert [answer.text for answer in answers] == ["yes"] * len(agents)
+        await o.kill(all=True)
+        again = await o.spawn("x", backend=ScriptedBackend(["yes"]))
+        assert (await again.query("?")).text == "yes"
+        print(len(agents))
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("limit", [90, 101])
+def test_no_more_agents_are_launched_than_there_are_descriptors_for(limit: int, tmp_path: Path) -> None:
+    """Of many at once some come up and answer, the rest are refused with what to do; the program lives, and goes on."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, "-c", PROGRAM, str(tmp_path), str(limit)]
+    done = subprocess.run(argv, env=environment, capture_output=True, timeout=40, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert 5 <= int(done.stdout) < 60
+
+
+def test_the_daemon_takes_the_descriptors_it_may_have(shell: Shell) -> None:
+    """Whatever is usual in the shell that it was started from; and there is no core of it."""
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, most))
+    try:
+        pid = shell.data("daemon", "start")["pid"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] >= min(most, 1 << 14)
+    assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)

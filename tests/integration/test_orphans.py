@@ -1,0 +1,122 @@
+"""Roots that are killed while their agents run commands that do all they can to outlive them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orch import AsyncOrchestrator
+from orch.leftovers import end_leftovers, marked
+
+SECONDS = 20.0
+STRAYS = 3
+"""Processes of each command: one in a session of its own, its child that lost its parent, and the shell itself."""
+PROGRAM = """
+import asyncio, json, os, sys
+from orch import AsyncOrchestrator, ScriptedBackend, Config, SubagentsConfig
+
+STUBBORN = "setsid sh -c 'trap \\"\\" TERM HUP; (sleep 601 &) ; exec sleep 602' & echo $$ >> started; sleep 603"
+
+async def main(home, count):
+    config = Config(subagents=SubagentsConfig(max_concurrent=64))
+    async with AsyncOrchestrator(home=home, run="r", env={}, config=config) as o:
+        script = [{"tool": "bash", "input": {"command": STUBBORN}}, "done"]
+        asked = []
+        for number in range(count):
+            agent = await o.spawn("run", tools=["bash"], backend=ScriptedBackend(script), cwd=home)
+            asked.append(agent.submit("now"))
+        started = os.path.join(home, "started")
+        while not os.path.exists(started) or len(open(started).read().split()) < count:
+            await asyncio.sleep(0.01)
+        shim = o.supervisor._launcher._shim._process.pid
+        print(json.dumps({"shim": shim}), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+Start = Callable[[int], tuple[subprocess.Popen[bytes], int]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a program with so many agents at such work; returns it and the pid of its shim."""
+    programs: list[subprocess.Popen[bytes]] = []
+
+    def started(count: int) -> tuple[subprocess.Popen[bytes], int]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        argv = [sys.executable, "-c", PROGRAM, str(tmp_path), str(count)]
+        program = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment)
+        programs.append(program)
+        assert program.stdout is not None
+        return program, json.loads(program.stdout.readline())["shim"]
+
+    yield started
+    for program in programs:
+        program.kill()
+        program.communicate()
+
+
+def ours(home: Path) -> set[int]:
+    """Return the pids of what runs below the root of this test; what its commands start carries the mark, too."""
+    return {pid for pid, env in marked() if env["ORCH_RUN"] == str(home / "runs" / "r")}
+
+
+def fewer(home: Path, most: int, of: set[int] | None = None) -> None:
+    """Wait until no more than `most` of the processes of this test, or `of` these, are there."""
+    began = time.monotonic()
+    while len(left := ours(home) if of is None else ours(home) & of) > most:
+        assert time.monotonic() - began < SECONDS, left
+        time.sleep(0.01)
+
+
+def test_a_killed_root_takes_daemonised_commands_along(start: Start, tmp_path: Path) -> None:
+    """Whatever session, parent or signals they have left: no process is there any more."""
+    program, _ = start(10)
+    assert len(ours(tmp_path)) >= 10 * STRAYS
+    program.kill()
+    program.wait()
+    fewer(tmp_path, 0)
+
+
+async def test_what_outlives_root_and_shim_ends_when_the_run_is_opened_again(start: Start, tmp_path: Path) -> None:
+    """Both are killed in one breath: detached commands are nobody's then, and carry the mark of their run."""
+    program, shim = start(3)
+    os.kill(shim, signal.SIGSTOP)  # else it might be quick enough to do its work
+    os.kill(shim, signal.SIGKILL)
+    program.kill()
+    program.wait()
+    fewer(tmp_path, 3 * STRAYS)
+    left = ours(tmp_path)
+    assert left
+    async with AsyncOrchestrator(home=tmp_path, run="r", env={}) as o:
+        assert len(await o.agents()) == 3
+        fewer(tmp_path, 0, left)
+
+
+def test_only_processes_of_that_run_are_ended(tmp_path: Path) -> None:
+    """One of another run, one without a mark, and this one stay; a mark that merely begins alike is another's."""
+    runs = {"mine": str(tmp_path / "r"), "other": str(tmp_path / "r2")}
+    started = {
+        name: subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN": run}) for name, run in runs.items()
+    }
+    started["none"] = subprocess.Popen(["sleep", "600"])
+    try:
+        while not {started["mine"].pid, started["other"].pid} <= {pid for pid, _ in marked()}:
+            time.sleep(0.001)  # they are becoming another program
+        assert end_leftovers(runs["mine"]) == 1
+        assert started["mine"].wait(SECONDS) == -signal.SIGKILL
+        assert (started["other"].poll(), started["none"].poll()) == (None, None)
+        assert end_leftovers(runs["mine"]) == 0
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
