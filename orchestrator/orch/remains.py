@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +11,10 @@ from orch_protocol.errors import OrchError
 from orch_protocol.messages import Reply, Usage
 from orch_worker.transcript import read_last_turn, read_usage
 
+from .events import Recover
 from .nodes import Node
 
-__all__ = ["Remains", "remains_of", "used_by"]
+__all__ = ["Remains", "recovery", "remains_of", "used_by"]
 
 
 class Remains(NamedTuple):
@@ -33,6 +35,13 @@ def remains_of(node: Node) -> Remains:
         return Remains(True, last.reply, last.reply.usage if last.reply else read_usage(folder, last.query_id))
     except OrchError:
         return Remains()  # the next process of this agent will say what is wrong with it
+
+
+def recovery(nodes: Iterable[Node]) -> Recover:
+    """Return what a root that takes over, or gives up, is to know of the pending queries of the agents."""
+    found = {node.pending.query_id: remains_of(node) for node in nodes if node.pending is not None}
+    replies = {id: remains.reply for id, remains in found.items() if remains.reply is not None}
+    return Recover(os.getpid(), replies, {id: remains.usage for id, remains in found.items()})
 
 
 def used_by(nodes: Iterable[Node]) -> dict[str, Usage]:

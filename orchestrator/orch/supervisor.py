@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -47,7 +46,6 @@ from .events import (
     Launch,
     LaunchFailed,
     Notify,
-    Recover,
     Send,
     Signal,
     Sweep,
@@ -62,7 +60,7 @@ from .launchers.descriptors import require_room
 from .launchers.logs import tail
 from .nodes import Node, head_of
 from .pings import Pings
-from .remains import Remains, remains_of
+from .remains import Remains, recovery, remains_of
 from .router import Deliver, Peer, Switchboard
 from .tree import Tree
 from .turns import CHECK_SECONDS, Turns
@@ -145,7 +143,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
-        self.handle(self._recover())
+        self.handle(recovery(self.tree.nodes.pending.values()))
         self.handle(Sweep())
         self._later(CHECK_SECONDS, self._check_turns)
 
@@ -182,19 +180,13 @@ class Supervisor:
         for peer in self._peers.values():
             self._board.peers.forget(peer)
         self._board.close()
-        settled = self.tree.decide(self._recover(), self.clock())
+        settled = self.tree.decide(recovery(self.tree.nodes.pending.values()), self.clock())
         self._journal.record(settled.entries)
         self.tree.apply(settled.entries)
         why = error_info(AgentDiedError("the orchestrator was closed while somebody waited for an agent"))
         self.waiters.fail(why)
         self._pings.close(why)
         self._journal.close()
-
-    def _recover(self) -> Recover:
-        pending = list(self.tree.nodes.pending.values())
-        found = {node.pending.query_id: remains_of(node) for node in pending if node.pending is not None}
-        replies = {id: remains.reply for id, remains in found.items() if remains.reply is not None}
-        return Recover(os.getpid(), replies, {id: remains.usage for id, remains in found.items()})
 
     # Events in, instructions out.
 
