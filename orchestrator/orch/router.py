@@ -80,6 +80,12 @@ class PeerTable:
         if self._peers.get(peer.ident) is peer:
             del self._peers[peer.ident]
 
+    def tell_all(self, kind: str, body: Struct) -> None:
+        """Send `body` to every worker that is up. One that does not get it is none the worse."""
+        for peer in self._peers.values():
+            if peer.trusted:
+                peer.send(kind, body, reliable=False)
+
     def needs_sender(self, ident: bytes) -> bool:
         """Whether the sender's pid must be looked at before a frame from `ident` is believed."""
         peer = self._peers.get(ident)

@@ -55,6 +55,7 @@ from .events import (
 )
 from .holds import Holds
 from .journal import Journal
+from .lanes import Lanes
 from .launchers.base import Launcher, LaunchRequest, WorkerProcess
 from .launchers.descriptors import require_room
 from .launchers.logs import tail
@@ -123,6 +124,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self.waiters = Waiters()
         self.holds = Holds()
+        self.lanes = Lanes(self.tree.nodes)
         self._board = connect(self._on_frame)
         self._peers: dict[str, Peer] = {}
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
@@ -210,6 +212,10 @@ class Supervisor:
         for instruction in decision.instructions:
             self._perform(instruction)
         return decision.value
+
+    def tell_all(self, kind: str, body: Struct) -> None:
+        """Send `body` to every process that is up; one that does not get it is none the worse."""
+        self._board.peers.tell_all(kind, body)
 
     def write_down(self) -> None:
         """See to it that everything that happened is on record. Raises StoreError."""
@@ -426,7 +432,7 @@ class Supervisor:
                 self._on_unreadable(peer, kind, id, body)
             case _ if kind == "hello":
                 try:
-                    peer.send("init", Init(self.tree.nodes[agent_id].spec), "init")
+                    peer.send("init", Init(self.tree.nodes[agent_id].spec, self.lanes.names()), "init")
                 except OrchError as error:
                     self._end(agent_id, str(error))
             case _ if kind == "pong":

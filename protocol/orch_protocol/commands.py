@@ -1,6 +1,6 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer cancel stop root_reply`.
+Root to worker: `init ping query steer cancel stop root_reply limit`.
 Worker to root: `hello ready pong finished progress event steered root_call cancel`.
 `ack` goes both ways and has no body.
 """
@@ -22,6 +22,7 @@ __all__ = [
     "Finished",
     "Hello",
     "Init",
+    "Limit",
     "Nothing",
     "Ping",
     "Progress",
@@ -49,9 +50,10 @@ class Hello(Struct, frozen=True, gc=False):
 
 
 class Init(Struct, frozen=True, gc=False):
-    """Who the worker is."""
+    """Who the worker is, and the models that refuse requests for being too many just now; see Limit."""
 
     spec: AgentSpec
+    crowded: tuple[str, ...] = ()
 
 
 class Ready(Struct, frozen=True, gc=False):
@@ -137,6 +139,12 @@ class Cancel(Struct, frozen=True, gc=False):
     """
 
 
+class Limit(Struct, frozen=True, gc=False):
+    """The model `lane`, `provider:model`, refuses requests for being too many: ask the root before the next one."""
+
+    lane: str
+
+
 class Stop(Struct, frozen=True, gc=False):
     """Leave: finish nothing new, close the transcript, exit 0."""
 
@@ -177,6 +185,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "steered": Steered,
     "event": TurnEvent,
     "stop": Stop,
+    "limit": Limit,
     "progress": Progress,
     "root_call": RootCall,
     "root_reply": RootReply,

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved
 from .archive import Collapse
+from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
@@ -435,6 +436,9 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "answer": (AnswerQuestion, Answered),
     "reserve": (Reserve, Reserved),
     "settle": (Settle, Empty),
+    "refused": (LaneRefused, Empty),
+    "admit": (Admit, Admitted),
+    "left": (LaneLeft, Empty),
     "models": (ListModels, list[ModelRow]),
     "find_model": (FindModel, BackendSpec),
     "localise": (Localise, BackendSpec),

@@ -73,9 +73,9 @@ class TestBrokenStreams:
     async def test_rate_limit_inside_a_stream(self, server: ModelServer, talk: Talk) -> None:
         """A rate limit keeps its class in the middle of a stream too."""
         server.otherwise = lambda _: say("half", after=3, how="error", kind="rate_limit_error")
-        with pytest.raises(RateLimitError):
+        with pytest.raises(RateLimitError, match=r"asked 20 times"):
             await talk.ask()
-        assert len(server.requests) == 6
+        assert len(server.requests) == 20
 
     async def test_lasting_error_inside_a_stream(self, server: ModelServer, talk: Talk) -> None:
         """What would fail again is not asked again, wherever it was told."""
@@ -238,6 +238,13 @@ class TestWaiting:
             await talk.ask()
         for wait, most in zip(talk.waits, [1, 2, 4, 8, 10, 10, 10], strict=True):
             assert most / 2 <= wait <= most
+
+    async def test_to_be_one_too_many_is_counted_apart(self, server: ModelServer, talk: Talk) -> None:
+        """Rate limits and overload pass, other failures may not: who met many of the one has all tries of the other."""
+        server.script += [*(fail(429) for _ in range(9)), *(fail(529, "overloaded_error") for _ in range(9))]
+        server.otherwise = lambda _: fail(500)
+        with pytest.raises(BackendError, match=r"500.*asked 24 times"):
+            await talk.ask()
 
     async def test_retry_after_is_obeyed(self, server: ModelServer, talk: Talk) -> None:
         """The wait that a provider names is the wait, in seconds, milliseconds, or as a date by its own clock."""

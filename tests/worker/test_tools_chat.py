@@ -54,7 +54,7 @@ async def test_the_model_sees_prompt_and_system_text_alone(monkeypatch: pytest.M
         async def close(self) -> None:
             closed.append(self)
 
-    def make(spec: Any, _: Any) -> ScriptedBackend:
+    def make(spec: Any, *_: Any) -> ScriptedBackend:
         made.append(Watched(spec.options["items"]))
         return made[-1]
 
@@ -135,7 +135,7 @@ class TestBudget:
         """Let every model that is asked cost money; the backends that were made."""
         made: list[Paid] = []
 
-        def make(spec: Any, _: Any) -> Paid:
+        def make(spec: Any, *_: Any) -> Paid:
             made.append(Paid(spec.options["items"]))
             return made[-1]
 

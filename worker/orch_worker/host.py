@@ -16,6 +16,7 @@ from orch_protocol.commands import (
     Finished,
     Hello,
     Init,
+    Limit,
     Nothing,
     Ping,
     Progress,
@@ -186,6 +187,8 @@ class Host:
             if self._enter is not None:
                 self._enter(body.spec.cwd)
             self._runtime = Runtime(body.spec, self._birth.keys, self)
+            for lane in body.crowded:
+                self._runtime.gate.limit(lane)
         except Exception as error:
             import traceback
 
@@ -210,6 +213,10 @@ class Host:
     def _on_steer(self, id: str, body: Steer) -> None:
         if self._runtime is not None:
             self._runtime.steer(Interjection(id, body.text), follow_up=body.follow_up)
+
+    def _on_limit(self, _id: str, body: Limit) -> None:
+        if self._runtime is not None:
+            self._runtime.gate.limit(body.lane)
 
     def _on_cancel(self, _id: str, _: Nothing) -> None:
         if self._runtime is not None:

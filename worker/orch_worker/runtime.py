@@ -19,6 +19,7 @@ from orch_protocol.spec import AgentSpec, BackendSpec
 from .archiving import Archiving
 from .backends.movable import Movable
 from .backends.registry import is_remote, make_backend
+from .gate import Gate
 from .guard import Guard
 from .interjections import Interjection, Interjections
 from .locality import Locality
@@ -67,7 +68,19 @@ class Runtime:
         self._said = Interjections(spec.queue_mode)
         self._sync_due = False
         self._busy = False
-        self.backend = make_backend(spec.backend, keys)
+        context = ToolContext(
+            cwd=Path(spec.cwd),
+            env=spec.env,
+            agent_id=spec.id,
+            depth=spec.depth,
+            call_root=root.call_root,
+            seconds=spec.limits.tool_seconds,
+            folder=Path(spec.folder),
+            keys=Keys(keys),
+            archives=spec.archival is not None,
+        )
+        self._purse, self.gate = context.own(Purse), context.own(Gate)
+        self.backend = make_backend(spec.backend, keys, self.gate)
         if is_remote(spec.backend):
             self.backend = Movable(self.backend)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
@@ -75,18 +88,6 @@ class Runtime:
             self.transcript.log.on_dirty = self._sync_soon
             if spec.history and not self.transcript.session.entries:
                 self.transcript.seed(spec.history)
-            context = ToolContext(
-                cwd=Path(spec.cwd),
-                env=spec.env,
-                agent_id=spec.id,
-                depth=spec.depth,
-                call_root=root.call_root,
-                seconds=spec.limits.tool_seconds,
-                folder=Path(spec.folder),
-                keys=Keys(keys),
-                archives=spec.archival is not None,
-            )
-            self._purse = context.own(Purse)
             self._locality = Locality(spec, context.call_root, partial(self._stay, keys))
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
@@ -107,7 +108,7 @@ class Runtime:
                     root.call_root,
                     summariser=Summariser(
                         spec.backend,
-                        lambda model: make_backend(model, keys),
+                        partial(make_backend, keys=keys, gate=self.gate),
                         root.call_root,
                         self._purse,
                         system=system,
@@ -197,7 +198,7 @@ class Runtime:
         if self._archiving is not None:
             self._archiving.stay(backend)
         if isinstance(self.backend, Movable):
-            await self.backend.move(make_backend(backend, keys))
+            await self.backend.move(make_backend(backend, keys, self.gate))
 
     def cancel(self) -> None:
         """End the running turn at its next safe point."""

@@ -21,6 +21,7 @@ from . import (
     approving,
     archiving,
     asking,
+    crowding,
     ending,
     localising,
     looking,
@@ -66,6 +67,9 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "map": asking.map_agents,
     "reserve": spending.reserve,
     "settle": spending.settle,
+    "refused": crowding.refused,
+    "admit": crowding.admit,
+    "left": crowding.left,
     "models": models.list_models,
     "find_model": models.find_model,
     "localise": localising.localise,
@@ -91,7 +95,7 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
-EVERYBODYS: Final = frozenset({"judge", "approve", "localise", "reserve", "settle"})
+EVERYBODYS: Final = frozenset({"judge", "approve", "localise", "reserve", "settle", "refused", "admit", "left"})
 """What an agent asks for by itself, whatever its tools are."""
 
 

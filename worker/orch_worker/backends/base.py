@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,12 +21,15 @@ __all__ = [
     "Backend",
     "BackendInfo",
     "Conversation",
+    "Gate",
     "OnRetry",
     "OnText",
     "Quote",
     "Retry",
     "check_backend",
 ]
+
+T = TypeVar("T")
 
 OnText: TypeAlias = Callable[[str], None]
 """Called with each piece of text as it arrives. Must not raise."""
@@ -48,6 +51,13 @@ class Retry(Struct, frozen=True):
 
 OnRetry: TypeAlias = Callable[[Retry], None]
 """Called before each repetition of a request. Must not raise."""
+
+
+class Gate(Protocol):
+    """What requests pass whose provider may refuse them for being too many."""
+
+    async def through(self, lane: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt`, one request to the model `lane`, returns; it begins when it may."""
 
 
 class AssistantTurn(Struct, frozen=True):
@@ -94,6 +104,9 @@ class Backend(Protocol):
 
     One that is cut off because no longer one was covered has stop reason `budget`.
     """
+
+    gate: Gate | None
+    """What each attempt at a request passes, if its provider can have too many of them."""
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer, instead of those set before."""
@@ -164,6 +177,7 @@ class Conversation:
         self.on_retry: OnRetry | None = None
         self.tail = ""
         self.most_usd: float | None = None
+        self.gate: Gate | None = None
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []

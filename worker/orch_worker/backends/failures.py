@@ -27,6 +27,8 @@ FINAL: Final = re.compile(
     r"invalid|not_found|permission|authentication|billing|unsupported|empty_|failed_to_|image_|data_residency|\w*policy"
 )
 RATE: Final = frozenset({"rate_limit_error", "rate_limit_exceeded"})
+OVERLOADED: Final = frozenset({"overloaded_error", "server_overloaded"})
+OVERLOADED_STATUS: Final = 529
 SPENT: Final = re.compile(
     r"insufficient_quota|billing|credit balance|spend(ing)? limit|exceeded your current quota", re.I
 )
@@ -80,10 +82,11 @@ def judge(who: Who, complaint: Complaint) -> Failure:
     passing = status in BUSY or status >= 500 or (in_stream and not any(map(FINAL.match, complaint.kinds)))
     transient = {"true": True, "false": False}.get(again, passing)
     if status == 429 or RATE & set(complaint.kinds):
-        return Failure(RateLimitError(said), transient=transient, wait=wait)
+        return Failure(RateLimitError(said), transient=transient, wait=wait, crowded=True)
     if status in (408, 504) or "timeout_error" in complaint.kinds:
         return Failure(BackendTimeoutError(said), transient=transient, wait=wait)
-    return Failure(BackendError(said), transient=transient, wait=wait)
+    crowded = status == OVERLOADED_STATUS or bool(OVERLOADED & set(complaint.kinds))
+    return Failure(BackendError(said), transient=transient, wait=wait, crowded=crowded)
 
 
 def truncated(who: Who) -> Failure:

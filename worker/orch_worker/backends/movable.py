@@ -8,7 +8,7 @@ from orch_protocol.messages import Block, Message, ToolResult
 from orch_protocol.spec import ToolSpec
 
 from ..estimate import Estimator
-from .base import AssistantTurn, Backend, BackendInfo, Conversation, OnRetry, OnText, Quote
+from .base import AssistantTurn, Backend, BackendInfo, Conversation, Gate, OnRetry, OnText, Quote
 
 __all__ = ["Movable"]
 
@@ -60,6 +60,15 @@ class Movable:
     @most_usd.setter
     def most_usd(self, most_usd: float | None) -> None:
         self._now.most_usd = most_usd
+
+    @property
+    def gate(self) -> Gate | None:
+        """What attempts at requests pass."""
+        return self._now.gate
+
+    @gate.setter
+    def gate(self, gate: Gate | None) -> None:
+        self._now.gate = gate
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer."""

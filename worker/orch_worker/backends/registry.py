@@ -13,7 +13,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.spec import BackendSpec, Template
 
 from . import models
-from .base import Backend, check_backend
+from .base import Backend, Gate, check_backend
 
 __all__ = ["APIS", "PROVIDERS", "Provider", "complete", "make_backend", "template_for"]
 
@@ -52,10 +52,15 @@ def complete(spec: BackendSpec, known: models.Models, env: Mapping[str, str], ke
     return models.equip(spec, known, env, keys)
 
 
-def make_backend(spec: BackendSpec, keys: Mapping[str, str]) -> Backend:
-    """Return the backend of a complete `spec`; `keys` are the secrets by name. Raises ConfigError if there is none."""
+def make_backend(spec: BackendSpec, keys: Mapping[str, str], gate: Gate | None = None) -> Backend:
+    """Return the backend of a complete `spec`, whose requests pass `gate`; `keys` are the secrets by name.
+
+    Raises ConfigError if there is none.
+    """
     from_spec: Callable[[BackendSpec, Mapping[str, str]], object] = import_module(_provider(spec).module).from_spec
-    return check_backend(from_spec(spec, keys))
+    backend = check_backend(from_spec(spec, keys))
+    backend.gate = gate
+    return backend
 
 
 def template_for(spec: BackendSpec) -> Template:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -146,7 +147,7 @@ class Remote(Conversation):
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next response. Its usage holds that of the failed attempts since the one before."""
         raw = self._raw_request()
-        reading = await persist(lambda: self._attempt(on_text), self.policy, self.on_retry, self.sleep)
+        reading = await persist(partial(self._passed, on_text), self.policy, self.on_retry, self.sleep)
         self.estimator.observe(raw, input_tokens(reading.usage))
         message = Message("assistant", tuple(reading.blocks()))
         stop = reading.stop or "error"
@@ -214,6 +215,11 @@ class Remote(Conversation):
             return cost(self.model, reading.usage)
         guess = cost(self.model, Usage(self.context_tokens(), self.estimator.message(message)))
         return msgspec.structs.replace(guess, cost_known=False)
+
+    async def _passed(self, on_text: OnText | None) -> Reading:
+        if self.gate is None:
+            return await self._attempt(on_text)
+        return await self.gate.through(f"{self._who.provider}:{self._who.model}", partial(self._attempt, on_text))
 
     async def _attempt(self, on_text: OnText | None) -> Reading:
         """Return one whole response. Raises Failure."""

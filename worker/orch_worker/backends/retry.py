@@ -28,23 +28,31 @@ LONGEST_WAIT: Final = 60.0
 class Policy(Struct, frozen=True):
     """How often to ask, and how long to wait in between: `first` seconds, twice as long each time, at most `most`.
 
+    To be one of too many is nobody's fault, and passes: it may happen `refusals` times, anything else `attempts` times.
     A provider that names a wait is obeyed up to `longest` seconds; beyond that, asking earlier would be refused too.
     """
 
     attempts: int = 6
+    refusals: int = 20
     first: float = 1.0
     most: float = 30.0
     longest: float = LONGEST_WAIT
 
 
 class Failure(Exception):
-    """A request failed with `error`. `transient`: it may do better later, after `wait` seconds if the provider said."""
+    """A request failed with `error`. `transient`: it may do better later, after `wait` seconds if the provider said.
 
-    def __init__(self, error: BackendError, *, transient: bool, wait: float | None = None) -> None:
+    `crowded`: it was one too many, as the next ones would be, whoever makes them.
+    """
+
+    def __init__(
+        self, error: BackendError, *, transient: bool, wait: float | None = None, crowded: bool = False
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.transient = transient
         self.wait = wait
+        self.crowded = crowded
 
 
 async def persist(
@@ -61,6 +69,13 @@ async def persist(
     def again(failure: BaseException) -> bool:
         return isinstance(failure, Failure) and failure.transient and (failure.wait or 0.0) <= policy.longest
 
+    failures = 0
+
+    def enough(state: tenacity.RetryCallState) -> bool:
+        nonlocal failures
+        failures += not _failure(state).crowded
+        return failures >= policy.attempts or state.attempt_number - failures >= policy.refusals
+
     def wait(state: tenacity.RetryCallState) -> float:
         failure = _failure(state)
         if failure.wait is not None:
@@ -74,7 +89,7 @@ async def persist(
             on_retry(Retry(state.attempt_number, seconds, _failure(state).error))
 
     asking = tenacity.AsyncRetrying(
-        stop=tenacity.stop_after_attempt(policy.attempts),
+        stop=enough,
         retry=tenacity.retry_if_exception(again),
         wait=wait,
         before_sleep=tell,

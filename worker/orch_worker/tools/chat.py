@@ -11,6 +11,7 @@ from orch_protocol.services import FindModel, ListModels
 from orch_protocol.spec import BackendSpec
 
 from ..backends.registry import make_backend
+from ..gate import Gate
 from ..purse import Purse
 from .base import ToolContext, ToolError, ToolOutput, tool
 
@@ -32,7 +33,7 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
     if not prompt.strip():
         raise ToolError("The prompt is empty: say what the model is to answer.")
     spec: BackendSpec = await context.call_root("find_model", FindModel(model), context.seconds)
-    backend = make_backend(spec, context.keys)
+    backend = make_backend(spec, context.keys, context.own(Gate))
     backend.append_system(system or "", ())
     backend.append_user(user(prompt).content)
     hold = await context.own(Purse).reserve(backend)

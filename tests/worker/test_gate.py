@@ -1,0 +1,180 @@
+"""Requests that pass the gate: at once while nobody was refused, and when the root says so afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_protocol.errors import BackendError, OrchError, RateLimitError
+from orch_protocol.lanes import Admit, Admitted, LaneLeft, LaneRefused
+from orch_protocol.services import Empty
+from orch_worker.backends.failures import Complaint, Who, judge
+from orch_worker.backends.retry import Failure
+from orch_worker.gate import Gate
+from orch_worker.tools.base import ToolContext
+
+LANE = "anthropic:claude-sonnet-5-5"
+CROWDED = Failure(RateLimitError("429"), transient=True, wait=7.0, crowded=True)
+
+
+class Root:
+    """A root that admits when it is told to."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.permit = "p1"
+        self.fault: OrchError | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
+        self.told.append(params)
+        if self.fault is not None:
+            raise self.fault
+        await self.open.wait()
+        return Admitted(self.permit) if isinstance(params, Admit) else Empty()
+
+
+@pytest.fixture
+async def root() -> Root:
+    """A root."""
+    return Root()
+
+
+@pytest.fixture
+def gate(root: Root) -> Gate:
+    """A gate of an agent of that root."""
+    return Gate(ToolContext(Path("/"), call_root=root))
+
+
+async def answer() -> str:
+    """Answer."""
+    return "answer"
+
+
+async def refuse() -> str:
+    """Refuse."""
+    raise CROWDED
+
+
+async def settled() -> None:
+    """Let what was begun behind a request come to its end."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_while_nobody_was_refused_nobody_is_asked(root: Root, gate: Gate) -> None:
+    """A request costs nothing beside itself."""
+    assert await gate.through(LANE, answer) == "answer"
+    await settled()
+    assert root.told == []
+
+
+async def test_a_refusal_is_told_and_closes_the_gate(root: Root, gate: Gate) -> None:
+    """The next request is admitted first, and says when it is over."""
+    with pytest.raises(Failure):
+        await gate.through(LANE, refuse)
+    await settled()
+    assert root.told == [LaneRefused(LANE, 7.0)]
+    assert await gate.through(LANE, answer) == "answer"
+    await settled()
+    assert root.told[1:] == [Admit(LANE), LaneLeft(LANE, "p1", True)]
+
+
+async def test_a_refusal_behind_the_gate_is_told_before_the_place_is_given_up(root: Root, gate: Gate) -> None:
+    """Else somebody else would take it."""
+    gate.limit(LANE)
+    with pytest.raises(Failure):
+        await gate.through(LANE, refuse)
+    await settled()
+    assert root.told == [Admit(LANE), LaneRefused(LANE, 7.0), LaneLeft(LANE, "p1", False)]
+
+
+async def test_the_gate_opens_when_the_root_says_that_it_is_over(root: Root, gate: Gate) -> None:
+    """Then nobody is asked any more."""
+    gate.limit(LANE)
+    root.permit = ""
+    for _ in range(2):
+        await gate.through(LANE, answer)
+    await settled()
+    assert root.told == [Admit(LANE)]
+
+
+async def test_a_request_waits_until_it_is_admitted(root: Root, gate: Gate) -> None:
+    """And is given up there, like anywhere else."""
+    gate.limit(LANE)
+    root.open.clear()
+    asked: list[int] = []
+
+    async def ask() -> None:
+        asked.append(1)
+
+    waiting = asyncio.create_task(gate.through(LANE, ask))
+    await settled()
+    assert (asked, waiting.done()) == ([], False)
+    root.open.set()
+    await waiting
+    assert asked == [1]
+    root.open.clear()
+    waiting = asyncio.create_task(gate.through(LANE, ask))
+    await settled()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert asked == [1]
+
+
+async def test_a_cancelled_request_gives_its_place_up(root: Root, gate: Gate) -> None:
+    """Others wait for it."""
+    gate.limit(LANE)
+    waiting = asyncio.create_task(gate.through(LANE, asyncio.Event().wait))
+    await settled()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await settled()
+    assert root.told[-1] == LaneLeft(LANE, "p1", False)
+
+
+async def test_other_models_pass(root: Root, gate: Gate) -> None:
+    """A closed gate is one model's."""
+    gate.limit(LANE)
+    await gate.through("openai:gpt-5.5", answer)
+    assert root.told == []
+
+
+async def test_what_the_root_refuses_is_an_error(root: Root, gate: Gate) -> None:
+    """The request is not made."""
+    gate.limit(LANE)
+    root.fault = RateLimitError("ask later")
+    with pytest.raises(RateLimitError, match="ask later"):
+        await gate.through(LANE, answer)
+
+
+async def test_a_root_that_cannot_be_told_is_no_fault_of_the_request(root: Root, gate: Gate) -> None:
+    """The failure stays the one that it is."""
+    root.fault = BackendError("gone")
+    with pytest.raises(Failure) as caught:
+        await gate.through(LANE, refuse)
+    await settled()
+    assert caught.value is CROWDED
+
+
+@pytest.mark.parametrize(
+    ("complaint", "crowded"),
+    [
+        (Complaint("slow down", 429, ("rate_limit_error",)), True),
+        (Complaint("Overloaded", 529, ("overloaded_error",)), True),
+        (Complaint("Overloaded", 200, ("overloaded_error",)), True),
+        (Complaint("slow down", 200, ("rate_limit_exceeded",)), True),
+        (Complaint("oops", 500, ("api_error",)), False),
+        (Complaint("You exceeded your current quota", 429, ("insufficient_quota",)), False),
+        (Complaint("no", 400, ("invalid_request_error",)), False),
+    ],
+)
+def test_what_counts_as_crowded(complaint: Complaint, crowded: bool) -> None:
+    """Refusals for being too many, whatever they come as; not those that no wait mends."""
+    assert judge(Who("anthropic", "m", "http://x"), complaint).crowded is crowded
