@@ -234,11 +234,13 @@ class AsyncOrchestrator:
         max_cost: float | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
+        plan: bool = False,
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
         `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
+        With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -271,6 +273,7 @@ class AsyncOrchestrator:
             max_cost_usd=max_cost,
             template=template,
             queue_mode=queue_mode,
+            plan=plan,
         )
         spawned = await self._call("spawn", as_data(request))
         if model is None and backend is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_protocol.approval import Answered, AnswerQuestion, Consent, Question
+from orch_protocol.policy import EXIT_PLAN
 
 from .grants import Grant, Grants, covers, made
 
@@ -60,7 +61,8 @@ class Approvals:
         `query_id` is the query whose client is to be asked. Never waits longer than `seconds`.
         """
         now = self._clock()
-        if any(covers(grant, question, now) for grant in self._known(question.folder, session)):
+        is_plan = question.tool == EXIT_PLAN  # what was said of one plan says nothing of the next
+        if not is_plan and any(covers(grant, question, now) for grant in self._known(question.folder, session)):
             return ""
         try:
             async with asyncio.timeout(seconds):
@@ -75,6 +77,8 @@ class Approvals:
             return f"it needs approval and nobody answered within {seconds:g} s"
         if not answer.allow:
             return self._settled.get(question.id) or "the user said no"
+        if is_plan:
+            return ""
         if answer.scope == "session":
             self._sessions.setdefault(session, []).append(made(question, answer, self._clock()))
         elif answer.scope == "project":

@@ -15,6 +15,7 @@ from .journal import Entry
 
 __all__ = [
     "REQUESTS",
+    "ApprovePlan",
     "Archived",
     "Ask",
     "BootOverdue",
@@ -235,6 +236,12 @@ class Localise(Struct, frozen=True, gc=False):
     backend: BackendSpec
 
 
+class ApprovePlan(Struct, frozen=True, gc=False):
+    """Somebody approved the plan of agent `id`."""
+
+    id: str
+
+
 class Recover(Struct, frozen=True, gc=False):
     """A root takes over: no process of the last one is left.
 
@@ -269,10 +276,11 @@ Event: TypeAlias = (
     | Cancel
     | Resume
     | Localise
+    | ApprovePlan
     | Recover
 )
 
-REQUESTS = (Spawn, Hold, Ask, Collect, Steer, Cancel, Resume, Localise)
+REQUESTS = (Spawn, Hold, Ask, Collect, Steer, Cancel, Resume, Localise, ApprovePlan)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 

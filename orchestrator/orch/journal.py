@@ -36,6 +36,7 @@ __all__ = [
     "Localised",
     "Moved",
     "Opened",
+    "PlanApproved",
     "Pruned",
     "Resumed",
     "Spawned",
@@ -155,6 +156,10 @@ class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):
     backend: BackendSpec
 
 
+class PlanApproved(_Agent, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
+    """Somebody approved the agent's plan: it is not in plan mode any more."""
+
+
 class Steered(_Agent, frozen=True, gc=False, kw_only=True, tag="steered"):
     """Something was said to the agent, to be heard while it works."""
 
@@ -220,6 +225,7 @@ Entry: TypeAlias = (
     | Resumed
     | Budgeted
     | Localised
+    | PlanApproved
     | Woken
     | Steered
     | Heard
@@ -270,14 +276,14 @@ class Journal:
                 entries.append(_decoder.decode(line))
             except msgspec.MsgspecError as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        synced = (Collected, Killed, Localised)
+        synced = (Collected, Killed, Localised, PlanApproved)
         return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
 
     def append(self, entries: list[Entry]) -> None:
         """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
 
-        A collect, a kill and where a conversation may be read are on the disk when this returns, with durability
-        "power" a spawn too: no transcript has it.
+        A collect, a kill, an approved plan and where a conversation may be read are on the disk when this returns, with
+        durability "power" a spawn too: no transcript has it.
         """
         if self._owed:
             entries = self._owed + entries

@@ -28,6 +28,7 @@ from .journal import (
     Localised,
     Moved,
     Opened,
+    PlanApproved,
     Pruned,
     Resumed,
     Spawned,
@@ -286,6 +287,9 @@ class Nodes:
     def _apply_localised(self, node: Node, entry: Localised) -> None:
         node.spec = msgspec.structs.replace(node.spec, backend=entry.backend, local=True)
         node.model = _model(node.spec)
+
+    def _apply_planapproved(self, node: Node, _: PlanApproved) -> None:
+        node.spec = msgspec.structs.replace(node.spec, plan=False)
 
     def _apply_steered(self, node: Node, entry: Steered) -> None:
         node.unheard[entry.steer_id] = entry

@@ -140,11 +140,13 @@ class Orchestrator:
         max_cost: float | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
+        plan: bool = False,
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
         `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
+        With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -162,6 +164,7 @@ class Orchestrator:
                 max_cost=max_cost,
                 template=template,
                 queue_mode=queue_mode,
+                plan=plan,
             )
         )
         return Subagent(self, agent)

@@ -29,6 +29,7 @@ from orch_protocol.services import Status
 
 from . import admission, deletions, journal
 from .events import (
+    ApprovePlan,
     Archived,
     Ask,
     BootOverdue,
@@ -445,6 +446,9 @@ class Tree:
         if holder is not None and holder is not node:
             raise SpawnError(f"name {node.spec.name!r} is now agent {holder.spec.id}'s; kill that one first")
         return Decision([*limit, Resumed(at=now, id=event.id)])
+
+    def _on_approveplan(self, event: ApprovePlan, now: float) -> Decision:
+        return Decision([journal.PlanApproved(at=now, id=event.id)])
 
     def _on_collect(self, event: Collect, now: float) -> Decision:
         node = self.nodes[event.id]

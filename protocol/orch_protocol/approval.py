@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from .policy import EXIT_PLAN
 from .text import plain_line
 
 __all__ = ["AnswerQuestion", "Answered", "ApproveCall", "Approved", "Consent", "Question", "Scope", "digest_of"]
 
 Scope: TypeAlias = Literal["once", "session", "project"]
 WIDTH = 400
+PLAN_WIDTH = 100
+MOST_ESCAPED = 10
+"""A character that is written out takes so many at most."""
 
 
 class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,16 +67,26 @@ class Question(Struct, frozen=True):
 
     def with_lines(self) -> Question:
         """Return the question with its `lines`: each field on one line, nothing in it that a terminal would obey."""
-        said = {
-            "agent": f"{self.agent} ({self.agent_id}, depth {self.depth})",
-            "task": self.task,
+        if self.tool == EXIT_PLAN:
+            return msgspec.structs.replace(self, lines=(*_lines(self._who() | {"in": self.folder}), *self._plan()))
+        said = self._who() | {
             "tool": self.tool,
             "wants": self.subject,
             "in": self.folder,
             "asked since": self.reason,
         }
-        lines = tuple(f"{name}: {plain_line(text, WIDTH)}" for name, text in said.items())
-        return msgspec.structs.replace(self, lines=lines)
+        return msgspec.structs.replace(self, lines=_lines(said))
+
+    def _who(self) -> dict[str, str]:
+        return {"agent": f"{self.agent} ({self.agent_id}, depth {self.depth})", "task": self.task}
+
+    def _plan(self) -> Iterator[str]:
+        """Yield the lines of a plan, all of it: what is approved is to be seen."""
+        yield "plan:"
+        for line in self.subject.expandtabs(4).split("\n"):
+            for start in range(0, len(line) or 1, PLAN_WIDTH):
+                piece = plain_line(line[start : start + PLAN_WIDTH], MOST_ESCAPED * PLAN_WIDTH)
+                yield f"| {piece}".rstrip()
 
 
 class Consent(Struct, frozen=True):
@@ -105,6 +119,10 @@ class Answered(Struct, frozen=True):
 
     taken: bool
     note: str = ""
+
+
+def _lines(said: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}: {plain_line(text, WIDTH)}" for name, text in said.items())
 
 
 def digest_of(tool: str, input: Mapping[str, Any], paths: Iterable[str]) -> str:

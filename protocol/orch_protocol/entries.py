@@ -28,6 +28,7 @@ __all__ = [
     "MessageEntry",
     "ModelChange",
     "Origin",
+    "PlanApproved",
     "SessionHeader",
     "SessionInfo",
     "Telling",
@@ -163,6 +164,10 @@ class Label(_Entry, frozen=True, gc=False, kw_only=True, tag="label"):
     label: str | None = None
 
 
+class PlanApproved(_Entry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
+    """Somebody approved the agent's plan, the last one it handed in: from here on it is not in plan mode."""
+
+
 class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     """State of an extension; never in the model's context."""
 
@@ -217,6 +222,7 @@ Entry: TypeAlias = (
     | TurnEnd
     | ArchiveEntry
     | UpgradeEntry
+    | PlanApproved
     | Custom
     | SessionInfo
     | Checkout

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct, field
 
 __all__ = [
     "DANGEROUS",
+    "EXIT_PLAN",
     "RANK",
     "Approval",
     "Channel",
@@ -31,6 +32,9 @@ RANK: Final[dict[str, int]] = {"allow": 0, "ask": 1, "deny": 2}
 """How restrictive an approval is."""
 
 DANGEROUS: Final = ("bash", "run_python", "run_python_script", "write_file", "replace_in_file")
+
+EXIT_PLAN: Final = "exit_plan_mode"
+"""The tool that hands a plan in."""
 
 
 class Verdict(Struct, frozen=True):

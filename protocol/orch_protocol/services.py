@@ -82,7 +82,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
     one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
     is the one that the backend needs. `max_cost_usd` beats that of `limits`; neither means the configured one.
-    `policy` is the user's to say, None: as configured for programs; what an agent spawns is under that agent's.
+    `policy` is the user's to say, None: as configured for programs; what an agent spawns is under that agent's. With
+    `plan` it begins in plan mode, which an agent that plans cannot but pass on.
     """
 
     task: str
@@ -101,6 +102,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     template: Template | None = None
     queue_mode: QueueMode = "one-at-a-time"
     policy: PolicySpec | None = None
+    plan: bool = False
     request_id: str | None = None
 
 
@@ -228,7 +230,7 @@ class AgentRow(Struct, frozen=True):
     """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way.
 
     `spent_usd` is what it and everything below it cost, turns under way included as far as they are counted; of
-    `max_cost_usd`, if it has such a limit of its own.
+    `max_cost_usd`, if it has such a limit of its own. `planning`: nobody has approved its plan yet.
     """
 
     id: str
@@ -258,6 +260,7 @@ class AgentRow(Struct, frozen=True):
     repaired: str = ""
     max_cost_usd: float | None = None
     spent_usd: float = 0.0
+    planning: bool = False
 
 
 class Shown(Struct, frozen=True):

@@ -90,7 +90,7 @@ class AgentSpec(Struct, frozen=True):
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
     a holder holds. Under `policy` it works, and all agents below it. A `local` one's conversation is for models of this
-    machine alone.
+    machine alone. `plan`: it comes up in plan mode.
     """
 
     id: str
@@ -117,6 +117,7 @@ class AgentSpec(Struct, frozen=True):
     source: Source | None = None
     policy: PolicySpec = field(default_factory=PolicySpec)
     local: bool = False
+    plan: bool = False
 
 
 class Birth(Struct, frozen=True):

@@ -17,7 +17,8 @@ from orchestrator.desk import Desk, opened
 
 Captured = pytest.CaptureFixture[str]
 
-QUESTION: dict[str, Any] = {"id": "q7", "kind": "question", "lines": ["agent: n (abc, depth 2)", "wants: rm x\x1b[2K"]}
+LINES = ["agent: n (abc, depth 2)", "wants: rm x\x1b[2K"]
+QUESTION: dict[str, Any] = {"id": "q7", "kind": "question", "tool": "bash", "lines": LINES}
 
 
 @pytest.fixture
@@ -65,6 +66,21 @@ def test_a_person_is_asked(
     said = capsys.readouterr().err
     assert "wants: rm x\\x1b[2K" in said
     assert "Allow it?" in said
+
+
+@pytest.mark.parametrize(("typed", "allow"), [("y\n", True), ("s\n", False), ("p\n", False), ("", False)])
+def test_a_plan_is_shown_as_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured, typed: str, allow: bool
+) -> None:
+    """A person sees the plan line by line and says yes to it or not: there is no yes to plans to come."""
+    desk.events = [QUESTION | {"tool": "exit_plan_mode", "lines": ["agent: n", "plan:", "| # Do", "| it"]}]
+    terminal(monkeypatch, typed)
+    assert run(["run", "go", "--plan"]) == 0
+    assert answers(desk) == [{"id": "q7", "allow": allow, "scope": "once"}]
+    (spawned,) = [params for method, params in desk.asked if method == "spawn"]
+    assert spawned["plan"] is True
+    said = capsys.readouterr().err
+    assert "  plan:\n  | # Do\n  | it\nApprove this plan? [y] yes, anything else: no" in said
 
 
 @pytest.mark.parametrize(("extra", "channel"), [([], "api"), (["--approve", "deny"], "cli")])

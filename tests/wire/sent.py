@@ -9,18 +9,21 @@ from typing import Any
 
 from msgspec import Struct
 
+from orch_worker.agenda import PLAN_MODE
 from orch_worker.block import HEADING
 from wire.model_server import Request
 
 MARKER = b',"cache_control":{"type":"ephemeral"}'
 STUB = re.compile(r"\[archived (?:turn|phase|turns)\]\\+nsubagent_id: ([a-f][0-9a-f]{11})")
 ERA = "earlier turns of this conversation]"
+BLOCKS = (HEADING, PLAN_MODE.splitlines()[0])
+"""What the blocks behind a conversation begin with."""
 SLACK = 200
 """So many bytes may stand between what a stub begins with and the first byte of the message it is in."""
 
 
 class Sent(Struct, frozen=True):
-    """One request. `pieces` is its conversation, block by block, `tail` the block of live subagents behind it."""
+    """One request. `pieces` is its conversation, block by block, `tail` the blocks behind it."""
 
     system: str
     tools: str
@@ -48,9 +51,9 @@ def taken_apart(request: Request) -> Sent:
         system = messages.pop(0)["content"]
     pieces = [piece for message in messages for piece in _pieces(message)]
     tail = ""
-    if HEADING in pieces[-1]:
+    if any(heading in pieces[-1] for heading in BLOCKS):
         tail = pieces.pop()
-    assert HEADING not in "".join(pieces)
+    assert not any(heading in "".join(pieces) for heading in BLOCKS)
     return Sent(
         system if isinstance(system, str) else "".join(part["text"] for part in system),
         json.dumps(body.get("tools")),
@@ -92,7 +95,7 @@ def _pieces(message: dict[str, Any]) -> Iterator[str]:
     if role is None or message.get("tool_calls"):
         yield json.dumps(message)
     elif isinstance(content, str):
-        parts = content.split("\n\n") if role == "user" and not content.startswith(HEADING) else [content]
+        parts = content.split("\n\n") if role == "user" and not content.startswith(BLOCKS) else [content]
         yield from (json.dumps([role, part]) for part in parts)
     else:
         for part in content or []:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from orch_protocol.policy import (
     DANGEROUS,
+    EXIT_PLAN,
     RANK,
     Approval,
     Channel,
@@ -99,6 +100,25 @@ def test_every_built_in_tool_has_an_operation() -> None:
     for name, arguments in TEXT.items():
         tool = next(tool for tool in load([name]) if tool.name == name)
         assert set(tool.input_schema["properties"]) >= arguments
+
+
+@pytest.mark.parametrize("tool", [*BUILTIN, "mystery"])
+@pytest.mark.parametrize("approval", [None, *APPROVALS])
+def test_nothing_configured_lets_an_agent_in_plan_mode_write_or_run(tool: str, approval: Approval | None) -> None:
+    """Whatever permissions say, what writes, runs or is not known is denied; the plan is asked about or denied."""
+    permissions = {tool: approval} if approval is not None else {}
+    verdict = judge(Call(tool, planning=True), grounds(permissions=permissions, approval_mode="allow"))
+    operation = OPERATIONS.get(tool, "exec")
+    least = "ask" if tool == EXIT_PLAN else "allow" if operation == "read" else "deny"
+    assert verdict.approval == max(least, approval or "allow", key=RANK.__getitem__)
+
+
+def test_plan_mode_denies_what_is_asked_about_without_it() -> None:
+    """A write to a credential path is asked about, and in plan mode denied: no source stands before another."""
+    assert judge(call("write_file", "/h/.ssh/id"), grounds()).approval == "ask"
+    planning = Call("write_file", (Place("/h/.ssh/id", "/h/.ssh/id"),), planning=True)
+    assert judge(planning, grounds()).approval == "deny"
+    assert judge(Call("kill_subagent", planning=True), grounds()).approval == "deny"
 
 
 def test_unknown_tool_counts_as_running_code() -> None:

@@ -120,8 +120,8 @@ class Archiving:
             done.cancel()
             hurried.cancel()
 
-    async def before_request(self) -> None:
-        """The next request is to be made: what is due leaves the conversation, and who is live is told."""
+    async def before_request(self) -> str:
+        """The next request is to be made: what is due leaves the conversation. Return what it is to end with."""
         now = asyncio.get_running_loop().time()
         if self._late_is_free(now):
             try:
@@ -134,10 +134,10 @@ class Archiving:
         self._requests, self._asked_at = self._requests + 1, now
         block = await self._block()
         if self._spec.in_tail:
-            self._backend.tail = block
-        else:
-            self._summariser.system = "\n\n".join(filter(None, (self._system, block)))
-            self._backend.append_system(self._summariser.system, self._tools)
+            return block
+        self._summariser.system = "\n\n".join(filter(None, (self._system, block)))
+        self._backend.append_system(self._summariser.system, self._tools)
+        return ""
 
     def stay(self, backend: BackendSpec) -> None:
         """Let nobody but models of this machine read what was archived: the one behind `backend`, as a rule."""

@@ -8,11 +8,11 @@ from typing import Final, TypeAlias
 from orch_protocol.approval import ApproveCall, Approved, digest_of
 from orch_protocol.errors import OrchError
 from orch_protocol.messages import ToolUse
-from orch_protocol.policy import PolicyCall, PolicySpec, Verdict
+from orch_protocol.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
 
 from .grounds import grounds_of, places_of, where_of
 from .locality import Locality
-from .markers import denied
+from .markers import denied, not_approved, not_yet
 from .opinion import Opinion, named
 from .policy import Call, Grounds, Place, judge, operation_of, strictest
 from .tools.base import ToolContext, ToolError
@@ -47,7 +47,7 @@ class Guard:
         """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
         places = self._places(call)
         grounds = self._grounds()
-        verdict = judge(Call(call.name, places or (), self._personal), grounds)
+        verdict = judge(Call(call.name, places or (), self._personal, self._planning), grounds)
         if places is None:
             verdict = strictest((verdict, TOO_MUCH), verdict.data)
         self._personal |= verdict.data == "personal"
@@ -79,9 +79,9 @@ class Guard:
         """
         verdict, stays = await self.placed(await self.heard(call, verdict))
         if (no := await self._declined(call, verdict)) is not None:
-            return denied(call.name, no)
+            return self._no(call, no)
         if stays and (why := await self._locality.bind()):
-            return denied(call.name, f"what it brings is for a model on this machine: {why}")
+            return self._no(call, f"what it brings is for a model on this machine: {why}")
         return None
 
     async def stay(self) -> str:
@@ -105,6 +105,17 @@ class Guard:
         if said.digest != digest_of(call.name, call.input, self._paths(call)):
             return "its arguments, or what they lead to, changed after it was approved"
         return None
+
+    @property
+    def _planning(self) -> bool:
+        return self._context.agenda is not None and self._context.agenda.planning
+
+    def _no(self, call: ToolUse, reason: str) -> str:
+        """Return what the model is told of a call that may not run."""
+        if call.name == EXIT_PLAN:
+            return not_approved(reason)
+        later = self._planning and operation_of(call.name) != "read"
+        return (not_yet if later else denied)(call.name, reason)
 
     def _shown(self, call: ToolUse, verdict: Verdict) -> PolicyCall:
         return PolicyCall(

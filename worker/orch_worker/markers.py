@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["DIRECTIVE", "after_cut", "after_interruption", "denied", "interrupted", "withheld"]
+__all__ = [
+    "DIRECTIVE",
+    "after_cut",
+    "after_interruption",
+    "denied",
+    "interrupted",
+    "not_approved",
+    "not_yet",
+    "withheld",
+]
 
 DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
 AND_NOW: Final = (
@@ -25,6 +34,22 @@ def denied(tool: str, reason: str) -> str:
 def withheld(tool: str, reason: str) -> str:
     """Return what stands for the result of a call of `tool` that may not be shown."""
     return f"[Withheld: what {tool} brought is for a model on this machine: {reason}. {DIRECTIVE}]"
+
+
+def not_yet(tool: str, reason: str) -> str:
+    """Return the result of a call of `tool` that an agent in plan mode may not run."""
+    return (
+        f"[Denied: {tool} was not run: {reason}. Do not look for another way to do it: put it into the plan, and go on "
+        "with looking.]"
+    )
+
+
+def not_approved(reason: str) -> str:
+    """Return the result of handing in a plan that nobody approved."""
+    return (
+        f"[The plan was not approved: {reason}. Plan mode goes on. Stop and ask what is to be changed in the plan: do "
+        "not hand it in again before you were told, and do not look for another way to do it.]"
+    )
 
 
 def interrupted(tool: str, *, began: bool) -> str:

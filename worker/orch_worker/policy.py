@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.policy import RANK, Approval, Channel, DataClass, Model, Operation, PolicySpec, Verdict
+from orch_protocol.policy import EXIT_PLAN, RANK, Approval, Channel, DataClass, Model, Operation, PolicySpec, Verdict
 
 __all__ = ["CREDENTIALS", "OPERATIONS", "Call", "Grounds", "Place", "judge", "operation_of", "strictest"]
 
@@ -28,16 +28,18 @@ CREDENTIALS: Final = (
 _READS: Final = (
     *("list_files", "grep_files", "read_file", "git_status", "git_diff", "git_log", "describe_data"),
     *("describe_variables", "web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status"),
-    *("chat", "list_models", "search_archive", "read_archive", "map_subagents"),
+    *("chat", "list_models", "search_archive", "read_archive", "map_subagents", EXIT_PLAN),
     # What an agent's children do is judged when they do it.
-    *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"),
+    *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
 )
 OPERATIONS: Final[dict[str, Operation]] = {
     **dict.fromkeys(_READS, "read"),
-    **dict.fromkeys(("write_file", "replace_in_file"), "write"),
+    **dict.fromkeys(("write_file", "replace_in_file", "kill_subagent"), "write"),
     **dict.fromkeys(("bash", "bg_kill", "run_python", "run_python_script"), "exec"),
 }
 """What a tool does. One that is not here counts as the worst: exec."""
+
+PLANNING: Final = "in plan mode nothing is written or run"
 
 RECURSIVE: Final = frozenset({"list_files", "grep_files"})
 """Tools that go down into the folders they are given."""
@@ -61,11 +63,15 @@ class Place(Struct, frozen=True):
 
 
 class Call(Struct, frozen=True):
-    """A call to be judged: the tool, what it names, and whether personal data was touched before, in the same turn."""
+    """A call to be judged: the tool, what it names, and whether personal data was touched before, in the same turn.
+
+    `planning` says that the agent is in plan mode.
+    """
 
     tool: str
     places: tuple[Place, ...] = ()
     personal: bool = False
+    planning: bool = False
 
 
 class Grounds(Struct, frozen=True):
@@ -86,7 +92,8 @@ class Grounds(Struct, frozen=True):
 def judge(call: Call, grounds: Grounds) -> Verdict:
     """Return the verdict on `call`: the strictest of all sources; its `data` is the class of what the call touches."""
     data = _data_class(call, grounds)
-    return strictest((*_paths(call, grounds), _tensor(call, grounds, data), _configured(call, grounds)), data)
+    said = (*_paths(call, grounds), _plan(call), _tensor(call, grounds, data), _configured(call, grounds))
+    return strictest(said, data)
 
 
 def strictest(verdicts: Iterable[Verdict], data: DataClass = "random") -> Verdict:
@@ -145,6 +152,14 @@ def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:
         for place in call.places:
             if not any(within(place.real, rule) for rule in grounds.allowed):
                 yield Verdict("deny", "any", f"{place.spelled} is not in allowed_paths")
+
+
+def _plan(call: Call) -> Verdict:
+    if not call.planning:
+        return Verdict()
+    if call.tool == EXIT_PLAN:
+        return Verdict("ask", "any", "a plan is to be approved")
+    return Verdict() if operation_of(call.tool) == "read" else Verdict("deny", "any", PLANNING)
 
 
 def _data_class(call: Call, grounds: Grounds) -> DataClass:

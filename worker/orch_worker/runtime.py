@@ -16,6 +16,7 @@ from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.spec import AgentSpec, BackendSpec
 
+from .agenda import Agenda
 from .archiving import Archiving
 from .backends.movable import Movable
 from .backends.registry import is_remote, make_backend
@@ -88,6 +89,8 @@ class Runtime:
             self.transcript.log.on_dirty = self._sync_soon
             if spec.history and not self.transcript.session.entries:
                 self.transcript.seed(spec.history)
+            self._agenda = Agenda(self.transcript, planning=spec.plan)
+            context = msgspec.structs.replace(context, agenda=self._agenda)
             self._locality = Locality(spec, context.call_root, partial(self._stay, keys))
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
@@ -174,7 +177,7 @@ class Runtime:
                 brake=brake,
                 interject=self._interject,
                 emit=partial(self._root.emit, query_id) if query.stream else None,
-                prepare=archiving.before_request if archiving is not None else None,
+                prepare=self._prepare,
                 pause=archiving.turn_paused if archiving is not None else None,
                 purse=self._purse,
             )
@@ -224,6 +227,11 @@ class Runtime:
             self.toolbox.close()
         finally:
             self.transcript.close()
+
+    async def _prepare(self) -> None:
+        """Let the next request end with what is true now and may not be so at the one after it."""
+        archived = await self._archiving.before_request() if self._archiving is not None else ""
+        self.backend.tail = "\n\n".join(filter(None, (archived, self._agenda.block())))
 
     def _after_what_was(self, query: Query) -> str:
         """Return the prompt of `query`, with word of how the turn before it ended where that was no end of its own."""

@@ -16,6 +16,7 @@ from orch_protocol.entries import (
     CustomMessage,
     Entry,
     MessageEntry,
+    PlanApproved,
     SessionHeader,
     TurnEnd,
     TurnStart,
@@ -86,6 +87,8 @@ class Session:
         """The query whose turn has messages and no end: cut short, or still running. None when there is none."""
         self.usage = Usage()
         """What all turns used together, on all branches, those cut short included, as far as it is on record."""
+        self.plan_approved = False
+        """Whether a plan of the agent's was approved, on whatever branch."""
         self.turns = 0
         """How many turns on the path are finished."""
         self._turn = ""
@@ -163,6 +166,8 @@ class Session:
         shown = self._add(entry)
         if isinstance(entry, (MessageEntry, TurnEnd)):
             self._count(entry)
+        elif isinstance(entry, PlanApproved):
+            self.plan_approved = True
         if shown:
             self._tell(entry)
         elif not isinstance(entry, LeftEntry):

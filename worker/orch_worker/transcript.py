@@ -22,6 +22,7 @@ from orch_protocol.entries import (
     Entry,
     Label,
     MessageEntry,
+    PlanApproved,
     SessionHeader,
     SessionInfo,
     TurnEnd,
@@ -181,6 +182,10 @@ class Transcript:
     def upgrade(self, upgrade: Upgrade) -> None:
         """Record a better text for what stands in a holder's place."""
         self.append(UpgradeEntry(**self._next(), upgrade=upgrade))
+
+    def plan_approved(self) -> None:
+        """Record that the agent's plan was approved: on the disk when this returns."""
+        self.append(PlanApproved(**self._next()), sync=True)
 
     def seed(self, history: Iterable[Message]) -> None:
         """Record `history` as what went before, in one write. Raises StoreError unless the transcript is empty."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Approver", "approve_argument", "channel_of", "mode_of"]
 
+PLAN_CHOICES = "Approve this plan? [y] yes, anything else: no > "
 CHOICES = "Allow it? [y] once, [s] for this session, [p] for this project, anything else: no > "
 SCOPES = {"y": "once", "s": "session", "p": "project"}
 
@@ -71,7 +72,7 @@ class Approver:
     def answer(self, event: dict[str, Any]) -> None:
         """Answer a question. Raises Failure."""
         lines = [render.safe(line) for line in event["lines"]]
-        scope = "once" if self._mode == "auto" else _asked(lines)
+        scope = "once" if self._mode == "auto" else _asked(lines, event["tool"])
         answered = self._connection.call(
             "answer", {"id": event["id"], "allow": scope is not None, "scope": scope or "once"}
         )
@@ -85,11 +86,13 @@ class Approver:
         self._connection.close()
 
 
-def _asked(lines: list[str]) -> str | None:
+def _asked(lines: list[str], tool: str) -> str | None:
     """Show a question and return the scope of a yes, None for a no."""
-    sys.stderr.write("\r\x1b[K" + "\n".join(f"  {line}" for line in lines) + f"\n{CHOICES}")
+    is_plan = tool == "exit_plan_mode"
+    choices, scopes = (PLAN_CHOICES, {"y": "once"}) if is_plan else (CHOICES, SCOPES)
+    sys.stderr.write("\r\x1b[K" + "\n".join(f"  {line}" for line in lines) + f"\n{choices}")
     sys.stderr.flush()
-    return SCOPES.get(sys.stdin.readline().strip().lower())
+    return scopes.get(sys.stdin.readline().strip().lower())
 
 
 def _say(text: str) -> None:

@@ -85,6 +85,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "task": safe(row["task"]),
         "status": row["status"] + (f": {safe(row['error'])}" if row.get("error") else ""),
         "doing": line(row["pending"]) if row["pending"] else "",
+        "plan mode": "until its plan is approved" if row.get("planning") else "",
         "model": safe(row["model"]),
         "tools": " ".join([f"{row['preset']}:" if row["preset"] else "", *row["tools"]]).strip(),
         "folder": safe(row["cwd"]),

@@ -36,6 +36,7 @@ def _agent_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--name", help="a name to call it by")
     parser.add_argument("--max-cost", type=words.dollars, metavar="USD", help="what it may spend, with its subagents")
     parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
+    parser.add_argument("--plan", action="store_true", help="begin in plan mode: look only, until a plan is approved")
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
 
 
@@ -51,6 +52,7 @@ def _params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
         "name": arguments.name,
         "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
         "request_id": os.urandom(8).hex(),
+        "plan": arguments.plan,
     }
     if arguments.script is not None:
         params["script"] = _script(arguments.script)

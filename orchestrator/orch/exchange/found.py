@@ -16,6 +16,7 @@ from orch_protocol.entries import (
     Custom,
     Label,
     ModelChange,
+    PlanApproved,
     SessionInfo,
     Telling,
     ThinkingLevelChange,
@@ -53,6 +54,7 @@ Told: TypeAlias = (
     | TurnEnd
     | ArchiveEntry
     | UpgradeEntry
+    | PlanApproved
     | Checkout
     | Label
     | Custom

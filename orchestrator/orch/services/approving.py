@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -10,8 +11,9 @@ from msgspec.structs import replace
 
 from orch_protocol.approval import Answered, AnswerQuestion, ApproveCall, Approved, Question, digest_of
 from orch_protocol.ids import new_id
-from orch_protocol.policy import PolicyCall, Verdict
+from orch_protocol.policy import EXIT_PLAN, PolicyCall, Verdict
 
+from .. import events
 from ..nodes import Node
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "approve", "judge"]
 
-COMMANDS: Final = ("command", "code")
+COMMANDS: Final = ("command", "code", "plan")
 """The arguments that say best what a call is about, but for a path."""
 
 
@@ -35,10 +37,15 @@ async def judge(root: Supervisor, caller: str | None, params: PolicyCall) -> Ver
 
 
 async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> Approved:
-    """Ask whoever is there whether the calling agent may run a call. Never raises for a no."""
+    """Ask whoever is there whether the calling agent may run a call. Never raises for a no.
+
+    A plan that is approved ends the agent's plan mode. Raises StoreError when that cannot be recorded.
+    """
     node = root.tree.nodes[caller or ""]
     lineage = _lineage(root, node)
     digest = digest_of(params.tool, params.input, params.paths)
+    if params.tool == EXIT_PLAN and (no := _no_plan(lineage)):
+        return Approved(False, digest, no)
     question = Question(
         id=new_id(),
         agent_id=node.spec.id,
@@ -59,7 +66,18 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
     query_id = next((id for id in reversed(asked_for) if root.approvals.attended(id)), None)
     seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
     refused = await root.approvals.ask(question, lineage[-1].spec.id, query_id, seconds)
+    if params.tool == EXIT_PLAN and not refused:
+        root.handle(events.ApprovePlan(node.spec.id))
     return Approved(not refused, digest, refused)
+
+
+def _no_plan(lineage: Sequence[Node]) -> str:
+    """Return why the first of `lineage` cannot have a plan approved, "" when it can: nobody may do more than those
+    above it."""
+    if not lineage[0].spec.plan:
+        return "the agent is not in plan mode"
+    above = next((node.spec.name for node in lineage[1:] if node.spec.plan), "")
+    return f"agent {above!r} above you is in plan mode still: give your plan as your answer" if above else ""
 
 
 async def answer(root: Supervisor, caller: str | None, params: AnswerQuestion) -> Answered:  # noqa: ARG001

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from orch_protocol.errors import (
+    AgentError,
     ConfigError,
     NoResultError,
     OrchError,
@@ -39,6 +40,7 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
     node = await found(root, params.ref)
     check_recall(root, caller, node)
+    _check_plan(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
     questions = cast(OnQuestion, watcher) if caller is None and params.approve and watcher is not None else None
@@ -85,6 +87,7 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
     """Ask and return at once; `collect` takes the answer."""
     node = await found(root, params.ref)
     check_recall(root, caller, node)
+    _check_plan(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
     return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
@@ -192,6 +195,15 @@ def ask(
         request_id=params.request_id,
         watcher=watcher,
     )
+
+
+def _check_plan(root: Supervisor, caller: str | None, node: Node) -> None:
+    """Raise AgentError when the caller is in plan mode and `node` is not: it would do what the caller may not."""
+    asker = root.tree.nodes.get(caller)
+    if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:
+        raise AgentError(
+            f"agent {asker.spec.name!r} is in plan mode and may ask those alone who are too; {node.spec.name!r} is not"
+        )
 
 
 def _answered(node: Node, query_id: str) -> Reply:

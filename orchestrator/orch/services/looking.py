@@ -81,5 +81,6 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         error=f"its archive was deleted on {node.deleted[:10]}" if node.deleted else node.error,
         repaired=node.repaired,
         max_cost_usd=spec.limits.max_cost_usd,
+        planning=spec.plan,
         spent_usd=tree_usage.cost_usd + root.budgets.under_way(node),
     )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
 from orch_protocol.ids import new_id
-from orch_protocol.policy import PolicySpec
+from orch_protocol.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.services import Spawn, Spawned
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
 from orch_worker.backends.fare import check_priced
@@ -83,6 +83,9 @@ def describe(
     archival = _archival(config.archival, tools) if config.archival.enabled else None
     if archival is not None:
         tools = tuple(dict.fromkeys((*tools, *RECALL, "query_subagent")))
+    plan = request.plan or (parent is not None and parent.plan)
+    if plan:
+        tools = tuple(dict.fromkeys((*tools, EXIT_PLAN)))
     id = new_id()
     return AgentSpec(
         id=id,
@@ -104,6 +107,7 @@ def describe(
         archival=archival,
         local=parent is not None and parent.local,
         policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
+        plan=plan,
     )
 
 

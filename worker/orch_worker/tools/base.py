@@ -18,6 +18,7 @@ from orch_protocol.messages import Usage
 from orch_protocol.services import RunTool
 from orch_protocol.spec import ToolSpec
 
+from ..agenda import Agenda
 from .belongings import Belongings
 
 __all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput", "root_tool", "tool"]
@@ -58,7 +59,8 @@ class ToolContext(Struct, frozen=True):
     """What a tool knows of its agent.
 
     Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
-    there is none to write to. `archives` says whether its conversation is archived.
+    there is none to write to. `archives` says whether its conversation is archived. `agenda` is None for a tool that
+    the root runs.
     """
 
     cwd: Path
@@ -70,6 +72,7 @@ class ToolContext(Struct, frozen=True):
     folder: Path | None = None
     keys: Keys = field(default_factory=Keys)
     archives: bool = False
+    agenda: Agenda | None = None
     belongings: Belongings = field(default_factory=Belongings)
 
     def own(self, kind: Callable[[ToolContext], T]) -> T:
