@@ -17,6 +17,7 @@ PUBLIC = {
     "Archiver",
     "AsyncOrchestrator",
     "AsyncSubagent",
+    "CallEvent",
     "Config",
     "Consent",
     "Limits",

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
     )
     from orch_protocol.messages import Message, Reply, Usage
+    from orch_protocol.observing import CallEvent
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.spec import Limits
     from orch_worker.backends.scripted import ScriptedBackend
@@ -78,6 +79,7 @@ __all__ = [
     "BackendTimeoutError",
     "BadReplyError",
     "BudgetExceededError",
+    "CallEvent",
     "ConcurrencyLimitError",
     "Config",
     "ConfigError",
@@ -123,6 +125,7 @@ _HOMES = {
     "Archiver": "orch.archival.archiver",
     "AsyncOrchestrator": "orch.aio",
     "AsyncSubagent": "orch.handles",
+    "CallEvent": "orch_protocol.observing",
     "Config": "orch_protocol.config",
     "Consent": "orch_protocol.approval",
     "Limits": "orch_protocol.spec",

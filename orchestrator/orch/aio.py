@@ -61,6 +61,7 @@ from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
 from .services.recalling import found
 from .supervisor import Supervisor
+from .watchers import Observer, Watchers
 
 __all__ = ["AsyncOrchestrator", "ToolLike"]
 
@@ -136,6 +137,7 @@ class AsyncOrchestrator:
         self.run = run or f"{paths.OWN_RUN}{new_id()}"
         self._make_launcher = launcher or default_launcher
         self._connect = connect or Router
+        self._watchers = Watchers()
         self._pid = os.getpid()
         self._supervisor: Supervisor | None = None
         self._opened = AsyncExitStack()
@@ -168,6 +170,7 @@ class AsyncOrchestrator:
             if (template := self._template()) != "lean":
                 launcher.warm(template)
             socket = Path(paths.socket_path(folder, "root.sock"))
+            opinion = Opinion(self._policy) if self._policy is not None else None
             supervisor = Supervisor(
                 config=self.config,
                 journal=journal,
@@ -178,10 +181,11 @@ class AsyncOrchestrator:
                 logs=logs,
                 spool=spool,
                 catalog=Catalog(self._known, self._env, self._keys),
-                approvals=Approvals(self.home, self._approver),
-                opinion=Opinion(self._policy) if self._policy is not None else None,
+                approvals=Approvals(self.home, self._approver, opinion=opinion),
+                watchers=self._watchers,
                 keys=self._keys,
             )
+            stack.push_async_callback(self._watchers.close)
             stack.push_async_callback(supervisor.close)
             supervisor.start()
             self._supervisor, self._opened, self._closing = supervisor, stack.pop_all(), None
@@ -311,6 +315,18 @@ class AsyncOrchestrator:
         asked = MapAgents(_refs(refs), prompt, timeout)
         mapped: list[Mapped] = await self._call("map", asked)
         return mapped
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let `observer` be called with a CallEvent for all that becomes of each call of a tool, at any depth.
+
+        From each agent's next turn on; one event after the other, beside the run: what an observer takes, or raises,
+        is its own affair. It may be async, else it runs in a thread. `close` lets it hear the rest, for some seconds.
+        """
+        self._watchers.add(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Call it no more."""
+        self._watchers.remove(observer)
 
     # What was archived.
 

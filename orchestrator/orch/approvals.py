@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from orch_protocol.approval import Answered, AnswerQuestion, Consent, Question
 from orch_protocol.policy import EXIT_PLAN
+from orch_worker.opinion import Opinion
 
 from .grants import Grant, Grants, covers, made
 
@@ -27,10 +28,18 @@ class Approvals:
     """Brings each question to one who can answer it: the client that waits for the answer of the asking agent's first
     ancestor, or else the program's `approver`; where there is neither, the answer is no, at once.
 
-    `home` is where the grants of projects are kept.
+    `home` is where the grants of projects are kept; `opinion` is what the program's own function says of calls.
     """
 
-    def __init__(self, home: Path, approver: Approver | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        home: Path,
+        approver: Approver | None = None,
+        clock: Callable[[], float] = time.time,
+        *,
+        opinion: Opinion | None = None,
+    ) -> None:
+        self.opinion = opinion
         self._approver = approver
         self._grants = Grants(home)
         self._sessions: dict[str, list[Grant]] = {}

@@ -205,6 +205,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.code_paths": _more,
     "policy.approval_seconds": _at_most,
     "policy.without_local": lambda new, _: bool(new == "deny"),
+    "policy.dry_run": lambda new, old: bool(new or not old),
     "policy.function": _never,
     # What is archived, and what that costs, is its user's to say.
     **dict.fromkeys((key for key, _ in _fields(ArchivalConfig, "archival.")), _never),

@@ -128,7 +128,7 @@ class Daemon:
                 known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
                 raise ProtocolError(f"there is no method {method!r}; there are {known}")
             asked = _params(method, params, SERVICES[method][0])
-            if isinstance(asked, QueryAgent) and (asked.stream or asked.approve):
+            if isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress):
                 return await self._call(self._root, None, method, asked, client.tell)
             return await self._call(self._root, None, method, asked)
         finally:

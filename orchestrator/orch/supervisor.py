@@ -25,9 +25,9 @@ from orch_protocol.errors import (
     error_info,
 )
 from orch_protocol.ids import new_id, new_token
+from orch_protocol.observing import Called
 from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
-from orch_worker.opinion import Opinion
 
 from .approvals import Approvals
 from .archival.engine import Archives
@@ -66,6 +66,7 @@ from .router import Deliver, Peer, Switchboard
 from .tree import Tree
 from .turns import CHECK_SECONDS, Turns
 from .waiters import Waiters
+from .watchers import Watcher, Watchers
 
 __all__ = ["Supervisor"]
 
@@ -73,7 +74,6 @@ DRAIN_SECONDS = 0.25
 WAKE_RETRY_SECONDS = 5.0
 MOST_CALLS = 256
 
-Watcher = Callable[[TurnEvent], None]
 Serve = Callable[["Supervisor", str, RootCall], Awaitable[msgspec.Raw]]
 
 
@@ -97,7 +97,7 @@ class Supervisor:
         spool: Path,
         catalog: Catalog,
         approvals: Approvals,
-        opinion: Opinion | None = None,
+        watchers: Watchers,
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -105,7 +105,7 @@ class Supervisor:
         self.sessions = sessions
         self.catalog = catalog
         self.approvals = approvals
-        self.opinion = opinion
+        self.watchers = watchers
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}
@@ -129,7 +129,6 @@ class Supervisor:
         self._peers: dict[str, Peer] = {}
         self._processes: dict[str, tuple[int, WorkerProcess]] = {}
         self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
-        self._streams: dict[str, Watcher] = {}
         self._turns = Turns()
         self._calls = Calls()
         self._causes: dict[str, str] = {}
@@ -277,8 +276,8 @@ class Supervisor:
         node = self.tree.nodes[send.id]
         query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)
         try:
-            stream, budgeted = send.query_id in self._streams, self.budgets.holds_for(send.id)
-            query = msgspec.structs.replace(node.told(query), stream=stream, budgeted=budgeted)
+            query = self.watchers.told(send.query_id, node.told(query))
+            query = msgspec.structs.replace(query, budgeted=self.budgets.holds_for(send.id))
             self._peers[send.id].send("query", query, send.query_id)
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.
@@ -297,7 +296,7 @@ class Supervisor:
             return
         if kind == "query":
             self._turns.forget(rest)
-            self._streams.pop(rest, None)
+            self.watchers.leave(rest)
         self.waiters.tell(notify.topic, notify.value, notify.error)
 
     # What callers wait for.
@@ -319,8 +318,7 @@ class Supervisor:
         `watcher` is called with each TurnEvent of the turn, until its end. Must not raise.
         """
         query_id, prompt = new_id(), scrub(prompt)
-        if watcher is not None:
-            self._streams[query_id] = watcher
+        self.watchers.attend(query_id, watcher)
         # Who waits does so in a turn of its own, and what it waits for is to end before that.
         within = self.tree.nodes[asker].pending if asker is not None and waits else None
         self._turns.accept(query_id, prompt, within.query_id if within else None)
@@ -330,11 +328,11 @@ class Supervisor:
             )
         except BaseException:
             self._turns.forget(query_id)
-            self._streams.pop(query_id, None)
+            self.watchers.leave(query_id)
             raise
         if accepted != query_id:
             self._turns.forget(query_id)
-            self._streams.pop(query_id, None)
+            self.watchers.leave(query_id)
         return accepted
 
     async def ping(self, node: Node, payload: bytes = b"", seconds: float = 10.0) -> None:
@@ -418,8 +416,9 @@ class Supervisor:
             case Progress():
                 self.activity[agent_id] = body
             case TurnEvent():
-                if (watcher := self._streams.get(id)) is not None:
-                    watcher(body)
+                self.watchers.happened(id, body)
+            case Called():
+                self.watchers.called(self.tree.nodes, agent_id, id, body)
             case Steered():
                 self.handle(Hear(agent_id, id))
             case RootCall():

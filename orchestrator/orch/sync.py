@@ -24,6 +24,7 @@ from .approvals import Approver
 from .handles import AsyncSubagent, OnEvent
 from .interrupts import Presses
 from .launchers.base import Launcher
+from .watchers import Observer
 
 __all__ = ["Orchestrator", "Subagent"]
 
@@ -186,6 +187,18 @@ class Orchestrator:
         """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
         refs = [agent.id if isinstance(agent, Subagent) else agent for agent in agents]
         return self._wait(self._aio.wait(*refs, mode=mode, timeout=timeout))
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let `observer` be called with a CallEvent for all that becomes of each call of a tool, at any depth.
+
+        From each agent's next turn on; one event after the other, in threads beside the run: what an observer takes, or
+        raises, is its own affair. `close` lets it hear the rest, for some seconds.
+        """
+        self._wait(_do(lambda: self._aio.add_observer(observer)))
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Call it no more."""
+        self._wait(_do(lambda: self._aio.remove_observer(observer)))
 
     def map(self, refs: Iterable[Subagent | str | int], prompt: str, *, timeout: float | None = None) -> list[Mapped]:
         """Ask agents and holders the same, some at a time; return what each said, in order. One failure is its own."""
@@ -358,3 +371,7 @@ class Subagent:
 
     async def _submit(self, prompt: str) -> Reply:
         return await self._agent.submit(prompt)
+
+
+async def _do(act: Callable[[], None]) -> None:
+    act()

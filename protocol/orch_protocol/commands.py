@@ -1,7 +1,7 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
 Root to worker: `init ping query steer cancel stop root_reply limit`.
-Worker to root: `hello ready pong finished progress event steered root_call cancel`.
+Worker to root: `hello ready pong finished progress event called steered root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from .errors import ErrorInfo
 from .messages import Reply, Usage
+from .observing import Called
 from .spec import AgentSpec
 
 __all__ = [
@@ -78,7 +79,8 @@ class Query(Struct, frozen=True, gc=False):
 
     With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` when what it costs has a limit.
     `ended` says that the user ended the turn before it together with the agent's process.
-    What is said in a `local` one is for models of this machine alone, and so is the conversation from then on.
+    What is said in a `local` one is for models of this machine alone, and so is the conversation from then on. With
+    `observed` the worker tells of each call, as Called.
     """
 
     prompt: str
@@ -87,6 +89,7 @@ class Query(Struct, frozen=True, gc=False):
     budgeted: bool = False
     ended: bool = False
     local: bool = False
+    observed: bool = False
 
 
 class Steer(Struct, frozen=True, gc=False):
@@ -184,6 +187,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "steer": Steer,
     "steered": Steered,
     "event": TurnEvent,
+    "called": Called,
     "stop": Stop,
     "limit": Limit,
     "progress": Progress,

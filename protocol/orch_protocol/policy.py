@@ -80,6 +80,8 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     code_paths: tuple[str, ...] = ("~/projects", "~/src")
     approval_seconds: Annotated[float, Meta(gt=0, le=1e6)] = 300.0
     """How long a question waits for its answer; then the answer is no."""
+    dry_run: bool = False
+    """Run no tool: each call is judged, and told of."""
     without_local: Literal["deny", "ask"] = "deny"
     """What of a call whose data is for a local model when there is none: `ask` whether another may have it."""
     function: str | None = None

@@ -125,7 +125,8 @@ class Ref(Struct, frozen=True, forbid_unknown_fields=True):
 
 class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     """Ask `ref`. `wake` (for `submit` by an agent): tell the asker when its submitted queries are done; `any`, `all`
-    or how many. With `approve` whoever asks is asked what needs approval meanwhile."""
+    or how many. With `approve` whoever asks is asked what needs approval meanwhile; with `progress` it is told of
+    each call, as CallEvent, of the agent and of those below it."""
 
     ref: str
     prompt: str
@@ -133,6 +134,7 @@ class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     wake: Literal["any", "all"] | int | None = None
     stream: bool = False
     approve: bool = False
+    progress: bool = False
     request_id: str | None = None
 
 

@@ -5,24 +5,36 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
+from msgspec import Struct
+
 from orch_protocol.approval import ApproveCall, Approved, digest_of
 from orch_protocol.errors import OrchError
 from orch_protocol.messages import ToolUse
+from orch_protocol.observing import CallOutcome
 from orch_protocol.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
 
 from .grounds import grounds_of, places_of, where_of
 from .locality import Locality
-from .markers import denied, not_approved, not_yet
+from .markers import denied, not_approved, not_yet, rehearsed
 from .opinion import Opinion, named
 from .policy import Call, Grounds, Place, judge, operation_of, strictest
 from .tools.base import ToolContext, ToolError
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "Ruling"]
 
 PATIENCE_SECONDS: Final = 10.0
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
 
 Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
+
+
+class Ruling(Struct, frozen=True):
+    """What is to become of a call: it runs (`start`), or not, and then the model is `told` so."""
+
+    outcome: CallOutcome
+    verdict: Verdict
+    told: str = ""
+    reason: str = ""
 
 
 class Guard:
@@ -37,6 +49,7 @@ class Guard:
         self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
         self._grounds: Callable[[], Grounds] = lambda: grounds_of(spec, self._where)
         self._locality, self._without_local = locality, spec.rules.without_local
+        self._dry_run = spec.rules.dry_run
         self._personal = False
 
     def turn_began(self) -> None:
@@ -72,39 +85,45 @@ class Guard:
             far += "; a yes lets it go to one that is elsewhere"
         return strictest((verdict, Verdict(self._without_local, "local", far)), verdict.data), False
 
-    async def refusal(self, call: ToolUse, verdict: Verdict) -> str | None:
-        """Return why `call`, judged so, may not run, None when it may. Asks the root where a person is to say that.
+    async def rule(self, call: ToolUse, verdict: Verdict) -> Ruling:
+        """Return what is to become of `call`, which was judged so. Asks the root where a person is to say that.
 
         What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
         """
         verdict, stays = await self.placed(await self.heard(call, verdict))
-        if (no := await self._declined(call, verdict)) is not None:
-            return self._no(call, no)
-        if stays and (why := await self._locality.bind()):
-            return self._no(call, f"what it brings is for a model on this machine: {why}")
-        return None
+        if self._dry_run:
+            return Ruling("dry_run", verdict, rehearsed(call.name, verdict), verdict.reason)
+        outcome, why = await self._asked(call, verdict)
+        if outcome == "start" and stays and (elsewhere := await self._locality.bind()):
+            outcome, why = "deny", f"what it brings is for a model on this machine: {elsewhere}"
+        return Ruling(outcome, verdict, self._no(call, why) if outcome != "start" else "", why)
+
+    def digest(self, call: ToolUse) -> str:
+        """Return what tells this very call, with the places it leads to now, from every other."""
+        return digest_of(call.name, call.input, self._paths(call))
 
     async def stay(self) -> str:
         """Keep the conversation on this machine from now on; return why that cannot be, "" when it is so."""
         return await self._locality.bind()
 
-    async def _declined(self, call: ToolUse, verdict: Verdict) -> str | None:
+    async def _asked(self, call: ToolUse, verdict: Verdict) -> tuple[CallOutcome, str]:
+        """Return what is to become of the call, and why it may not run."""
         if verdict.approval == "allow":
-            return None
+            return "start", ""
         if verdict.approval == "deny":
-            return verdict.reason
+            return "deny", verdict.reason
         asked = ApproveCall(
             call.name, call.input, self._paths(call), verdict.reason, verdict.model == "local", self._seconds
         )
         try:
             said: Approved = await self._call_root("approve", asked, self._seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
-            return f"{verdict.reason}; it needs approval, which could not be asked for: {error}"
+            return "declined", f"{verdict.reason}; it needs approval, which could not be asked for: {error}"
         if not said.allowed:
-            return f"{verdict.reason}; {said.reason}"
-        if said.digest != digest_of(call.name, call.input, self._paths(call)):
-            return "its arguments, or what they lead to, changed after it was approved"
-        return None
+            return "declined", f"{verdict.reason}; {said.reason}"
+        if said.digest != self.digest(call):
+            return "deny", "its arguments, or what they lead to, changed after it was approved"
+        return "start", ""
 
     @property
     def _planning(self) -> bool:

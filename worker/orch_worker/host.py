@@ -37,6 +37,7 @@ from orch_protocol.errors import (
     error_info,
 )
 from orch_protocol.ids import new_id
+from orch_protocol.observing import Called
 from orch_protocol.services import SERVICES
 from orch_protocol.spec import Birth
 from orch_protocol.wire import VERSION, Channel, encode_body
@@ -122,6 +123,13 @@ class Host:
         self._events += 1
         event = TurnEvent(self._events, kind, text, name, step, is_error)  # type: ignore[arg-type]
         self._courier.send("event", event, query_id, reliable=False)
+
+    def called(self, query_id: str, called: Called) -> None:
+        """Tell the root what became of a call; what cannot be told is no reason for the call to fail."""
+        try:
+            self._courier.send("called", called, query_id)
+        except OrchError as error:
+            print(f"observers are not told of a call of {called.tool}: {error}", flush=True)
 
     def heard(self, steer_id: str) -> None:
         """Tell the root that what was said is in the conversation."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from orch_protocol.policy import Verdict
+
 __all__ = [
     "DIRECTIVE",
     "after_cut",
@@ -16,6 +18,7 @@ __all__ = [
     "interrupted",
     "not_approved",
     "not_yet",
+    "rehearsed",
     "withheld",
 ]
 
@@ -29,6 +32,12 @@ AND_NOW: Final = (
 def denied(tool: str, reason: str) -> str:
     """Return the result of a call of `tool` that may not run."""
     return f"[Denied: {tool} was not run: {reason}. {DIRECTIVE}]"
+
+
+def rehearsed(tool: str, verdict: Verdict) -> str:
+    """Return the result of a call of `tool` that was only judged."""
+    would = {"allow": "have run", "ask": "have needed approval", "deny": "have been denied"}[verdict.approval]
+    return f"[Dry run: nothing was done. {tool} would {would}{': ' if verdict.reason else ''}{verdict.reason}.]"
 
 
 def withheld(tool: str, reason: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from typing import Any, Final, cast, get_args
@@ -15,6 +13,7 @@ from msgspec.structs import replace
 from orch_protocol.errors import ConfigError
 from orch_protocol.policy import RANK, DataClass, Model, PolicyCall, PolicyConfig, Verdict
 
+from .aside import in_thread, told
 from .birth import load
 
 __all__ = ["FUNCTION_SECONDS", "Opinion", "PolicyFunction", "named"]
@@ -57,14 +56,14 @@ class Opinion:
         if inspect.iscoroutinefunction(self._function):
             said: Any = self._function(call, rules)
         else:
-            self._running = _in_thread(lambda: self._function(call, rules))
+            self._running = in_thread(lambda: self._function(call, rules))
             said, error = await asyncio.shield(self._running)
             if error:
                 return None, error
         try:
             return (await said if inspect.isawaitable(said) else said), ""
         except (Exception, SystemExit) as error:
-            return None, _told(error)
+            return None, told(error)
 
     def _checked(self, said: Any) -> Verdict:
         if not isinstance(said, Verdict):
@@ -90,34 +89,9 @@ def named(name: str) -> PolicyFunction:
         function = load(name)
     except Exception as error:
         raise ConfigError(
-            f"policy.function {name!r} cannot be imported: {_told(error)}. It is to be installed beside orch, or to be "
+            f"policy.function {name!r} cannot be imported: {told(error)}. It is to be installed beside orch, or to be "
             "on PYTHONPATH where orch is started"
         ) from error
     if not callable(function):
         raise ConfigError(f"policy.function {name!r} is no function, but {type(function).__name__}")
     return cast(PolicyFunction, function)
-
-
-def _in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
-    """Run `act` in a thread that keeps nobody from leaving; return what it returned, or what it raised as text."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, str]] = loop.create_future()
-
-    def settle(outcome: tuple[Any, str]) -> None:
-        if not future.done():
-            future.set_result(outcome)
-
-    def run() -> None:
-        try:
-            outcome = act(), ""
-        except BaseException as error:
-            outcome = None, _told(error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, outcome)
-
-    threading.Thread(target=run, name="orch-policy", daemon=True).start()
-    return future
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

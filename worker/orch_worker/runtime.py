@@ -14,6 +14,7 @@ from msgspec import Struct
 from orch_protocol.commands import Finished, Query, Ready
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.messages import Message, StopReason, Usage
+from orch_protocol.observing import Called
 from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .agenda import Agenda
@@ -51,6 +52,9 @@ class Root(Protocol):
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Tell what happened in a turn that somebody watches."""
+
+    def called(self, query_id: str, called: Called) -> None:
+        """Tell what became of a call in a turn whose calls somebody observes."""
 
     def heard(self, steer_id: str) -> None:
         """Tell that what was said to the agent is in its conversation."""
@@ -151,6 +155,7 @@ class Runtime:
         if archiving is not None:
             archiving.turn_began()
         self.toolbox.turn_began()
+        self.toolbox.observe = partial(self._root.called, query_id) if query.observed else None
         self._busy = True
         stop_reason: StopReason | None = None
         limits = self.spec.limits

@@ -9,6 +9,7 @@ from . import render, words
 from .agents import ROW
 from .approving import Approver, approve_argument, mode_of
 from .connection import Connection
+from .progress import before
 from .verb import Verb
 from .waiting import wait
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from .connection import OnEvent
 
-__all__ = ["VERBS", "agreed", "ask", "query", "query_arguments", "stream_argument"]
+__all__ = ["VERBS", "agreed", "ask", "progress_argument", "query", "query_arguments", "stream_argument"]
 
 REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
@@ -38,6 +39,7 @@ def query_arguments(parser: ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--no-wait", action="store_true", help="do not wait for the answer; collect takes it")
     stream_argument(how)
+    progress_argument(parser)
     approve_argument(parser)
     parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
 
@@ -45,6 +47,13 @@ def query_arguments(parser: ArgumentParser) -> None:
 def stream_argument(parser: Any) -> None:
     """Let the command show a turn as it happens."""
     parser.add_argument("--stream", action="store_true", help="show the turn as it happens; with --json its events")
+
+
+def progress_argument(parser: Any) -> None:
+    """Let the command tell of each call."""
+    parser.add_argument(
+        "--progress", action="store_true", help="say on stderr what becomes of each call of a tool, at any depth"
+    )
 
 
 def query(arguments: Namespace) -> int:
@@ -65,6 +74,7 @@ def ask(arguments: Namespace, connection: Connection, params: dict[str, Any], *,
     With `ends` the caller ends the agent then.
     """
     mode = mode_of(arguments.approve)
+    params = params | ({"progress": True} if arguments.progress else {})
     if mode == "deny":
         _ask(arguments, connection, params, None, ends)
         return
@@ -79,6 +89,8 @@ def _ask(
     arguments: Namespace, connection: Connection, params: dict[str, Any], approver: Approver | None, ends: bool
 ) -> None:
     def heard(others: OnEvent | None = None) -> OnEvent | None:
+        if arguments.progress and not (arguments.stream and arguments.json):
+            others = before(others)
         return approver.before(others) if approver is not None else others
 
     if not arguments.stream:

@@ -61,7 +61,9 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
         "limits": msgspec.to_builtins(loaded.config.limits),
         "max_cost_usd": arguments.max_cost or subagents.max_cost_usd,
     }
-    settings["policy"] = {"channel": arguments.channel, "rules": msgspec.to_builtins(loaded.config.policy)}
+    rules = msgspec.to_builtins(loaded.config.policy)
+    rules["dry_run"] |= arguments.dry_run
+    settings["policy"] = {"channel": arguments.channel, "rules": rules}
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model
         if settings["model"] is None:

@@ -9,7 +9,7 @@ import sys
 from ..interrupts import Presses
 from . import render, words
 from .approving import approve_argument, channel_of, mode_of
-from .asking import agreed, ask, stream_argument
+from .asking import agreed, ask, progress_argument, stream_argument
 from .connection import Connection
 from .failure import Failure
 from .verb import Verb
@@ -78,7 +78,7 @@ def _spawn_arguments(parser: ArgumentParser) -> None:
 
 
 def _spawn(arguments: Namespace) -> int:
-    arguments.channel = channel_of(None)
+    arguments.channel, arguments.dry_run = channel_of(None), False
     params, says = _params(arguments)
     connection = Connection()
     spawned = _call(connection, params, says)
@@ -100,13 +100,18 @@ def _run_arguments(parser: ArgumentParser) -> None:
         "prompt", metavar="PROMPT", nargs="?", help="what to ask, the task itself by default; - reads it from stdin"
     )
     stream_argument(parser)
+    progress_argument(parser)
     approve_argument(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run no tool, and say on stderr what would become of each call"
+    )
     parser.add_argument("--keep", action="store_true", help="do not end the agent")
 
 
 def _run(arguments: Namespace) -> int:
     arguments.channel, arguments.approve = channel_of(arguments.approve), mode_of(arguments.approve)
     params, says = _params(arguments)
+    arguments.progress |= params["policy"]["rules"]["dry_run"]
     prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
     connection = Connection()
     if not arguments.keep:

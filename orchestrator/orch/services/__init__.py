@@ -35,7 +35,8 @@ from . import (
 )
 
 if TYPE_CHECKING:
-    from ..supervisor import Supervisor, Watcher
+    from ..supervisor import Supervisor
+    from ..watchers import Watcher
 
 __all__ = ["GRANTS", "HANDLERS", "call", "check_seconds", "serve_worker"]
 
@@ -104,7 +105,7 @@ async def call(
 ) -> Any:
     """Serve `method` with its parameter struct. Raises ProtocolError for an unknown one, else the service's error.
 
-    With `watcher` a query tells it of each TurnEvent, where it is to be streamed, and of each Question.
+    With `watcher` a query tells it of each TurnEvent, Question and CallEvent, as far as it is to be told of them.
     """
     handler = HANDLERS.get(method)
     if handler is None:

@@ -28,12 +28,12 @@ COMMANDS: Final = ("command", "code", "plan")
 async def judge(root: Supervisor, caller: str | None, params: PolicyCall) -> Verdict:
     """Return what the program's policy function says of the calling agent's call; without one it is denied."""
     spec = root.tree.nodes[caller or ""].spec
-    if root.opinion is None:
+    if root.approvals.opinion is None:
         return Verdict(
             "deny", "any", "the program that the agent was spawned by had a policy function, this one has none"
         )
     call = replace(params, agent_id=spec.id, depth=spec.depth, folder=spec.cwd)
-    return await root.opinion.of(call, spec.policy.rules)
+    return await root.approvals.opinion.of(call, spec.policy.rules)
 
 
 async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> Approved:

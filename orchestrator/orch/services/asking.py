@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,11 +16,11 @@ from orch_protocol.errors import (
     QueryTimeoutError,
     error_from,
 )
+from orch_protocol.ids import new_id
 from orch_protocol.messages import Reply
 from orch_protocol.services import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
 
 from .. import events
-from ..approvals import OnQuestion
 from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
@@ -29,7 +29,8 @@ from .localising import stay
 from .recalling import check_recall, found, with_passages
 
 if TYPE_CHECKING:
-    from ..supervisor import Supervisor, Watcher
+    from ..supervisor import Supervisor
+    from ..watchers import Watcher
 
 __all__ = ["answer", "ask", "collect", "map_agents", "query", "submit", "wait"]
 
@@ -43,15 +44,20 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     _check_plan(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
-    questions = cast(OnQuestion, watcher) if caller is None and params.approve and watcher is not None else None
-    streamed = watcher if questions is None or params.stream else None
-    query_id = ask(root, node, caller, params, waits=True, watcher=streamed)
-    if questions is not None:
-        root.approvals.attend(query_id, questions)
+    heard = watcher if caller is None else None
+    key = new_id()
+    if heard is not None and params.progress:
+        root.watchers.follow(key, node.spec.id, heard)
     try:
-        return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
+        query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
+        if heard is not None and params.approve:
+            root.approvals.attend(query_id, heard)
+        try:
+            return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
+        finally:
+            root.approvals.leave(query_id)
     finally:
-        root.approvals.leave(query_id)
+        root.watchers.unfollow(key)
 
 
 async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) -> list[Mapped]:

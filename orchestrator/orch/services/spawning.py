@@ -44,7 +44,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     if over is not None and over.local:
         backend = await local_model(root, backend)
     spec = describe(request, over, root.config, root.sessions, backend)
-    if over is None and root.opinion is not None:
+    if over is None and root.approvals.opinion is not None:
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
     if spec.limits.max_cost_usd is not None or root.budgets.holds_for(caller):
         check_priced(backend)

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
@@ -13,12 +14,15 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
+from orch_protocol.approval import digest_of
 from orch_protocol.errors import OrchError
 from orch_protocol.messages import Text, ToolResult, ToolUse, Usage
+from orch_protocol.policy import Verdict
 from orch_protocol.spec import ToolSpec
 from orch_protocol.text import scrub
 
-from ..guard import Guard
+from ..account import Account, Observe
+from ..guard import Guard, Ruling
 from ..markers import withheld
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
@@ -64,6 +68,8 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in tools}
         self._context = context
         self._guard = guard
+        self.observe: Observe | None = None
+        """Told of what becomes of each call; None when nobody wants to know."""
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
         self._turnstile = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -81,24 +87,46 @@ class Toolbox:
         Calls that are dispatched in an order and must not run side by side run in that order.
         """
         tool = self._tools.get(call.name)
-        if tool is None:
-            granted = ", ".join(self._tools) or "none"
-            return refuse(call, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}.")
-        if why := tool.missing(self._context):
-            return refuse(call, why)
+        account = Account(call, tool.category if tool else "", self.observe, partial(self._digest, call))
         try:
-            arguments = tool.parse(call.input)
-        except Exception as error:
-            return refuse(call, _say(error))
+            return await self._run(tool, call, account)
+        except asyncio.CancelledError:
+            account.cut()
+            raise
+
+    async def _run(self, tool: Tool | None, call: ToolUse, account: Account) -> Outcome:
+        arguments, why = self._parsed(tool, call)
+        if tool is None or why:
+            account.refused("deny", why)
+            return refuse(call, why)
         # At once, in call order; a question is asked when it is the call's turn, so that the order stays.
-        verdict = self._guard.judge(call) if self._guard is not None else None
+        verdict = self._guard.judge(call) if self._guard is not None else Verdict()
         async with self._admitted(tool), self._file(tool, call.input):
-            if self._guard is not None and verdict and (no := await self._guard.refusal(call, verdict)) is not None:
-                return refuse(call, no)
+            ruling = await self._guard.rule(call, verdict) if self._guard is not None else Ruling("start", verdict)
+            if ruling.outcome != "start":
+                account.refused(ruling.outcome, ruling.reason, ruling.verdict)
+                return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
+            account.began(ruling.verdict)
             output = await self._within_deadline(tool, arguments)
             if output.local and self._guard is not None and (why := await self._guard.stay()):
                 output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
+        account.ended(output.text, success=not output.is_error, files_changed=output.files_changed)
         return Outcome(_result(call, output), files_changed=output.files_changed, usage=output.usage)
+
+    def _parsed(self, tool: Tool | None, call: ToolUse) -> tuple[Any, str]:
+        """Return the arguments of `call`, or why there are none: it was not granted, is not there, or does not fit."""
+        if tool is None:
+            granted = ", ".join(self._tools) or "none"
+            return None, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}."
+        if why := tool.missing(self._context):
+            return None, why
+        try:
+            return tool.parse(call.input), ""
+        except Exception as error:
+            return None, _say(error)
+
+    def _digest(self, call: ToolUse) -> str:
+        return self._guard.digest(call) if self._guard is not None else digest_of(call.name, call.input, ())
 
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Return `outcomes`, those of the `calls` of one step, bounded as a set: the longest are cut first.
@@ -181,9 +209,9 @@ class Toolbox:
         task.add_done_callback(self._abandoned.discard)
 
 
-def refuse(call: ToolUse, why: str) -> Outcome:
+def refuse(call: ToolUse, why: str, *, is_error: bool = True) -> Outcome:
     """Return the outcome of a call that was not run, and `why`."""
-    return Outcome(_result(call, ToolOutput(why, is_error=True)), ran=False)
+    return Outcome(_result(call, ToolOutput(why, is_error=is_error)), ran=False)
 
 
 def _result(call: ToolUse, output: ToolOutput) -> ToolResult:

@@ -1,0 +1,152 @@
+"""Who watches what agents do: one turn as it happens, or what becomes of every call of a tool."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from orch_protocol.commands import Query, TurnEvent
+from orch_protocol.errors import ConfigError
+from orch_protocol.observing import Called, CallEvent
+from orch_worker.aside import in_thread
+
+from .nodes import Node, Nodes
+
+__all__ = ["Observer", "Watcher", "Watchers"]
+
+Watcher = Callable[[Any], None]
+"""Called with each TurnEvent, Question or CallEvent. Must not raise."""
+Observer = Callable[[CallEvent], Awaitable[None] | None]
+
+MOST_WAITING: Final = 10_000
+DRAIN_SECONDS: Final = 2.0
+
+
+class Watchers:
+    """Tells whoever watches; nobody who watches holds a run up, or breaks it."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, Watcher] = {}
+        self._branches: dict[str, tuple[str, Watcher]] = {}
+        self._observers: list[_Observing] = []
+
+    def attend(self, query_id: str, watcher: Watcher | None) -> None:
+        """Tell `watcher`, if there is one, of each TurnEvent of that query."""
+        if watcher is not None:
+            self._turns[query_id] = watcher
+
+    def told(self, query_id: str, query: Query) -> Query:
+        """Return `query` with what its process is to tell of the turn, and of calls."""
+        observed = bool(self._observers or self._branches)
+        return msgspec.structs.replace(query, stream=query_id in self._turns, observed=observed)
+
+    def leave(self, query_id: str) -> None:
+        """The query is over, or nobody watches it any more."""
+        self._turns.pop(query_id, None)
+
+    def follow(self, key: str, id: str, watcher: Watcher) -> None:
+        """Tell `watcher` of the calls of the agent `id`, and of all agents below it, until `unfollow`."""
+        self._branches[key] = id, watcher
+
+    def unfollow(self, key: str) -> None:
+        """Tell it no more."""
+        self._branches.pop(key, None)
+
+    def add(self, observer: Observer) -> None:
+        """Tell `observer` of all calls of turns that begin from now on. Raises ConfigError."""
+        if not callable(observer):
+            raise ConfigError(f"an observer is a function that takes a CallEvent, not {observer!r}")
+        self._observers.append(_Observing(observer))
+
+    def remove(self, observer: Observer) -> None:
+        """Tell it no more, not even of what it has not heard of yet."""
+        for each in [each for each in self._observers if each.observer == observer]:
+            self._observers.remove(each)
+            each.stop()
+
+    def happened(self, query_id: str, event: TurnEvent) -> None:
+        """Tell who watches that query."""
+        if (watcher := self._turns.get(query_id)) is not None:
+            watcher(event)
+
+    def called(self, nodes: Nodes, id: str, query_id: str, called: Called) -> None:
+        """Tell all observers what became of a call of the agent `id`."""
+        node: Node = nodes[id]
+        event = CallEvent(id, node.spec.name, node.spec.depth, query_id, **msgspec.structs.asdict(called))
+        for each in self._observers:
+            each.tell(event)
+        for top, watcher in list(self._branches.values()):
+            if _is_below(nodes, node, top):
+                watcher(event)
+
+    async def close(self) -> None:
+        """Let observers hear what they have not heard yet, for some seconds; then stop telling them."""
+        working = [each.working for each in self._observers if each.working is not None]
+        if working:
+            await asyncio.wait(working, timeout=DRAIN_SECONDS)
+        for each in self._observers:
+            each.stop()
+
+
+class _Observing:
+    """Tells one observer of one event after the other."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.working: asyncio.Task[None] | None = None
+        self._waiting: deque[CallEvent] = deque()
+        self._lost = 0
+
+    def tell(self, event: CallEvent) -> None:
+        """Let the observer hear of `event` as soon as it has heard of all before."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._lost += 1
+            return
+        self._waiting.append(event)
+        if self.working is None or self.working.done():
+            self.working = asyncio.get_running_loop().create_task(self._work())
+
+    def stop(self) -> None:
+        """Tell it nothing more."""
+        self._waiting.clear()
+        if self.working is not None:
+            self.working.cancel()
+
+    async def _work(self) -> None:
+        while self._waiting:
+            if error := await self._told(self._waiting.popleft()):
+                self._complain(f"observer {self.observer!r} failed, and the run goes on: {error}")
+            if self._lost and not self._waiting:
+                self._complain(f"observer {self.observer!r} is too slow: it was not told of {self._lost} events")
+                self._lost = 0
+
+    async def _told(self, event: CallEvent) -> str:
+        """Return what went wrong, "" when nothing did."""
+        try:
+            if inspect.iscoroutinefunction(self.observer):
+                said: Any = self.observer(event)
+            else:
+                said, error = await in_thread(lambda: self.observer(event))
+                if error:
+                    return error
+            if inspect.isawaitable(said):
+                await said
+        except (Exception, SystemExit) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _complain(self, message: str) -> None:
+        asyncio.get_running_loop().call_exception_handler({"message": f"orch: {message}"})
+
+
+def _is_below(nodes: Nodes, node: Node | None, top: str) -> bool:
+    while node is not None:
+        if node.spec.id == top:
+            return True
+        node = nodes.get(node.spec.parent_id)
+    return False

@@ -1,0 +1,37 @@
+"""Functions of the user's that run beside an event loop, in threads that keep nobody from leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["in_thread", "told"]
+
+
+def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
+    """Run `act` in a thread that keeps nobody from leaving; return what it returned, or what it raised as text."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[tuple[Any, str]] = loop.create_future()
+
+    def settle(outcome: tuple[Any, str]) -> None:
+        if not future.done():
+            future.set_result(outcome)
+
+    def run() -> None:
+        try:
+            outcome = act(), ""
+        except BaseException as error:
+            outcome = None, told(error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="orch-aside", daemon=True).start()
+    return future
+
+
+def told(error: BaseException) -> str:
+    """Return what is said of `error`."""
+    return f"{type(error).__name__}: {error}"
