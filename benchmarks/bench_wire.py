@@ -70,7 +70,8 @@ async def answers(args: Args, folder: Path, url: str) -> list[Row]:
                 taken = []
                 for _ in range(SPAWNS_A_ROUND):
                     begin = perf_counter()
-                    agent = await orchestrator.spawn("nothing", model=f"{sdk}:{MODELS[sdk]}")
+                    # The peer is told nothing of a project either.
+                    agent = await orchestrator.spawn("nothing", model=f"{sdk}:{MODELS[sdk]}", context="none")
                     await agent.query("hi")
                     taken.append(perf_counter() - begin)
                     os.kill(agent.pid, signal.SIGUSR1)

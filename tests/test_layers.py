@@ -30,7 +30,7 @@ COMES_ALONG = {"httpx2": "both SDKs take and return its clients, and depend on i
 """Packages that are imported though pyproject.toml does not name them, and why that is right."""
 
 PROVIDERS = re.compile(
-    r"anthropic|openai|claude|\bgpt-|ollama|moonshot|\bkimi|cache_control|reasoning_content|max_completion_tokens",
+    r"anthropic|openai|claude(?!\.md\b)|\bgpt-|ollama|moonshot|\bkimi|cache_control|reasoning_content|max_completion_tokens",
     re.IGNORECASE,
 )
 HOMES_OF_PROVIDERS = ("orch_worker.backends.", "orch.archival.adapters")
@@ -183,10 +183,8 @@ def test_dependency_rule_catches() -> None:
 
 def test_provider_rule_catches() -> None:
     """Names of providers and of their fields are seen in any case; other words are not."""
-    assert provider_lines("key = ANTHROPIC\nx = 1\nblock['cache_control'] = y") == [
-        "key = ANTHROPIC",
-        "block['cache_control'] = y",
-    ]
+    text = "key = ANTHROPIC\nx = 1\nblock['cache_control'] = y\nfile = 'CLAUDE.md'\nmodel = 'claude'"
+    assert provider_lines(text) == ["key = ANTHROPIC", "block['cache_control'] = y", "model = 'claude'"]
 
 
 def test_imports_for_types_are_told_apart() -> None:

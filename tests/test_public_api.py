@@ -20,6 +20,7 @@ PUBLIC = {
     "CallEvent",
     "Config",
     "Consent",
+    "ContextConfig",
     "Limits",
     "Message",
     "Orchestrator",

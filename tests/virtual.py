@@ -26,7 +26,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Hours pass in no time. Not for what waits for threads or processes: the clock does not wait for them."""
+    """Hours pass in no time. What is meant for a thread is done at once; for processes the clock does not wait."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -35,6 +35,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the seconds that have passed."""
         return self._virtual.now
+
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Call `function` here and now, if it is for any thread there is."""
+        if executor is not None:
+            return super().run_in_executor(executor, function, *args)
+        done = self.create_future()
+        try:
+            done.set_result(function(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 def virtual(test: Test) -> Callable[..., None]:

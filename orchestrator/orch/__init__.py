@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from orch_protocol.messages import Message, Reply, Usage
     from orch_protocol.observing import CallEvent
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
+    from orch_protocol.project import ContextConfig
     from orch_protocol.spec import Limits
     from orch_worker.backends.scripted import ScriptedBackend
     from orch_worker.tools.base import ToolContext, ToolOutput, tool
@@ -84,6 +85,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Consent",
+    "ContextConfig",
     "ContextOverflowError",
     "DamagedError",
     "DepthCapError",
@@ -128,6 +130,7 @@ _HOMES = {
     "CallEvent": "orch_protocol.observing",
     "Config": "orch_protocol.config",
     "Consent": "orch_protocol.approval",
+    "ContextConfig": "orch_protocol.project",
     "Limits": "orch_protocol.spec",
     "Message": "orch_protocol.messages",
     "Orchestrator": "orch.sync",

@@ -18,6 +18,7 @@ from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, UnsupportedPlatformError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
+from orch_protocol.project import ProjectContext
 from orch_protocol.services import (
     AgentRow,
     ArchiveRow,
@@ -239,12 +240,14 @@ class AsyncOrchestrator:
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
         plan: bool = False,
+        context: ProjectContext | None = None,
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
         `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
+        `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -260,12 +263,12 @@ class AsyncOrchestrator:
                 raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
             script, summaries = tuple(spec.options["items"]), tuple(spec.options.get("summaries", ()))
         folder = os.fspath(cwd) if cwd is not None else os.getcwd()
-        context = ToolContext(Path(folder), env=env or {})
+        here = ToolContext(Path(folder), env=env or {})
         request = Spawn(
             task,
             preset=preset,
             tools=names,
-            root_tools=tuple(function.spec() for function in functions if not function.missing(context)),
+            root_tools=tuple(function.spec() for function in functions if not function.missing(here)),
             model=model,
             script=script,
             summaries=summaries,
@@ -278,6 +281,7 @@ class AsyncOrchestrator:
             template=template,
             queue_mode=queue_mode,
             plan=plan,
+            context=context,
         )
         spawned = await self._call("spawn", as_data(request))
         if model is None and backend is None:

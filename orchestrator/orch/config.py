@@ -20,6 +20,7 @@ from msgspec import Struct
 from orch_protocol.config import ArchivalConfig, Config, parse_model
 from orch_protocol.errors import ConfigError, OrchError
 from orch_protocol.policy import RANK
+from orch_protocol.project import RANK as TELLS
 
 from . import paths
 from .trust import is_trusted, project_file
@@ -172,6 +173,10 @@ def _denies(new: Any, old: Any) -> bool:
     return new == "deny" or (old is not None and RANK[new] >= RANK[old])
 
 
+def _tells_less(new: Any, old: Any) -> bool:
+    return TELLS[new] <= TELLS[old]
+
+
 def _more(new: Any, old: Any) -> bool:
     return set(new) >= set(old)
 
@@ -189,6 +194,9 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
     "subagents.chat_models": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
     "subagents.max_cost_usd": _at_most_if_any,
+    **dict.fromkeys((f"subagents.context.{name}" for name in ("minimal", "investigate", "work", "tools")), _tells_less),
+    "subagents.context.files": lambda new, old: set(new) <= set(old),
+    "subagents.context.full_tokens": _at_most,
     "budget.max_cost_usd": _at_most_if_any,
     "limits.max_turns": _at_most,
     "limits.continuations": _at_most,
@@ -228,7 +236,7 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 TYPES: Final[dict[str, Any]] = dict(_fields(Config))
 LISTS: Final = (
     *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
-    *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths"),
+    *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

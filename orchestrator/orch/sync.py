@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply
+from orch_protocol.project import ProjectContext
 from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Pruned, Shown, Waited
 from orch_protocol.spec import Limits, QueueMode, Template
 from orch_worker.opinion import PolicyFunction
@@ -142,12 +143,14 @@ class Orchestrator:
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
         plan: bool = False,
+        context: ProjectContext | None = None,
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
         `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
+        `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -166,6 +169,7 @@ class Orchestrator:
                 template=template,
                 queue_mode=queue_mode,
                 plan=plan,
+                context=context,
             )
         )
         return Subagent(self, agent)

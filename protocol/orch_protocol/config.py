@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from .policy import PolicyConfig
+from .project import ContextConfig
 from .spec import BackendSpec, Durability
 
 __all__ = [
@@ -45,6 +46,8 @@ class SubagentsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What an agent spawned without a limit of its own may spend, with everything below it."""
     chat_models: tuple[str, ...] | None = None
     """Models that the tool `chat` may ask, `provider:name` with `*` for anything; None: all that can be reached."""
+    context: ContextConfig = field(default_factory=ContextConfig)
+    """What agents are told of the project they work in."""
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):

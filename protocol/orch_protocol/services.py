@@ -17,6 +17,7 @@ from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
+from .project import ContextConfig, ProjectContext
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 
@@ -84,6 +85,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     is the one that the backend needs. `max_cost_usd` beats that of `limits`; neither means the configured one.
     `policy` is the user's to say, None: as configured for programs; what an agent spawns is under that agent's. With
     `plan` it begins in plan mode, which an agent that plans cannot but pass on.
+    `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
+    user's to say, and None are the configured ones.
     """
 
     task: str
@@ -103,6 +106,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     queue_mode: QueueMode = "one-at-a-time"
     policy: PolicySpec | None = None
     plan: bool = False
+    context: ProjectContext | None = None
+    context_rules: ContextConfig | None = None
     request_id: str | None = None
 
 

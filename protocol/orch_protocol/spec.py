@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from .archive import Source
 from .messages import Message
 from .policy import PolicySpec
+from .project import ContextSpec
 
 __all__ = [
     "AgentSpec",
@@ -90,7 +91,7 @@ class AgentSpec(Struct, frozen=True):
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
     a holder holds. Under `policy` it works, and all agents below it. A `local` one's conversation is for models of this
-    machine alone. `plan`: it comes up in plan mode.
+    machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says.
     """
 
     id: str
@@ -118,6 +119,7 @@ class AgentSpec(Struct, frozen=True):
     policy: PolicySpec = field(default_factory=PolicySpec)
     local: bool = False
     plan: bool = False
+    context: ContextSpec = field(default_factory=ContextSpec)
 
 
 class Birth(Struct, frozen=True):

@@ -90,6 +90,21 @@ def test_spawn_follows_the_callers_configuration(
     assert capsys.readouterr().err == ""
 
 
+def test_what_is_told_of_a_project_is_the_callers_to_say(
+    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag goes along, for spawn and run alike, and so do the caller's rules for presets; another word does not."""
+    monkeypatch.setenv("ORCH_SUBAGENTS__CONTEXT__WORK", "brief")
+    for verb in ("spawn", "run"):
+        for flags, said in (([], None), (["--context", "full"], "full")):
+            desk.asked.clear()
+            run([verb, "t", *flags])
+            params = desk.asked[0][1]
+            assert (params["context"], params["context_rules"]["work"]) == (said, "brief")
+    assert run(["spawn", "t", "--context", "much"]) == 2
+    assert "invalid choice: 'much'" in capsys.readouterr().err
+
+
 def test_a_budget_is_the_flags_or_the_configured_one(
     desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,10 @@ def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, 
         ),
         ("[subagents]\n\nmax_concurent = 3\n", r"line 3: .*'subagents.max_concurent'; did you mean 'subagents.max_c"),
         ("max_turns = 3\n", r"line 1: there is no setting 'max_turns'; did you mean 'limits.max_turns'\?"),
-        ("[zebra]\n", r"line 1: there is no section \[zebra\]; there are \[archival\], .*\[budget\], .*\[subagents\]$"),
+        (
+            "[zebra]\n",
+            r"line 1: there is no section \[zebra\]; there are \[archival\], .*\[subagents\.context\]$",
+        ),
         (
             "model = 'openai:1'\n\n[subagent]\nmax_concurrent = 3\n",
             r"line 3: there is no section \[subagent\]; did you m",
@@ -240,6 +243,14 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ('policy.without_local = "deny"', True),
         ('policy.without_local = "ask"', False),
         ('policy.function = "house.rules:judge"', False),
+        ('subagents.context.work = "brief"', True),
+        ('subagents.context.investigate = "none"', True),
+        ('subagents.context.investigate = "full"', False),
+        ('subagents.context.tools = "brief"', False),
+        ('subagents.context.files = ["AGENTS.md"]', True),
+        ('subagents.context.files = [".env"]', False),
+        ("subagents.context.full_tokens = 500", True),
+        ("subagents.context.full_tokens = 50000", False),
     ],
 )
 def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:

@@ -74,6 +74,11 @@ class Guard:
             verdict = strictest((verdict, said), "personal" if said.data == "personal" else verdict.data)
         return verdict
 
+    async def is_free(self, call: ToolUse) -> bool:
+        """Return whether `call` needs nobody's approval, and any model may be shown what it brings."""
+        verdict = await self.heard(call, self.judge(call))
+        return verdict.approval == "allow" and verdict.model == "any"
+
     async def placed(self, verdict: Verdict) -> tuple[Verdict, bool]:
         """Return what `verdict` comes to where the agent's model is, and whether the conversation is to stay here."""
         if verdict.model == "any" or verdict.approval == "deny":

@@ -9,6 +9,7 @@ from typing import Final
 from orch_protocol.archive import ArchiveKind
 from orch_protocol.spec import AgentSpec
 
+from .project import without_project
 from .tokens import clip
 
 __all__ = ["continued_prompt", "first_prompt", "question_in", "split_first_prompt", "system_prompt"]
@@ -95,7 +96,11 @@ def question_in(prompt: str) -> str:
 
 
 def split_first_prompt(text: str) -> tuple[str, str]:
-    """Return task and query of what `first_prompt` made; for any other text the task is empty."""
+    """Return task and query of what `first_prompt` made; for any other text the task is empty.
+
+    What the agent was told of its project in front of it is in neither.
+    """
+    text = without_project(text)
     task, found, query = text.partition(QUERY)
     if found and task.startswith(TASK):
         return task.removeprefix(TASK), query

@@ -19,17 +19,21 @@ from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .agenda import Agenda
 from .archiving import Archiving
+from .backends.families import ratios_of
 from .backends.movable import Movable
 from .backends.registry import is_remote, make_backend
+from .estimate import Estimator
 from .gate import Gate
 from .guard import Guard
 from .interjections import Interjection, Interjections
 from .locality import Locality
 from .loop import Brake, run_turn
 from .markers import after_cut, after_interruption
+from .project import is_project
 from .prompt import first_prompt, system_prompt
 from .purse import Purse
 from .summarising import Summariser
+from .surroundings import Surroundings
 from .tools.base import Keys, ToolContext
 from .tools.presets import make_toolbox
 from .transcript import Transcript
@@ -98,6 +102,7 @@ class Runtime:
             self._locality = Locality(spec, context.call_root, partial(self._stay, keys))
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
+            self._surroundings = Surroundings(spec.context, context, guard, Estimator(ratios_of(spec.backend)))
             tools, session = self.toolbox.specs(), self.transcript.session
             system = system_prompt(spec, [tool.name for tool in tools])
             self.backend.append_system(system, tools)
@@ -169,6 +174,7 @@ class Runtime:
             if session.interrupted is not None:
                 self.transcript.turn_start(query_id, session.interrupted)
             if self._fresh:
+                await self._tell_project()
                 prompt = first_prompt(self.spec, prompt)
             reply = await run_turn(
                 query_id=query_id,
@@ -247,6 +253,14 @@ class Runtime:
         if last is not None and last.stop_reason == "cancelled":
             return after_interruption(query.prompt, last.unfinished)
         return query.prompt
+
+    async def _tell_project(self) -> None:
+        """Let the agent's own part of the conversation begin with what it is told of its project, once."""
+        if any(map(is_project, self.transcript.session.view)):
+            return  # that was recorded, and its task was not
+        if (told := await self._surroundings.look()) is not None:
+            self.transcript.message(told)
+            self.backend.append_user(told.content)
 
     def _record(self, turn: str, message: Message, usage: Usage | None = None) -> None:
         self.transcript.message(message, turn, usage)

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
+from orch_worker.project import is_project
 from orch_worker.prompt import question_in
 
 __all__ = [
@@ -56,14 +57,15 @@ def is_prompt(message: Message) -> bool:
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Return the turns of `messages`, in order. System messages before the first belong to none.
+    """Return the turns of `messages`, in order. System messages before the first belong to none, nor does what is
+    told of the project there: it stays.
 
     A turn begins with a prompt, or several in a row; a conversation that begins otherwise has a first turn without.
     """
     starts: list[tuple[int, int]] = []
     acted = True
     for place, message in enumerate(messages):
-        if message.role == "system" and not starts:
+        if not starts and (message.role == "system" or is_project(message)):
             continue
         if is_prompt(message) or (message.role == "system" and not acted):
             if acted:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["VERBS"]
 
 SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
+CONTEXTS = ("none", "brief", "full")
 TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV")
 """What an agent's tools see of the caller's environment, besides LC_*."""
 
@@ -32,6 +33,7 @@ def _agent_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="what the agent is for, in a sentence; - reads it from stdin")
     parser.add_argument("--preset", help="the set of tools it gets, such as minimal or investigate")
     parser.add_argument("--tools", metavar="A,B", help="the tools it gets, instead of a preset")
+    parser.add_argument("--context", choices=CONTEXTS, help="how much it is told of the project in its folder")
     parser.add_argument("--model", metavar="PROVIDER:MODEL", help="the model that answers; local: one of this machine")
     parser.add_argument("--name", help="a name to call it by")
     parser.add_argument("--max-cost", type=words.dollars, metavar="USD", help="what it may spend, with its subagents")
@@ -50,6 +52,7 @@ def _params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
         "task": words.text(arguments.task),
         "cwd": cwd,
         "name": arguments.name,
+        "context": arguments.context,
         "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
         "request_id": os.urandom(8).hex(),
         "plan": arguments.plan,

@@ -13,6 +13,7 @@ from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_mod
 from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
 from orch_protocol.ids import new_id
 from orch_protocol.policy import EXIT_PLAN, PolicySpec
+from orch_protocol.project import RANK, ContextSpec
 from orch_protocol.services import Spawn, Spawned
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
 from orch_worker.backends.fare import check_priced
@@ -108,7 +109,24 @@ def describe(
         local=parent is not None and parent.local,
         policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
         plan=plan,
+        context=_context(request, preset, parent, config),
     )
+
+
+def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Config) -> ContextSpec:
+    """Return what the agent is told of its project: from an agent that cannot read files no more than it was told.
+
+    What somebody gave it to remember stays as it was given, unless more is asked for.
+    """
+    rules = parent.context.rules if parent else request.context_rules or config.subagents.context
+    level = request.context or ("none" if request.history else rules.of(preset))
+    if parent is not None and "read_file" not in parent.tools and RANK[level] > RANK[parent.context.level]:
+        if request.context is not None:
+            raise ToolNotGrantedError(
+                f"context {level!r} shows files of the project, and agent {parent.name!r} was not granted read_file"
+            )
+        level = parent.context.level
+    return ContextSpec(level, rules)
 
 
 def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:

@@ -148,11 +148,14 @@ def _mark(parts: list[dict[str, Any]]) -> None:
 
 
 def _mark_messages(wire: list[dict[str, Any]]) -> None:
-    """Mark the end of the conversation, and where the request before this one ended.
+    """Mark the end of the conversation, where the request before this one ended, and what siblings have in common.
 
-    A cached prefix is looked for some twenty blocks back from a marker only; a step with many calls is longer.
+    A cached prefix is looked for some twenty blocks back from a marker only; a step with many calls is longer. What an
+    agent is told of its project stands in a block of its own before its task, and is the same for all in that folder.
     """
     users = [place for place, message in enumerate(wire) if message["role"] == "user"]
+    if users and len(first := wire[users[0]]["content"]) > 1:
+        _mark(first[:1])
     for place in users[-2:]:
         _mark(wire[place]["content"])
 

@@ -15,6 +15,7 @@ from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage, te
 from orch_protocol.spec import BackendSpec
 
 from ..passages import Source, rank
+from ..project import is_project
 from ..prompt import question_in, split_first_prompt
 from ..recalled import split_hits
 from ..terms import Term, count, paths_of, terms_of
@@ -149,7 +150,8 @@ def _look(messages: Sequence[Message]) -> Look:
 
 
 def _is_question(message: Message) -> bool:
-    return message.role == "user" and not any(isinstance(block, ToolResult) for block in message.content)
+    results = any(isinstance(block, ToolResult) for block in message.content)
+    return message.role == "user" and not results and not is_project(message)
 
 
 def _shown(turn: Sequence[Message], calls: Mapping[str, ToolUse]) -> Iterator[tuple[ToolUse, str]]:
@@ -233,7 +235,11 @@ def _entries(messages: Sequence[Message]) -> Iterator[Source]:
     """Yield the conversation before the turn, but for the questions to this backend, its looks and its answers."""
     for index, message in enumerate(messages):
         after = messages[index + 1] if index + 1 < len(messages) else None
-        if _is_ours(message) or (_is_question(message) and after is not None and _is_ours(after)):
+        if (
+            is_project(message)
+            or _is_ours(message)
+            or (_is_question(message) and after is not None and _is_ours(after))
+        ):
             continue
         results = (b for b in message.content if isinstance(b, ToolResult) and not b.tool_use_id.startswith(CALL_ID))
         if text := "\n\n".join(filter(None, [text_of(message), *map(_text, results)])):

@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
 from .regular import open_regular
 
-__all__ = ["glob_regex", "walk"]
+__all__ = ["glob_regex", "top", "walk"]
 
 ALWAYS: Final = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__"}
@@ -52,11 +53,12 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
         return re.compile(re.escape(pattern))
 
 
-def walk(root: Path, start: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def walk(root: Path, start: Path, tickets: Iterator[object] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield the regular files and symbolic links below `start`, as path relative to `root` and entry.
 
     In a fixed order: the files of a folder by name, then its folders by name. Skips what `.gitignore` files from
     `root` down name, caches and dependencies; never follows a link to a folder; unreadable folders are passed over.
+    Each entry that is looked at takes one of the `tickets`; when there are no more of them, the walk is over.
     """
     prefix = "" if start == root else f"{start.relative_to(root).as_posix()}/"
     rules: list[tuple[str, list[Rule]]] = []
@@ -64,19 +66,37 @@ def walk(root: Path, start: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     for depth in range(len(parts)):
         folder = "".join(f"{part}/" for part in parts[:depth])
         rules.append((folder, _gitignore(root / folder)))
-    yield from _walk(start, prefix, rules, 0)
+    yield from _walk(start, prefix, rules, 0, repeat(None) if tickets is None else tickets)
+
+
+def top(root: Path, tickets: Iterator[object]) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+    """Return the files of `root` itself and its folders, both by name, as `walk` would come upon them."""
+    _, files, folders = _level(root, "", [], tickets)
+    return files, folders
 
 
 def _walk(
-    folder: Path, prefix: str, rules: list[tuple[str, list[Rule]]], depth: int
+    folder: Path, prefix: str, rules: list[tuple[str, list[Rule]]], depth: int, tickets: Iterator[object]
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    rules, files, folders = _level(folder, prefix, rules, tickets)
+    for entry in files:
+        yield prefix + entry.name, entry
+    if depth < MAX_DEPTH:
+        for entry in folders:
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", rules, depth + 1, tickets)
+
+
+def _level(
+    folder: Path, prefix: str, rules: list[tuple[str, list[Rule]]], tickets: Iterator[object]
+) -> tuple[list[tuple[str, list[Rule]]], list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+    """Return the rules that hold in `folder`, and its files and folders that no rule names."""
     try:
         with os.scandir(folder) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
+            entries = sorted((entry for _, entry in zip(tickets, scan, strict=False)), key=lambda entry: entry.name)
     except OSError:
-        return
+        return rules, [], []
     rules = [*rules, (prefix, _gitignore(folder))] if any(entry.name == ".gitignore" for entry in entries) else rules
-    folders = []
+    files, folders = [], []
     for entry in entries:
         path = prefix + entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
@@ -85,10 +105,8 @@ def _walk(
         if is_folder:
             folders.append(entry)
         elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-            yield path, entry
-    if depth < MAX_DEPTH:
-        for entry in folders:
-            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", rules, depth + 1)
+            files.append(entry)
+    return rules, files, folders
 
 
 def _ignored(path: str, is_folder: bool, rules: list[tuple[str, list[Rule]]]) -> bool:
