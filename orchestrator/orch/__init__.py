@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orch_protocol.approval import Consent, Question
-    from orch_protocol.config import ArchivalConfig, Config, SubagentsConfig
+    from orch_protocol.config import ArchivalConfig, Config, SubagentsConfig, SummaryConfig, TriggerConfig
     from orch_protocol.errors import (
         AgentBusyError,
         AgentDiedError,
@@ -111,9 +111,11 @@ __all__ = [
     "StoreError",
     "Subagent",
     "SubagentsConfig",
+    "SummaryConfig",
     "ToolContext",
     "ToolNotGrantedError",
     "ToolOutput",
+    "TriggerConfig",
     "TruncatedReplyError",
     "UnsupportedPlatformError",
     "Usage",
@@ -141,8 +143,10 @@ _HOMES = {
     "ScriptedBackend": "orch_worker.backends.scripted",
     "Subagent": "orch.sync",
     "SubagentsConfig": "orch_protocol.config",
+    "SummaryConfig": "orch_protocol.config",
     "ToolContext": "orch_worker.tools.base",
     "ToolOutput": "orch_worker.tools.base",
+    "TriggerConfig": "orch_protocol.config",
     "Usage": "orch_protocol.messages",
     "Verdict": "orch_protocol.policy",
     "tool": "orch_worker.tools.base",

@@ -23,6 +23,7 @@ from orch_protocol.policy import RANK
 from orch_protocol.project import RANK as TELLS
 
 from . import paths
+from .archival.profiles import rules_of
 from .trust import is_trusted, project_file
 
 if TYPE_CHECKING:
@@ -140,6 +141,11 @@ def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
         raise ConfigError(
             f"{where}archival.enabled = true needs subagents.enabled = true: what is archived becomes subagents"
         )
+    try:
+        rules_of(config.archival)
+    except ConfigError as error:
+        where = f"{sources['archival.low_tokens']}: " if sources else ""
+        raise ConfigError(f"{where}{error}") from error
 
 
 def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:

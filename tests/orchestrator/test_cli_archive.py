@@ -55,6 +55,13 @@ class TestList:
         run(["archive", "list", "--json"])
         assert capsys.readouterr() == ("[]\n", "")
 
+    def test_no_archives_yet(self, desk: Desk, capsys: Captured) -> None:
+        """Where archival is on already, people are told that, and by what it goes; not to turn it on."""
+        desk.answers["archives"] = []
+        desk.answers["daemon_status"] = {"settings": {"archival.enabled": True, "archival.profile": "economy"}}
+        assert run(["archive", "list"]) == 0
+        assert capsys.readouterr().err == "orch: nothing is archived yet; archival is on, with the profile 'economy'\n"
+
 
 class TestSearch:
     """Where something stands."""
@@ -305,6 +312,16 @@ class TestPrune:
         assert run(["archive", "prune"]) == 2
         assert "--older" in capsys.readouterr().err
         assert desk.asked == []
+
+
+@pytest.mark.parametrize(
+    "argv", [["search", "x"], ["map", "x"], ["prune", "--older", "1d"]], ids=lambda argv: str(argv[0])
+)
+def test_one_agent_is_named_at_most(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """Of two the last one would be heeded alone, and nobody be told."""
+    assert run(["archive", *argv, "--in", "one", "--in", "other"]) == 2
+    assert "--in is given twice" in capsys.readouterr().err
+    assert desk.asked == []
 
 
 class TestGroup:

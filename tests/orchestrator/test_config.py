@@ -193,6 +193,19 @@ def test_a_bad_override_is_named(home: Path) -> None:
         load(None, {}, {"limits.max_turns": -1}, home=home)
 
 
+@pytest.mark.parametrize("over", [{}, {"archival.high_tokens": 19_999}, {"archival.profile": "economy"}])
+def test_settings_that_contradict_each_other_are_named(home: Path, over: dict[str, Any]) -> None:
+    """Also when one of them is a profile's: where the one that was set is set, and what both are."""
+    (home / "config.toml").write_text("[archival]\nlow_tokens = 20_001\n")
+    if not over:
+        assert load(None, {}, home=home).config.archival.low_tokens == 20_001
+        return
+    with pytest.raises(
+        ConfigError, match=r"line 2: archival.low_tokens = 20001 lies above archival.high_tokens, which"
+    ):
+        load(None, {}, over, home=home)
+
+
 def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
     """A setting added to Config cannot be forgotten here."""
     assert config.NARROWS.keys() == config.flat(Config()).keys()

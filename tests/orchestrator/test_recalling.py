@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from orch import Config
 from orch.archival.engine import Archives
-from orch_protocol.errors import AgentNotFoundError
+from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError
 from orchestrator.world import opened
 from past import EAGER
 
@@ -40,6 +40,41 @@ async def test_a_file_is_looked_through_once_for_archives_that_nobody_told_of(
         with pytest.raises(AgentNotFoundError):
             await o.get("ffffffffffff")
         assert set(asked) == {first.id}
+
+
+async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
+    """There is such an archive; it takes 4 characters to mean it. What begins none is not found."""
+    async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
+        agent = await o.scripted("one")
+        holder = (await agent.query("go")).archived_to or ""
+        for length in range(1, 4):
+            with pytest.raises(AmbiguousRefError, match="too little of an archive's id: type 4 characters"):
+                await o.read_archive(holder[:length])
+        assert len(await o.read_archive(holder[:4])) == 2
+        with pytest.raises(AgentNotFoundError, match="no archive 'zz'"):
+            await o.read_archive("zz")
+        with pytest.raises(AgentNotFoundError, match="no agent goes by"):
+            await o.get(f"{holder[:2]}")
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        ("search_archive", (None,), "a query is text, not None"),
+        ("search_archive", ([],), r"a query is text, not \[\]"),
+        ("read_archive", (None,), "goes by its id, a text, not None"),
+        ("read_archive", ([],), "goes by its id"),
+    ],
+)
+async def test_what_is_no_query_and_no_id_is_told(tmp_path: Path, method: str, given: Any, words: str) -> None:
+    """Python's own complaint would name a line of ours."""
+    async with opened(tmp_path) as o:
+        with pytest.raises(ConfigError, match=words):
+            await getattr(o, method)(*given)
+        with pytest.raises(ConfigError, match="limit is how many"):
+            await o.search_archive("x", limit="many")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="they are numbers"):
+            await o.read_archive("abcd", first="x")  # type: ignore[arg-type]
 
 
 async def test_archives_that_were_listed_are_found(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from .folding import Folded, Folding
 from .gate import Prices
 from .pieces import Pieces
 from .profiles import rules_of
-from .recall import TOOLS, answer
+from .recall import TOOLS, answer, check_entries, check_search
 from .search import Search
 from .shelf import Record
 from .witnesses import Witnesses
@@ -73,6 +73,10 @@ class Archiver:
         self._prices = prices or Prices()
         self._summaries = summarise is not None
         self._beside = beside
+        if not isinstance(folder, (str, os.PathLike)):
+            raise ConfigError(f"a folder is a path, not {folder!r}")
+        if isinstance(beside, bool) or not isinstance(beside, int) or beside < 0:
+            raise ConfigError(f"beside is a number of tokens, not {beside!r}")
         self._archive = Archive.open(Path(folder))
         estimator = estimator or (Estimator() if self.config.profile == "seed" else Estimator(shape.ratios))
         self._pieces = Pieces(shape, self._archive, estimator)
@@ -116,7 +120,7 @@ class Archiver:
         was; `messages` itself is not touched. Raises ConfigError for what is no message, StoreError when the archive
         cannot be written: then the conversation is what it was.
         """
-        before = pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(messages)]
+        before = pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(_listed(messages))]
         self._filing.late()
         fresh = plan.fresh_from([piece.message for piece in pieces])
         pieces, folded = self._folding.fold_all(
@@ -134,7 +138,7 @@ class Archiver:
 
     def unfold(self, messages: Sequence[Any]) -> list[Any]:
         """Return `messages` with everything archived put back in its place."""
-        return self._pieces.unfold(messages)
+        return self._pieces.unfold(_listed(messages))
 
     def request(self, messages: Sequence[Any]) -> list[Any]:
         """Return `messages` as a request carries them: with the block of live subagents as its last content.
@@ -143,7 +147,7 @@ class Archiver:
         """
         block = self.block(messages) if self.rules.tail_block else ""
         if not block:
-            return list(messages)
+            return list(_listed(messages))
         last, more = self._pieces.format.note(messages[-1], block)
         return [*messages[:-1], last, *([] if more is None else [more])]
 
@@ -154,13 +158,15 @@ class Archiver:
     def live(self, messages: Sequence[Any]) -> list[Live]:
         """Return what the stubs in `messages` stand for, in order."""
         read = self._pieces.format.read
-        holders = [id for raw in messages for id in self._archive.holders(read(raw))]
+        holders = [id for raw in _listed(messages) for id in self._archive.holders(read(raw))]
         return [Live(id, f"Archive: {self._archive.records[id].task}") for id in holders]
 
     def observe(self, messages: Sequence[Any], input_tokens: int) -> None:
         """Learn from a reply: the request with `messages` was `input_tokens` in all, cached ones included."""
+        if not isinstance(input_tokens, int):
+            raise ConfigError(f"input_tokens is what the provider reported, a number, not {input_tokens!r}")
         estimator, read = self._pieces.estimator, self._pieces.format.read
-        estimator.observe(sum(estimator.raw(read(raw)) for raw in messages), input_tokens)
+        estimator.observe(sum(estimator.raw(read(raw)) for raw in _listed(messages)), input_tokens)
         self._pieces.keep(())
 
     def search(self, query: str, limit: int = 10) -> list[Hit]:
@@ -169,6 +175,7 @@ class Archiver:
         Words, identifiers and parts of them, paths, figures, error messages, any script. `hit.id` and `hit.entry` are
         for `read_archive`.
         """
+        check_search(query, limit)
         return self._search.search(query, limit)
 
     def read_archive(self, id: str, first: int = 1, last: int | None = None) -> list[Any]:
@@ -176,8 +183,7 @@ class Archiver:
 
         `id` may be the unique beginning of one. Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
         """
-        if first < 1 or (last is not None and last < first):
-            raise ConfigError(f"entries {first} to {last}: they count from 1, and the first is not behind the last")
+        check_entries(id, first, last)
         record = self._archive.find(id)
         contents = self._pieces.contents(record)
         if record.kind == "phase" and record.prompts:
@@ -191,6 +197,7 @@ class Archiver:
         The model is the configured one; without any, quotations. This alone starts a process, which `close` ends.
         Raises AgentNotFoundError, AmbiguousRefError, DamagedError, BackendError.
         """
+        check_entries(id, 1, None)
         return self._witnesses.query(self._archive.find(id), question)
 
     def tools(self) -> list[Any]:
@@ -208,8 +215,17 @@ class Archiver:
         return [self._pieces.format.read(raw) for raw in self.read_archive(id, first, last)]
 
 
+def _listed(messages: Any) -> Sequence[Any]:
+    """Return `messages` if they are a list of such. Raises ConfigError."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise ConfigError(f"messages are a list, as the model's API takes them, not {messages!r:.80}")
+    return messages
+
+
 def _configured(config: ArchivalConfig, profile: Profile | None) -> ArchivalConfig:
     """Return `config` with `profile`, checked: a Struct made by hand takes any value. Raises ConfigError."""
+    if not isinstance(config, ArchivalConfig):
+        raise ConfigError(f"config is an ArchivalConfig, not {config!r}")
     given = msgspec.to_builtins(config) | ({} if profile is None else {"profile": profile})
     if given["profile"] not in get_args(Profile):
         raise ConfigError(f"unknown archival profile {given['profile']!r}: seed, economy, balanced or roomy")

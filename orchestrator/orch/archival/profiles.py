@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.config import ArchivalConfig, Profile
+from orch_protocol.errors import ConfigError
 
 __all__ = ["Rules", "rules_of"]
 
@@ -41,10 +42,19 @@ _PROFILES: Final = {
 
 
 def rules_of(config: ArchivalConfig) -> Rules:
-    """Return the rules of the configured profile, with what `config` sets itself in place of the profile's."""
+    """Return the rules of the configured profile, with what `config` sets itself in place of the profile's.
+
+    Raises ConfigError when they contradict each other.
+    """
     base = _PROFILES[config.profile]
     high = base.high if config.high_tokens is None else config.high_tokens
-    low = min(base.low, high // 2) if config.low_tokens is None else min(config.low_tokens, high)
+    low = min(base.low, high // 2) if config.low_tokens is None else config.low_tokens
+    if low > high:
+        which = f"the profile {config.profile!r} has" if config.high_tokens is None else "is"
+        raise ConfigError(
+            f"archival.low_tokens = {low} lies above archival.high_tokens, which {which} {high}: "
+            "past the high one, what is oldest goes until the low one"
+        )
     return Rules(
         profile=config.profile,
         phase=base.phase if config.phase is None else config.phase,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from orch_protocol.errors import AgentError, ConfigError, StoreError
 from orch_protocol.messages import Message
 from orch_protocol.services import Hit
 from orch_worker.recalled import shown_entries, shown_hits
 
-__all__ = ["TOOLS", "answer"]
+__all__ = ["TOOLS", "answer", "check_entries", "check_search"]
 
 LIMIT: Final = 10
 
@@ -36,6 +36,28 @@ TOOLS: Final = (
 """Name, description and JSON schema of each."""
 
 
+def check_search(query: Any, limit: Any) -> None:
+    """Raise ConfigError for what can be neither looked for nor counted."""
+    if not isinstance(query, str):
+        raise ConfigError(f"a query is text, not {query!r}: say what to look for")
+    if not _is_number(limit):
+        raise ConfigError(f"limit is how many places there may be, a number, not {limit!r}")
+
+
+def check_entries(id: Any, first: Any, last: Any) -> None:
+    """Raise ConfigError for what names no entries of an archive."""
+    if not isinstance(id, str) or not id.strip():
+        raise ConfigError(f"an archive goes by its id, a text, not {id!r}")
+    if not _is_number(first) or not (last is None or _is_number(last)):
+        raise ConfigError(f"entries {first!r} to {last!r}: they are numbers, and None is the end")
+    if first < 1 or (last is not None and last < first):
+        raise ConfigError(f"entries {first} to {last}: they count from 1, and the first is not behind the last")
+
+
+def _is_number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def answer(
     name: str,
     input: dict[str, Any],
@@ -43,7 +65,7 @@ def answer(
     read: Callable[[str, int, int | None], Sequence[Message]],
 ) -> str:
     """Return what the tool `name` says to `input`, as text of bounded size. What goes wrong is said in it."""
-    if name not in {tool[0] for tool in TOOLS}:
+    if name not in [tool[0] for tool in TOOLS]:
         raise ConfigError(f"no archive tool {name!r}: there are {', '.join(tool[0] for tool in TOOLS)}")
     try:
         if name == "search_archive":
@@ -62,9 +84,9 @@ def _text(input: dict[str, Any], key: str) -> str:
 
 
 def _number(input: dict[str, Any], key: str) -> int | None:
-    value = input.get(key)
+    value = input.get(key) if isinstance(input, dict) else None
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not _is_number(value) or value < 1:
         raise ConfigError(f"{key} must be a number from 1, not {value!r}")
     return value

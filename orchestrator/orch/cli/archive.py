@@ -39,14 +39,20 @@ def _optional_ref(parser: ArgumentParser) -> None:
 
 
 def _in(parser: ArgumentParser) -> None:
-    parser.add_argument("--in", dest="ref", metavar="REF", help="only those of an agent and of agents below it")
+    told = "only those of an agent and of agents below it"
+    parser.add_argument("--in", dest="ref", metavar="REF", action=words.Once, help=told)
 
 
 def _list(arguments: Namespace) -> int:
-    rows = Connection().call("archives", words.clean({"ref": arguments.ref}))
+    connection = Connection()
+    rows = connection.call("archives", words.clean({"ref": arguments.ref}))
     words.say(arguments, rows, table(rows) if rows else "")
     if not rows and not arguments.json:
-        print("orch: nothing is archived; archival.enabled in the configuration turns it on", file=sys.stderr)
+        settings = connection.call("daemon_status").get("settings", {})
+        hint = "; archival.enabled in the configuration turns it on"
+        if settings.get("archival.enabled"):
+            hint = f" yet; archival is on, with the profile {settings['archival.profile']!r}"
+        print(f"orch: nothing is archived{hint}", file=sys.stderr)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from .failure import Failure
@@ -12,7 +13,17 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["clean", "dollars", "number", "ref", "say", "seconds", "text"]
+__all__ = ["Once", "clean", "dollars", "number", "ref", "say", "seconds", "text"]
+
+
+class Once(argparse.Action):
+    """What an option takes that may be given once: of two neither is what was meant."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        """Take the value. Raises Failure."""
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} is given twice: once is all it can be")
+        setattr(namespace, self.dest, values)
 
 
 def ref(parser: ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from orch_worker.recalled import with_hits
 from .. import events
 from ..archival.deletion import HOLDERS
 from ..archival.engine import merged
+from ..archival.recall import check_entries, check_search
 from ..archival.shelf import Record
 from ..nodes import Node
 from ..refs import resolve
@@ -52,6 +53,7 @@ async def archives(root: Supervisor, caller: str | None, params: ListArchives) -
 
 async def search_archive(root: Supervisor, caller: str | None, params: SearchArchive) -> list[Hit]:
     """Return the places in archives in sight where the query stands, or what resembles it. Raises ConfigError."""
+    check_search(params.query, params.limit)
     if not params.query.strip():
         raise ConfigError("the query is empty: say what to look for")
     limit = max(1, min(params.limit, MOST_HITS))
@@ -62,10 +64,7 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
 
 async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive) -> list[Message]:
     """Return messages of an archive in sight, exactly as they were. Raises AgentNotFoundError, AmbiguousRefError."""
-    if params.first < 1 or (params.last is not None and params.last < params.first):
-        raise ConfigError(
-            f"entries {params.first} to {params.last}: they count from 1, and the first is not behind the last"
-        )
+    check_entries(params.id, params.first, params.last)
     holder = await _holder(root, params.id)
     owner = root.tree.nodes[root.tree.nodes.holders[holder]]
     if caller is not None and not _is_below(root, caller, owner):
@@ -93,7 +92,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         return node
     except AgentNotFoundError:
         try:
-            holder = await _holder(root, ref)
+            holder = await _holder(root, ref) if len(ref) >= LEAST_PREFIX else ""
         except AgentNotFoundError:
             holder = ""
         if not holder:
@@ -173,6 +172,10 @@ async def _holder(root: Supervisor, ref: str) -> str:
                 )
             # A root that died as an archive was put on record has not heard of it.
             await _note_all(root)
+        if any(id.startswith(ref) for id in known):
+            raise AmbiguousRefError(
+                f"{ref!r} is too little of an archive's id: type {LEAST_PREFIX} characters of it or more"
+            )
         raise AgentNotFoundError(f"no archive {ref[:80]!r}: `orch archive list` shows those there are")
     return ref
 

@@ -16,6 +16,7 @@ from orch.archival.rollup import FAN, Merge, Stub, era_tokens, merge_of
 from orch.archival.triggers import Facts, decide
 from orch.archival.turns import groups_of, responses, turns_of
 from orch_protocol.config import ArchivalConfig, Profile, TriggerConfig
+from orch_protocol.errors import ConfigError
 from orch_protocol.messages import (
     Block,
     Image,
@@ -151,10 +152,23 @@ def test_profiles(profile: Profile, high: int, low: int) -> None:
 
 
 def test_settings_override_the_profile() -> None:
-    """What is set counts before what the profile says, and the low water never lies above the high."""
-    rules = rules_of(ArchivalConfig(phase=False, gate=False, high_tokens=100, low_tokens=900, rollup_tokens=7))
-    assert (rules.phase, rules.gate, rules.high, rules.low, rules.rollup) == (False, False, 100, 100, 7)
+    """What is set counts before what the profile says; a high water alone brings the low one along."""
+    rules = rules_of(ArchivalConfig(phase=False, gate=False, high_tokens=100, low_tokens=90, rollup_tokens=7))
+    assert (rules.phase, rules.gate, rules.high, rules.low, rules.rollup) == (False, False, 100, 90, 7)
     assert rules_of(ArchivalConfig(high_tokens=10)).low == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"high_tokens": 100, "low_tokens": 101}, "low_tokens = 101 lies above archival.high_tokens, which is 100"),
+        ({"profile": "economy", "low_tokens": 30_000}, "which the profile 'economy' has 20000"),
+    ],
+)
+def test_a_low_water_above_the_high_is_refused(given: dict[str, Any], words: str) -> None:
+    """Nothing could be done about it: the high one may be the profile's."""
+    with pytest.raises(ConfigError, match=words):
+        rules_of(ArchivalConfig(**given))
 
 
 def test_turns_begin_with_prompts() -> None:
