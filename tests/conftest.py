@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from orch.aio import SECRETS
+from orch.arguments import SECRETS
 
 
 @pytest.fixture(autouse=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, UnsupportedPlatformError
+from orch_protocol.exchange import Imported, ImportSession
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 from orch_protocol.project import ProjectContext
@@ -38,20 +38,18 @@ from orch_protocol.services import (
     Wait,
     Waited,
 )
-from orch_protocol.spec import BackendSpec, Limits, QueueMode, Template
-from orch_protocol.text import scrub
-from orch_protocol.wire import DECODE_ERRORS
+from orch_protocol.spec import Limits, QueueMode, Template
 from orch_worker.backends import models
 from orch_worker.backends.local import LOCAL
 from orch_worker.backends.registry import complete, template_for
 from orch_worker.lock import FolderLock
 from orch_worker.opinion import Opinion, PolicyFunction
-from orch_worker.tools.base import Tool, ToolContext, tool
+from orch_worker.tools.base import ToolContext
 
 from . import config as configuration
 from . import paths
 from .approvals import Approvals, Approver
-from .budgets import checked_cost
+from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, script_of, split_tools
 from .catalog import Catalog
 from .handles import AsyncSubagent
 from .journal import Journal
@@ -65,21 +63,6 @@ from .supervisor import Supervisor
 from .watchers import Observer, Watchers
 
 __all__ = ["AsyncOrchestrator", "ToolLike"]
-
-SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
-"""Ends of the names of variables that let one in at a provider."""
-
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-ToolLike = str | Tool | Callable[..., Any]
-"""A built-in tool's name, or a function of the user's program, which runs there."""
-
-
-class Scripted(Protocol):
-    """A backend that can be told as data, such as ScriptedBackend."""
-
-    def spec(self) -> BackendSpec:
-        """Return it as data."""
 
 
 class AsyncOrchestrator:
@@ -118,7 +101,7 @@ class AsyncOrchestrator:
     ) -> None:
         if sys.platform == "win32":
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
-        _check_arguments(run=run, config=config, env=env, keys=keys, home=home, approve=approve, policy=policy)
+        check_arguments(run=run, config=config, env=env, keys=keys, home=home, approve=approve, policy=policy)
         if config is not None:
             configuration.fits(config)
         environ = os.environ if env is None else env
@@ -254,14 +237,7 @@ class AsyncOrchestrator:
             wrong = repr(task) if not isinstance(task, str) else f"env={env!r}"
             raise ConfigError(f"a task is text and env a mapping of variables, not {wrong}")
         names, functions = split_tools(tools)
-        script, summaries = None, ()
-        if backend is not None:
-            if not callable(getattr(backend, "spec", None)):
-                raise ConfigError(f"backend is an object such as ScriptedBackend([...]), not {backend!r}; see model=")
-            spec = backend.spec()
-            if spec.provider != "scripted":
-                raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
-            script, summaries = tuple(spec.options["items"]), tuple(spec.options.get("summaries", ()))
+        script, summaries = script_of(backend)
         folder = os.fspath(cwd) if cwd is not None else os.getcwd()
         here = ToolContext(Path(folder), env=env or {})
         request = Spawn(
@@ -289,6 +265,44 @@ class AsyncOrchestrator:
         if functions:
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
         return AsyncSubagent(self, spawned.id)
+
+    async def import_session(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        which: int | None = None,
+        repair: bool = False,
+        preset: str | None = None,
+        tools: Iterable[str] | None = None,
+        model: str | None = None,
+        backend: Scripted | None = None,
+        name: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        limits: Limits | None = None,
+        max_cost: float | None = None,
+    ) -> AsyncSubagent:
+        """Return a new agent that goes on with the conversation in the file at `path`, and has no process until it is
+        asked: a session of ours or of pi's, a transcript of a coding assistant, a list of messages.
+
+        The file is only read. `which` (from 1) is needed when it holds several. With `repair` damage is set right and
+        told of in the agent's `state().repaired`; without, it is an error. `cwd` is the file's where that is there. For
+        the rest see `spawn`. Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
+        """
+        script, summaries = script_of(backend)
+        agent = {
+            "preset": preset,
+            "tools": None if tools is None else list(tools),
+            "model": model,
+            "script": script,
+            "summaries": summaries,
+            "name": name,
+            "cwd": None if cwd is None else os.fspath(cwd),
+            "limits": limits,
+            "max_cost_usd": max_cost,
+        }
+        asked = ImportSession(os.fspath(path), os.getcwd(), which, repair, agent)
+        imported: Imported = await self._call("import", as_data(asked))
+        return AsyncSubagent(self, imported.id)
 
     async def get(self, ref: str | int) -> AsyncSubagent:
         """Return the agent, or the holder of an archive, that `ref` (number, id, unique prefix, name) means.
@@ -397,59 +411,3 @@ class AsyncOrchestrator:
 
 def _refs(agents: Iterable[AsyncSubagent | str | int]) -> tuple[str, ...]:
     return tuple(agent.id if isinstance(agent, AsyncSubagent) else str(agent) for agent in agents)
-
-
-def as_data(request: Spawn) -> Spawn:
-    """Return `request` as it is when it comes from another process and as files hold it. Raises ConfigError."""
-    for cost in (request.max_cost_usd, getattr(request.limits, "max_cost_usd", None)):
-        checked_cost(cost)  # as JSON, what is no number would be no limit
-    try:
-        try:
-            data = msgspec.json.encode(request)
-        except UnicodeEncodeError:
-            data = msgspec.json.encode(scrub(msgspec.to_builtins(request)))
-        return msgspec.json.decode(data, type=Spawn)
-    except (*DECODE_ERRORS, TypeError, ValueError) as error:
-        raise ConfigError(f"no agent can be made of that: {error} (numbers are finite, everything is JSON)") from error
-
-
-def keys_in(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the providers' secrets in `env`, for workers to read from their birth pipe and nowhere else."""
-    return {name: value for name, value in env.items() if name.endswith(SECRETS) and value}
-
-
-def _check_arguments(**given: Any) -> None:
-    """Raise ConfigError for an argument of AsyncOrchestrator that is not what it is to be."""
-    for name in ("approve", "policy"):
-        if (function := given.pop(name)) is not None and not callable(function):
-            raise ConfigError(f"{name} is a function, not {function!r}; see help(orch.AsyncOrchestrator)")
-    kinds = {"run": str, "config": Config, "env": Mapping, "keys": Mapping, "home": (str, os.PathLike)}
-    for name, value in given.items():
-        if value is not None and not isinstance(value, kinds[name]):  # type: ignore[arg-type]
-            raise ConfigError(f"{name} is not a {type(value).__name__}: {value!r}; see help(orch.AsyncOrchestrator)")
-    run, home = given["run"], given["home"]
-    if home is not None and not os.fspath(home):
-        raise ConfigError("home is empty: leave it out for the usual folder, or name one")
-    if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.OWN_RUN)):
-        raise ConfigError(
-            f"run {run!r} does not do for a name: up to 64 letters, digits, '.', '_' and '-', beginning with a letter "
-            f"or digit, and not with {paths.OWN_RUN!r}; leave it out for a run of this program alone"
-        )
-
-
-def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:
-    """Return the built-in tools' names (None: none were given) and the functions, as tools."""
-    if tools is None:
-        return None, ()
-    if isinstance(tools, str):
-        raise ConfigError(f"tools is a list of names and functions, not the text {tools!r}: write [{tools!r}]")
-    given = list(tools)
-    for each in given:
-        if not isinstance(each, str) and not callable(each):
-            raise ConfigError(f"a tool is the name of one or a function, not {each!r}")
-    functions = tuple(tool(each) for each in given if not isinstance(each, str))
-    names = tuple(each for each in given if isinstance(each, str))
-    taken = [*names, *(function.name for function in functions)]
-    if len(set(taken)) < len(taken):
-        raise ConfigError(f"two tools have the same name: {', '.join(sorted(taken))}")
-    return names, functions

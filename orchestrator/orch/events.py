@@ -15,6 +15,7 @@ from .journal import Entry
 
 __all__ = [
     "REQUESTS",
+    "Adopt",
     "ApprovePlan",
     "Archived",
     "Ask",
@@ -159,6 +160,14 @@ class Spend(Struct, frozen=True, gc=False):
     usage: Usage
 
 
+class Adopt(Struct, frozen=True, gc=False):
+    """Somebody has made a transcript: let there be the agent `spec` that goes on with it, cold. The tree sets seq and
+    name. `repaired` tells what was wrong with what it was made from."""
+
+    spec: AgentSpec
+    repaired: str = ""
+
+
 class Hold(Struct, frozen=True, gc=False):
     """Somebody asks for the holder `spec` describes: let there be an agent, cold, if there is none yet.
 
@@ -255,6 +264,7 @@ class Recover(Struct, frozen=True, gc=False):
 
 Event: TypeAlias = (
     Spawn
+    | Adopt
     | Hold
     | Ask
     | WorkerUp
@@ -280,7 +290,7 @@ Event: TypeAlias = (
     | Recover
 )
 
-REQUESTS = (Spawn, Hold, Ask, Collect, Steer, Cancel, Resume, Localise, ApprovePlan)
+REQUESTS = (Spawn, Adopt, Hold, Ask, Collect, Steer, Cancel, Resume, Localise, ApprovePlan)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 

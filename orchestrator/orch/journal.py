@@ -65,10 +65,16 @@ class _Agent(_Entry, frozen=True, gc=False, kw_only=True, omit_defaults=True):
 
 
 class Spawned(_Agent, frozen=True, gc=False, kw_only=True, tag="spawned"):
-    """An agent exists. `request_id` is the caller's, for a repeated request."""
+    """An agent exists. `request_id` is the caller's, for a repeated request.
+
+    A `cold` one has a transcript already, and no process until it is asked; `repaired` tells what was wrong with what
+    it was made from.
+    """
 
     spec: AgentSpec
     request_id: str | None = None
+    cold: bool = False
+    repaired: str = ""
 
 
 class Launched(_Agent, frozen=True, gc=False, kw_only=True, tag="launched"):

@@ -209,8 +209,8 @@ class Nodes:
             del self.names[node.spec.name]
 
     def _apply_spawned(self, entry: Spawned) -> Node:
-        node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec))
-        if node.is_holder:
+        node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec), repaired=entry.repaired)
+        if node.is_holder or entry.cold:
             node.status = "cold"  # until somebody asks it
         self.by_id[entry.id] = self.by_seq[entry.spec.seq] = node
         if entry.request_id is not None:

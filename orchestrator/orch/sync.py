@@ -20,8 +20,9 @@ from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Pruned, Sh
 from orch_protocol.spec import Limits, QueueMode, Template
 from orch_worker.opinion import PolicyFunction
 
-from .aio import AsyncOrchestrator, Scripted, ToolLike
+from .aio import AsyncOrchestrator
 from .approvals import Approver
+from .arguments import Scripted, ToolLike
 from .handles import AsyncSubagent, OnEvent
 from .interrupts import Presses
 from .launchers.base import Launcher
@@ -170,6 +171,41 @@ class Orchestrator:
                 queue_mode=queue_mode,
                 plan=plan,
                 context=context,
+            )
+        )
+        return Subagent(self, agent)
+
+    def import_session(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        which: int | None = None,
+        repair: bool = False,
+        preset: str | None = None,
+        tools: Iterable[str] | None = None,
+        model: str | None = None,
+        backend: Scripted | None = None,
+        name: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        limits: Limits | None = None,
+        max_cost: float | None = None,
+    ) -> Subagent:
+        """Return a new agent that goes on with the conversation in the file at `path`, and has no process until it is
+        asked. The file is only read; see AsyncOrchestrator.import_session.
+        """
+        agent = self._wait(
+            self._aio.import_session(
+                path,
+                which=which,
+                repair=repair,
+                preset=preset,
+                tools=tools,
+                model=model,
+                backend=backend,
+                name=name,
+                cwd=cwd,
+                limits=limits,
+                max_cost=max_cost,
             )
         )
         return Subagent(self, agent)

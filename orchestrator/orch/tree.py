@@ -27,8 +27,9 @@ from orch_protocol.errors import (
 from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 
-from . import admission, deletions, journal
+from . import admission, cold, deletions, journal
 from .events import (
+    Adopt,
     ApprovePlan,
     Archived,
     Ask,
@@ -72,7 +73,6 @@ from .journal import (
     Heard,
     Killed,
     Launched,
-    Moved,
     Opened,
     Resumed,
     Spawned,
@@ -244,15 +244,13 @@ class Tree:
         entries, instructions = self._cool(node, now, answered=True)
         return Decision([*settled.entries, *entries], [*settled.instructions, *instructions])
 
-    # Holders.
+    # Agents without a process: those that have a transcript already, and holders.
+
+    def _on_adopt(self, event: Adopt, now: float) -> Decision:
+        return cold.adopt(self.nodes, event, now)
 
     def _on_hold(self, event: Hold, now: float) -> Decision:
-        id, source = event.spec.id, event.spec.source
-        known = self.nodes.get(id)
-        if known is None:
-            spec = msgspec.structs.replace(event.spec, seq=len(self.nodes) + 1)
-            return Decision([Spawned(at=now, id=id, spec=spec)], [], id)
-        return Decision([Moved(at=now, id=id, source=source)] if source != known.spec.source else [], [], id)
+        return cold.hold(self.nodes, event, now)
 
     def _on_archived(self, event: Archived, now: float) -> Decision:
         known = self.nodes[event.id].archives

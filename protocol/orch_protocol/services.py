@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved
 from .archive import Collapse
+from .exchange import Imported, ImportSession
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
@@ -437,6 +438,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "steer": (SteerAgent, AgentSteered),
     "cancel": (CancelTurn, AgentRow),
     "resume": (Resume, AgentRow),
+    "import": (ImportSession, Imported),
     "list": (List, list[AgentRow]),
     "show": (Show, Shown),
     "state": (Ref, AgentRow),

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli import admin, agents, archive, asking, spawning
+from orch.cli import admin, agents, archive, asking, session_exchange, spawning
+from orch_protocol.exchange import Imported
 from orch_protocol.messages import Reply, Usage, assistant, user
 from orch_protocol.services import (
     SERVICES,
@@ -54,6 +55,7 @@ ANSWERS: dict[str, Any] = {
     "read_archive": json.loads(msgspec.json.encode([user("look"), assistant("port = 4711")])),
     "prune": {"archives": [ARCHIVE], "bytes": 12345, "busy": {}},
     "map": [msgspec.to_builtins(Mapped("b0d9f3", Reply("b0d9f3", "q1", "4711")))],
+    "import": msgspec.to_builtins(Imported("abc", 1, "agent-1", "two files", "pi session", 20, 14)),
     "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
 }
 
@@ -107,7 +109,7 @@ class Desk:
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """Return a fake daemon, in an empty home and a clean environment."""
     made = Desk()
-    for module in (agents, archive, asking, spawning, admin):
+    for module in (agents, archive, asking, session_exchange, spawning, admin):
         monkeypatch.setattr(module, "Connection", made)
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)

@@ -106,7 +106,8 @@ class Runtime:
             tools, session = self.toolbox.specs(), self.transcript.session
             system = system_prompt(spec, [tool.name for tool in tools])
             self.backend.append_system(system, tools)
-            self._fresh = not session.asked
+            # Whoever was asked knows the task; and a conversation that was taken over is not about one.
+            self._fresh = not session.asked and not (session.header and session.header.parent_session)
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
             held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "kind_arguments", "kind_params"]
 
 SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
 CONTEXTS = ("none", "brief", "full")
@@ -29,8 +29,13 @@ TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER",
 
 
 def _agent_arguments(parser: ArgumentParser) -> None:
-    """Let the command take what a new agent is to be."""
+    """Let the command take what a new agent is to be, and to be for."""
     parser.add_argument("task", metavar="TASK", help="what the agent is for, in a sentence; - reads it from stdin")
+    kind_arguments(parser)
+
+
+def kind_arguments(parser: ArgumentParser) -> None:
+    """Let the command take what kind of agent a new one is to be."""
     parser.add_argument("--preset", help="the set of tools it gets, such as minimal or investigate")
     parser.add_argument("--tools", metavar="A,B", help="the tools it gets, instead of a preset")
     parser.add_argument("--context", choices=CONTEXTS, help="how much it is told of the project in its folder")
@@ -43,19 +48,23 @@ def _agent_arguments(parser: ArgumentParser) -> None:
 
 
 def _params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
-    """Return what to ask of the daemon: the flags, and what is configured where the caller stands. Raises Failure.
+    """Return what to ask of the daemon, and what is to be said of the model. Raises Failure."""
+    params, says = kind_params(arguments)
+    return params | {"task": words.text(arguments.task), "request_id": os.urandom(8).hex()}, says
+
+
+def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
+    """Return what kind of agent is wanted: the flags, and what is configured where the caller stands. Raises Failure.
 
     Beside it, what is to be said of the model when nobody named one.
     """
     cwd = os.path.abspath(arguments.cwd or os.curdir)
     params: dict[str, Any] = {
-        "task": words.text(arguments.task),
         "cwd": cwd,
         "name": arguments.name,
         "context": arguments.context,
-        "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
-        "request_id": os.urandom(8).hex(),
         "plan": arguments.plan,
+        "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
     }
     if arguments.script is not None:
         params["script"] = _script(arguments.script)

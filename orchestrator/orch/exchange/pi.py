@@ -8,7 +8,18 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.entries import LEFT_BRANCH, CompactionEntry, Custom, MessageEntry, Origin, SessionInfo
+from orch_protocol.entries import (
+    BranchSummary,
+    CompactionEntry,
+    Custom,
+    CustomMessage,
+    Label,
+    MessageEntry,
+    ModelChange,
+    Origin,
+    SessionInfo,
+    ThinkingLevelChange,
+)
 from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, Usage, user
 from orch_worker.backends.families import ratios_named
 
@@ -16,10 +27,9 @@ from .found import SHAPE_ERRORS, Found, Kept, Reading, Told
 from .grafting import Named, graft
 from .lines import Row
 
-__all__ = ["AS_THEY_ARE", "UNREADABLE", "entry_time", "read_session", "usage_of"]
+__all__ = ["UNREADABLE", "entry_time", "read_session", "usage_of"]
 
 VERSION: Final = 3
-AS_THEY_ARE: Final = frozenset({"model_change", "thinking_level_change", "label"})
 UNREADABLE: Final = "unreadable"
 OURS: Final = frozenset({"type", "id", "parentId", "timestamp", "s", "c", "m"})
 
@@ -106,9 +116,18 @@ class _Reader:
                 case "message":
                     return self._message(row["message"], base)
                 case "custom_message":
-                    return MessageEntry(message=Message("user", tuple(_blocks(row["content"]))), **base)
+                    return self._custom_message(row, base)
                 case "branch_summary":
-                    return MessageEntry(message=user(f"{LEFT_BRANCH}\n\n{_text(row['summary'])}"), **base)
+                    left, details = self._known(row.get("fromId")), row.get("details")
+                    return BranchSummary(from_id=left, summary=_text(row["summary"]), details=details, **base)
+                case "label":
+                    label = row.get("label")
+                    said = None if label is None else _text(label)
+                    return Label(target_id=self._known(row["targetId"]) or "", label=said, **base)
+                case "model_change":
+                    return ModelChange(provider=_text(row["provider"]), model_id=_text(row["modelId"]), **base)
+                case "thinking_level_change":
+                    return ThinkingLevelChange(thinking_level=_text(row["thinkingLevel"]), **base)
                 case "compaction":
                     return self._compaction(line, row, base, path, entries, places)
                 case "custom":
@@ -122,12 +141,22 @@ class _Reader:
         if not isinstance(kind, str) or not kind:
             self._reading.fault(line, "is an entry without a type", "what it says is left out")
             return Kept(id, parent, time, UNREADABLE, _rest(row))
-        if kind not in AS_THEY_ARE:
-            self._unknown[kind] = self._unknown.get(kind, 0) + 1
-        fields = _rest(row)
-        if isinstance(target := fields.get("targetId"), str):
-            fields["targetId"] = self._ids.get(target, target)
-        return Kept(id, parent, time, f"foreign_{kind}" if _is_ours(kind) else kind, fields)
+        self._unknown[kind] = self._unknown.get(kind, 0) + 1
+        return Kept(id, parent, time, f"foreign_{kind}" if _is_ours(kind) else kind, _rest(row))
+
+    def _known(self, id: Any) -> str | None:
+        """Return what the id of another entry is here; None for none, as a file says that."""
+        return self._ids.get(id) if isinstance(id, str) else None
+
+    def _custom_message(self, row: dict[str, Any], base: dict[str, Any]) -> Told:
+        content = tuple(block for block in _blocks(row["content"]) if isinstance(block, Text | Image))
+        return CustomMessage(
+            custom_type=_text(row["customType"]),
+            content=content,
+            display=row.get("display") is not False,
+            details=row.get("details"),
+            **base,
+        )
 
     def _message(self, message: dict[str, Any], base: dict[str, Any]) -> Told:
         match message["role"]:

@@ -30,7 +30,7 @@ from .localising import local_model
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["spawn"]
+__all__ = ["spawn", "spec_of"]
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -40,15 +40,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     parent = root.tree.nodes[caller] if caller is not None else None
     if parent is not None and "spawn_subagent" not in parent.spec.tools:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
-    over = parent.spec if parent else None
-    backend = await root.catalog.complete(_backend(request, over, root.config))
-    if over is not None and over.local:
-        backend = await local_model(root, backend)
-    spec = describe(request, over, root.config, root.sessions, backend)
-    if over is None and root.approvals.opinion is not None:
-        spec = replace(spec, policy=replace(spec.policy, asks_root=True))
-    if spec.limits.max_cost_usd is not None or root.budgets.holds_for(caller):
-        check_priced(backend)
+    spec = await spec_of(root, request, caller)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
     node = root.tree.nodes[id]
     if node.status == "starting":
@@ -59,6 +51,20 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     elif node.status == "failed":
         raise LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {node.error}")
     return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid)
+
+
+async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -> AgentSpec:
+    """Return the spec of the agent that `request` asks for on behalf of `caller`; see `describe`."""
+    over = root.tree.nodes[caller].spec if caller is not None else None
+    backend = await root.catalog.complete(_backend(request, over, root.config))
+    if over is not None and over.local:
+        backend = await local_model(root, backend)
+    spec = describe(request, over, root.config, root.sessions, backend)
+    if over is None and root.approvals.opinion is not None:
+        spec = replace(spec, policy=replace(spec.policy, asks_root=True))
+    if spec.limits.max_cost_usd is not None or root.budgets.holds_for(caller):
+        check_priced(backend)
+    return spec
 
 
 def describe(

@@ -1,0 +1,111 @@
+"""What programs may say of agents and orchestrators, checked, and as data."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from orch_protocol.config import Config
+from orch_protocol.errors import ConfigError
+from orch_protocol.exchange import ImportSession
+from orch_protocol.services import Spawn
+from orch_protocol.spec import BackendSpec
+from orch_protocol.text import scrub
+from orch_protocol.wire import DECODE_ERRORS
+from orch_worker.tools.base import Tool, tool
+
+from . import paths
+from .budgets import checked_cost
+
+__all__ = ["SECRETS", "Scripted", "ToolLike", "as_data", "check_arguments", "keys_in", "script_of", "split_tools"]
+
+SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
+"""Ends of the names of variables that let one in at a provider."""
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+ToolLike = str | Tool | Callable[..., Any]
+"""A built-in tool's name, or a function of the user's program, which runs there."""
+
+
+Request = TypeVar("Request", Spawn, ImportSession)
+
+
+class Scripted(Protocol):
+    """A backend that can be told as data, such as ScriptedBackend."""
+
+    def spec(self) -> BackendSpec:
+        """Return it as data."""
+
+
+def script_of(backend: Scripted | None) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
+    """Return the responses and summaries of a scripted `backend`, None and none without one. Raises ConfigError."""
+    if backend is None:
+        return None, ()
+    if not callable(getattr(backend, "spec", None)):
+        raise ConfigError(f"backend is an object such as ScriptedBackend([...]), not {backend!r}; see model=")
+    spec = backend.spec()
+    if spec.provider != "scripted":
+        raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
+    return tuple(spec.options["items"]), tuple(spec.options.get("summaries", ()))
+
+
+def as_data(request: Request) -> Request:
+    """Return `request` as it is when it comes from another process and as files hold it. Raises ConfigError."""
+    said = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
+    for cost in (said.get("max_cost_usd"), getattr(said.get("limits"), "max_cost_usd", None)):
+        checked_cost(cost)  # as JSON, what is no number would be no limit
+    try:
+        try:
+            data = msgspec.json.encode(request)
+        except UnicodeEncodeError:
+            data = msgspec.json.encode(scrub(msgspec.to_builtins(request)))
+        return msgspec.json.decode(data, type=type(request))
+    except (*DECODE_ERRORS, TypeError, ValueError) as error:
+        raise ConfigError(f"no agent can be made of that: {error} (numbers are finite, everything is JSON)") from error
+
+
+def keys_in(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the providers' secrets in `env`, for workers to read from their birth pipe and nowhere else."""
+    return {name: value for name, value in env.items() if name.endswith(SECRETS) and value}
+
+
+def check_arguments(**given: Any) -> None:
+    """Raise ConfigError for an argument of AsyncOrchestrator that is not what it is to be."""
+    for name in ("approve", "policy"):
+        if (function := given.pop(name)) is not None and not callable(function):
+            raise ConfigError(f"{name} is a function, not {function!r}; see help(orch.AsyncOrchestrator)")
+    kinds = {"run": str, "config": Config, "env": Mapping, "keys": Mapping, "home": (str, os.PathLike)}
+    for name, value in given.items():
+        if value is not None and not isinstance(value, kinds[name]):  # type: ignore[arg-type]
+            raise ConfigError(f"{name} is not a {type(value).__name__}: {value!r}; see help(orch.AsyncOrchestrator)")
+    run, home = given["run"], given["home"]
+    if home is not None and not os.fspath(home):
+        raise ConfigError("home is empty: leave it out for the usual folder, or name one")
+    if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.OWN_RUN)):
+        raise ConfigError(
+            f"run {run!r} does not do for a name: up to 64 letters, digits, '.', '_' and '-', beginning with a letter "
+            f"or digit, and not with {paths.OWN_RUN!r}; leave it out for a run of this program alone"
+        )
+
+
+def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:
+    """Return the built-in tools' names (None: none were given) and the functions, as tools."""
+    if tools is None:
+        return None, ()
+    if isinstance(tools, str):
+        raise ConfigError(f"tools is a list of names and functions, not the text {tools!r}: write [{tools!r}]")
+    given = list(tools)
+    for each in given:
+        if not isinstance(each, str) and not callable(each):
+            raise ConfigError(f"a tool is the name of one or a function, not {each!r}")
+    functions = tuple(tool(each) for each in given if not isinstance(each, str))
+    names = tuple(each for each in given if isinstance(each, str))
+    taken = [*names, *(function.name for function in functions)]
+    if len(set(taken)) < len(taken):
+        raise ConfigError(f"two tools have the same name: {', '.join(sorted(taken))}")
+    return names, functions

@@ -1,0 +1,81 @@
+"""`orch session import`: agents that go on with conversations from files."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import render, words
+from .approving import channel_of
+from .connection import Connection
+from .failure import Failure
+from .spawning import kind_arguments, kind_params
+from .verb import Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["ACTIONS"]
+
+
+def _import_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+", help="sessions of ours or pi's, rows of transcripts, plain messages"
+    )
+    parser.add_argument("--repair", action="store_true", help="set right what is damaged, and say what that was")
+    parser.add_argument("--which", type=words.number, metavar="N", help="of several conversations in a file this one")
+    kind_arguments(parser)
+
+
+def _import(arguments: Namespace) -> int:
+    if arguments.name is not None and len(arguments.files) > 1:
+        raise Failure("UsageError", "--name names one agent: import one file at a time with it", 2)
+    arguments.channel, arguments.dry_run = channel_of(None), False
+    params, says = kind_params(arguments)
+    asked = {"here": os.getcwd(), "repair": arguments.repair, "which": arguments.which}
+    asked["agent"] = params if arguments.cwd is not None else params | {"cwd": None}  # the file may say
+    connection = Connection()
+    imported = []
+    for file in arguments.files:
+        path = {"path": os.path.abspath(file)}
+        imported.append(connection.call("import", words.clean(asked | path)))
+        if not arguments.json:
+            print(imported[-1]["id"], flush=True)
+        _remark(file, imported[-1], json=arguments.json)
+    if says is not None and sys.stderr.isatty():
+        print(says, file=sys.stderr)
+    words.say(arguments, imported[0] if len(imported) == 1 else imported, "")
+    return 0
+
+
+def _remark(file: str, imported: dict[str, Any], *, json: bool) -> None:
+    """Say on stderr what a person should know; as JSON it is in the data."""
+    if json:
+        return
+    name = render.safe(os.path.basename(file))
+    much = f"{render.counted(imported['messages'], 'message')}, {imported['shape']}"
+    if imported["branches"]:
+        much += f", {imported['branches']} other ends of it"
+    if imported["below"]:
+        much += f", {render.counted(len(imported['below']), 'subagent')}: {', '.join(imported['below'])}"
+    print(f"orch: {name}: {much}", file=sys.stderr)
+    for repair in imported["repairs"]:
+        print(f"orch: {name}: {render.safe(repair)}", file=sys.stderr)
+    for note in imported["notes"]:
+        print(f"orch: {name}: {render.safe(note)}", file=sys.stderr)
+
+
+ACTIONS = {
+    "import": (
+        "an agent that goes on with a conversation from a file",
+        Verb(
+            "Make agents of conversations in files, and print their ids: sessions of pi and of ours, transcripts of "
+            "coding assistants, lists of messages. The files are only read.",
+            "orch session import talk.jsonl --name talk",
+            _import_arguments,
+            _import,
+        ),
+    ),
+}

@@ -1,0 +1,29 @@
+"""Agents that come to be without a process: the next query gives them one. Pure, like the tree."""
+
+from __future__ import annotations
+
+import msgspec
+
+from . import admission
+from .events import Adopt, Decision, Hold
+from .journal import Moved, Spawned
+from .nodes import Nodes
+
+__all__ = ["adopt", "hold"]
+
+
+def adopt(nodes: Nodes, event: Adopt, now: float) -> Decision:
+    """Let there be the agent whose transcript somebody has made. Raises SpawnError when its name is taken."""
+    seq = len(nodes) + 1
+    spec = msgspec.structs.replace(event.spec, seq=seq, name=admission.name_for(nodes, event.spec.name, seq))
+    return Decision([Spawned(at=now, id=spec.id, spec=spec, cold=True, repaired=event.repaired)], [], spec.id)
+
+
+def hold(nodes: Nodes, event: Hold, now: float) -> Decision:
+    """Let there be the holder, or let it know where what it holds stands now."""
+    id, source = event.spec.id, event.spec.source
+    known = nodes.get(id)
+    if known is None:
+        spec = msgspec.structs.replace(event.spec, seq=len(nodes) + 1)
+        return Decision([Spawned(at=now, id=id, spec=spec)], [], id)
+    return Decision([Moved(at=now, id=id, source=source)] if source != known.spec.source else [], [], id)

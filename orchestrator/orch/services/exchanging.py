@@ -1,0 +1,87 @@
+"""Conversations taken over from other programs' files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from orch_protocol.entries import ArchiveEntry, MessageEntry
+from orch_protocol.errors import ConfigError, OrchError
+from orch_protocol.exchange import Imported, ImportSession
+from orch_protocol.services import Spawn
+from orch_protocol.spec import AgentSpec
+
+from .. import events
+from ..exchange.found import Found
+from ..exchange.planting import has_messages, plant, task_of
+from ..exchange.reading import read_conversation
+from .archiving import note
+from .spawning import spec_of
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["import_session"]
+
+
+async def import_session(root: Supervisor, _: str | None, params: ImportSession) -> Imported:
+    """Make a cold agent of the conversation in a file, and of each that it had started. The file is only read.
+
+    Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
+    """
+    path = Path(params.here, params.path)
+    found = await root.disk.do(lambda: read_conversation(path, params.which, repair=params.repair))
+    spec = await _adopt(root, params, found, path, None)
+    below = [await _adopt(root, params, each, path, spec) for each in found.below if has_messages(each)]
+    parents = {entry.parent_id for entry in found.entries}
+    notes = dict.fromkeys((*found.notes, *(note for each in found.below for note in each.notes)))
+    return Imported(
+        id=spec.id,
+        seq=root.tree.nodes[spec.id].spec.seq,
+        name=root.tree.nodes[spec.id].spec.name,
+        task=spec.task,
+        shape=found.shape,
+        entries=len(found.entries),
+        messages=sum(isinstance(entry, MessageEntry) for entry in found.entries),
+        branches=sum(entry.id not in parents for entry in found.entries) - 1,
+        below=tuple(each.id for each in below),
+        repairs=found.repairs,
+        notes=tuple(notes),
+    )
+
+
+async def _adopt(
+    root: Supervisor, params: ImportSession, found: Found, path: Path, above: AgentSpec | None
+) -> AgentSpec:
+    asked = {"task": task_of(found)} | params.agent | {"cwd": _folder(params, found)}
+    try:
+        request = msgspec.convert(asked, Spawn)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"no agent can be made of that: {error}") from error
+    if above is not None:
+        request = msgspec.structs.replace(request, task=task_of(found), name=None)
+    spec = await spec_of(root, request)
+    if above is not None:
+        spec = msgspec.structs.replace(spec, parent_id=above.id, depth=above.depth + 1)
+    folder = Path(spec.folder)
+    await root.disk.do(plant, folder, spec.id, spec.cwd, found, path)
+    try:
+        root.handle(events.Adopt(spec, "; ".join(found.repairs)))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if any(isinstance(entry, ArchiveEntry) for entry in found.entries):
+        with contextlib.suppress(OrchError):  # whoever asks for them is told
+            await note(root, root.tree.nodes[spec.id])
+    return spec
+
+
+def _folder(params: ImportSession, found: Found) -> str:
+    """Return where the agent works: as asked, else where its conversation was, if that is there."""
+    theirs = found.cwd if found.cwd and os.path.isdir(found.cwd) else ""
+    return os.path.join(params.here, params.agent.get("cwd") or theirs)
