@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Init, Nothing, Progress, Ready, RootCall, RootReply, Steered, TurnEvent
+from orch_protocol.commands import Finished, Init, Progress, Ready, RootCall, RootReply, Steered, TurnEvent
 from orch_protocol.config import Config
 from orch_protocol.errors import (
     AgentDiedError,
@@ -24,9 +24,8 @@ from orch_protocol.errors import (
     ProtocolError,
     error_info,
 )
-from orch_protocol.ids import new_id, new_token
+from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
-from orch_protocol.spec import Birth
 from orch_protocol.text import scrub
 
 from .approvals import Approvals
@@ -56,9 +55,7 @@ from .events import (
 from .holds import Holds
 from .journal import Journal
 from .lanes import Lanes
-from .launchers.base import Launcher, LaunchRequest, WorkerProcess
-from .launchers.descriptors import require_room
-from .launchers.logs import tail
+from .launchers.base import Launcher
 from .nodes import Node, head_of
 from .pings import Pings
 from .remains import Remains, recovery, remains_of
@@ -67,6 +64,7 @@ from .tree import Tree
 from .turns import CHECK_SECONDS, Turns
 from .waiters import Waiters
 from .watchers import Watcher, Watchers
+from .workers import Workers
 
 __all__ = ["Supervisor"]
 
@@ -115,23 +113,25 @@ class Supervisor:
         self._journal = journal
         self.disk = Disk(journal)
         self.archives = Archives(config.archival, self.disk.do)
-        self._launcher = launcher
         self._serve = serve
-        self._logs = logs
-        self._spool = spool
-        self._keys = keys or {}
         self.clock = clock
         self._loop = asyncio.get_running_loop()
         self.waiters = Waiters()
         self.holds = Holds()
         self.lanes = Lanes(self.tree.nodes)
-        self._board = connect(self._on_frame)
-        self._peers: dict[str, Peer] = {}
-        self._processes: dict[str, tuple[int, WorkerProcess]] = {}
-        self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
+        self.workers = Workers(
+            self.tree.nodes,
+            launcher,
+            connect(self._on_frame),
+            logs=logs,
+            spool=spool,
+            keys=keys or {},
+            holds=self.holds,
+            on_failed=lambda id, incarnation, why: self.handle(LaunchFailed(id, incarnation, why)),
+            on_ended=self._on_ended,
+        )
         self._turns = Turns()
         self._calls = Calls()
-        self._causes: dict[str, str] = {}
         self._waking: set[str] = set()
         self._pings = Pings()
         self._timers: set[asyncio.TimerHandle] = set()
@@ -140,7 +140,7 @@ class Supervisor:
     @property
     def counters(self) -> Counter[str]:
         """How many frames were not believed, by reason."""
-        return self._board.peers.counters
+        return self.workers.board.peers.counters
 
     def start(self) -> None:
         """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
@@ -154,33 +154,18 @@ class Supervisor:
             return
         self._closed = True
         try:
-            await self._end_processes()
+            self._calls.cancel_all()
+            await self.workers.close()
+            await self.archives.close()
+            await self.disk.close(2.0)
         finally:
             self._settle()
-
-    async def _end_processes(self) -> None:
-        for id, (_, process) in self._processes.items():
-            if self.tree.nodes[id].status == "idle":
-                self._peers[id].send("stop", Nothing())
-            else:
-                process.kill()
-        for launching in self._launches.values():
-            launching.cancel()
-        self._calls.cancel_all()
-        ended = [process.ended for _, process in self._processes.values()]
-        if ended:
-            await asyncio.wait(ended, timeout=2.0)
-        await self._launcher.stop()
-        await self.archives.close()
-        await self.disk.close(2.0)
 
     def _settle(self) -> None:
         """Bring everything to its end, whatever became of the processes: none outlives this root."""
         for timer in self._timers:
             timer.cancel()
-        for peer in self._peers.values():
-            self._board.peers.forget(peer)
-        self._board.close()
+        self.workers.hang_up()
         settled = self.tree.decide(recovery(self.tree.nodes.pending.values()), self.clock())
         self._journal.record(settled.entries)
         self.tree.apply(settled.entries)
@@ -202,7 +187,7 @@ class Supervisor:
                 raise OrchError("this orchestrator is being closed: open another one")
             decision = self.tree.decide(event, self.clock())
             if any(isinstance(instruction, Launch) for instruction in decision.instructions):
-                require_room(1 + sum(not peer.trusted for peer in self._peers.values()))
+                self.workers.require_room()
             self._journal.append(decision.entries)
         else:
             decision = self.tree.decide(event, self.clock())
@@ -212,10 +197,6 @@ class Supervisor:
             self._perform(instruction)
         return decision.value
 
-    def tell_all(self, kind: str, body: Struct) -> None:
-        """Send `body` to every process that is up; one that does not get it is none the worse."""
-        self._board.peers.tell_all(kind, body)
-
     def write_down(self) -> None:
         """See to it that everything that happened is on record. Raises StoreError."""
         self._journal.append([])
@@ -223,9 +204,9 @@ class Supervisor:
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
             case Launch():
-                self._perform_launch(instruction)
+                self.workers.launch(self.tree.nodes[instruction.id])
             case Signal():
-                self._perform_signal(instruction)
+                self.workers.signal(instruction.id, instruction.incarnation, instruction.how)
             case Send():
                 self._perform_send(instruction)
             case Timer():
@@ -233,52 +214,18 @@ class Supervisor:
             case Notify():
                 self._perform_notify(instruction)
 
-    def _perform_launch(self, launch: Launch) -> None:
-        spec = self.tree.nodes[launch.id].spec
-        ident = f"{launch.id}.{launch.incarnation}.{new_id()}".encode()
-        token = new_token()
-        peer = self._board.peers.expect(launch.id, launch.incarnation, ident, token)
-        self._peers[launch.id] = peer
-        request = LaunchRequest(
-            agent_id=launch.id,
-            incarnation=launch.incarnation,
-            ident=ident,
-            address=self._board.address,
-            birth=Birth(token, self._keys),
-            template=spec.template,
-            log=str(self._log(launch.id)),
-            spool=str(self._spool),
-        )
-        launching = self._launches[launch.id] = self._loop.create_task(self._launch(request))
-        launching.add_done_callback(partial(self._on_launched, peer))
-
-    async def _launch(self, request: LaunchRequest) -> WorkerProcess:
-        await self.holds.over(self.tree.nodes[request.agent_id].spec)
-        return await self._launcher.launch(request)
-
-    def _perform_signal(self, signal: Signal) -> None:
-        incarnation, process = self._processes.get(signal.id, (0, None))
-        if process is None or incarnation != signal.incarnation:
-            if signal.how == "kill" and (launching := self._launches.get(signal.id)):
-                launching.cancel()
-            return
-        if signal.how == "stop":
-            self._peers[signal.id].send("stop", Nothing())
-        else:
-            process.kill()
-
     def _perform_send(self, send: Send) -> None:
         if send.body is not None:
             # What cannot be handed over now (a full disk) is not lost: it is on record, and said to the next process.
             with contextlib.suppress(OrchError):
-                self._peers[send.id].send(send.kind, send.body, send.query_id)
+                self.workers.send(send.id, send.kind, send.body, send.query_id)
             return
         node = self.tree.nodes[send.id]
         query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)
         try:
             query = self.watchers.told(send.query_id, node.told(query))
             query = msgspec.structs.replace(query, budgeted=self.budgets.holds_for(send.id))
-            self._peers[send.id].send("query", query, send.query_id)
+            self.workers.send(send.id, "query", query, send.query_id)
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.
             failed = Finish(send.id, send.query_id, error=error_info(error))
@@ -337,8 +284,8 @@ class Supervisor:
 
     async def ping(self, node: Node, payload: bytes = b"", seconds: float = 10.0) -> None:
         """Wait until the agent's process has answered. Raises AgentDiedError when it has none, or keeps silent."""
-        peer = self._peers.get(node.spec.id)
-        if peer is None or not peer.trusted:
+        peer = self.workers.peer(node.spec.id)
+        if peer is None:
             raise AgentDiedError(f"agent {node.spec.name!r} ({node.spec.id}) has no process; a query starts one")
         try:
             await self._pings.ping(peer, payload, seconds)
@@ -347,26 +294,7 @@ class Supervisor:
 
     # Workers.
 
-    def _on_launched(self, peer: Peer, launching: asyncio.Task[WorkerProcess]) -> None:
-        id, incarnation = peer.agent_id, peer.incarnation
-        del self._launches[id]
-        failure = "there was no process in time" if launching.cancelled() else launching.exception()
-        if failure is not None:
-            self._board.peers.forget(self._peers.pop(id))
-            if not self._closed:
-                self.handle(LaunchFailed(id, incarnation, str(failure) or type(failure).__name__))
-            return
-        process = launching.result()
-        self._processes[id] = (incarnation, process)
-        process.ended.add_done_callback(partial(self._on_ended, id, incarnation))
-        if self.tree.nodes[id].status != "starting" or self._closed:
-            process.kill()
-        else:
-            self._board.peers.confirm(peer, process.pid)
-
-    def _on_ended(self, id: str, incarnation: int, ended: asyncio.Future[int | None]) -> None:
-        if self._closed or ended.cancelled():
-            return
+    def _on_ended(self, id: str, incarnation: int) -> None:
         if self.tree.nodes[id].status == "busy":
             # Its last words may still be in the socket; the transcript knows better, but later.
             self._later(DRAIN_SECONDS, partial(self._bury, id, incarnation))
@@ -374,33 +302,20 @@ class Supervisor:
             self._bury(id, incarnation)
 
     def _bury(self, id: str, incarnation: int) -> None:
-        held, process = self._processes.get(id, (0, None))
-        if process is None or held != incarnation:
+        if (end := self.workers.bury(id, incarnation)) is None:
             return  # its last word came while it was waited for
-        del self._processes[id]
-        self._board.peers.forget(self._peers.pop(id))
         self.activity.pop(id, None)
         self._calls.cancel_all(id)
-        code, node = process.ended.result(), self.tree.nodes[id]
+        (code, detail), node = end, self.tree.nodes[id]
         remains, taker = Remains(), None
         if node.pending is not None and node.status == "busy":
             remains, taker = remains_of(node), self.waiters.taker(f"query:{node.pending.query_id}")
-        detail = self._causes.pop(id, "")
-        if not detail and code != 0 and node.status in ("starting", "busy"):
-            said = tail(self._log(id))
-            detail = f"the end of its log:\n{said}" if said else ""
         self.handle(Gone(id, incarnation, code, remains.reply, remains.begun, taker, detail, remains.usage))
-
-    def _end(self, id: str, cause: str) -> None:
-        """Kill the process of an agent, and remember why."""
-        self._causes[id] = cause
-        _, process = self._processes[id]
-        process.kill()
 
     def _check_turns(self) -> None:
         """Kill the processes that do not end their turns: nobody may be waiting, and nobody should wait for ever."""
         for query_id, id, incarnation in self._turns.overdue():
-            self._causes[id] = "its turn did not end when its time was over"
+            self.workers.blame(id, "its turn did not end when its time was over")
             self.handle(TurnOverdue(id, incarnation, query_id))
         self._later(CHECK_SECONDS, self._check_turns)
 
@@ -410,7 +325,7 @@ class Supervisor:
             case Ready():
                 self.handle(WorkerUp(agent_id, peer.incarnation, peer.pid or 0, body))
             case Finished() if id == "init":
-                self._causes[agent_id] = body.error.message if body.error else ""
+                self.workers.blame(agent_id, body.error.message if body.error else "")
             case Finished():
                 self._on_finished(peer, id, body)
             case Progress():
@@ -433,7 +348,7 @@ class Supervisor:
                 try:
                     peer.send("init", Init(self.tree.nodes[agent_id].spec, self.lanes.names()), "init")
                 except OrchError as error:
-                    self._end(agent_id, str(error))
+                    self.workers.end(agent_id, str(error))
             case _ if kind == "pong":
                 self._pings.heard(id)
             case _ if kind == "cancel":
@@ -451,8 +366,7 @@ class Supervisor:
             error = error_info(ProtocolError(f"the worker ended query {id} with neither reply nor error"))
         taker = self.waiters.taker(f"query:{id}")
         self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker))
-        _, process = self._processes[agent_id]
-        if process.ended.done():
+        if self.workers.has_ended(agent_id):
             self._bury(agent_id, peer.incarnation)  # that was its last word
 
     def _on_unreadable(self, peer: Peer, kind: str, id: str, error: ErrorInfo) -> None:
@@ -463,7 +377,7 @@ class Supervisor:
         elif kind == "root_call":
             peer.send("root_reply", RootReply(error=error), id)
         elif kind == "ready":
-            self._end(peer.agent_id, error.message)
+            self.workers.end(peer.agent_id, error.message)
 
     async def _answer_call(self, peer: Peer, id: str, call: RootCall) -> None:
         try:
@@ -493,6 +407,3 @@ class Supervisor:
 
         handle = self._loop.call_later(seconds, fire)
         self._timers.add(handle)
-
-    def _log(self, id: str) -> Path:
-        return self._logs / f"{id}.log"

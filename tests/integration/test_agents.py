@@ -225,7 +225,7 @@ async def test_a_death_in_a_turn_is_told_and_survived(world: Open) -> None:
     await agent.query("first")
     future = agent.submit("second")
     await called.wait()
-    _, process = o.supervisor._processes[agent.id]
+    _, process = o.supervisor.workers.processes[agent.id]
     process.kill()
     with pytest.raises(AgentDiedError, match="died in the middle of a turn"):
         await future
@@ -552,7 +552,7 @@ async def test_a_damaged_transcript_is_told(world: Open) -> None:
     agent = await o.spawn("work", backend=ScriptedBackend(["one", "two"]))
     await agent.query("first")
     path = Path((await agent.state()).folder, "session.jsonl")
-    _, process = o.supervisor._processes[agent.id]
+    _, process = o.supervisor.workers.processes[agent.id]
     process.kill()
     await asyncio.wait({process.ended})
     damage(path)

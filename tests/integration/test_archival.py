@@ -295,7 +295,7 @@ async def test_disk_full_leaves_the_turn_where_it_is(
 ) -> None:
     """And says so."""
     o = await world(config=archiving())
-    if type(o.supervisor._launcher).__name__ not in ("FakeLauncher", "InProcessLauncher"):
+    if type(o.supervisor.workers.launcher).__name__ not in ("FakeLauncher", "InProcessLauncher"):
         pytest.skip("the worker is in another process")
     append = AppendLog.append
 

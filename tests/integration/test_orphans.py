@@ -36,7 +36,7 @@ async def main(home, count):
         started = os.path.join(home, "started")
         while not os.path.exists(started) or len(open(started).read().split()) < count:
             await asyncio.sleep(0.01)
-        shim = o.supervisor._launcher._shim._process.pid
+        shim = o.supervisor.workers.launcher._shim._process.pid
         print(json.dumps({"shim": shim}), flush=True)
         await asyncio.Event().wait()
 

@@ -149,9 +149,9 @@ async def test_after_a_storm_all_is_settled(tmp_path: Path, seed: int) -> None:
         await until(lambda: not any(node.running and node.status == "killed" for node in root.tree.nodes), 100)
         root.write_down()
         assert len(storm.answers) == len(set(storm.answers))
-        assert root._calls._tasks == root._launches == root._turns._prompts == root._turns._sent == {}
-        assert root._processes.keys() == root._peers.keys()
-        assert {node.spec.id for node in root.tree.nodes if node.running} == root._processes.keys()
+        assert root._calls._tasks == root.workers._launches == root._turns._prompts == root._turns._sent == {}
+        assert root.workers.processes.keys() == root.workers._peers.keys()
+        assert {node.spec.id for node in root.tree.nodes if node.running} == root.workers.processes.keys()
         for node in root.tree.nodes:
             assert node.watching or not node.news
             # What a killed agent would have heard waits for its first turn after it was resumed.

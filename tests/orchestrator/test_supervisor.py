@@ -142,7 +142,7 @@ async def test_a_spec_that_is_lost_on_its_way_fails_the_launch(tmp_path: Path) -
 async def test_a_spec_that_cannot_be_handed_over_fails_the_launch(tmp_path: Path) -> None:
     """The worker does not wait for a word that will never come."""
     async with opened(tmp_path) as world:
-        spool = world.supervisor._spool
+        spool = world.supervisor.workers.spool
         spool.rmdir()
         spool.write_text("in the way")
         with pytest.raises(LaunchError, match="cannot be spilled"):
@@ -159,7 +159,7 @@ async def test_what_cannot_be_said_now_is_said_to_the_next_process(tmp_path: Pat
         world.launcher.worker(agent.id).die(-9)
         await until(lambda: world.status(agent) == "died")
         await agent.steer("x" * (MAX_BODY + 1))
-        spool = world.supervisor._spool
+        spool = world.supervisor.workers.spool
         spool.rmdir()
         spool.write_text("in the way")
         assert (await agent.query("first")).text == "one"
@@ -236,7 +236,7 @@ async def test_a_prompt_that_cannot_be_handed_over_fails_its_query(tmp_path: Pat
     """A large prompt goes through a file; when that cannot be written the agent is free again at once."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine")
-        spool = world.supervisor._spool
+        spool = world.supervisor.workers.spool
         spool.rmdir()
         spool.write_text("in the way")
         with pytest.raises(StoreError, match="spill"):

@@ -46,7 +46,7 @@ class World(AsyncOrchestrator):
 
         def spoil(data: bytes) -> bool:
             if kind_of(data) == kind:
-                for file in self.supervisor._spool.iterdir():
+                for file in self.supervisor.workers.spool.iterdir():
                     file.unlink()
             return False
 

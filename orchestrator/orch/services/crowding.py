@@ -21,7 +21,7 @@ async def refused(root: Supervisor, caller: str | None, params: LaneRefused) -> 
     """Take in that a model refused a request, and tell all others."""
     _agent(caller)
     if root.lanes.refuse(params.lane, params.wait, _now(), random.random()):
-        root.tell_all("limit", Limit(params.lane))
+        root.workers.tell_all("limit", Limit(params.lane))
     return Empty()
 
 

@@ -1,0 +1,188 @@
+"""The processes of agents, each with its line to the root: made, spoken to, ended, missed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from orch_protocol.commands import Nothing
+from orch_protocol.ids import new_id, new_token
+from orch_protocol.spec import Birth
+
+from .holds import Holds
+from .launchers.base import Launcher, LaunchRequest, WorkerProcess
+from .launchers.descriptors import require_room
+from .launchers.logs import tail
+from .nodes import Node, Nodes
+from .router import Peer, Switchboard
+
+__all__ = ["Workers"]
+
+END_SECONDS = 2.0
+
+
+class Workers:
+    """The processes of the agents in `nodes`, on the running event loop.
+
+    `logs` is the folder of their logs, `spool` the one for bodies too large for the socket, `keys` what they get by
+    their birth pipes. `on_failed` is called with id, incarnation and reason when there was to be a process and is none,
+    `on_ended` with id and incarnation when one has ended; neither once `close` was called.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        launcher: Launcher,
+        board: Switchboard,
+        *,
+        logs: Path,
+        spool: Path,
+        keys: dict[str, str],
+        holds: Holds,
+        on_failed: Callable[[str, int, str], object],
+        on_ended: Callable[[str, int], object],
+    ) -> None:
+        self.launcher = launcher
+        self.spool = spool
+        self.board = board
+        self.processes: dict[str, tuple[int, WorkerProcess]] = {}
+        """Of each agent that has one: which incarnation it is, and the process."""
+        self._nodes = nodes
+        self._logs = logs
+        self._keys = keys
+        self._holds = holds
+        self._on_failed = on_failed
+        self._on_ended = on_ended
+        self._peers: dict[str, Peer] = {}
+        self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
+        self._causes: dict[str, str] = {}
+        self._closed = False
+
+    async def close(self) -> None:
+        """End all of them, which takes some seconds at most: those that idle leave, the others are killed."""
+        self._closed = True
+        for id, (_, process) in self.processes.items():
+            if self._nodes[id].status == "idle":
+                self._peers[id].send("stop", Nothing())
+            else:
+                process.kill()
+        for launching in self._launches.values():
+            launching.cancel()
+        ended = [process.ended for _, process in self.processes.values()]
+        if ended:
+            await asyncio.wait(ended, timeout=END_SECONDS)
+        await self.launcher.stop()
+
+    def hang_up(self) -> None:
+        """End all lines, whatever became of the processes, and the socket with them."""
+        for peer in self._peers.values():
+            self.board.peers.forget(peer)
+        self.board.close()
+
+    def require_room(self) -> None:
+        """Raise ConcurrencyLimitError unless there are descriptors for one more."""
+        require_room(1 + sum(not peer.trusted for peer in self._peers.values()))
+
+    def launch(self, node: Node) -> None:
+        """Make a process for the agent."""
+        id, incarnation = node.spec.id, node.incarnation
+        ident = f"{id}.{incarnation}.{new_id()}".encode()
+        token = new_token()
+        peer = self._peers[id] = self.board.peers.expect(id, incarnation, ident, token)
+        request = LaunchRequest(
+            agent_id=id,
+            incarnation=incarnation,
+            ident=ident,
+            address=self.board.address,
+            birth=Birth(token, self._keys),
+            template=node.spec.template,
+            log=str(self._log(id)),
+            spool=str(self.spool),
+        )
+        launching = self._launches[id] = asyncio.get_running_loop().create_task(self._launch(node, request))
+        launching.add_done_callback(partial(self._launched, peer))
+
+    def peer(self, id: str) -> Peer | None:
+        """Return the line to the agent's process, if it is up."""
+        peer = self._peers.get(id)
+        return peer if peer is not None and peer.trusted else None
+
+    def send(self, id: str, kind: str, body: Struct, ref: str = "") -> None:
+        """Send `body` to the agent's process. Raises OrchError when it cannot travel."""
+        self._peers[id].send(kind, body, ref)
+
+    def tell_all(self, kind: str, body: Struct) -> None:
+        """Send `body` to every process that is up; one that does not get it is none the worse."""
+        self.board.peers.tell_all(kind, body)
+
+    def signal(self, id: str, incarnation: int, how: str) -> None:
+        """Let the process `incarnation` of the agent `stop` when it may, or `kill` it, also one that is being made."""
+        held, process = self.processes.get(id, (0, None))
+        if process is None or held != incarnation:
+            if how == "kill" and (launching := self._launches.get(id)):
+                launching.cancel()
+        elif how == "stop":
+            self._peers[id].send("stop", Nothing())
+        else:
+            process.kill()
+
+    def end(self, id: str, cause: str) -> None:
+        """Kill the process of an agent, and remember why."""
+        self.blame(id, cause)
+        self.processes[id][1].kill()
+
+    def blame(self, id: str, cause: str) -> None:
+        """Remember why the process of an agent is about to end."""
+        self._causes[id] = cause
+
+    def has_ended(self, id: str) -> bool:
+        """Whether the agent's process is over, and not buried yet."""
+        return self.processes[id][1].ended.done()
+
+    def bury(self, id: str, incarnation: int) -> tuple[int | None, str] | None:
+        """Forget a process that has ended; return its exit code and why it ended, as far as that is known.
+
+        None when that was done before.
+        """
+        held, process = self.processes.get(id, (0, None))
+        if process is None or held != incarnation:
+            return None
+        del self.processes[id]
+        self.board.peers.forget(self._peers.pop(id))
+        code, detail = process.ended.result(), self._causes.pop(id, "")
+        if not detail and code != 0 and self._nodes[id].status in ("starting", "busy"):
+            said = tail(self._log(id))
+            detail = f"the end of its log:\n{said}" if said else ""
+        return code, detail
+
+    async def _launch(self, node: Node, request: LaunchRequest) -> WorkerProcess:
+        await self._holds.over(node.spec)
+        return await self.launcher.launch(request)
+
+    def _launched(self, peer: Peer, launching: asyncio.Task[WorkerProcess]) -> None:
+        id, incarnation = peer.agent_id, peer.incarnation
+        del self._launches[id]
+        failure = "there was no process in time" if launching.cancelled() else launching.exception()
+        if failure is not None:
+            self.board.peers.forget(self._peers.pop(id))
+            if not self._closed:
+                self._on_failed(id, incarnation, str(failure) or type(failure).__name__)
+            return
+        process = launching.result()
+        self.processes[id] = (incarnation, process)
+        process.ended.add_done_callback(partial(self._ended, id, incarnation))
+        if self._nodes[id].status != "starting" or self._closed:
+            process.kill()
+        else:
+            self.board.peers.confirm(peer, process.pid)
+
+    def _ended(self, id: str, incarnation: int, ended: asyncio.Future[int | None]) -> None:
+        if not self._closed and not ended.cancelled():
+            self._on_ended(id, incarnation)
+
+    def _log(self, id: str) -> Path:
+        return self._logs / f"{id}.log"
