@@ -15,7 +15,7 @@ ARGS =
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench bench-peers stress lint types layers check clean
+.PHONY: help demo test chaos chaos-long bench bench-peers stress lint types layers check clean
 
 help:  ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -25,6 +25,12 @@ demo: $(VENV)/ready  ## Two agents over this folder: asked, archived, recalled, 
 
 test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(VENV)/ready-to-test  ## Kill 300 processes of a working daemon, for at most 4 minutes, and look for what is lost.
+	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 240 $(ARGS)
+
+chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, which takes half an hour.
+	$(BIN)/python tests/chaos/killer.py --kills 2000 --seconds 7200 $(ARGS)
 
 bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)
