@@ -9,13 +9,15 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from .policy import EXIT_PLAN
+from .policy import EXIT_PLAN, TASK_CREATE
 from .text import plain_line
 
 __all__ = ["AnswerQuestion", "Answered", "ApproveCall", "Approved", "Consent", "Question", "Scope", "digest_of"]
 
 Scope: TypeAlias = Literal["once", "session", "project"]
 WIDTH = 400
+WHOLE = {EXIT_PLAN: "plan", TASK_CREATE: "tasks"}
+"""Tools that are asked about with all they say, line by line, and what that is."""
 PLAN_WIDTH = 100
 MOST_ESCAPED = 10
 """A character that is written out takes so many at most."""
@@ -67,8 +69,9 @@ class Question(Struct, frozen=True):
 
     def with_lines(self) -> Question:
         """Return the question with its `lines`: each field on one line, nothing in it that a terminal would obey."""
-        if self.tool == EXIT_PLAN:
-            return msgspec.structs.replace(self, lines=(*_lines(self._who() | {"in": self.folder}), *self._plan()))
+        if (what := WHOLE.get(self.tool)) is not None:
+            whole = (*_lines(self._who() | {"in": self.folder}), f"{what}:", *self._whole())
+            return msgspec.structs.replace(self, lines=whole)
         said = self._who() | {
             "tool": self.tool,
             "wants": self.subject,
@@ -80,9 +83,8 @@ class Question(Struct, frozen=True):
     def _who(self) -> dict[str, str]:
         return {"agent": f"{self.agent} ({self.agent_id}, depth {self.depth})", "task": self.task}
 
-    def _plan(self) -> Iterator[str]:
-        """Yield the lines of a plan, all of it: what is approved is to be seen."""
-        yield "plan:"
+    def _whole(self) -> Iterator[str]:
+        """Yield the lines of a plan or of tasks, all of it: what is approved is to be seen."""
         for line in self.subject.expandtabs(4).split("\n"):
             for start in range(0, len(line) or 1, PLAN_WIDTH):
                 piece = plain_line(line[start : start + PLAN_WIDTH], MOST_ESCAPED * PLAN_WIDTH)

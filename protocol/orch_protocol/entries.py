@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from .archive import Collapse, Upgrade
 from .messages import Image, Message, Reply, Text, Usage, user
+from .tasks import Task
 
 __all__ = [
     "SESSION_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "PlanApproved",
     "SessionHeader",
     "SessionInfo",
+    "TasksEntry",
     "Telling",
     "ThinkingLevelChange",
     "TurnEnd",
@@ -168,6 +170,17 @@ class PlanApproved(_Entry, frozen=True, gc=False, kw_only=True, tag="plan_approv
     """Somebody approved the agent's plan, the last one it handed in: from here on it is not in plan mode."""
 
 
+class TasksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="tasks"):
+    """What the agent means to do from here on, in place of what it meant before; said in the query `turn`.
+
+    `deleted` is when that was deleted for good, "" when it was not.
+    """
+
+    turn: str
+    tasks: tuple[Task, ...] = ()
+    deleted: str = ""
+
+
 class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     """State of an extension; never in the model's context."""
 
@@ -223,6 +236,7 @@ Entry: TypeAlias = (
     | ArchiveEntry
     | UpgradeEntry
     | PlanApproved
+    | TasksEntry
     | Custom
     | SessionInfo
     | Checkout

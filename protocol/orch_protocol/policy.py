@@ -10,6 +10,7 @@ __all__ = [
     "DANGEROUS",
     "EXIT_PLAN",
     "RANK",
+    "TASK_CREATE",
     "Approval",
     "Channel",
     "DataClass",
@@ -35,6 +36,8 @@ DANGEROUS: Final = ("bash", "run_python", "run_python_script", "write_file", "re
 
 EXIT_PLAN: Final = "exit_plan_mode"
 """The tool that hands a plan in."""
+TASK_CREATE: Final = "task_create"
+"""The tool that makes a list of tasks."""
 
 
 class Verdict(Struct, frozen=True):

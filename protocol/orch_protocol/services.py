@@ -21,6 +21,7 @@ from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
+from .tasks import Task
 
 __all__ = [
     "SERVICES",
@@ -280,6 +281,7 @@ class Shown(Struct, frozen=True):
     reply: Reply | None = None
     archive: ArchiveRow | None = None
     held: tuple[Message, ...] = ()
+    tasks: tuple[Task, ...] = ()
 
 
 class Archive(Struct, frozen=True):

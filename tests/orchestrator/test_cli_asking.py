@@ -88,6 +88,8 @@ class TestStream:
             message("Let me look.", 1),
             {"kind": "tool_call", "name": "read_file", "text": '{"path": "x"}'},
             {"kind": "tool_result", "name": "read_file", "text": "one\n\x1b[31mtwo", "is_error": True},
+            {"kind": "tool_result", "name": "task_update", "text": "[x] 1. look\n[>] 2. say\x1b[2J"},
+            {"kind": "tool_result", "name": "task_update", "text": "There is no\ntask 3", "is_error": True},
             {"kind": "steered", "text": "be brief"},
             {"kind": "continued", "text": "[go on]"},
             text("It says two."),
@@ -101,6 +103,10 @@ class TestStream:
         assert err.splitlines() == [
             '-> read_file {"path": "x"}',
             "<- read_file error: one \\x1b[31mtwo",
+            "<- task_update",
+            "   [x] 1. look",
+            "   [>] 2. say\\x1b[2J",
+            "<- task_update error: There is no task 3",
             "steered: be brief",
             "continued: [go on]",
         ]

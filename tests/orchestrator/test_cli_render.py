@@ -140,15 +140,21 @@ def test_an_agent_is_shown_as_a_page() -> None:
     shown = {
         "agent": row(3, status="failed", error="boom\x07", parent_id="id1", pid=None),
         "messages": [{"role": "user", "content": blocks}],
+        "tasks": [{"text": "look", "status": "completed"}, {"text": "say\x07", "status": "in_progress"}],
     }
     page = render.agent(shown, NOON)
     assert page.startswith("3  agent-3  id3\n")
     for line in (
         "  status:        failed: boom\\x07",
         "  tools:         minimal: read_file",
+        "\ntasks:\n  [x] 1. look\n  [>] 2. say\\x07\n",
         "  usage:         1.5k tokens, $0.0123",
         "  with children: 2.5k tokens, $0.0123",
         'user:\n  hi\\x1b[2J\n  there\n  (thinking) hm\n  -> read_file {"path": "a"}\n  <- error: no file\n  (image)',
     ):
         assert line in page
     assert "process:" not in page
+    assert "tasks:" not in render.agent(shown | {"tasks": []}, NOON)
+    assert "plan mode:" not in page
+    planning = shown | {"agent": row(3, planning=True)}
+    assert "  plan mode:     until its plan is approved" in render.agent(planning, NOON)

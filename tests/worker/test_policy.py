@@ -13,6 +13,7 @@ from orch_protocol.policy import (
     DANGEROUS,
     EXIT_PLAN,
     RANK,
+    TASK_CREATE,
     Approval,
     Channel,
     DataClass,
@@ -110,7 +111,16 @@ def test_nothing_configured_lets_an_agent_in_plan_mode_write_or_run(tool: str, a
     verdict = judge(Call(tool, planning=True), grounds(permissions=permissions, approval_mode="allow"))
     operation = OPERATIONS.get(tool, "exec")
     least = "ask" if tool == EXIT_PLAN else "allow" if operation == "read" else "deny"
-    assert verdict.approval == max(least, approval or "allow", key=RANK.__getitem__)
+    configured = approval or ("ask" if tool == TASK_CREATE else "allow")
+    assert verdict.approval == max(least, configured, key=RANK.__getitem__)
+
+
+def test_tasks_are_asked_about_unless_somebody_said_otherwise() -> None:
+    """Making a list needs approval also in a program; permissions count for it, and updating it needs none."""
+    for channel in get_args(Channel):
+        assert judge(call("task_create"), grounds(channel)).approval == "ask"
+        assert judge(call("task_create"), grounds(channel, permissions={"task_create": "allow"})).approval == "allow"
+        assert judge(call("task_update"), grounds(channel)).approval == "allow"
 
 
 def test_plan_mode_denies_what_is_asked_about_without_it() -> None:

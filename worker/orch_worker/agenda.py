@@ -1,9 +1,12 @@
-"""What an agent is up to: whether it plans still. What changes in that is an entry of its transcript."""
+"""What an agent is up to: whether it plans still, and its tasks. What changes there is an entry of its transcript."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from orch_protocol.tasks import Task
+
+from . import tasks
 from .transcript import Transcript
 
 __all__ = ["PLAN_MODE", "Agenda"]
@@ -22,6 +25,7 @@ class Agenda:
     def __init__(self, transcript: Transcript, *, planning: bool) -> None:
         self._transcript = transcript
         self._planning = planning
+        self._turn = ""
 
     @property
     def planning(self) -> bool:
@@ -33,10 +37,24 @@ class Agenda:
         """Whether it is an agent that plans, or did: its tools stay the same, so that what is cached of it holds."""
         return self._planning or self._transcript.session.plan_approved
 
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Its tasks, as they stand on the path that the conversation took."""
+        return self._transcript.session.tasks
+
+    def turn_began(self, turn: str) -> None:
+        """What changes from now on does so in the query `turn`."""
+        self._turn = turn
+
+    def set_tasks(self, changed: tuple[Task, ...]) -> None:
+        """Let its tasks be those. Raises StoreError, and they are what they were, when that cannot be recorded."""
+        self._transcript.tasks(changed, self._turn)
+
     def approve_plan(self) -> None:
         """End plan mode, for good. Raises StoreError, and it goes on, when that cannot be recorded."""
         self._transcript.plan_approved()
 
     def block(self) -> str:
         """Return what is to be said of it at the end of the next request, "" for nothing."""
-        return PLAN_MODE if self.planning else ""
+        parts = (PLAN_MODE if self.planning else "", tasks.block(self.tasks))
+        return "\n\n".join(filter(None, parts))

@@ -11,7 +11,18 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.policy import EXIT_PLAN, RANK, Approval, Channel, DataClass, Model, Operation, PolicySpec, Verdict
+from orch_protocol.policy import (
+    EXIT_PLAN,
+    RANK,
+    TASK_CREATE,
+    Approval,
+    Channel,
+    DataClass,
+    Model,
+    Operation,
+    PolicySpec,
+    Verdict,
+)
 
 __all__ = ["CREDENTIALS", "OPERATIONS", "Call", "Grounds", "Place", "judge", "operation_of", "strictest"]
 
@@ -29,6 +40,7 @@ _READS: Final = (
     *("list_files", "grep_files", "read_file", "git_status", "git_diff", "git_log", "describe_data"),
     *("describe_variables", "web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status"),
     *("chat", "list_models", "search_archive", "read_archive", "map_subagents", EXIT_PLAN),
+    *(TASK_CREATE, "task_update"),
     # What an agent's children do is judged when they do it.
     *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
 )
@@ -179,6 +191,8 @@ def _configured(call: Call, grounds: Grounds) -> Verdict:
     rules = grounds.spec.rules
     if call.tool in rules.permissions:
         return Verdict(rules.permissions[call.tool], "any", f"permissions.{call.tool} is configured so")
+    if call.tool == TASK_CREATE:
+        return Verdict("ask", "any", "tasks are to be approved")
     if call.tool not in rules.dangerous_tools:
         return Verdict()
     mode = rules.approval_mode or ("ask" if grounds.spec.channel == "cli" else "allow")

@@ -161,6 +161,7 @@ class Runtime:
         if archiving is not None:
             archiving.turn_began()
         self.toolbox.turn_began()
+        self._agenda.turn_began(query_id)
         self.toolbox.observe = partial(self._root.called, query_id) if query.observed else None
         self._busy = True
         stop_reason: StopReason | None = None

@@ -18,12 +18,14 @@ from orch_protocol.entries import (
     MessageEntry,
     PlanApproved,
     SessionHeader,
+    TasksEntry,
     TurnEnd,
     TurnStart,
     UpgradeEntry,
 )
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Block, Message, Reply, Text, ToolResult, Usage, tool_uses, user
+from orch_protocol.tasks import Task
 
 from .lineage import Lineage
 from .view import NOTHING, Item, View
@@ -89,6 +91,8 @@ class Session:
         """What all turns used together, on all branches, those cut short included, as far as it is on record."""
         self.plan_approved = False
         """Whether a plan of the agent's was approved, on whatever branch."""
+        self.tasks: tuple[Task, ...] = ()
+        """What the agent means to do, as the path has it."""
         self.turns = 0
         """How many turns on the path are finished."""
         self._turn = ""
@@ -232,6 +236,8 @@ class Session:
             self.turns += 1
             if self.interrupted == entry.turn:
                 self.interrupted = None
+        elif isinstance(entry, TasksEntry):
+            self.tasks = entry.tasks
         elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
             self.interrupted = None
         elif isinstance(entry, (Checkout, BranchSummary)):

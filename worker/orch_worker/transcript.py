@@ -25,6 +25,7 @@ from orch_protocol.entries import (
     PlanApproved,
     SessionHeader,
     SessionInfo,
+    TasksEntry,
     TurnEnd,
     TurnStart,
     UpgradeEntry,
@@ -33,6 +34,7 @@ from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
 from orch_protocol.spec import Durability
+from orch_protocol.tasks import Task
 from orch_protocol.text import scrub
 
 from .session import LostEntry, Session, UnknownEntry
@@ -186,6 +188,10 @@ class Transcript:
     def plan_approved(self) -> None:
         """Record that the agent's plan was approved: on the disk when this returns."""
         self.append(PlanApproved(**self._next()), sync=True)
+
+    def tasks(self, tasks: tuple[Task, ...], turn: str) -> None:
+        """Record what the agent means to do, said in the query `turn`."""
+        self.append(TasksEntry(**self._next(), turn=turn, tasks=tasks))
 
     def seed(self, history: Iterable[Message]) -> None:
         """Record `history` as what went before, in one write. Raises StoreError unless the transcript is empty."""

@@ -6,6 +6,7 @@ made of are offsets in the file, and hashes of what stands there: both are made 
 
 from __future__ import annotations
 
+import mmap
 import os
 from array import array
 from bisect import bisect_left
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Collapse, Span, Upgrade
-from orch_protocol.entries import ArchiveEntry, MessageEntry, Telling, TurnEnd, UpgradeEntry
+from orch_protocol.entries import ArchiveEntry, MessageEntry, TasksEntry, Telling, TurnEnd, UpgradeEntry
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text
 from orch_worker.excerpt import MESSAGES, digest, read_spans
@@ -31,6 +32,7 @@ from .shelf import Record
 
 __all__ = ["Doomed", "doomed", "rewritten"]
 
+TASKS: Final = b'{"type":"tasks"'
 TELLING: Final = frozenset({"answer", "receipt", "rest"})
 """What of a record tells of the messages, beside its text and its task."""
 SPOILT: Final = b'{"type":"message",deleted}'
@@ -51,6 +53,7 @@ _message: msgspec.json.Decoder[Telling] = msgspec.json.Decoder(Telling)
 _turn_end = msgspec.json.Decoder(TurnEnd)
 _archive = msgspec.json.Decoder(ArchiveEntry)
 _upgrade = msgspec.json.Decoder(UpgradeEntry)
+_tasks = msgspec.json.Decoder(TasksEntry)
 
 
 class Doomed(Struct, frozen=True):
@@ -141,6 +144,8 @@ class _Copy:
         self._deleted |= {record.id: when for record in going.records}
         # Where each line began, and where it begins now. Ascending.
         self._before, self._after = array("Q"), array("Q")
+        self._in_force = _last(file, TASKS)
+        """Where the tasks stand that the agent goes by: the turn that made them may be deleted, they are not."""
         self._silent: dict[str, bool] = {}
         """Whether what a turn said last is deleted, by the turn."""
         self._makers: dict[bytes, Callable[[bytes, int], msgspec.Struct | None]] = {
@@ -148,6 +153,7 @@ class _Copy:
             b'{"type":"turn_end"': self._turn_end,
             b'{"type":"archive"': self._archive,
             b'{"type":"archive_summary"': self._upgrade,
+            TASKS: self._tasks,
         }
 
     def write(self) -> None:
@@ -200,6 +206,12 @@ class _Copy:
         collapse = self._forgotten(collapse, when) if when else collapse
         new = msgspec.structs.replace(entry, collapse=collapse, deleted=when)
         return new if new != entry else None
+
+    def _tasks(self, object: bytes, offset: int) -> TasksEntry | None:
+        entry = _tasks.decode(object)
+        if entry.deleted or offset == self._in_force or not self._silent.get(entry.turn):
+            return None
+        return msgspec.structs.replace(entry, tasks=(), deleted=self._when)
 
     def _upgrade(self, object: bytes, _: int) -> UpgradeEntry | None:
         entry = _upgrade.decode(object)
@@ -254,6 +266,12 @@ class _Copy:
         if at == len(self._before) or self._before[at] != offset:
             raise KeyError(offset)
         return self._after[at]
+
+
+def _last(file: BinaryIO, beginning: bytes) -> int:
+    """Return where the last line begins that begins like that, 0 when none does."""
+    with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        return data.rfind(b"\n" + beginning) + 1
 
 
 def _is_deleted(line: bytes) -> bool:

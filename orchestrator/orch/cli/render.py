@@ -106,6 +106,11 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
     if archive:
         page += _archive(archive, shown["held"])
         page += ["\nwas asked:"] if shown["messages"] else []
+    if tasks := shown.get("tasks"):
+        from orch_protocol.tasks import MARKS
+
+        listed = (f"  {MARKS[each['status']]} {number}. {line(each['text'])}" for number, each in enumerate(tasks, 1))
+        page += ["\ntasks:", *listed]
     page += [f"\n{said['role']}:\n{_lines(said, line)}" for said in shown["messages"]]
     return "\n".join(page)
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["Transcript", "json_line"]
 
 NATURAL = "end_turn"
+TASKS = ("task_create", "task_update")
+"""Tools whose result is a list to be seen whole."""
 
 
 def json_line(event: dict[str, Any]) -> None:
@@ -47,6 +49,10 @@ class Transcript:
             self._steps = event.get("step", 0)
         elif kind == "tool_call":
             self._note(f"-> {name} {render.line(text)}")
+        elif kind == "tool_result" and name in TASKS and not event.get("is_error"):
+            self._note(f"<- {name}")
+            for each in text.splitlines():
+                self._note(f"   {render.line(each)}")
         elif kind == "tool_result":
             self._note(f"<- {name} {'error: ' if event.get('is_error') else ''}{render.line(text)}")
         elif kind == "steered":

@@ -18,6 +18,7 @@ from orch_protocol.entries import (
     ModelChange,
     PlanApproved,
     SessionInfo,
+    TasksEntry,
     Telling,
     ThinkingLevelChange,
     TurnEnd,
@@ -55,6 +56,7 @@ Told: TypeAlias = (
     | ArchiveEntry
     | UpgradeEntry
     | PlanApproved
+    | TasksEntry
     | Checkout
     | Label
     | Custom

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from orch_protocol.approval import Answered, AnswerQuestion, ApproveCall, Approved, Question, digest_of
 from orch_protocol.ids import new_id
-from orch_protocol.policy import EXIT_PLAN, PolicyCall, Verdict
+from orch_protocol.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
 
 from .. import events
 from ..nodes import Node
@@ -98,6 +98,8 @@ def _real(path: str) -> str:
 
 
 def _subject(params: ApproveCall, cwd: str) -> str:
+    if params.tool == TASK_CREATE:
+        return "\n".join(map(str, params.input.get("tasks", ())))
     for name in COMMANDS:
         if isinstance(said := params.input.get(name), str):
             return said

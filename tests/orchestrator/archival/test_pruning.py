@@ -26,6 +26,7 @@ from orch_protocol.messages import Message, assistant, text_of, user
 from orch_worker import rewriting
 from orch_worker.lock import FolderLock
 from orch_worker.store import AppendLog, load
+from orch_worker.tasks import made
 from orch_worker.transcript import Transcript
 from past import DELETED, PROFILES, Life, call, result, steps
 
@@ -239,6 +240,24 @@ def test_a_phase_goes_and_its_turn_goes_on(long: Life) -> None:
     assert messages[1:3] == [emptied(message, DELETED) for message in messages[1:3]]
     assert text_of(messages[-1]) == "so it is"
     long.check()
+
+
+def test_tasks_of_long_ago_go_and_those_in_force_stay(life: Life) -> None:
+    """What a deleted turn meant to do goes with it, but for the list that the agent still goes by."""
+    for name in ("first", "second"):
+        life.begin("what now?")
+        life.say(*steps(1))
+        life.transcript.tasks(made([f"{name} needle"]), f"q{life.queries}")
+        life.say(assistant("so"))
+        life.end()
+        life.archive()
+    life.prune(EVER)
+    assert "first needle" not in file(life)
+    assert life.transcript.session.tasks == made(["second needle"])
+    life.transcript.tasks(made(["third"]), "")
+    life.prune(EVER)
+    assert life.transcript.session.tasks == made(["third"])
+    life.check()
 
 
 def test_twice_is_once(life: Life) -> None:

@@ -35,6 +35,7 @@ _PYTHON: Final = ("run_python", "run_python_script", "py_help", "installed_packa
 _DATA: Final = ("describe_data", "describe_variables")
 _MEMORY: Final = ("read_handle",)
 _PLAN: Final = ("exit_plan_mode",)
+_TASKS: Final = ("task_create", "task_update")
 _CHAT: Final = ("chat", "list_models")
 RECALL: Final = ("search_archive", "read_archive", "map_subagents")
 _AGENTS: Final = (
@@ -56,6 +57,7 @@ BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_DATA, Builtin("orch_worker.tools.data", "data")),
     **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
     **dict.fromkeys(_PLAN, Builtin("orch_worker.tools.plan", "plan")),
+    **dict.fromkeys(_TASKS, Builtin("orch_worker.tools.tasks", "tasks")),
     **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.chat", "chat")),
     **dict.fromkeys(RECALL, Builtin("orch_worker.tools.recall", "archive")),
     **dict.fromkeys(_AGENTS, Builtin("orch_worker.tools.subagents", "agents")),

@@ -1,0 +1,136 @@
+"""The list of tasks: its rules, how it is shown, and that it is the fold of its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_protocol.messages import Text, ToolUse
+from orch_protocol.tasks import MARKS, Task, TaskStatus
+from orch_worker.agenda import Agenda
+from orch_worker.tasks import HEADING, block, listed, made, updated
+from orch_worker.tools.base import ToolContext
+from orch_worker.tools.presets import make_toolbox
+from orch_worker.tools.toolbox import Toolbox
+from orch_worker.transcript import Transcript, read_session
+
+STATUSES: tuple[TaskStatus, ...] = ("pending", "in_progress", "completed", "cancelled")
+steps = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(STATUSES)), max_size=12)
+
+
+def test_a_new_list_is_pending() -> None:
+    """Each task is on one line, and none is begun."""
+    assert made(["Read\n it ", "write"]) == (Task("Read it"), Task("write"))
+
+
+@given(steps)
+def test_at_most_one_is_in_progress(changes: list[tuple[int, TaskStatus]]) -> None:
+    """Whatever is said of tasks, each is what was said last of it, but for those that gave way to another."""
+    tasks = made(["a", "b", "c", "d"])
+    for index, status in changes:
+        before, tasks = tasks, updated(tasks, index, status)
+        assert tasks[index - 1].status == status
+        assert [task.status for task in tasks].count("in_progress") <= 1
+        for number, (old, new) in enumerate(zip(before, tasks, strict=True), 1):
+            gave_way = status == "in_progress" and old.status == "in_progress"
+            assert number == index or new == (Task(old.text) if gave_way else old)
+
+
+@pytest.mark.parametrize("index", [0, 3, -1])
+def test_a_task_that_is_not_there(index: int) -> None:
+    """Numbers count from 1 to the last one."""
+    with pytest.raises(IndexError):
+        updated(made(["a", "b"]), index, "completed")
+
+
+def test_shown_with_marks() -> None:
+    """Each status has its mark; the block is there as long as something is open."""
+    tasks = tuple(Task(status, status) for status in STATUSES)
+    assert listed(tasks).splitlines() == [f"{MARKS[each]} {number}. {each}" for number, each in enumerate(STATUSES, 1)]
+    assert block(tasks).startswith(HEADING)
+    assert block(tasks).endswith(listed(tasks))
+    assert block(tasks[2:]) == block(()) == ""
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[[], Transcript]:
+    """Opens the transcript of one agent."""
+    return lambda: Transcript.open(tmp_path, agent="a1", cwd=str(tmp_path))
+
+
+def box(transcript: Transcript) -> Toolbox:
+    """Return the tools for tasks of the agent whose transcript that is."""
+    context = ToolContext(transcript.path.parent, agenda=Agenda(transcript, planning=False))
+    return make_toolbox(["tasks"], (), context)
+
+
+async def told(toolbox: Toolbox, tool: str, **input: object) -> tuple[bool, str]:
+    """Call `tool`; return whether that is an error, and what the model reads."""
+    result = (await toolbox.dispatch(ToolUse("c1", tool, input))).result
+    (text,) = result.content
+    assert isinstance(text, Text)
+    return result.is_error, text.text
+
+
+async def test_what_changes_is_an_entry(opened: Callable[[], Transcript]) -> None:
+    """The list is what the file says, also for whoever reads it, and when it is opened anew; a new one replaces it."""
+    transcript = opened()
+    toolbox = box(transcript)
+    assert await told(toolbox, "task_update", index=1, status="completed") == (
+        True,
+        "There are no tasks: task_create makes some.",
+    )
+    assert await told(toolbox, "task_create", tasks=["a", "b"]) == (False, "[ ] 1. a\n[ ] 2. b")
+    await told(toolbox, "task_update", index=2, status="in_progress")
+    assert await told(toolbox, "task_update", index=1, status="in_progress") == (False, "[>] 1. a\n[ ] 2. b")
+    assert await told(toolbox, "task_update", index=3, status="completed") == (
+        True,
+        "There is no task 3: they are 1 to 2.",
+    )
+    before = transcript.session.tasks
+    assert read_session(transcript.path.parent).tasks == before
+    transcript.close()
+    transcript = opened()
+    assert transcript.session.tasks == before
+    await told(box(transcript), "task_create", tasks=["c"])
+    assert transcript.session.tasks == (Task("c"),)
+    transcript.close()
+
+
+async def test_going_back_goes_back_to_the_tasks_of_then(opened: Callable[[], Transcript]) -> None:
+    """Where the conversation goes on behind an earlier entry, so does the list, live and as it is read again."""
+    transcript = opened()
+    toolbox = box(transcript)
+    await told(toolbox, "task_create", tasks=["a"])
+    then = transcript.session.leaf
+    await told(toolbox, "task_update", index=1, status="completed")
+    transcript.checkout(then)
+    assert transcript.session.tasks == (Task("a"),)
+    transcript.checkout(None)
+    assert transcript.session.tasks == ()
+    assert read_session(transcript.path.parent).tasks == ()
+    transcript.close()
+
+
+@pytest.mark.parametrize("tasks", [[], [" "], ["a", ""], "a", ["x" * 501], ["x"] * 51])
+async def test_a_list_says_something(opened: Callable[[], Transcript], tasks: object) -> None:
+    """An empty list, an empty task and what is too much are errors, and change nothing."""
+    transcript = opened()
+    is_error, text = await told(box(transcript), "task_create", tasks=tasks)
+    assert is_error
+    assert text.startswith("Invalid arguments for task_create")
+    assert transcript.session.tasks == ()
+    transcript.close()
+
+
+async def test_a_status_that_is_none(opened: Callable[[], Transcript]) -> None:
+    """Only the four statuses there are can be given."""
+    transcript = opened()
+    await told(box(transcript), "task_create", tasks=["a"])
+    assert (await told(box(transcript), "task_update", index=1, status="done"))[0]
+    assert transcript.session.tasks == (Task("a"),)
+    transcript.close()
