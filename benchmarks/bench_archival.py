@@ -1,12 +1,9 @@
-"""What archival saves on recorded sessions, what it keeps findable, and what it costs to do.
-
-Recorded sessions are given as files, or as a folder in $ORCH_BENCH_RECORDINGS; without any, their rows are skipped.
-"""
+"""What archiving takes, and how large a conversation gets that archives: an `Archiver` on files alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,84 +15,24 @@ from synthetic import Worker
 
 from orch.archival.archive import Archive, Record, Stored
 from orch.archival.archiver import Archiver
-from orch.replay.evidence import KINDS
-from orch.replay.readers import read_recordings
-from orch.replay.report import Outcome, Terms, recorded_input, replay
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse
 from orch_worker.estimate import Estimator
 
-EVIDENCE_ITEMS = 2000
 ENTRIES, ENTRY_CHARS = 40, 700
 COMMITS = 20
 ARCHIVES = 1000
 TURNS, TURN_STEPS, TURN_WORDS = 10_000, 5, 1_000
 FACTS = 1000
-POLICIES = ("none", "compaction", "compaction-1m", "mask", "turn", "phase", "auto", "economy", "roomy")
 
 
 def measure(args: Args) -> list[Row]:
-    """Replay what is given, then measure what archiving takes and how large a long conversation gets."""
-    rows: list[Row] = []
+    """Measure each in a folder of its own."""
     with harness.scratch() as folder:
-        if args.files:
-            for file in args.files:
-                rows += recorded(file, folder / file.stem, args.quick)
-        else:
-            rows += not_given()
-        rows.append(commit(folder / "commit", args.rounds))
-        rows += long_session(folder / "long", ARCHIVES // 10 if args.quick else ARCHIVES)
-        rows += endless(folder / "endless", TURNS // 50 if args.quick else TURNS)
-    return rows
-
-
-def not_given() -> list[Row]:
-    """Return the rows of recordings, skipped."""
-    reason = "no recorded session was given"
-    return [
-        harness.skipped("cost, auto (peer: compaction)", reason, must="<= 0.5", aim="<= 0.42"),
-        harness.skipped("cost, economy (peer: compaction)", reason, must="<= 0.49", aim="<= 0.42"),
-        harness.skipped("cost, auto (peer: mask)", reason, must="<= 0.45", aim="<= 0.33"),
-        harness.skipped("cost, auto (peer: none)", reason, must="<= 1", aim="<= 0.98"),
-    ]
-
-
-def recorded(file: Path, folder: Path, quick: bool) -> list[Row]:
-    """Return what the policies make of one file: cost in dollars, and the share of evidence still to be had."""
-    found = read_recordings(file)
-    terms = Terms(items=50 if quick else EVIDENCE_ITEMS)
-    cheap = Terms(items=0)
-    outcomes = {name: replay(found, name, terms if name == "auto" else cheap, folder) for name in POLICIES}
-    units = {name: outcome.bill.units for name, outcome in outcomes.items()}
-    rows = []
-    if told := recorded_input(found, terms):
-        figure = f"{file.name}: input tokens, replaying what it did itself (M; peer: as reported)"
-        rows.append(_ratio(figure, told[1] / 1e6, told[0] / 1e6, must="<= 1.1", aim="<= 1.03"))
-    if units["compaction"] < units["none"]:
-        best = min("compaction", "compaction-1m", key=lambda name: units[name])
-        if outcomes["none"].bill.peak_tokens > 1_000_000:
-            best = "compaction"
-        rows += [
-            _cost(file, units, "auto", best, "<= 0.5", "<= 0.42"),
-            _cost(file, units, "economy", best, "<= 0.49", "<= 0.42"),
-            _cost(file, units, "roomy", best, "<= 0.55", "<= 0.45"),
-            _cost(file, units, "turn", best, "<= 0.6", "<= 0.5"),
-            _cost(file, units, "phase", best, "<= 0.6", "<= 0.55"),
-            _cost(file, units, "auto", "mask", "<= 0.45", "<= 0.33"),
+        return [
+            commit(folder / "commit", args.rounds),
+            *long_session(folder / "long", ARCHIVES // 10 if args.quick else ARCHIVES),
+            *endless(folder / "endless", TURNS // 50 if args.quick else TURNS),
         ]
-        rows += evidence(file, outcomes["auto"])
-    else:
-        rows.append(_cost(file, units, "auto", "none", "<= 1", "<= 0.98"))
-    return rows
-
-
-def evidence(file: Path, outcome: Outcome) -> Iterator[Row]:
-    """Yield for each kind which share of what was taken out stands in the conversation or in one search's answer."""
-    for kind in KINDS:
-        share = outcome.evidence[kind]
-        must = ">= 0.99" if kind == "numbers" else ">= 1"
-        yield harness.counted(
-            f"{file.name}: {kind} still to be had ({share.asked} asked)", share.ratio, must=must, aim=">= 1"
-        )
 
 
 def commit(folder: Path, rounds: int) -> Row:
@@ -166,7 +103,7 @@ def long_session(folder: Path, count: int) -> list[Row]:
     last, first = (1e3 * median(side.took) for side in sides)
     broken = sides[0].broken
     return [
-        _ratio(figure, last, first, must="<= 1.5", aim="<= 1.1"),
+        harness.compared(figure, [last], [first], must="<= 1.5", aim="<= 1.1"),
         harness.counted(f"archives of {count} that changed anything before the archived turn", broken, must="== 0"),
     ]
 
@@ -224,15 +161,6 @@ def known(archiver: Archiver, fact: str) -> bool:
     """Return whether the first hit for `fact` holds it, and leads to a message that does."""
     hits: Sequence = archiver.search(fact, 1)
     return bool(hits) and hits[0].exact and fact in str(archiver.read_archive(hits[0].id, hits[0].entry, hits[0].entry))
-
-
-def _cost(file: Path, units: dict[str, float], ours: str, peer: str, must: str, aim: str) -> Row:
-    figure = f"{file.name}: cost, {ours} (million tokens' worth; peer: {peer})"
-    return _ratio(figure, units[ours] / 1e6, units[peer] / 1e6, must=must, aim=aim)
-
-
-def _ratio(figure: str, ours: float, peer: float, *, must: str, aim: str) -> Row:
-    return harness.compared(figure, [ours], [peer], must=must, aim=aim)
 
 
 if __name__ == "__main__":

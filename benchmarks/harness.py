@@ -176,10 +176,16 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def recordings(given: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the recorded sessions to measure on: those `given`, else all in the folder that RECORDINGS names."""
+    """Return the recorded sessions to measure on: those `given`, else all in the folder that RECORDINGS names.
+
+    Raises ValueError when none are there.
+    """
     if given or not os.environ.get(RECORDINGS):
         return tuple(given)
-    return tuple(sorted(Path(os.environ[RECORDINGS]).glob("*.json*")))
+    found = tuple(sorted(Path(os.environ[RECORDINGS]).glob("*.json*")))
+    if not found:
+        raise ValueError(f"{RECORDINGS}={os.environ[RECORDINGS]}: no *.json or *.jsonl is there")
+    return found
 
 
 def parse_affinity(text: str, allowed: frozenset[int]) -> frozenset[int]:
@@ -217,6 +223,7 @@ def main(
     given = parser.parse_args()
     try:
         cpus = parse_affinity(given.affinity, frozenset(os.sched_getaffinity(0)))
+        files = recordings(given.files)
     except ValueError as error:
         parser.error(str(error))
     if missing := [file for file in given.files if not file.is_file()]:
@@ -228,7 +235,7 @@ def main(
         given.json,
         cpus,
         given.rounds or (quick_rounds if given.quick else rounds),
-        recordings(given.files),
+        files,
     )
     found = measure(args)
     rows: list[Row] = asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found  # type: ignore[assignment]

@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,13 +79,18 @@ def reexec_in_own() -> None:
     """Become the same command under `own`'s interpreter, unless this is it; then refuse a checkout on the path."""
     if Path(sys.prefix) != SCRATCH / "own":
         python = str(own_python())
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "ORCH_"))}
         sys.stdout.flush()
-        os.execve(python, [python, *sys.argv], env)
+        os.execve(python, [python, *sys.argv], passed_on(os.environ))
     import orch
 
     if not Path(orch.__file__).is_relative_to(sys.prefix):
         sys.exit(f"orch comes from {orch.__file__}, not from the wheel under {sys.prefix}: unset what puts it there")
+
+
+def passed_on(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what of `env` a bench is run with: nothing that leads to a checkout or sets orch, but what is for it."""
+    ours = ("PYTHONPATH", "ORCH_")
+    return {name: value for name, value in env.items() if name.startswith("ORCH_BENCH_") or not name.startswith(ours)}
 
 
 def _text(file: Path) -> str | None:

@@ -102,6 +102,27 @@ def test_affinity_that_cannot_be_is_refused(harness: ModuleType, text: str) -> N
         harness.parse_affinity(text, frozenset({2, 3}))
 
 
+def test_recorded_sessions_are_those_given_or_those_in_the_folder(
+    harness: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which a variable names; a folder without any is an error, and no reason to skip their rows in silence."""
+    monkeypatch.setenv(harness.RECORDINGS, str(tmp_path))
+    with pytest.raises(ValueError, match=rf"{harness.RECORDINGS}={tmp_path}: no \*\.json"):
+        harness.recordings([])
+    for name in ("b.jsonl", "a.json", "README.md"):
+        (tmp_path / name).touch()
+    assert harness.recordings([]) == (tmp_path / "a.json", tmp_path / "b.jsonl")
+    assert harness.recordings([Path("own.json")]) == (Path("own.json"),)
+    monkeypatch.delenv(harness.RECORDINGS)
+    assert harness.recordings([]) == ()
+
+
+def test_a_bench_is_told_where_recorded_sessions_are(harness: ModuleType) -> None:
+    """It runs against the wheel, with nothing of the checkout in its variables and nothing that sets orch."""
+    env = {harness.RECORDINGS: "/r", "ORCH_HOME": "/h", "ORCH_MODEL": "m", "PYTHONPATH": "/p", "HOME": "/root"}
+    assert harness.venvs.passed_on(env) == {harness.RECORDINGS: "/r", "HOME": "/root"}
+
+
 def test_table_shows_verdicts(harness: ModuleType) -> None:
     """A kept bound is ok, a missed one stands out, a missing peer gives its reason."""
     rows = [

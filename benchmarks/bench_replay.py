@@ -1,0 +1,90 @@
+"""What archival saves on recorded sessions, and what it keeps findable.
+
+Recorded sessions are given as files, or as a folder in $ORCH_BENCH_RECORDINGS; without any, the rows are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import harness
+from harness import Args, Row
+
+from orch.replay.evidence import KINDS
+from orch.replay.readers import read_recordings
+from orch.replay.report import Outcome, Terms, recorded_input, replay
+
+EVIDENCE_ITEMS = 2000
+POLICIES = ("none", "compaction", "compaction-1m", "mask", "turn", "phase", "auto", "economy", "roomy")
+
+
+def measure(args: Args) -> list[Row]:
+    """Replay what is given, each file through every policy."""
+    if not args.files:
+        return not_given()
+    with harness.scratch() as folder:
+        return [row for file in args.files for row in recorded(file, folder / file.stem, args.quick)]
+
+
+def not_given() -> list[Row]:
+    """Return the rows of recordings, skipped."""
+    reason = "no recorded session was given"
+    return [
+        harness.skipped("cost, auto (peer: compaction)", reason, must="<= 0.5", aim="<= 0.42"),
+        harness.skipped("cost, economy (peer: compaction)", reason, must="<= 0.49", aim="<= 0.42"),
+        harness.skipped("cost, auto (peer: mask)", reason, must="<= 0.45", aim="<= 0.33"),
+        harness.skipped("cost, auto (peer: none)", reason, must="<= 1", aim="<= 0.98"),
+    ]
+
+
+def recorded(file: Path, folder: Path, quick: bool) -> list[Row]:
+    """Return what the policies make of one file: cost in dollars, and the share of evidence still to be had."""
+    found = read_recordings(file)
+    terms = Terms(items=50 if quick else EVIDENCE_ITEMS)
+    cheap = Terms(items=0)
+    outcomes = {name: replay(found, name, terms if name == "auto" else cheap, folder) for name in POLICIES}
+    units = {name: outcome.bill.units for name, outcome in outcomes.items()}
+    rows = []
+    if told := recorded_input(found, terms):
+        figure = f"{file.name}: input tokens, replaying what it did itself (M; peer: as reported)"
+        rows.append(_ratio(figure, told[1] / 1e6, told[0] / 1e6, must="<= 1.1", aim="<= 1.03"))
+    if units["compaction"] < units["none"]:
+        best = min("compaction", "compaction-1m", key=lambda name: units[name])
+        if outcomes["none"].bill.peak_tokens > 1_000_000:
+            best = "compaction"
+        rows += [
+            _cost(file, units, "auto", best, "<= 0.5", "<= 0.42"),
+            _cost(file, units, "economy", best, "<= 0.49", "<= 0.42"),
+            _cost(file, units, "roomy", best, "<= 0.55", "<= 0.45"),
+            _cost(file, units, "turn", best, "<= 0.6", "<= 0.5"),
+            _cost(file, units, "phase", best, "<= 0.6", "<= 0.55"),
+            _cost(file, units, "auto", "mask", "<= 0.45", "<= 0.33"),
+        ]
+        rows += evidence(file, outcomes["auto"])
+    else:
+        rows.append(_cost(file, units, "auto", "none", "<= 1", "<= 0.98"))
+    return rows
+
+
+def evidence(file: Path, outcome: Outcome) -> Iterator[Row]:
+    """Yield for each kind which share of what was taken out stands in the conversation or in one search's answer."""
+    for kind in KINDS:
+        share = outcome.evidence[kind]
+        must = ">= 0.99" if kind == "numbers" else ">= 1"
+        yield harness.counted(
+            f"{file.name}: {kind} still to be had ({share.asked} asked)", share.ratio, must=must, aim=">= 1"
+        )
+
+
+def _cost(file: Path, units: dict[str, float], ours: str, peer: str, must: str, aim: str) -> Row:
+    figure = f"{file.name}: cost, {ours} (million tokens' worth; peer: {peer})"
+    return _ratio(figure, units[ours] / 1e6, units[peer] / 1e6, must=must, aim=aim)
+
+
+def _ratio(figure: str, ours: float, peer: float, *, must: str, aim: str) -> Row:
+    return harness.compared(figure, [ours], [peer], must=must, aim=aim)
+
+
+if __name__ == "__main__":
+    harness.main(measure)
