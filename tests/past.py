@@ -21,8 +21,10 @@ from orch.tombstones import emptied
 from orch_protocol.archive import Source, Upgrade
 from orch_protocol.config import ArchivalConfig, TriggerConfig
 from orch_protocol.entries import MessageEntry, Telling
+from orch_protocol.ids import new_entry_id
 from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services import Archive, ArchivePlan, Hit
+from orch_protocol.sessions import Edit, Inform
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability
 from orch_worker.excerpt import MESSAGES
 from orch_worker.store import load
@@ -144,7 +146,8 @@ class Life:
 
     def inform(self, text: str) -> None:
         """Let a program tell the agent something."""
-        self.transcript.inform("test", text)
+        entry = new_entry_id(self.transcript.session.places)
+        self.transcript.change(Edit(entry, Inform("test", text)))
         self._heard()
 
     def _heard(self) -> None:

@@ -21,6 +21,18 @@ from orch_protocol.services import (
     Shown,
     SteerAgent,
 )
+from orch_protocol.sessions import (
+    Branch,
+    Change,
+    Changed,
+    ChangeSession,
+    Inform,
+    Move,
+    Relabel,
+    Rename,
+    SessionShown,
+    ShowSession,
+)
 
 from . import typed
 from .services import call, check_seconds
@@ -150,6 +162,45 @@ class AsyncSubagent:
     async def resume(self, *, max_cost: float | None = None) -> None:
         """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all."""
         await self._call("resume", Resume(self.id, max_cost))
+
+    # Its session: a tree, of which the conversation is one path.
+
+    async def tree(self, most: int | None = None) -> SessionShown:
+        """Return the agent's session, entry by entry, or its last `most` entries; read from the file."""
+        shown: SessionShown = await self._call("session", ShowSession(self.id, most))
+        return shown
+
+    async def branches(self) -> list[Branch]:
+        """Return the ways that the conversation went, the current one among them."""
+        return list((await self.tree(0)).branches)
+
+    async def checkout(self, entry: str | None, *, summary: str | None = None) -> None:
+        """Let the conversation go on behind `entry`, None: anew. What was said since stays, on its own branch.
+
+        An entry is an id, the beginning of one, or a label. With `summary` the model is told what came of what it
+        leaves. Raises AgentBusyError while a turn runs, EntryNotFoundError.
+        """
+        await self._change(Move(entry, summary))
+
+    async def branch(self, entry: str, *, summary: str | None = None) -> str | None:
+        """Go back as `checkout` does, but before `entry` when it is a question; then return what was asked."""
+        return (await self._change(Move(entry, summary), ask_anew=True)).text
+
+    async def label(self, entry: str, label: str | None) -> None:
+        """Give an entry a name, by which it can be found; None takes it away."""
+        await self._change(Relabel(entry, label))
+
+    async def title(self, title: str | None) -> None:
+        """Give the session a name."""
+        await self._change(Rename(title))
+
+    async def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
+        """Tell the model something between turns, without asking. People are shown it with `display` alone."""
+        await self._change(Inform(kind, text, display))
+
+    async def _change(self, change: Change, *, ask_anew: bool = False) -> Changed:
+        changed: Changed = await self._call("change_session", ChangeSession(self.id, change, ask_anew))
+        return changed
 
     @property
     def _node(self) -> Node:

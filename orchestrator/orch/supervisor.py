@@ -26,6 +26,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
+from orch_protocol.sessions import Edited
 from orch_protocol.text import scrub
 
 from .approvals import Approvals
@@ -336,6 +337,8 @@ class Supervisor:
                 self.watchers.called(self.tree.nodes, agent_id, id, body)
             case Steered():
                 self.handle(Hear(agent_id, id))
+            case Edited():
+                self.waiters.tell(f"edit:{agent_id}:{id}", body, body.error)
             case RootCall():
                 if self._calls.under_way(agent_id) < MOST_CALLS:
                     self._calls.start(agent_id, id, self._answer_call(peer, id, body))

@@ -17,6 +17,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply
 from orch_protocol.project import ProjectContext
 from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Pruned, Shown, Waited
+from orch_protocol.sessions import Branch, SessionShown
 from orch_protocol.spec import Limits, QueueMode, Template
 from orch_worker.opinion import PolicyFunction
 
@@ -408,6 +409,40 @@ class Subagent:
     def resume(self, *, max_cost: float | None = None) -> None:
         """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all."""
         self._orchestrator._wait(self._agent.resume(max_cost=max_cost))
+
+    # Its session: a tree, of which the conversation is one path.
+
+    def tree(self, most: int | None = None) -> SessionShown:
+        """Return the agent's session, entry by entry, or its last `most` entries; read from the file."""
+        return self._orchestrator._wait(self._agent.tree(most))
+
+    def branches(self) -> list[Branch]:
+        """Return the ways that the conversation went, the current one among them."""
+        return self._orchestrator._wait(self._agent.branches())
+
+    def checkout(self, entry: str | None, *, summary: str | None = None) -> None:
+        """Let the conversation go on behind `entry`, None: anew. What was said since stays, on its own branch.
+
+        An entry is an id, the beginning of one, or a label. With `summary` the model is told what came of what it
+        leaves. Raises AgentBusyError while a turn runs, EntryNotFoundError.
+        """
+        self._orchestrator._wait(self._agent.checkout(entry, summary=summary))
+
+    def branch(self, entry: str, *, summary: str | None = None) -> str | None:
+        """Go back as `checkout` does, but before `entry` when it is a question; then return what was asked."""
+        return self._orchestrator._wait(self._agent.branch(entry, summary=summary))
+
+    def label(self, entry: str, label: str | None) -> None:
+        """Give an entry a name, by which it can be found; None takes it away."""
+        self._orchestrator._wait(self._agent.label(entry, label))
+
+    def title(self, title: str | None) -> None:
+        """Give the session a name."""
+        self._orchestrator._wait(self._agent.title(title))
+
+    def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
+        """Tell the model something between turns, without asking. People are shown it with `display` alone."""
+        self._orchestrator._wait(self._agent.inform(text, kind=kind, display=display))
 
     async def _submit(self, prompt: str) -> Reply:
         return await self._agent.submit(prompt)

@@ -255,7 +255,7 @@ class Tree:
     def _on_archived(self, event: Archived, now: float) -> Decision:
         known = self.nodes[event.id].archives
         new = tuple(each for each in event.holders if each[0] not in known)
-        if not new and not event.problem:
+        if not new and not event.problem and event.context_tokens in (0, self.nodes[event.id].context_tokens):
             return Decision()
         return Decision(
             [

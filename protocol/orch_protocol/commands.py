@@ -1,7 +1,7 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer cancel stop root_reply limit`.
-Worker to root: `hello ready pong finished progress event called steered root_call cancel`.
+Root to worker: `init ping query steer edit cancel stop root_reply limit`.
+Worker to root: `hello ready pong finished progress event called steered edited root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -15,6 +15,7 @@ from msgspec import Struct
 from .errors import ErrorInfo
 from .messages import Reply, Usage
 from .observing import Called
+from .sessions import Edit, Edited
 from .spec import AgentSpec
 
 __all__ = [
@@ -186,6 +187,8 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "cancel": Cancel,
     "steer": Steer,
     "steered": Steered,
+    "edit": Edit,
+    "edited": Edited,
     "event": TurnEvent,
     "called": Called,
     "stop": Stop,

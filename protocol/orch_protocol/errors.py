@@ -10,6 +10,7 @@
     │   └── UnsupportedPlatformError
     ├── AgentError
     │   ├── AgentNotFoundError
+    │   ├── EntryNotFoundError
     │   ├── AmbiguousRefError
     │   ├── AgentBusyError
     │   ├── AgentDiedError
@@ -57,6 +58,7 @@ __all__ = [
     "ContextOverflowError",
     "DamagedError",
     "DepthCapError",
+    "EntryNotFoundError",
     "ErrorInfo",
     "ForeignFileError",
     "LaunchError",
@@ -131,8 +133,14 @@ class AgentNotFoundError(AgentError):
     exit_code = 3
 
 
+class EntryNotFoundError(AgentError):
+    """The agent's session has no entry of that id, label or beginning of an id."""
+
+    exit_code = 3
+
+
 class AmbiguousRefError(AgentError):
-    """Several agents' ids begin like that; the message lists them."""
+    """Several agents' ids, or entries', begin like that; the message lists them."""
 
     exit_code = 3
 

@@ -20,6 +20,7 @@ from .models import ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
+from .sessions import Changed, ChangeSession, SessionShown, ShowSession
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 from .tasks import Task
 
@@ -443,6 +444,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "import": (ImportSession, Imported),
     "list": (List, list[AgentRow]),
     "show": (Show, Shown),
+    "session": (ShowSession, SessionShown),
+    "change_session": (ChangeSession, Changed),
     "state": (Ref, AgentRow),
     "run_tool": (RunTool, ToolRan),
     "judge": (PolicyCall, Verdict),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from archivist import CALL, HOLDERS, RESULT, Agent, answered, settle
-from orch_protocol.messages import user
+from orch_protocol.entries import ArchiveEntry
+from orch_protocol.messages import text_of, user
 from orch_protocol.spec import ArchivalSpec
 from virtual import virtual
 
@@ -51,6 +52,22 @@ async def test_a_summary_that_comes_before_the_next_request_is_used(agent: Agent
     await agent.archiving.turn_ended("end_turn")
     await settle()
     assert "better said" in agent.shown()[1]
+
+
+async def test_what_was_to_leave_stays_when_the_conversation_goes_back(agent: Agent) -> None:
+    """It is another branch's by then: nothing of it is archived, and nothing has gone wrong."""
+    agent.planned.clear()
+    agent.plan(*HOLDERS)
+    agent.archiving.turn_began()
+    await agent.archiving.turn_ended("end_turn")
+    await settle()
+    agent.archiving.moved()
+    agent.transcript.checkout(agent.transcript.session.view.items[1].last)
+    agent.planned.set()
+    await settle()
+    assert [text_of(message) for message in agent.transcript.session.messages] == agent.shown()[:2]
+    assert not [entry for entry in agent.transcript.session.entries if isinstance(entry, ArchiveEntry)]
+    assert len(agent.asked) == 1
 
 
 async def test_archiving_does_not_wait_for_summaries(agent: Agent) -> None:

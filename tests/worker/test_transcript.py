@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from orch_protocol.entries import Custom, CustomMessage, Label, MessageEntry, SessionInfo
 from orch_protocol.errors import ForeignFileError, LockedError, StoreError
 from orch_protocol.messages import Message, Opaque, Reply, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
+from orch_protocol.sessions import Edit, Inform, Rename
 from orch_worker.session import Session
 from orch_worker.store import AppendLog
 from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage
@@ -494,8 +495,9 @@ class TestBranches:
         """A label, a name, a note to the model: each an entry that follows the last one."""
         first = transcript.message(user("a"), "q1")
         transcript.label(first.id, "start")
-        transcript.rename("pumps")
-        transcript.inform("clock", "It is noon.", display=False)
+        transcript.change(Edit("11111111", Rename("pumps")))
+        for _ in range(2):  # asked for twice, done once
+            transcript.change(Edit("22222222", Inform("clock", "It is noon.", display=False)))
         *_, label, name, told = transcript.session.entries
         assert (label, name) == (
             Label(id=label.id, parent_id=first.id, timestamp=label.timestamp, target_id=first.id, label="start"),

@@ -143,6 +143,13 @@ class Archiving:
         """Let nobody but models of this machine read what was archived: the one behind `backend`, as a rule."""
         self._summariser.stay(backend)
 
+    def moved(self) -> None:
+        """The conversation goes on elsewhere: what was to leave it is another branch's by now, and stays."""
+        self._due, self._done = (), None
+        for task in self._under_way:
+            task.cancel()
+        self._told = 0
+
     def stop(self) -> None:
         """Give up what is under way: what is not on record yet is as if it had not been begun."""
         self._due, self._done = (), None

@@ -39,6 +39,7 @@ from orch_protocol.errors import (
 from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
 from orch_protocol.services import SERVICES
+from orch_protocol.sessions import Edit, Edited
 from orch_protocol.spec import Birth
 from orch_protocol.wire import VERSION, Channel, encode_body
 
@@ -225,6 +226,15 @@ class Host:
     def _on_limit(self, _id: str, body: Limit) -> None:
         if self._runtime is not None:
             self._runtime.gate.limit(body.lane)
+
+    def _on_edit(self, id: str, body: Edit) -> None:
+        try:
+            if self._runtime is None or (self._turn is not None and not self._turn.done()):
+                raise AgentBusyError("the agent is in the middle of a turn; its session changes between turns")
+            done = self._runtime.edit(body)
+        except Exception as error:
+            done = Edited(error=error_info(error))
+        self._courier.send("edited", done, id)
 
     def _on_cancel(self, _id: str, _: Nothing) -> None:
         if self._runtime is not None:

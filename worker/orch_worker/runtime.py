@@ -15,6 +15,7 @@ from orch_protocol.commands import Finished, Query, Ready
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.observing import Called
+from orch_protocol.sessions import Edit, Edited, Move
 from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .agenda import Agenda
@@ -32,6 +33,7 @@ from .markers import after_cut, after_interruption
 from .project import is_project
 from .prompt import first_prompt, system_prompt
 from .purse import Purse
+from .session import Session
 from .summarising import Summariser
 from .surroundings import Surroundings
 from .tools.base import Keys, ToolContext
@@ -107,11 +109,11 @@ class Runtime:
             system = system_prompt(spec, [tool.name for tool in tools])
             self.backend.append_system(system, tools)
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
-            self._fresh = not session.asked and not (session.header and session.header.parent_session)
+            self._fresh = _is_fresh(session)
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
-            held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
-            self.backend.load((*held, *session.messages), session.responses)
+            self._held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
+            self._load()
             self._archiving: Archiving | None = None
             if spec.archival is not None:
                 self._archiving = Archiving(
@@ -216,6 +218,22 @@ class Runtime:
         if isinstance(self.backend, Movable):
             await self.backend.move(make_backend(backend, keys, self.gate))
 
+    def edit(self, edit: Edit) -> Edited:
+        """Make a change to the session between turns, which is on record when this returns. Raises StoreError."""
+        if isinstance(edit.change, Move) and self._archiving is not None:
+            self._archiving.moved()
+        try:
+            self.transcript.change(edit)
+        finally:
+            self._leave_if_broken()
+        self._fresh = _is_fresh(self.transcript.session)
+        self._load()
+        return Edited(self.backend.context_tokens())
+
+    def _load(self) -> None:
+        session = self.transcript.session
+        self.backend.load((*self._held, *session.messages), session.responses)
+
     def cancel(self) -> None:
         """End the running turn at its next safe point."""
         self._brake.pull()
@@ -286,5 +304,12 @@ class Runtime:
 
     def _leave_if_broken(self) -> None:
         """End this process when what its file holds is uncertain: the next one of this agent reads it anew."""
-        if self.transcript.log.broken and not self._busy:
+        if self.transcript.broken and not self._busy:
             self._root.stop(EXIT_STORE)
+
+
+def _is_fresh(session: Session) -> bool:
+    """Return whether the agent is yet to be told its task. One that goes on with a conversation from elsewhere is not,
+    unless it begins anew."""
+    taken_over = session.header is not None and session.header.parent_session is not None
+    return not session.asked and not (taken_over and session.view.items)

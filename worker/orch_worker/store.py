@@ -27,7 +27,18 @@ from .lines import Chain, Sealed, seal, unseal
 from .lock import FolderLock
 from .rewriting import discard_unfinished
 
-__all__ = ["MAX_LINE", "AppendLog", "Damage", "FolderLock", "Loaded", "load", "newest_first", "scan", "unsynced"]
+__all__ = [
+    "MAX_LINE",
+    "AppendLog",
+    "Damage",
+    "FolderLock",
+    "Loaded",
+    "load",
+    "newest_first",
+    "objects",
+    "scan",
+    "unsynced",
+]
 
 MAX_LINE: Final = 64 << 20
 BLOCK: Final = 1 << 20
@@ -123,6 +134,31 @@ def load(path: Path, *, header: bytes | None = None) -> Loaded:
         raise cannot("read", path, error) from error
     del objects[count:], damage[damaged:]
     return Loaded(found, objects, damage, torn, end, seq, checksum)
+
+
+def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
+    """Yield the good objects of the file at `path`, its header first, holding no more of it than one append.
+
+    What was not appended whole is left out. A missing file holds nothing; raises as `load` does.
+    """
+    try:
+        descriptor = open_regular(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    waiting: list[bytes] = []
+    try:
+        with open(descriptor, "rb", buffering=BLOCK) as file:
+            _require_ours(path, file.readline(MAX_LINE + 64), header)
+            file.seek(0)
+            for _, _, sealed, _ in scan(file):
+                if sealed is None:
+                    continue
+                waiting.append(sealed.object)
+                if not sealed.more:
+                    yield from waiting
+                    waiting.clear()
+    except OSError as error:
+        raise cannot("read", path, error) from error
 
 
 def scan(file: BinaryIO) -> Iterator[tuple[int, bytes, Sealed | None, str]]:

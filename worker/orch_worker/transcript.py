@@ -33,14 +33,15 @@ from orch_protocol.entries import (
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
+from orch_protocol.sessions import Edit, Inform, Move, Relabel, Rename
 from orch_protocol.spec import Durability
 from orch_protocol.tasks import Task
 from orch_protocol.text import scrub
 
 from .session import LostEntry, Session, UnknownEntry
-from .store import AppendLog, FolderLock, Loaded, load, newest_first
+from .store import AppendLog, FolderLock, Loaded, load, newest_first, objects
 
-__all__ = ["Transcript", "read_last_turn", "read_session", "read_usage"]
+__all__ = ["NAME", "Transcript", "read_last_turn", "read_lines", "read_session", "read_usage"]
 
 NAME: Final = "session.jsonl"
 
@@ -94,6 +95,11 @@ class Transcript:
         repaired = f"{log.path}: {loaded.report}" if loaded.report else ""
         return cls(lock, log, session, repaired, durability == "power")
 
+    @property
+    def broken(self) -> bool:
+        """Whether what the file holds is uncertain, or could not be read again: the next process reads it anew."""
+        return self.log.broken or self.session.hollow
+
     def append(self, *entries: Entry, sync: bool = False) -> list[Entry]:
         """Record `entries`, which follow each other, in one write: all or none. Return them as they are on disk.
 
@@ -127,7 +133,27 @@ class Transcript:
         """Record that the query `turn` came to `reply`."""
         self.append(TurnEnd(**self._next(), turn=turn, reply=reply))
 
-    def checkout(self, to: str | None, summary: str | None = None) -> None:
+    def change(self, edit: Edit) -> None:
+        """Record a change that somebody makes between turns; one that is on record already is not made again.
+
+        Raises StoreError as `checkout` and `label` do.
+        """
+        if edit.entry in self.session.places:
+            return
+        match edit.change:
+            case Move(to, summary):
+                self.checkout(to, summary, id=edit.entry)
+            case Relabel(target, label):
+                self.label(target, label, id=edit.entry)
+            case Rename(name):
+                self.append(SessionInfo(**self._next(edit.entry), name=name))
+            case Inform(custom_type, text, display):
+                told = CustomMessage(
+                    **self._next(edit.entry), custom_type=custom_type, content=(Text(text),), display=display
+                )
+                self.append(told)
+
+    def checkout(self, to: str | None, summary: str | None = None, *, id: str | None = None) -> None:
         """Let the conversation go on behind the entry `to`, None: anew. What was said since stays on its own branch.
 
         With `summary` the model is told what came of that. Raises StoreError when there is no such entry; or when the
@@ -138,30 +164,22 @@ class Transcript:
         if to is not None and (place < 0 or isinstance(session.entries[place], LostEntry)):
             raise StoreError(f"{self.path} has no entry {to!r} to go back to")
         left = session.leaf
-        common = self._next() | {"parent_id": to}
+        common = self._next(id) | {"parent_id": to}
         if summary is None:
             self.append(Checkout(**common, from_id=left))
         else:
             self.append(BranchSummary(**common, from_id=left, summary=summary))
 
-    def label(self, target: str, label: str | None) -> None:
+    def label(self, target: str, label: str | None, *, id: str | None = None) -> None:
         """Record a name for the entry `target`, None: that it has none any more. Raises StoreError: no such entry."""
         if target not in self.session.places:
             raise StoreError(f"{self.path} has no entry {target!r} to label")
-        self.append(Label(**self._next(), target_id=target, label=label))
+        self.append(Label(**self._next(id), target_id=target, label=label))
 
-    def rename(self, name: str | None) -> None:
-        """Record a name for the session."""
-        self.append(SessionInfo(**self._next(), name=name))
-
-    def inform(self, custom_type: str, text: str, *, display: bool = True) -> None:
-        """Record something that a program tells the model between turns."""
-        self.append(CustomMessage(**self._next(), custom_type=custom_type, content=(Text(text),), display=display))
-
-    def _next(self) -> dict[str, Any]:
+    def _next(self, id: str | None = None) -> dict[str, Any]:
         """Return what every entry says of itself, for the one that follows the leaf."""
         session = self.session
-        return {"id": new_entry_id(session.places), "parent_id": session.leaf, "timestamp": _timestamp()}
+        return {"id": id or new_entry_id(session.places), "parent_id": session.leaf, "timestamp": _timestamp()}
 
     def archive(self, collapses: Iterable[Collapse]) -> None:
         """Record that parts of the conversation are their holders' now: on the disk when this returns, all or none.
@@ -219,6 +237,11 @@ def read_session(folder: Path) -> Session:
     Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
     """
     return _fold(load(folder / NAME, header=_HEADER))
+
+
+def read_lines(folder: Path) -> Iterator[bytes]:
+    """Yield the entries of the transcript in `folder` as they are encoded, the header first; see `read_session`."""
+    return objects(folder / NAME, header=_HEADER)
 
 
 class LastTurn(NamedTuple):

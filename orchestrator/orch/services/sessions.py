@@ -1,0 +1,186 @@
+"""Sessions as trees: what is in them, and what changes in them between turns."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orch_protocol.errors import AgentBusyError, ConfigError, QueryTimeoutError
+from orch_protocol.ids import new_entry_id
+from orch_protocol.sessions import (
+    Change,
+    Changed,
+    ChangeSession,
+    Edit,
+    Edited,
+    Inform,
+    Move,
+    Relabel,
+    SessionShown,
+    ShowSession,
+)
+from orch_protocol.spec import AgentSpec
+from orch_protocol.text import scrub
+from orch_worker.outline import Outline, question, read_outline
+from orch_worker.transcript import Transcript
+
+from .. import events
+from ..nodes import Node
+from ..refs import resolve
+from ..tree import BOOT_SECONDS
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["LATEST", "change_session", "session", "session_of"]
+
+LATEST: Final = "latest"
+EDIT_SECONDS: Final = 30.0
+"""A process reads its whole file again when its conversation goes back: large ones take seconds."""
+
+
+async def session(root: Supervisor, _: str | None, params: ShowSession) -> SessionShown:
+    """Return what is in a session, read from its file. Raises AgentNotFoundError, AmbiguousRefError, StoreError."""
+    node = session_of(root, params.ref)
+    return await root.disk.do(_shown, node.spec, params.most)
+
+
+async def change_session(root: Supervisor, _: str | None, params: ChangeSession) -> Changed:
+    """Change a session between turns; it is on record when this returns, also when whoever asks has given up by then.
+
+    Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
+    """
+    node = session_of(root, params.ref)
+    _check_idle(node)
+    edit, text = await root.disk.do(_resolved, node.spec, params)
+    putting = asyncio.ensure_future(_put(root, node, edit))
+    putting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.shield(putting)
+    return Changed(node.spec.id, edit.entry, text)
+
+
+def session_of(root: Supervisor, ref: str) -> Node:
+    """Return the agent that `ref` means; `latest` is the one that was active last. Raises AgentError, ConfigError."""
+    nodes = root.tree.nodes
+    if ref.strip() == LATEST and LATEST not in nodes.names:
+        agents = [node for node in nodes if not node.is_holder]
+        if agents:
+            return max(agents, key=lambda node: node.last_activity)
+    node = resolve(nodes, ref)
+    if node.is_holder:
+        raise ConfigError(f"{ref!r} is an archive, and no session of its own; `orch archive read` shows what it holds")
+    return node
+
+
+def _check_idle(node: Node) -> None:
+    if node.pending is not None:
+        raise AgentBusyError(
+            f"agent {node.spec.name!r} ({node.spec.id}) is busy with: {node.pending.head}; its session changes between "
+            "turns: wait for it, or cancel it"
+        )
+
+
+async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
+    """Let the owner of the session record `edit`: the agent's process, or the root as long as it has none.
+
+    Each attempt is for the same entry, so that it does not matter whether one that nobody confirmed was made.
+    """
+    id = node.spec.id
+    while True:
+        _check_idle(node)
+        gone = f"gone:{id}:{node.incarnation}"
+        if not node.running:
+            async with root.holds.turn:
+                if node.running:
+                    continue  # somebody asked it meanwhile
+                with root.holds.hold(id):
+                    await root.disk.do(_edited, node.spec, edit)
+            return
+        if node.status == "starting":
+            await root.waiters.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS)
+        elif node.stopping:
+            await root.waiters.until(gone, EDIT_SECONDS)
+        elif (edited := await _sent(root, node, edit, gone)) is not None:
+            if edited.context_tokens:
+                root.handle(events.Archived(id, (), edited.context_tokens))
+            return
+
+
+async def _sent(root: Supervisor, node: Node, edit: Edit, gone: str) -> Edited | None:
+    """Return what the agent's process says to `edit`, None when it is gone before it says anything."""
+    answer = root.waiters.watch(f"edit:{node.spec.id}:{edit.entry}")
+    end = root.waiters.watch(gone)
+    try:
+        if (peer := root.workers.peer(node.spec.id)) is not None:
+            peer.send("edit", edit, edit.entry)
+        await asyncio.wait([answer, end], timeout=EDIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            edited: Edited = answer.result()
+            return edited
+        if end.done():
+            return None
+        raise QueryTimeoutError(f"agent {node.spec.name!r} did not change its session within {EDIT_SECONDS:g} s")
+    finally:
+        answer.cancel()
+        end.cancel()
+
+
+# In threads.
+
+
+def _shown(spec: AgentSpec, most: int | None) -> SessionShown:
+    outline = read_outline(Path(spec.folder))
+    header, rows = outline.header, outline.rows()
+    model, thinking = outline.settings()
+    return SessionShown(
+        id=spec.id,
+        name=spec.name,
+        title=outline.name,
+        folder=spec.folder,
+        cwd=header.cwd if header else spec.cwd,
+        parent_session=header.parent_session if header else None,
+        leaf=outline.leaf,
+        entries=tuple(rows[max(0, len(rows) - most) :] if most is not None else rows),
+        count=len(rows),
+        branches=tuple(outline.branches()),
+        labels=outline.labels,
+        model=model,
+        thinking=thinking,
+    )
+
+
+def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None]:
+    """Return what is to be recorded, and what was asked where a move goes before a question."""
+    folder = Path(spec.folder)
+    outline = read_outline(folder)
+    change, text = params.change, None
+    if isinstance(change, Move):
+        to = outline.find(change.to) if change.to is not None else None
+        if params.ask_anew and to is not None and (text := question(folder, to)) is not None:
+            to = outline.row(to).parent_id
+        change = Move(to, scrub(change.summary) if change.summary else None)
+    elif isinstance(change, Relabel):
+        change = _relabel(outline, change)
+    elif isinstance(change, Inform) and not change.text.strip():
+        raise ConfigError("there is nothing to tell the model: the text is empty")
+    return Edit(new_entry_id(outline.lineage.places), change), text
+
+
+def _relabel(outline: Outline, change: Relabel) -> Change:
+    target = outline.find(change.target)
+    if target is None:
+        raise ConfigError("the beginning has no entry that could be labelled: name one")
+    label = change.label.strip() if change.label else ""
+    taken = next((id for id, each in outline.labels.items() if each == label and id != target), None)
+    if taken is not None:
+        raise ConfigError(f"label {label!r} is the entry {taken}'s: choose another, or take that one away first")
+    return Relabel(target, scrub(label) or None)
+
+
+def _edited(spec: AgentSpec, edit: Edit) -> None:
+    transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
+    try:
+        transcript.change(edit)
+    finally:
+        transcript.close()

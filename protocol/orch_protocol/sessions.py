@@ -1,0 +1,182 @@
+"""Sessions as trees: what they look like from outside, and what changes them between turns."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from .errors import ErrorInfo
+
+__all__ = [
+    "Branch",
+    "Change",
+    "ChangeSession",
+    "Changed",
+    "Edit",
+    "Edited",
+    "EntryRow",
+    "ForkSession",
+    "Forked",
+    "Inform",
+    "Move",
+    "Relabel",
+    "Rename",
+    "SessionShown",
+    "ShowSession",
+]
+
+
+class EntryRow(Struct, frozen=True, gc=False):
+    """An entry of a session. `head` is what it says, in at most 80 characters; `role` who says it: `tool`
+    for results of tools, "" for nobody.
+
+    `on_path` is whether the conversation as it is goes through it. One of type `lost` is known by name alone: its line
+    is damaged.
+    """
+
+    id: str
+    parent_id: str | None
+    type: str
+    timestamp: str = ""
+    role: str = ""
+    head: str = ""
+    turn: str = ""
+    label: str | None = None
+    on_path: bool = False
+
+
+class Branch(Struct, frozen=True, gc=False):
+    """A way that the conversation went. `id` is its last entry, None where nothing was said yet.
+
+    `from_id` is the entry of the current branch that it left it at, None for the beginning; `entries` how many it has
+    of its own since, `head` what was asked last of these. The current branch left none: it counts from the beginning.
+    """
+
+    id: str | None
+    from_id: str | None
+    entries: int
+    head: str
+    timestamp: str
+    label: str | None = None
+    current: bool = False
+
+
+class Move(Struct, frozen=True, gc=False, tag="move"):
+    """The conversation goes on behind the entry `to`, None: anew. With `summary` the model is told what came of what
+    it leaves."""
+
+    to: str | None
+    summary: str | None = None
+
+
+class Relabel(Struct, frozen=True, gc=False, tag="label"):
+    """The entry `target` is called `label`, None: nothing any more."""
+
+    target: str
+    label: str | None = None
+
+
+class Rename(Struct, frozen=True, gc=False, tag="name"):
+    """The session is called `name`, None: nothing any more."""
+
+    name: str | None = None
+
+
+class Inform(Struct, frozen=True, gc=False, tag="inform"):
+    """A program tells the model `text`; people are shown it with `display` alone. `custom_type` says what it is."""
+
+    custom_type: str
+    text: str
+    display: bool = True
+
+
+Change: TypeAlias = Move | Relabel | Rename | Inform
+
+
+class Edit(Struct, frozen=True):
+    """Something about the agent's session changes, between turns. The entry that says so is to have the id `entry`.
+
+    Asked for twice, it is done once.
+    """
+
+    entry: str
+    change: Change
+
+
+class Edited(Struct, frozen=True, omit_defaults=True):
+    """The change is on record, and the conversation is what it says; or `error` says why not."""
+
+    context_tokens: int = 0
+    error: ErrorInfo | None = None
+
+
+class ShowSession(Struct, frozen=True, forbid_unknown_fields=True):
+    """The session of `ref`, or of the agent that was active last: `latest`; with its last `most` entries, None: all."""
+
+    ref: str
+    most: int | None = None
+
+
+class SessionShown(Struct, frozen=True):
+    """A session: `id` is its agent's, `leaf` the entry that the conversation goes on behind.
+
+    `name` and `title` are what the agent and the session are called. `entries` are those that were asked for, of
+    `count`. `model` and `thinking` are as the path has them on record, "" when it does not say.
+    """
+
+    id: str
+    name: str
+    title: str
+    folder: str
+    cwd: str
+    parent_session: str | None
+    leaf: str | None
+    entries: tuple[EntryRow, ...]
+    count: int
+    branches: tuple[Branch, ...]
+    labels: dict[str, str]
+    model: str = ""
+    thinking: str = ""
+
+
+class ChangeSession(Struct, frozen=True, forbid_unknown_fields=True):
+    """Change the session of `ref`. Entries are named as people name them: by id, its beginning, a label, or `root`.
+
+    With `ask_anew` a move to a question goes before it, and what was asked is returned.
+    """
+
+    ref: str
+    change: Change
+    ask_anew: bool = False
+
+
+class Changed(Struct, frozen=True):
+    """What was asked for is on record in the entry `entry`, which is the leaf now; see `ChangeSession`."""
+
+    id: str
+    entry: str
+    text: str | None = None
+
+
+class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):
+    """Let there be another agent whose session is a copy of the path to the entry `at`, None: of the current one.
+
+    With `ask_anew` a question at its end is left out, and returned. `model` is another one that is to answer.
+    """
+
+    ref: str
+    at: str | None = None
+    name: str | None = None
+    model: str | None = None
+    ask_anew: bool = False
+
+
+class Forked(Struct, frozen=True):
+    """The agent `id` has the copy, and no process before it is asked."""
+
+    id: str
+    seq: int
+    name: str
+    leaf: str | None
+    text: str | None = None

@@ -1,0 +1,295 @@
+"""Sessions that go back: by whoever owns them, between turns, and the next answer is to what is shown then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from orch import AsyncSubagent, Config
+from orch.events import Rest
+from orch.services import serve_worker, sessions
+from orch_protocol.commands import RootCall
+from orch_protocol.errors import (
+    AgentBusyError,
+    ConfigError,
+    EntryNotFoundError,
+    StoreError,
+    ToolNotGrantedError,
+)
+from orch_protocol.messages import text_of
+from orch_protocol.services import Ref
+from orch_protocol.sessions import ChangeSession, Edit, EntryRow, Move, ShowSession
+from orch_protocol.wire import encode_body
+from orch_worker.lock import FolderLock
+from orch_worker.transcript import read_session
+from orchestrator.world import Gate, World, opened
+from past import EAGER
+from virtual import until
+
+
+async def spawned(o: World, *said: Any, **options: Any) -> AsyncSubagent:
+    """Return an agent that says that, and is told of no project."""
+    return await o.scripted(*said, context="none", **options)
+
+
+async def said(agent: AsyncSubagent) -> list[EntryRow]:
+    """Return the messages of a session, whichever branch they are on."""
+    return [row for row in (await agent.tree()).entries if row.type == "message"]
+
+
+def texts(o: World, agent: AsyncSubagent) -> list[str]:
+    """Return what the model is shown, by the file."""
+    folder = Path(o.supervisor.tree.nodes[agent.id].spec.folder)
+    return [text_of(message).removeprefix("Task: work\n\nQuery: ") for message in read_session(folder).messages]
+
+
+async def rest(o: World, agent: AsyncSubagent) -> None:
+    """Let the process of an idle agent end."""
+    node = o.supervisor.tree.nodes[agent.id]
+    gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{node.incarnation}")
+    o.supervisor.handle(Rest(agent.id))
+    await gone
+    assert o.status(agent) == "cold"
+
+
+async def test_the_next_answer_is_to_what_was_gone_back_to(tmp_path: Path) -> None:
+    """What was said since is on its own branch; going back there shows it again."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", "two", "three", "four")
+        await agent.query("first")
+        await agent.query("second")
+        *_, question, answer = await said(agent)
+        first_end = next(row.id for row in (await agent.tree()).entries if row.type == "turn_end")
+        await agent.checkout(first_end)
+        assert texts(o, agent) == ["first", "one"]
+        assert (await agent.query("another")).text == "three"
+        assert texts(o, agent) == ["first", "one", "another", "three"]
+        left, here = await agent.branches()
+        assert (left.current, left.head, left.from_id) == (False, "second", first_end)
+        assert (here.current, here.head) == (True, "another")
+        await agent.checkout(left.id)
+        assert texts(o, agent) == ["first", "one", "second", "two"]
+        assert {question.id, answer.id} <= {row.id for row in await said(agent) if row.on_path}
+        assert (await agent.query("again")).text == "four"
+
+
+async def test_a_question_is_gone_back_before_and_returned(tmp_path: Path) -> None:
+    """To be asked anew, in other words; the task comes with it, if it was the first."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", "two", "three")
+        await agent.query("first")
+        await agent.query("second")
+        first, answer, second, _ = await said(agent)
+        assert await agent.branch(second.id) == "second"
+        assert texts(o, agent) == ["first", "one"]
+        assert await agent.branch(answer.id, summary="It was a try.") is None
+        assert "It was a try." in texts(o, agent)[-1]
+        assert await agent.branch(first.id) == "first"
+        assert texts(o, agent) == []
+        await agent.query("asked anew")
+        assert (await said(agent))[-2].head == "Task: work Query: asked anew"
+        await agent.checkout(None)
+        assert texts(o, agent) == []
+
+
+async def test_an_agent_without_a_process_goes_back_too(tmp_path: Path) -> None:
+    """The root does it in its place, under its lock; no process is started for that."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", "two")
+        await agent.query("first")
+        await rest(o, agent)
+        await agent.checkout(None)
+        await agent.label((await said(agent))[0].id, "start")
+        assert (o.status(agent), agent.pid, texts(o, agent)) == ("cold", None, [])
+        assert (await agent.tree()).labels == {(await said(agent))[0].id: "start"}
+        assert (await agent.query("anew")).text == "two"
+        assert texts(o, agent) == ["anew", "two"]
+        await agent.kill()
+        await agent.checkout("start")
+        assert texts(o, agent) == ["first"]
+
+
+async def test_who_is_asked_while_the_root_writes_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is started meanwhile finds the session as it is then."""
+    edited, begun, go_on = sessions._edited, asyncio.Event(), asyncio.Event()
+
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", "two")
+        await agent.query("first")
+        await rest(o, agent)
+        loop = asyncio.get_running_loop()
+
+        def slowly(*arguments: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+            edited(*arguments)
+
+        monkeypatch.setattr(sessions, "_edited", slowly)
+        going = asyncio.create_task(agent.checkout(None))
+        await begun.wait()
+        asking = agent.submit("anew")
+        going.cancel()  # who gives up waiting does not end it
+        go_on.set()
+        assert (await asking).text == "two"
+        assert texts(o, agent) == ["anew", "two"]
+
+
+async def test_while_a_turn_runs_nothing_changes(tmp_path: Path) -> None:
+    """It says what the agent does, and what to do; afterwards it can be done."""
+    gate = Gate()
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", {"tool": "gate"}, "two", tools=[gate.tool()])
+        await agent.query("first")
+        first, _ = await said(agent)
+        asking = agent.submit("work on")
+        await gate.called.wait()
+        for change in (agent.checkout(first.id), agent.label(first.id, "x"), agent.title("x"), agent.inform("x")):
+            with pytest.raises(AgentBusyError, match=r"busy with: work on.*between turns"):
+                await change
+        gate.open.set()
+        await asking
+        await agent.checkout(first.id)
+        assert texts(o, agent) == ["first"]
+
+
+async def test_a_worker_in_a_turn_refuses_by_itself(tmp_path: Path) -> None:
+    """Also when the root does not know of the turn yet."""
+    gate = Gate()
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, {"tool": "gate"}, "two", tools=[gate.tool()])
+        asking = agent.submit("work")
+        await gate.called.wait()
+        node = o.supervisor.tree.nodes[agent.id]
+        with pytest.raises(AgentBusyError, match="between turns"):
+            await sessions._sent(o.supervisor, node, Edit("00000000", Move(None)), "gone:nobody")
+        gate.open.set()
+        assert (await asking).text == "two"
+
+
+async def test_nothing_goes_to_where_nothing_is(tmp_path: Path) -> None:
+    """What is no entry, or no label for one, is refused, and nothing is recorded."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one")
+        await agent.query("first")
+        before = (await agent.tree()).count
+        first, answer = await said(agent)
+        await agent.label(first.id, "start")
+        with pytest.raises(EntryNotFoundError, match="'nowhere'"):
+            await agent.checkout("nowhere")
+        with pytest.raises(ConfigError, match=f"'start' is the entry {first.id}'s"):
+            await agent.label(answer.id, "start")
+        with pytest.raises(ConfigError, match="the beginning has no entry"):
+            await agent.label("root", "zero")
+        with pytest.raises(ConfigError, match="the text is empty"):
+            await agent.inform(" ")
+        assert (await agent.tree()).count == before + 1
+
+
+async def test_the_model_is_told_something_between_turns(tmp_path: Path) -> None:
+    """It reads it with the next question."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", "two")
+        await agent.query("first")
+        await agent.inform("The pump was replaced.", kind="news", display=False)
+        await agent.query("second")
+        assert texts(o, agent)[-2] == "The pump was replaced.\n\nsecond"
+
+
+async def test_titles_and_the_last_entries(tmp_path: Path) -> None:
+    """A session is called what it was called last; of a long one the end can be looked at."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one")
+        await agent.query("first")
+        await agent.title("pumps")
+        shown = await agent.tree(1)
+        assert (shown.title, shown.name, shown.id) == ("pumps", agent.name, agent.id)
+        assert [row.type for row in shown.entries] == ["session_info"]
+        assert (shown.count, shown.leaf) == (4, shown.entries[0].id)
+        assert (await agent.tree(0)).entries == ()
+
+
+async def test_latest_is_who_was_active_last(tmp_path: Path) -> None:
+    """Unless somebody is called that."""
+    async with opened(tmp_path) as o:
+        one, two = await spawned(o, "1", "2"), await spawned(o, "1")
+        await two.query("go")
+        await one.query("go")
+        assert (await o._call("session", ShowSession("latest"))).id == one.id
+        named = await spawned(o, "1", name="latest")
+        await one.query("go")
+        assert (await o._call("session", ShowSession("latest"))).id == named.id
+
+
+async def test_archives_have_no_branches(tmp_path: Path) -> None:
+    """What a holder holds is a part of its agent's session, and it says where to read that."""
+    async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
+        agent = await spawned(o, "one")
+        holder = (await agent.query("go")).archived_to
+        assert holder is not None
+        await o.get(holder)
+        with pytest.raises(ConfigError, match="orch archive read"):
+            await o._call("session", ShowSession(holder))
+
+
+async def test_archived_turns_come_back_whole_behind_the_place_gone_back_to(tmp_path: Path) -> None:
+    """And what the next request takes is what is shown then."""
+    async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
+        agent = await spawned(o, "one " * 100, "two", "three")
+        await agent.query("first")
+        answer = (await said(agent))[1].id
+        assert "[archived turn]" in texts(o, agent)[-1]
+        small = (await agent.state()).context_tokens
+        await agent.checkout(answer)
+        assert texts(o, agent)[-1] == "one " * 100
+        assert (await agent.state()).context_tokens > small
+
+
+async def test_agents_may_not_do_that(tmp_path: Path) -> None:
+    """Sessions are for people: what an agent's process asks for is not believed."""
+
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one")
+        for service, params in (
+            ("session", ShowSession(agent.id)),
+            ("change_session", ChangeSession(agent.id, Move(None))),
+        ):
+            with pytest.raises(ToolNotGrantedError, match=service):
+                await serve_worker(o.supervisor, agent.id, RootCall(service, msgspec.Raw(encode_body(params))))
+
+
+async def test_a_process_that_dies_on_the_way_is_no_matter(tmp_path: Path) -> None:
+    """The root does it then, or finds it done: once, whichever it was."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", "two")
+        await agent.query("first")
+        first, _ = await said(agent)
+        process = o.supervisor.workers.processes[agent.id][1]
+        o.lose(lambda kind: kind == "edit")
+        going = asyncio.create_task(agent.checkout(first.id))
+        await until(lambda: any(topic.startswith("edit:") for topic in o.supervisor.waiters._topics))
+        process.kill()
+        await going
+        moves = [row for row in (await agent.tree()).entries if row.type == "checkout"]
+        assert len(moves) == 1
+        assert texts(o, agent) == ["first"]
+
+
+async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
+    """Then nothing is written, and it says who has it."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one")
+        await agent.query("first")
+        await rest(o, agent)
+        lock = FolderLock.acquire(Path(o.supervisor.tree.nodes[agent.id].spec.folder))
+        try:
+            with pytest.raises(StoreError, match="in use by process"):
+                await agent.checkout(None)
+        finally:
+            lock.release()
+        assert (await agent.state()).id == (await o._call("state", Ref(agent.id))).id
+        assert texts(o, agent) == ["first", "one"]
