@@ -135,6 +135,7 @@ class AsyncOrchestrator:
             return self
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         sessions = paths.private_dir(paths.sessions_dir(self.home))
+        paths.hide(self.home)
         paths.sweep_runs(self.home)
         # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.
         async with AsyncExitStack() as stack:

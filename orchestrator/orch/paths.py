@@ -17,6 +17,7 @@ __all__ = [
     "OWN_RUN",
     "control_socket",
     "daemon_dir",
+    "hide",
     "home",
     "home_text",
     "own_runs",
@@ -32,6 +33,7 @@ OWN_RUN = "run-"
 """How the run of a program that named none begins; no other does."""
 SETTLED_SECONDS = 60.0
 """How old a folder is before it may be taken for left behind: one that is just made is not locked yet."""
+IGNORED = "/sessions/\n/runs/\n/daemon/\n"
 MAX_SOCKET_PATH = 100
 """Bytes. The kernel takes 107; the rest is left to whoever appends a suffix."""
 
@@ -99,6 +101,15 @@ def sweep_runs(home: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             lock.release()
+
+
+def hide(home: Path) -> None:
+    """Let neither Git nor agents that look through a folder come upon what orch itself keeps in `home`, below it."""
+    try:
+        with open(home / ".gitignore", "x") as file:
+            file.write(IGNORED)
+    except OSError:
+        pass  # it is there, perhaps with what its owner wants; or nothing can be written, which others say
 
 
 def daemon_dir(home: Path) -> Path:

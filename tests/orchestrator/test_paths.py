@@ -10,6 +10,7 @@ from orch import paths
 from orch_protocol.errors import StoreError
 from orch_protocol.ids import new_id
 from orch_worker.lock import FolderLock
+from orch_worker.tools.ignore import walk
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,24 @@ def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     paths.sweep_runs(tmp_path)
     lock.release()
     assert sorted(folder.name for folder in runs.iterdir()) == sorted(["mine", "run-mine", alive, new])
+
+
+class TestHide:
+    """What orch keeps is nobody's to look through."""
+
+    def test_an_agent_that_looks_through_the_folder_around_it_finds_none_of_it(self, tmp_path: Path) -> None:
+        """What the user keeps there is found, such as the configuration."""
+        home = tmp_path / "home"
+        for name in ("sessions/a/session.jsonl", "runs/daemon/journal.jsonl", "daemon/log", "config.toml"):
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text("x")
+        paths.hide(home)
+        assert [name for name, _ in walk(tmp_path, tmp_path)] == ["home/.gitignore", "home/config.toml"]
+
+    def test_what_is_there_stays(self, tmp_path: Path) -> None:
+        """The user may want something else."""
+        (tmp_path / ".gitignore").write_text("mine")
+        paths.hide(tmp_path)
+        assert (tmp_path / ".gitignore").read_text() == "mine"
+        paths.hide(tmp_path / "nowhere")
+        assert not (tmp_path / "nowhere").exists()
