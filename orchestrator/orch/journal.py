@@ -17,6 +17,7 @@ from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability
 from orch_protocol.text import scrub
+from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.lines import Sealed
 from orch_worker.rewriting import rewriting
 from orch_worker.store import AppendLog, scan
@@ -257,7 +258,7 @@ def _decoded(line: tuple[int, bytes, Sealed | None, str]) -> Entry | None:
     sealed = line[2]
     try:
         return _decoder.decode(sealed.object) if sealed is not None else None
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return None
 
 
@@ -280,7 +281,7 @@ class Journal:
         for number, line in enumerate(loaded.objects):
             try:
                 entries.append(_decoder.decode(line))
-            except msgspec.MsgspecError as error:
+            except DECODE_ERRORS as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
         synced = (Collected, Killed, Localised, PlanApproved)
         return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)

@@ -199,7 +199,7 @@ def _require_ours(path: Path, line: bytes, header: bytes | None) -> None:
         return
     try:
         known, found = _version.decode(header).version, _version.decode(sealed.object).version
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ForeignFileError(f"{path} has a header without a version, so it was left alone: {error}") from error
     if found > known:
         raise ForeignFileError(
