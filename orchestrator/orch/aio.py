@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from orch_protocol.approval import ListPermissions, Permission, Revoke
 from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, UnsupportedPlatformError
 from orch_protocol.exchange import Imported, ImportSession
@@ -334,6 +335,16 @@ class AsyncOrchestrator:
         asked = MapAgents(_refs(refs), prompt, timeout)
         mapped: list[Mapped] = await self._call("map", asked)
         return mapped
+
+    async def permissions(self, folder: str | None = None) -> list[Permission]:
+        """Return what was approved for later and still holds, in `folder` (None: anywhere), with when it ends."""
+        listed: list[Permission] = await self._call("permissions", ListPermissions(folder))
+        return listed
+
+    async def revoke(self, *ids: str) -> list[Permission]:
+        """Take permissions back and return them: what they covered is asked about anew. ConfigError for unknown ids."""
+        revoked: list[Permission] = await self._call("revoke", Revoke(ids))
+        return revoked
 
     def add_observer(self, observer: Observer) -> None:
         """Let `observer` be called with a CallEvent for all that becomes of each call of a tool, at any depth.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from orch_protocol.approval import Answered, AnswerQuestion, Consent, Question
+from orch_protocol.approval import Answered, AnswerQuestion, Consent, Permission, Question
+from orch_protocol.errors import ConfigError
 from orch_protocol.policy import EXIT_PLAN
 from orch_worker.opinion import Opinion
 
@@ -103,6 +104,37 @@ class Approvals:
         self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds), "")
         return Answered(True)
 
+    def permissions(self, folder: str | None = None) -> list[Permission]:
+        """Return what was approved for later and still holds, for `folder`, None: for all. Raises ConfigError."""
+        now = self._clock()
+        return [
+            shown
+            for grant, session in self._all(folder)
+            if (shown := _shown(grant, session)).expires_at is None or shown.expires_at > now
+        ]
+
+    def revoke(self, ids: Iterable[str] | None, folder: str | None = None) -> list[Permission]:
+        """Take the permissions called `ids` back, None: all for `folder`; return them. Raises ConfigError, StoreError.
+
+        Either all of them, or none when one is not known.
+        """
+        known = self._all(folder if ids is None else None)
+        wanted = {grant.id for grant, _ in known} if ids is None else set(ids)
+        if missing := wanted - {grant.id for grant, _ in known}:
+            raise ConfigError(f"there is no permission {', '.join(sorted(missing))}: see orch config permissions")
+        gone = [(grant, session) for grant, session in known if grant.id in wanted]
+        self._grants.revoke([grant.id for grant, session in gone if not session])
+        for grant, session in gone:
+            if session:
+                self._sessions[session].remove(grant)
+        return [_shown(grant, session) for grant, session in gone]
+
+    def _all(self, folder: str | None) -> list[tuple[Grant, str]]:
+        """Return all grants for `folder` (None: for all), each with whose session it is of."""
+        sessions = [(grant, session) for session, grants in self._sessions.items() for grant in grants]
+        mine = [(grant, session) for grant, session in sessions if folder in (None, grant.folder)]
+        return [*((grant, "") for grant in self._grants.of(folder)), *mine]
+
     def _known(self, folder: str, session: str) -> list[Grant]:
         return [*self._sessions.get(session, ()), *self._grants.of(folder)]
 
@@ -145,3 +177,17 @@ class Approvals:
         self._settled[id] = why
         while len(self._settled) > REMEMBERED:
             del self._settled[next(iter(self._settled))]
+
+
+def _shown(grant: Grant, session: str) -> Permission:
+    return Permission(
+        grant.id,
+        "session" if session else "project",
+        grant.tool,
+        grant.subject,
+        bool(grant.digest),
+        grant.folder,
+        grant.made_at,
+        grant.expires_at,
+        session,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Container
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -90,16 +90,12 @@ class Grants:
         """Keep `grant`, and let go of those that are over. Raises ConfigError, StoreError."""
         self._write([*(each for each in self.of() if each.expires_at is None or each.expires_at > now), grant])
 
-    def revoke(self, ids: Iterable[str] | None, folder: str | None = None) -> list[Grant]:
-        """Take the grants called `ids` (None: all for `folder`) back and return them."""
+    def revoke(self, ids: Container[str]) -> None:
+        """Take the grants called `ids` back. Raises ConfigError, StoreError."""
         known = self.of()
-        wanted = None if ids is None else set(ids)
-        gone = [each for each in known if (each.folder == folder if wanted is None else each.id in wanted)]
-        if wanted is not None and (missing := wanted - {each.id for each in gone}):
-            raise ConfigError(f"there is no permission {', '.join(sorted(missing))}: see orch config permissions")
-        if gone:
-            self._write([each for each in known if each not in gone])
-        return gone
+        kept = [each for each in known if each.id not in ids]
+        if len(kept) < len(known):
+            self._write(kept)
 
     def _write(self, grants: list[Grant]) -> None:
         """Replace the file whole, so that a reader never sees half of one."""

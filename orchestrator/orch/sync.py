@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
+from orch_protocol.approval import Permission
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply
@@ -228,6 +229,14 @@ class Orchestrator:
         """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
         refs = [agent.id if isinstance(agent, Subagent) else agent for agent in agents]
         return self._wait(self._aio.wait(*refs, mode=mode, timeout=timeout))
+
+    def permissions(self, folder: str | None = None) -> list[Permission]:
+        """Return what was approved for later and still holds, in `folder` (None: anywhere), with when it ends."""
+        return self._wait(self._aio.permissions(folder))
+
+    def revoke(self, *ids: str) -> list[Permission]:
+        """Take permissions back and return them: what they covered is asked about anew. ConfigError for unknown ids."""
+        return self._wait(self._aio.revoke(*ids))
 
     def add_observer(self, observer: Observer) -> None:
         """Let `observer` be called with a CallEvent for all that becomes of each call of a tool, at any depth.

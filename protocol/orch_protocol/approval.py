@@ -12,7 +12,19 @@ from msgspec import Struct
 from .policy import EXIT_PLAN, TASK_CREATE
 from .text import plain_line
 
-__all__ = ["AnswerQuestion", "Answered", "ApproveCall", "Approved", "Consent", "Question", "Scope", "digest_of"]
+__all__ = [
+    "AnswerQuestion",
+    "Answered",
+    "ApproveCall",
+    "Approved",
+    "Consent",
+    "ListPermissions",
+    "Permission",
+    "Question",
+    "Revoke",
+    "Scope",
+    "digest_of",
+]
 
 Scope: TypeAlias = Literal["once", "session", "project"]
 WIDTH = 400
@@ -104,6 +116,38 @@ class Consent(Struct, frozen=True):
     scope: Scope = "once"
     pattern: str | None = None
     seconds: float | None = None
+
+
+class Permission(Struct, frozen=True):
+    """A yes for later: for calls of `tool` in `folder`. `subject` is what `exactly` one is about, or a pattern.
+
+    One for a `session` is good for the agent `agent_id` and those below it, while its root runs. Times are epoch
+    seconds; `expires_at` None is never.
+    """
+
+    id: str
+    scope: Scope
+    tool: str
+    subject: str
+    exactly: bool
+    folder: str
+    made_at: float
+    expires_at: float | None = None
+    agent_id: str = ""
+
+
+class ListPermissions(Struct, frozen=True, forbid_unknown_fields=True):
+    """The permissions for `folder` (None: for all folders)."""
+
+    folder: str | None = None
+
+
+class Revoke(Struct, frozen=True, forbid_unknown_fields=True):
+    """Take the permissions called `ids` back; with `all`, all of `folder` (None: of every folder)."""
+
+    ids: tuple[str, ...] = ()
+    all: bool = False
+    folder: str | None = None
 
 
 class AnswerQuestion(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .approval import Answered, AnswerQuestion, ApproveCall, Approved
+from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
 from .archive import Collapse
 from .exchange import Imported, ImportSession
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
@@ -451,6 +451,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "judge": (PolicyCall, Verdict),
     "approve": (ApproveCall, Approved),
     "answer": (AnswerQuestion, Answered),
+    "permissions": (ListPermissions, list[Permission]),
+    "revoke": (Revoke, list[Permission]),
     "reserve": (Reserve, Reserved),
     "settle": (Settle, Empty),
     "refused": (LaneRefused, Empty),

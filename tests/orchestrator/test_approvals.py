@@ -131,11 +131,38 @@ class TestLater:
         now[0] += 50
         assert await another.ask(question(), "b", None, 5) != ""
         now[0] -= 1
-        (grant,) = Grants(tmp_path).revoke(None, "/w")
-        assert (grant.tool, grant.subject) == ("bash", "rm x")
+        (taken,) = another.revoke(None, "/w")
+        assert (taken.tool, taken.subject, taken.scope) == ("bash", "rm x", "project")
         assert await another.ask(question(), "b", None, 5) != ""
         with pytest.raises(ConfigError, match="no permission"):
-            Grants(tmp_path).revoke([grant.id])
+            another.revoke([taken.id])
+
+    @virtual
+    async def test_what_holds_is_listed_and_taken_back(self, tmp_path: Path) -> None:
+        """Sessions' and projects' are listed while they hold, with their end; what is revoked is asked about anew."""
+        now = [1000.0]
+        says = [Consent(True, "session", seconds=50), Consent(True, "session"), Consent(True, "project", "git *")]
+
+        async def approve(_: Question) -> Consent:
+            return says.pop(0)
+
+        approvals = Approvals(tmp_path, approve, lambda: now[0])
+        for id, digest, session in (("1", "d1", "a"), ("2", "d2", "b"), ("3", "d3", "b")):
+            assert await approvals.ask(question(id, digest=digest), session, None, 5) == ""
+        listed = [(each.scope, each.exactly, each.expires_at, each.agent_id) for each in approvals.permissions("/w")]
+        project = ("project", False, 1000.0 + 90 * 86400, "")
+        assert listed == [project, ("session", True, 1050.0, "a"), ("session", True, None, "b")]
+        assert approvals.permissions("/v") == []
+        now[0] += 50
+        git, second = approvals.permissions()
+        assert await approvals.ask(question("4", digest="d2"), "b", None, 5) == ""
+        with pytest.raises(ConfigError, match="no permission x"):
+            approvals.revoke([second.id, "x"])
+        assert approvals.revoke([second.id]) == [second]
+        says.append(Consent(False))
+        assert await approvals.ask(question("5", digest="d2"), "b", None, 5) == "the user said no"
+        assert [each.id for each in approvals.revoke(None)][:1] == [git.id]
+        assert approvals.permissions() == []
 
     @pytest.mark.parametrize(
         ("subject", "covered"),
@@ -206,6 +233,31 @@ async def test_what_a_grandchild_wants_is_asked_at_the_root(tmp_path: Path, allo
             tmp_path.name,
         )
         assert "task: tidy\\nagent: the user" in only.lines
+
+
+@virtual
+async def test_a_session_that_was_approved_is_listed_until_its_agent_is_gone(tmp_path: Path) -> None:
+    """Programs see what holds, and take it back: the next call is asked about; a killed agent's holds for nobody."""
+    asked: list[Question] = []
+
+    async def approve(each: Question) -> Consent:
+        asked.append(each)
+        return Consent(True, "session")
+
+    config = Config(policy=PolicyConfig(permissions={"list_files": "ask"}))
+    look = {"tool": "list_files", "input": {}}
+    async with opened(tmp_path / "home", config=config, approve=approve) as world:
+        agent = await world.scripted(*[look, "done"] * 3, tools=["list_files"], cwd=tmp_path)
+        for _ in range(2):
+            await agent.query("look")
+        (held,) = await world.permissions()
+        assert (held.scope, held.agent_id, held.tool, len(asked)) == ("session", agent.id, "list_files", 1)
+        assert await world.permissions("/elsewhere") == []
+        assert await world.revoke(held.id) == [held]
+        await agent.query("look")
+        assert (len(asked), len(await world.permissions())) == (2, 1)
+        await agent.kill()
+        assert await world.permissions() == []
 
 
 async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> None:

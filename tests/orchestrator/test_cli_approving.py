@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orch.cli import run
+from orch.cli.connection import NOT_RUNNING
+from orch.cli.failure import Failure
 from orch.grants import Grants, made
-from orch_protocol.approval import Consent, Question
+from orch_protocol.approval import Consent, Permission, Question
 from orchestrator.desk import Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -140,22 +144,55 @@ def test_asking_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[str]) 
     assert "needs a terminal" in capsys.readouterr().err
 
 
-def test_permissions_are_listed_and_revoked(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
-    """What was approved for a project is listed with its end, and can be taken back, one or all; never another's."""
-    assert desk.asked == []
-    here, there = str((tmp_path / "project").resolve()), str(tmp_path.resolve())
-    grants = Grants(tmp_path / "home")
-    for folder, pattern in ((here, None), (here, "git *"), (there, None)):
-        asked = Question("q", "a", "n", "t", 1, "bash", "rm x", {}, (), "", folder, "d")
-        grants.add(made(asked, Consent(True, "project", pattern), 0.0), 0.0)
-    first, second, _ = grants.of()
+def permission(**changes: Any) -> dict[str, Any]:
+    """Return a permission as a daemon tells of it."""
+    row = Permission("id1", "session", "bash", "rm x\x1b[2K", True, "/w", 0.0, None, "abc")
+    builtins: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(row, **changes))
+    return builtins
+
+
+def test_permissions_of_sessions_are_those_of_a_daemon_that_runs(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
+    """A daemon is asked for what holds here, and to take it back; it is not started for that."""
+    desk.answers["permissions"] = [
+        permission(),
+        permission(id="id2", expires_at=60.0),
+        permission(id="id3", agent_id=""),
+    ]
+    desk.answers["revoke"] = [permission()]
     assert run(["config", "permissions"]) == 0
     assert capsys.readouterr().out == (
-        f"{first.id}  bash: rm x, until 1970-04-01\n{second.id}  bash: git * (pattern), until 1970-04-01\n"
+        "id1  bash: rm x\\x1b[2K, for agent abc, while the daemon runs\n"
+        "id2  bash: rm x\\x1b[2K, for agent abc, until 1970-01-01 00:01 UTC\n"
+        "id3  bash: rm x\\x1b[2K, for ever\n"
+    )
+    assert run(["config", "permissions", "--revoke", "id1"]) == 0
+    assert capsys.readouterr().out.startswith("revoked: id1  bash")
+    assert run(["config", "permissions", "--revoke", "all"]) == 0
+    folder = str((tmp_path / "project").resolve())
+    assert desk.asked == [
+        ("permissions", {"folder": folder}),
+        ("revoke", {"ids": ["id1"]}),
+        ("revoke", {"all": True, "folder": folder}),
+    ]
+
+
+def test_without_a_daemon_permissions_are_those_of_projects(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
+    """What was approved for a project is listed with its end, and can be taken back, one or all; never another's."""
+    desk.answers["permissions"] = desk.answers["revoke"] = Failure(NOT_RUNNING, "no daemon is running", 3)
+    here, there = str((tmp_path / "project").resolve()), str(tmp_path.resolve())
+    grants, now = Grants(tmp_path / "home"), time.time()
+    for folder, pattern in ((here, None), (here, "git *"), (there, None)):
+        asked = Question("q", "a", "n", "t", 1, "bash", "rm x", {}, (), "", folder, "d")
+        grants.add(made(asked, Consent(True, "project", pattern), now), now)
+    first, second, _ = grants.of()
+    end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now + 90 * 86400))
+    assert run(["config", "permissions"]) == 0
+    assert capsys.readouterr().out == (
+        f"{first.id}  bash: rm x, until {end}\n{second.id}  bash: git * (pattern), until {end}\n"
     )
     run(["config", "permissions", "--json"])
-    row = {"id": first.id, "tool": "bash", "subject": "rm x", "exactly": True, "expires": "1970-04-01"}
-    assert json.loads(capsys.readouterr().out)[0] == row
+    row = {"id": first.id, "scope": "project", "tool": "bash", "subject": "rm x", "exactly": True, "agent_id": ""}
+    assert json.loads(capsys.readouterr().out)[0] == row | {"expires": end}
     assert run(["config", "permissions", "--revoke", first.id]) == 0
     assert grants.of(here) == [second]
     assert run(["config", "permissions", "--revoke", "all"]) == 0

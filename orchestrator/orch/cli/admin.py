@@ -155,33 +155,56 @@ def _config(arguments: Namespace) -> int:
 
 
 def _permissions(arguments: Namespace, folder: str) -> int:
-    """List what was approved for the project, or take it back."""
-    from ..grants import Grants
+    """List what was approved for the folder, or take it back: for projects, and for sessions of a daemon that runs."""
     from .render import line
 
-    grants = Grants(paths.home())
-    if arguments.revoke is not None:
-        found = grants.revoke(None if arguments.revoke == "all" else [arguments.revoke], folder)
-    else:
-        found = grants.of(folder)
-    until = {each.id: None if each.expires_at is None else _day(each.expires_at) for each in found}
+    found = _permitted(arguments.revoke, folder)
+    until = {each["id"]: None if each["expires_at"] is None else _time(each["expires_at"]) for each in found}
     if arguments.json:
-        names = ("id", "tool", "subject", "exactly", "expires")
-        rows = [(each.id, each.tool, each.subject, bool(each.digest), until[each.id]) for each in found]
-        print(dump([dict(zip(names, row, strict=True)) for row in rows]))
+        kept = ("id", "scope", "tool", "subject", "exactly", "agent_id")
+        print(dump([{key: each[key] for key in kept} | {"expires": until[each["id"]]} for each in found]))
         return 0
     what = "revoked: " if arguments.revoke is not None else ""
     for each in found:
-        how = "" if each.digest else " (pattern)"
-        end = f"until {until[each.id]}" if until[each.id] else "for ever"
-        print(f"{what}{each.id}  {line(each.tool)}: {line(each.subject)}{how}, {end}")
+        how = "" if each["exactly"] else " (pattern)"
+        end = f"until {until[each['id']]}" if until[each["id"]] else "for ever"
+        if each["agent_id"]:
+            end = f"for agent {each['agent_id']}, {end if until[each['id']] else 'while the daemon runs'}"
+        print(f"{what}{each['id']}  {line(each['tool'])}: {line(each['subject'])}{how}, {end}")
     return 0
 
 
-def _day(at: float) -> str:
+def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
+    """Return the permissions for the folder, or those that were taken back: by the daemon, if one runs."""
+    method = "permissions"
+    params: dict[str, Any] = {"folder": folder}
+    if revoke is not None:
+        method = "revoke"
+        params = {"all": True, "folder": folder} if revoke == "all" else {"ids": [revoke]}
+    connection = Connection(start=None)
+    try:
+        found: list[dict[str, Any]] = connection.call(method, params)
+    except Failure as failure:
+        if failure.kind not in (NOT_RUNNING, GONE):
+            raise
+    else:
+        return found
+    finally:
+        connection.close()
+    from msgspec import to_builtins
+
+    from ..approvals import Approvals
+
+    known = Approvals(paths.home())
+    if revoke is None:
+        return list(to_builtins(known.permissions(folder)))
+    return list(to_builtins(known.revoke(None if revoke == "all" else [revoke], folder)))
+
+
+def _time(at: float) -> str:
     import time
 
-    return time.strftime("%Y-%m-%d", time.gmtime(at))
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 
 def _toml(value: Any) -> str:

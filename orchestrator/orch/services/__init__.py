@@ -62,6 +62,8 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "judge": approving.judge,
     "approve": approving.approve,
     "answer": approving.answer,
+    "permissions": approving.permissions,
+    "revoke": approving.revoke,
     "archive": archiving.archive,
     "archived": archiving.archived,
     "summarise": archiving.summarise,

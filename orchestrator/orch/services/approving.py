@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.approval import Answered, AnswerQuestion, ApproveCall, Approved, Question, digest_of
+from orch_protocol.approval import (
+    Answered,
+    AnswerQuestion,
+    ApproveCall,
+    Approved,
+    ListPermissions,
+    Permission,
+    Question,
+    Revoke,
+    digest_of,
+)
 from orch_protocol.ids import new_id
 from orch_protocol.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
 
@@ -19,7 +29,7 @@ from ..nodes import Node
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["answer", "approve", "judge"]
+__all__ = ["answer", "approve", "judge", "permissions", "revoke"]
 
 COMMANDS: Final = ("command", "code", "plan")
 """The arguments that say best what a call is about, but for a path."""
@@ -83,6 +93,21 @@ def _no_plan(lineage: Sequence[Node]) -> str:
 async def answer(root: Supervisor, caller: str | None, params: AnswerQuestion) -> Answered:  # noqa: ARG001
     """Answer a question. The first answer counts."""
     return root.approvals.answer(params)
+
+
+async def permissions(
+    root: Supervisor,
+    caller: str | None,  # noqa: ARG001
+    params: ListPermissions,
+) -> list[Permission]:
+    """Return what was approved for later and still holds, of this root's sessions and of projects."""
+    gone = {node.spec.id for node in root.tree.nodes if node.status == "killed"}
+    return [each for each in root.approvals.permissions(params.folder) if each.agent_id not in gone]
+
+
+async def revoke(root: Supervisor, caller: str | None, params: Revoke) -> list[Permission]:  # noqa: ARG001
+    """Take permissions back and return them; the next call is asked about anew. Raises ConfigError, StoreError."""
+    return root.approvals.revoke(None if params.all else params.ids, params.folder)
 
 
 def _lineage(root: Supervisor, node: Node) -> list[Node]:

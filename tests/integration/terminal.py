@@ -1,0 +1,135 @@
+"""Terminals to type in: a pseudo-terminal of our own, and a pane of tmux."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+from integration.shell import MAIN, SECONDS, Shell
+
+__all__ = ["Pane", "Pty", "Terminal", "until"]
+
+COLUMNS = 200
+PAUSE = 0.05
+
+
+class Terminal(Protocol):
+    """Where a command runs that a person sees and types to."""
+
+    def shown(self) -> str:
+        """Return what was on the screen so far."""
+
+    def type(self, text: str) -> None:
+        """Type `text`."""
+
+    def end(self) -> int:
+        """Return the exit code of the command, when it is over."""
+
+    def close(self) -> None:
+        """End the command, if it is not over."""
+
+
+class Pty:
+    """Runs `orch` in a pseudo-terminal."""
+
+    def __init__(self, shell: Shell, *argv: str, **env: str) -> None:
+        self._master, slave = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", MAIN, *argv],
+            cwd=shell.folder,
+            env=shell.env | env | {"COLUMNS": str(COLUMNS)},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self._said = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def shown(self) -> str:
+        """Return what was printed so far, without lines that were written over."""
+        said = bytes(self._said).decode(errors="replace").replace("\r\n", "\n")
+        return re.sub(r"[^\n]*\r\x1b\[K", "", said)
+
+    def type(self, text: str) -> None:
+        """Type `text`."""
+        os.write(self._master, text.encode())
+
+    def end(self) -> int:
+        """Return the exit code of the command, when it is over."""
+        code = self._process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        return code
+
+    def close(self) -> None:
+        """End the command, if it is not over."""
+        self._process.kill()
+        self.end()
+        os.close(self._master)
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._master, 4096):
+                self._said += data
+        except OSError:
+            pass  # the last one at the other end has closed it
+
+
+class Pane:
+    """Runs `orch` in a pane of a tmux server of its own, with its socket at `socket`."""
+
+    def __init__(self, socket: Path, shell: Shell, *argv: str, **env: str) -> None:
+        self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
+        command = shlex.join([sys.executable, "-P", "-c", MAIN, *argv])
+        self._code = socket.with_suffix(".code")
+        size = ["-x", str(COLUMNS), "-y", "50"]
+        whole = f"{command}; echo $? > {shlex.quote(str(self._code))}; tmux -S {shlex.quote(str(socket))} wait -S over"
+        subprocess.run(
+            [*self._tmux, "new-session", "-d", *size, f"{whole}; exec cat"],
+            cwd=shell.folder,
+            env=shell.env | env | {"TERM": "screen"},
+            check=True,
+            timeout=SECONDS,
+        )
+
+    def shown(self) -> str:
+        """Return what the pane shows, with what has left it at the top; lines that were wrapped are whole."""
+        return self._run("capture-pane", "-p", "-J", "-S", "-")
+
+    def type(self, text: str) -> None:
+        """Type `text`."""
+        for line in text.splitlines(keepends=True):
+            self._run("send-keys", "-l", line.rstrip("\n"))
+            if line.endswith("\n"):
+                self._run("send-keys", "Enter")
+
+    def end(self) -> int:
+        """Return the exit code of the command, when it is over."""
+        self._run("wait", "over")
+        return int(self._code.read_text())
+
+    def close(self) -> None:
+        """End the server of the pane, with all that runs in it."""
+        self._run("kill-server")
+
+    def _run(self, *argv: str) -> str:
+        done = subprocess.run([*self._tmux, *argv], capture_output=True, text=True, timeout=SECONDS, check=True)
+        return done.stdout
+
+
+def until(terminal: Terminal, pattern: str) -> None:
+    """Return once the terminal shows what `pattern` matches."""
+    deadline = time.monotonic() + SECONDS
+    while not re.search(pattern, terminal.shown()):
+        assert time.monotonic() < deadline, f"no {pattern!r} in:\n{terminal.shown()}"
+        time.sleep(PAUSE)
