@@ -215,7 +215,7 @@ class TestLimits:
         assert (reply.text, reply.stop_reason, reply.steps, reply.tool_calls) == ("done", "end_turn", 6, 5)
         assert paused == [5, 10]
         told = [text_of(talk.recorded[place]) for place in paused]
-        assert [text.split("continuation ")[1][:6] for text in told] == ["1 of 3", "2 of 3"]
+        assert [text.split("Continuation ")[1][:6] for text in told] == ["1 of 3", "2 of 3"]
         assert all("limit of 2 responses" in text and text.endswith("\n\ncount") for text in told)
         assert_valid(talk.recorded)
 

@@ -18,7 +18,7 @@ TASK: Final = "Task: "
 QUERY: Final = "\n\nQuery: "
 NOTICE: Final = re.compile(r"\A\[[^\]]*\]\n\n")
 CONTINUED: Final = """\
-[Your turn has reached its limit of {steps} responses, and goes on: continuation {number} of {most}. What you did is \
+[Continuation {number} of {most}: your turn has reached its limit of {steps} responses, and goes on. What you did is \
 above, or archived. Go on where it ended; do not begin anew. You were asked:]
 
 {question}"""
