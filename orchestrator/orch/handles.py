@@ -26,6 +26,8 @@ from orch_protocol.sessions import (
     Change,
     Changed,
     ChangeSession,
+    Forked,
+    ForkSession,
     Inform,
     Move,
     Relabel,
@@ -197,6 +199,17 @@ class AsyncSubagent:
     async def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         await self._change(Inform(kind, text, display))
+
+    async def fork(
+        self, entry: str | None = None, *, name: str | None = None, model: str | None = None
+    ) -> AsyncSubagent:
+        """Return another agent with a copy of the conversation up to `entry`, None: as it is, archives included.
+
+        It may do what this one may; each goes its own way from there. Entries keep their ids in the copy. `model` is
+        another one that is to answer. Raises AgentBusyError when a turn runs and no entry is named.
+        """
+        forked: Forked = await self._call("fork", ForkSession(self.id, entry, name, model))
+        return AsyncSubagent(self._orchestrator, forked.id)
 
     async def _change(self, change: Change, *, ask_anew: bool = False) -> Changed:
         changed: Changed = await self._call("change_session", ChangeSession(self.id, change, ask_anew))

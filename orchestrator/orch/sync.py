@@ -453,6 +453,15 @@ class Subagent:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         self._orchestrator._wait(self._agent.inform(text, kind=kind, display=display))
 
+    def fork(self, entry: str | None = None, *, name: str | None = None, model: str | None = None) -> Subagent:
+        """Return another agent with a copy of the conversation up to `entry`, None: as it is, archives included.
+
+        It may do what this one may; each goes its own way from there. Entries keep their ids in the copy. `model` is
+        another one that is to answer. Raises AgentBusyError when a turn runs and no entry is named.
+        """
+        forked = self._orchestrator._wait(self._agent.fork(entry, name=name, model=model))
+        return Subagent(self._orchestrator, forked)
+
     async def _submit(self, prompt: str) -> Reply:
         return await self._agent.submit(prompt)
 

@@ -47,7 +47,8 @@ LEFT_BRANCH = "[What came of a branch of this conversation that was left:]"
 class SessionHeader(Struct, frozen=True, gc=False, tag="session", tag_field="type", rename="camel"):
     """The first line of a session file. `agent` is the id of the agent whose transcript this is.
 
-    `parent_session` is the file that the conversation was taken over from, None when it began here.
+    `parent_session` is the file that the conversation was taken over from, or the agent whose it is a copy of; None
+    when it began here.
     """
 
     id: str

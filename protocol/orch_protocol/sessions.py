@@ -162,21 +162,19 @@ class Changed(Struct, frozen=True):
 class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):
     """Let there be another agent whose session is a copy of the path to the entry `at`, None: of the current one.
 
-    With `ask_anew` a question at its end is left out, and returned. `model` is another one that is to answer.
+    `model` is another one that is to answer.
     """
 
     ref: str
     at: str | None = None
     name: str | None = None
     model: str | None = None
-    ask_anew: bool = False
 
 
 class Forked(Struct, frozen=True):
-    """The agent `id` has the copy, and no process before it is asked."""
+    """The agent `id` has the copy, whose entries have the same ids, and no process before it is asked."""
 
     id: str
     seq: int
     name: str
     leaf: str | None
-    text: str | None = None

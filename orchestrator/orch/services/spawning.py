@@ -30,7 +30,7 @@ from .localising import local_model
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["spawn", "spec_of"]
+__all__ = ["check_name", "spawn", "spec_of"]
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -81,11 +81,7 @@ def describe(
     """
     if not request.task.strip():
         raise ConfigError("an agent needs a task: say in a sentence what it is for")
-    if request.name is not None and not NAME.fullmatch(request.name):
-        raise ConfigError(
-            f"name {request.name!r} does not do: up to 64 letters, digits, '.', '_' and '-', beginning with one "
-            "of the first two or '_'"
-        )
+    check_name(request.name)
     preset, tools = _tools(request, parent, config)
     archival = _archival(config.archival, tools) if config.archival.enabled else None
     if archival is not None:
@@ -133,6 +129,15 @@ def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Conf
             )
         level = parent.context.level
     return ContextSpec(level, rules)
+
+
+def check_name(name: str | None) -> None:
+    """Raise ConfigError for what is no name of an agent."""
+    if name is not None and not NAME.fullmatch(name):
+        raise ConfigError(
+            f"name {name!r} does not do: up to 64 letters, digits, '.', '_' and '-', beginning with one "
+            "of the first two or '_'"
+        )
 
 
 def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:

@@ -1,0 +1,115 @@
+"""Agents made of other agents: each goes its own way from a place in a conversation that both had."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from orch_protocol.config import parse_model
+from orch_protocol.entries import Label, ModelChange, SessionInfo
+from orch_protocol.errors import AgentBusyError, OrchError
+from orch_protocol.ids import new_entry_id, new_id
+from orch_protocol.sessions import Forked, ForkSession
+from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.backends.fare import check_priced
+from orch_worker.backends.registry import template_for
+from orch_worker.outline import Outline, read_outline
+from orch_worker.transcript import NAME
+
+from .. import events
+from ..exchange.found import Found, Reading, Told
+from ..exchange.own import read_own
+from ..exchange.planting import plant
+from ..nodes import iso
+from .archiving import note
+from .localising import local_model
+from .sessions import session_of
+from .spawning import check_name
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["fork"]
+
+
+async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
+    """Make a cold agent whose session is a copy of a path of another one's, with the archives on it.
+
+    It may do what that one may, below the same agent. Raises AgentBusyError when no entry is named and a turn runs,
+    EntryNotFoundError, AmbiguousRefError, ConfigError, SpawnError, StoreError.
+    """
+    node = session_of(root, params.ref)
+    check_name(params.name)
+    if params.at is None and node.pending is not None:
+        raise AgentBusyError(
+            f"agent {node.spec.name!r} ({node.spec.id}) is busy with: {node.pending.head}; wait for it, or name the "
+            "entry that the copy is to end with"
+        )
+    spec = node.spec
+    id = new_id()
+    copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(root.sessions / id), history=())
+    if params.model is not None:
+        backend = await root.catalog.complete(parse_model(params.model))
+        if spec.local:
+            backend = await local_model(root, backend)
+        if spec.limits.max_cost_usd is not None or root.budgets.holds_for(spec.parent_id):
+            check_priced(backend)
+        copy = replace(copy, backend=backend, template=template_for(backend))
+    found = await root.disk.do(_copied, spec, params.at, copy.backend, iso(root.clock()))
+    await root.disk.do(plant, Path(copy.folder), id, spec.cwd, found, Path(spec.id))
+    try:
+        root.handle(events.Adopt(copy, "; ".join(found.repairs)))
+    except BaseException:
+        shutil.rmtree(copy.folder, ignore_errors=True)
+        raise
+    if (functions := root.tools.get(spec.id)) is not None:
+        root.tools[id] = functions
+    with contextlib.suppress(OrchError):  # whoever asks for its archives is told
+        await note(root, root.tree.nodes[id])
+    made = root.tree.nodes[id].spec
+    return Forked(id, made.seq, made.name, found.entries[-1].id if found.entries else None)
+
+
+# In threads.
+
+
+def _copied(spec: AgentSpec, at: str | None, backend: BackendSpec, now: str) -> Found:
+    """Return the path to the entry `at`, with the names of what is on it."""
+    folder = Path(spec.folder)
+    outline = read_outline(folder)
+    to = outline.leaf if at is None else outline.find(at)
+    found = read_own((folder / NAME).read_bytes(), Reading(folder / NAME, repair=True))
+    by_id = {entry.id: entry for entry in found.entries}
+    path: list[Told] = []
+    while to is not None and (entry := by_id.get(to)) is not None:
+        path.append(entry)
+        to = entry.parent_id
+    path.reverse()
+    on_path = {entry.id for entry in path}
+    path += _names(outline, path, on_path, now)
+    if backend != spec.backend:
+        path.append(ModelChange(**_next(path, on_path, now), provider=backend.provider, model_id=backend.model))
+    return replace(found, entries=tuple(path))
+
+
+def _names(outline: Outline, path: list[Told], on_path: set[str], now: str) -> list[Told]:
+    """Return the labels of what is on the path, and the session's title, as far as they were given elsewhere."""
+    added: list[Told] = []
+    there = {entry.target_id: entry.label for entry in path if isinstance(entry, Label)}
+    for target, label in outline.labels.items():
+        if target in on_path and there.get(target) != label:
+            added.append(Label(**_next([*path, *added], on_path, now), target_id=target, label=label))
+    titles = [entry.name for entry in path if isinstance(entry, SessionInfo)]
+    if outline.name and titles[-1:] != [outline.name]:
+        added.append(SessionInfo(**_next([*path, *added], on_path, now), name=outline.name))
+    return added
+
+
+def _next(path: list[Told], taken: set[str], now: str) -> dict[str, Any]:
+    id = new_entry_id(taken)
+    taken.add(id)
+    return {"id": id, "parent_id": path[-1].id if path else None, "timestamp": now}
