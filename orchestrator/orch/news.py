@@ -42,4 +42,6 @@ def news_line(node: Node, answered: Answered) -> str:
     who = f"- {node.spec.id} ({node.spec.name})"
     if answered.reply is not None:
         return f"{who}: {answered.reply.stop_reason}, {answered.reply.tool_calls} tool calls"
+    if node.spec.local:
+        return f"{who}: failed"  # what an error says may quote, and is for local models alone
     return f"{who}: failed: {answered.error.message if answered.error else 'no answer'}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch import CallEvent, Config, ConfigError, Orchestrator, PolicyConfig, ScriptedBackend, SubagentsConfig
+from orch import CallEvent, Config, ConfigError, Orchestrator, PolicyConfig, Question, ScriptedBackend, SubagentsConfig
 from orch.observers import line_of, progress
 from orch.services import call
 from orch.testing import FakeLauncher
@@ -107,6 +107,24 @@ async def test_nobody_who_fails_or_hangs_breaks_a_run(tmp_path: Path) -> None:
         "KeyError: 'start'",
         "KeyError: 'ran'",
     ]
+
+
+@pytest.mark.parametrize(("allow", "outcome"), [(True, "task"), (False, "declined")])
+@virtual
+async def test_what_becomes_of_tasks_is_told(tmp_path: Path, allow: bool, outcome: str) -> None:
+    """A call about the agent's tasks is one event, with what the list is then, or that it was declined."""
+    seen: list[CallEvent] = []
+
+    async def approve(_: Question) -> bool:
+        return allow
+
+    plan = {"tool": "task_create", "input": {"tasks": ["sweep", "mop"]}}
+    async with opened(tmp_path / "home", config=CONFIG, approve=approve) as world:
+        agent = await world.scripted(plan, "done", tools=["task_create", "task_update"], cwd=tmp_path)
+        await call(world.supervisor, None, "query", QueryAgent(agent.id, "go", progress=True), seen.append)
+    (event,) = seen
+    assert (event.tool, event.outcome) == ("task_create", outcome)
+    assert ("sweep" in event.result) is allow
 
 
 async def test_a_function_runs_beside_the_loop(tmp_path: Path) -> None:

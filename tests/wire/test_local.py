@@ -16,6 +16,7 @@ from orch import (
     AsyncOrchestrator,
     Config,
     Consent,
+    OrchError,
     PolicyCall,
     PolicyConfig,
     Question,
@@ -24,7 +25,7 @@ from orch import (
 )
 from orch.testing import fake_world
 from orch_protocol.config import SummaryConfig, TriggerConfig
-from wire.model_server import ModelServer, Request, call, say
+from wire.model_server import ModelServer, Request, call, fail, say
 from wire.test_end_to_end import read
 
 SECRET = "s3cret-4711"
@@ -257,3 +258,24 @@ async def test_a_person_may_let_it_go_where_that_is_configured(
     async with begin(config=config, approve=approve, **fake_world()) as root:
         await (await root.spawn("Look", tools=["read_file"], cwd=folder)).query("Which code?")
     assert "a yes lets it go to one that is elsewhere" in asked[0].reason
+
+
+async def test_errors_and_lists_tell_nothing_to_who_is_elsewhere(
+    begin: Begin, far: ModelServer, here: ModelServer, folder: Path
+) -> None:
+    """What an error quotes, what an agent works on, and what it is for are told to people, not to a model elsewhere."""
+    task = {"task": f"think of {SECRET}", "tools": [], "query": f"What of {SECRET}?"}
+    spawn = {"call": "spawn_subagent", "input": task}
+    ask = {"call": "query_subagent", "input": {"id": "kid", "prompt": "Which code?"}}
+    here.script += [call(spawn), say("nice"), fail(400, "invalid_request_error", f"not {SECRET}!")]
+    far.script += [call(read("mine.txt")), call(ask), call({"call": "list_subagents", "input": {}}), say("It failed.")]
+    async with begin(**fake_world()) as root:
+        kid = await root.spawn("Look", tools=["read_file", *NEST], cwd=folder, name="kid")
+        with pytest.raises(OrchError, match=SECRET):
+            await kid.query("Which code?")
+        agent = await root.spawn("Ask", tools=[*NEST, "list_subagents"], cwd=folder)
+        here.script.append(fail(400, "invalid_request_error", f"not {SECRET}!"))
+        assert (await agent.query("Which code?")).text == "It failed."
+        assert any(SECRET in row.task for row in await root.agents())
+    assert "what there is to say of it is for local models alone" in str(far.requests[2].body)
+    assert "(for local models alone)" in str(far.requests[3].body)

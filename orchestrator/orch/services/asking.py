@@ -25,7 +25,7 @@ from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
 from .ending import own_subtree
-from .localising import stay
+from .localising import keeping, stay
 from .recalling import check_recall, found, with_passages
 
 if TYPE_CHECKING:
@@ -49,11 +49,13 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     if heard is not None and params.progress:
         root.watchers.follow(key, node.spec.id, heard)
     try:
-        query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
+        with keeping(root, caller, node):
+            query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
         if heard is not None and params.approve:
             root.approvals.attend(query_id, heard)
         try:
-            return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
+            with keeping(root, caller, node):
+                return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
         finally:
             root.approvals.leave(query_id)
     finally:
@@ -96,7 +98,8 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
     _check_plan(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
-    return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
+    with keeping(root, caller, node):
+        return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
 
 
 async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
@@ -111,10 +114,13 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
             await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
             pass  # out of time, which is told below, or failed, which is the answer to collect
-    if node.pending is not None:
-        raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}")
-    result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again))
-    return _reply(result)
+    with keeping(root, caller, node):
+        if node.pending is not None:
+            raise QueryTimeoutError(
+                f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}"
+            )
+        result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again))
+        return _reply(result)
 
 
 async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from orch_protocol.errors import ConfigError
+from orch_protocol.errors import ConfigError, ErrorInfo, OrchError, error_from
 from orch_protocol.services import Localise
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.local import LOCAL
@@ -16,7 +18,7 @@ from ..nodes import Node
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["local_model", "localise", "stay"]
+__all__ = ["keeping", "kept_from", "local_model", "localise", "stay"]
 
 
 async def localise(root: Supervisor, caller: str | None, params: Localise) -> BackendSpec:
@@ -29,6 +31,23 @@ async def localise(root: Supervisor, caller: str | None, params: Localise) -> Ba
     if not params.look and not node.spec.local:
         root.handle(events.Localise(node.spec.id, backend))
     return backend
+
+
+def kept_from(root: Supervisor, caller: str | None, node: Node) -> bool:
+    """Say whether what `node` has to say is for models of this machine alone, and the calling agent need not be one."""
+    return caller is not None and node.spec.local and not root.tree.nodes[caller].spec.local
+
+
+@contextmanager
+def keeping(root: Supervisor, caller: str | None, node: Node) -> Iterator[None]:
+    """Let the caller hear which error there is with `node`, and no more of it than it may: errors quote."""
+    try:
+        yield
+    except OrchError as error:
+        if not kept_from(root, caller, node):
+            raise
+        told = f"agent {node.spec.name!r} ({node.spec.id}): what there is to say of it is for local models alone"
+        raise error_from(ErrorInfo(type(error).__name__, told)) from None
 
 
 async def local_model(root: Supervisor, backend: BackendSpec) -> BackendSpec:

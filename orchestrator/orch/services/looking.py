@@ -11,6 +11,7 @@ from orch_protocol.services import AgentRow, List, Ref, Show, Shown
 from orch_worker.transcript import read_session
 
 from ..nodes import Node, iso
+from .localising import kept_from
 from .recalling import archive_row, found
 
 if TYPE_CHECKING:
@@ -18,11 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["list_agents", "row", "show", "state"]
 
+KEPT = "(for local models alone)"
 
-async def list_agents(root: Supervisor, _: str | None, params: List) -> list[AgentRow]:
+
+async def list_agents(root: Supervisor, caller: str | None, params: List) -> list[AgentRow]:
     """Return the agents in the order they were spawned; killed ones and holders only when all are asked for."""
+    nodes = [node for node in root.tree.nodes if params.all or (node.status != "killed" and not node.is_holder)]
+    rows = [row(root, node) for node in nodes]
     return [
-        row(root, node) for node in root.tree.nodes if params.all or (node.status != "killed" and not node.is_holder)
+        msgspec.structs.replace(each, task=KEPT, pending=None, activity="", error=None)
+        if kept_from(root, caller, node)
+        else each
+        for each, node in zip(rows, nodes, strict=True)
     ]
 
 

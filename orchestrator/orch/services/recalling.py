@@ -23,6 +23,7 @@ from ..archival.shelf import Record
 from ..nodes import Node
 from ..refs import resolve
 from .archiving import note
+from .localising import kept_from
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
@@ -57,7 +58,7 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
     if not params.query.strip():
         raise ConfigError("the query is empty: say what to look for")
     limit = max(1, min(params.limit, MOST_HITS))
-    owners = [each for each in owners_in_sight(root, caller, params.ref) if not _is_kept_from(root, caller, each)]
+    owners = [each for each in owners_in_sight(root, caller, params.ref) if not kept_from(root, caller, each)]
     hits = await asyncio.gather(*(root.archives.search(owner.spec, params.query, limit) for owner in owners))
     return merged(hits, limit)
 
@@ -69,14 +70,9 @@ async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive
     owner = root.tree.nodes[root.tree.nodes.holders[holder]]
     if caller is not None and not _is_below(root, caller, owner):
         raise AgentNotFoundError(f"no archive {params.id!r} of yours: search_archive finds the ids there are")
-    if _is_kept_from(root, caller, owner):
+    if kept_from(root, caller, owner):
         raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
     return await root.archives.read(owner.spec, holder, params.first, params.last)
-
-
-def _is_kept_from(root: Supervisor, caller: str | None, owner: Node) -> bool:
-    """Say whether what `owner` archived may only be read by models of this machine, and the caller need not be one."""
-    return caller is not None and owner.spec.local and not root.tree.nodes[caller].spec.local
 
 
 async def found(root: Supervisor, ref: str) -> Node:
