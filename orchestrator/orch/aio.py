@@ -33,6 +33,7 @@ from orch_protocol.services import (
     Prune,
     Pruned,
     ReadArchive,
+    Ref,
     Resume,
     SearchArchive,
     Spawn,
@@ -52,6 +53,7 @@ from . import paths
 from .approvals import Approvals, Approver
 from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, script_of, split_tools
 from .catalog import Catalog
+from .exchange.writing import exported
 from .handles import AsyncSubagent
 from .journal import Journal
 from .launchers import default_launcher
@@ -305,6 +307,17 @@ class AsyncOrchestrator:
         asked = ImportSession(os.fspath(path), os.getcwd(), which, repair, agent)
         imported: Imported = await self._call("import", as_data(asked))
         return AsyncSubagent(self, imported.id)
+
+    async def export_session(
+        self, ref: str | int, *, format: str = "pi", output: str | os.PathLike[str] | None = None
+    ) -> str:
+        """Return the conversation of the agent `ref`, what was archived in its place: for pi (`pi`), as a page (`md`,
+        `html`), as an API's messages (see `orch.exchange.writing.CHOICES`), or as its file is (`jsonl`).
+
+        With `output` it is written to that file too, whole or not at all. Raises ConfigError, StoreError, AgentError.
+        """
+        row: AgentRow = await self._call("state", Ref(str(ref)))
+        return await self.supervisor.disk.do(exported, row, format, output)
 
     async def get(self, ref: str | int) -> AsyncSubagent:
         """Return the agent, or the holder of an archive, that `ref` (number, id, unique prefix, name) means.

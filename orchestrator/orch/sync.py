@@ -212,6 +212,14 @@ class Orchestrator:
         )
         return Subagent(self, agent)
 
+    def export_session(
+        self, ref: str | int, *, format: str = "pi", output: str | os.PathLike[str] | None = None
+    ) -> str:
+        """Return the conversation of the agent `ref`, what was archived in its place, in a format such as `pi`, `md`,
+        `html`; with `output` it is written to that file too. See AsyncOrchestrator.export_session.
+        """
+        return self._wait(self._aio.export_session(ref, format=format, output=output))
+
     def get(self, ref: str | int) -> Subagent:
         """Return the agent that `ref` (number, id, unique prefix, name) means. Raises AgentNotFoundError and kin."""
         return Subagent(self, self._wait(self._aio.get(ref)))

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
+from orch_protocol.messages import assistant, user
+from orch_worker.transcript import Transcript
 from orchestrator.desk import Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -62,3 +64,52 @@ class TestImport:
         assert run(["session", "import", "a", "b", "--name", "x"]) == 2
         assert "one file at a time" in capsys.readouterr().err
         assert desk.asked == []
+
+
+class TestExport:
+    """Conversations in files."""
+
+    @pytest.fixture(autouse=True)
+    def _talk(self, desk: Desk, tmp_path: Path) -> None:
+        transcript = Transcript.open(tmp_path / "talk", agent="abc", cwd="/")
+        transcript.seed([user("Which port?"), assistant("4711")])
+        transcript.close()
+        desk.answers["state"] = desk.answers["state"] | {"folder": str(tmp_path / "talk")}
+
+    def test_to_standard_output(self, desk: Desk, capsys: Captured) -> None:
+        """For pi, unless another format is named."""
+        assert run(["session", "export", "reader"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["type"] for line in lines] == ["session", "message", "message"]
+        assert desk.asked == [("state", {"ref": "reader"})]
+        assert run(["session", "export", "reader", "--format", "openai"]) == 0
+        assert json.loads(capsys.readouterr().out)[1] == {"role": "assistant", "content": "4711"}
+
+    def test_to_a_file(self, tmp_path: Path, capsys: Captured) -> None:
+        """The file is whole, its user's alone, and named."""
+        file = tmp_path / "talk.html"
+        assert run(["session", "export", "reader", "--format", "html", "--output", str(file)]) == 0
+        assert capsys.readouterr().out == f"{file}\n"
+        assert file.read_text().endswith("</html>\n")
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert run(["session", "export", "reader", "--output", str(file), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {
+            "id": "abc",
+            "format": "pi",
+            "output": str(file),
+            "notes": [],
+        }
+
+    def test_what_is_left_out_is_told(self, tmp_path: Path, capsys: Captured) -> None:
+        """On standard error: what is written stays data."""
+        path = tmp_path / "talk" / "session.jsonl"
+        path.write_text(path.read_text() + '{"type":"mess')
+        assert run(["session", "export", "reader", "--format", "md"]) == 0
+        out, err = capsys.readouterr()
+        assert "4711" in out
+        assert "never finished: left out" in err
+
+    def test_a_file_that_cannot_be_written(self, capsys: Captured) -> None:
+        """The file is named as it was given."""
+        assert run(["session", "export", "reader", "--output", "no/such/file"]) == 1
+        assert "no/such/file cannot be written" in capsys.readouterr().err

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+from ..exchange.page import block_of_page
+from ..outfile import write_out
 from .failure import Failure
 from .verb import dump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, TextIO
+    from typing import Any
 
     from .connection import Connection
 
@@ -30,40 +31,13 @@ def export(connection: Connection, rows: list[dict[str, Any]], output: str, form
     told: dict[str, Any] = {"output": output, "archives": 0, "messages": 0, "unread": {}}
     pages = _pages(connection, rows, format, told)
     if output == STANDARD:
-        _write(sys.stdout, pages)
+        sys.stdout.writelines(pages)
         return told
-    if os.path.exists(output) and not os.path.isfile(output):
-        # A pipe, a device: there is nothing to put in its place.
-        try:
-            with open(output, "w", encoding="utf-8", errors="replace") as file:
-                _write(file, pages)
-        except OSError as error:
-            raise Failure("OSError", f"{output} cannot be written: {error.strerror or error}") from error
-        return told
-    target = os.path.realpath(output)  # a link goes on leading where it leads
-    beside = f"{target}.{os.getpid()}.tmp"
     try:
-        # What was said to agents is for their user alone.
-        private = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(private, "w", encoding="utf-8", errors="replace") as file:
-            _write(file, pages)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException as error:
-        try:
-            os.unlink(beside)
-        except OSError:
-            pass  # it was never made
-        if isinstance(error, OSError):
-            raise Failure("OSError", f"{output} cannot be written: {error.strerror or error}") from error
-        raise
+        write_out(output, pages)
+    except OSError as error:
+        raise Failure("OSError", f"{output} cannot be written: {error.strerror or error}") from error
     return told
-
-
-def _write(file: TextIO, pages: Iterator[str]) -> None:
-    for page in pages:
-        file.write(page)
 
 
 def _pages(connection: Connection, rows: list[dict[str, Any]], format: str, told: dict[str, Any]) -> Iterator[str]:
@@ -87,31 +61,5 @@ def markdown(row: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     parts = [f"# {title}", about]
     for number, message in enumerate(messages, 1):
         parts.append(f"## Entry {number}: {message['role']}")
-        parts += [_block(block) for block in message["content"]]
+        parts += map(block_of_page, message["content"])
     return "\n\n".join(parts) + "\n\n"
-
-
-def _block(block: dict[str, Any]) -> str:
-    match block["type"]:
-        case "text":
-            return str(block["text"])
-        case "thinking":
-            return _fenced(block["thinking"], "thinking")
-        case "tool_use":
-            return f"Call of `{block['name']}`:\n\n{_fenced(dump(block['input']), 'json')}"
-        case "tool_result":
-            said = "\n".join(part.get("text", "(image)") for part in block["content"])
-            return f"{'Error' if block.get('is_error') else 'Result'}:\n\n{_fenced(said, 'text')}"
-        case "image":
-            return "(image)"
-    return _fenced(dump(block), "json")
-
-
-def _fenced(text: str, language: str) -> str:
-    """Return `text` in a fence that nothing in it closes."""
-    longest = run = 0
-    for character in text:
-        run = run + 1 if character == "`" else 0
-        longest = max(longest, run)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"

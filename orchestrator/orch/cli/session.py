@@ -9,7 +9,7 @@ __all__ = ["VERBS"]
 
 VERBS = {
     "session": Group(
-        "Conversations: take them over from other programs' files.",
+        "Conversations: take them over from other programs' files, and write them out.",
         "orch session import talk.jsonl",
         dict(ACTIONS),
     )

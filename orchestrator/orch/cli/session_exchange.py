@@ -1,4 +1,4 @@
-"""`orch session import`: agents that go on with conversations from files."""
+"""`orch session import`, `export`: agents that go on with conversations from files, and conversations in files."""
 
 from __future__ import annotations
 
@@ -67,6 +67,41 @@ def _remark(file: str, imported: dict[str, Any], *, json: bool) -> None:
         print(f"orch: {name}: {render.safe(note)}", file=sys.stderr)
 
 
+def _export_arguments(parser: ArgumentParser) -> None:
+    from ..exchange.writing import CHOICES
+
+    words.ref(parser)
+    parser.add_argument(
+        "--format", choices=CHOICES, default="pi", help="pi (the default); a page; messages for an API; or as it is"
+    )
+    parser.add_argument("--output", metavar="FILE", default="-", help="where to; - is standard output, the default")
+
+
+def _export(arguments: Namespace) -> int:
+    import msgspec
+
+    from orch_protocol.services import AgentRow
+
+    from ..exchange.writing import written
+    from ..outfile import write_out
+
+    row = msgspec.convert(Connection().call("state", words.clean({"ref": arguments.ref})), AgentRow)
+    pages, notes = written(row, arguments.format)
+    if arguments.output == "-":
+        sys.stdout.writelines(pages)
+    else:
+        try:
+            write_out(arguments.output, pages)
+        except OSError as error:
+            said = f"{arguments.output} cannot be written: {error.strerror or error}"
+            raise Failure("OSError", said) from error
+        told = {"id": row.id, "format": arguments.format, "output": arguments.output, "notes": notes}
+        words.say(arguments, told, render.safe(arguments.output))
+    for note in notes:
+        print(f"orch: {render.safe(note)}", file=sys.stderr)
+    return 0
+
+
 ACTIONS = {
     "import": (
         "an agent that goes on with a conversation from a file",
@@ -76,6 +111,15 @@ ACTIONS = {
             "orch session import talk.jsonl --name talk",
             _import_arguments,
             _import,
+        ),
+    ),
+    "export": (
+        "a conversation for other programs, or as a page",
+        Verb(
+            "Write an agent's conversation out, whole: for pi, as Markdown or HTML, as messages for an API.",
+            "orch session export reader --format html --output reader.html",
+            _export_arguments,
+            _export,
         ),
     ),
 }

@@ -27,10 +27,12 @@ from .found import SHAPE_ERRORS, Found, Kept, Reading, Told
 from .grafting import Named, graft
 from .lines import Row
 
-__all__ = ["UNREADABLE", "entry_time", "read_session", "usage_of"]
+__all__ = ["SYSTEM", "UNREADABLE", "VERSION", "entry_time", "read_session", "usage_of"]
 
 VERSION: Final = 3
 UNREADABLE: Final = "unreadable"
+SYSTEM: Final = "orch.system"
+"""What a message of the system is called in a file of pi's, which has none."""
 OURS: Final = frozenset({"type", "id", "parentId", "timestamp", "s", "c", "m"})
 
 
@@ -115,6 +117,8 @@ class _Reader:
             match kind:
                 case "message":
                     return self._message(row["message"], base)
+                case "custom_message" if row.get("customType") == SYSTEM:
+                    return MessageEntry(message=Message("system", tuple(_blocks(row["content"]))), **base)
                 case "custom_message":
                     return self._custom_message(row, base)
                 case "branch_summary":

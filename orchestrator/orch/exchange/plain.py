@@ -6,9 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from orch_protocol.entries import MessageEntry, Origin
 from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_entry_id
+from orch_protocol.messages import Message, ToolUse
 
 from ..archival.adapters import detect
 from ..nodes import iso
@@ -76,6 +79,11 @@ def _plain(messages: Sequence[Any], name: str, reading: Reading, lines: Sequence
                 where = f"line {lines[place]}" if lines else f"message {place} of {name}"
                 raise reading.foreign(f"{where}: {error}") from error
             reading.mended(f"message {place} of {name} is left out: {error}")
+            continue
+        if found and ToolUse in format.alone and message.role == found[-1].message.role == "assistant":
+            # One response is several items, of which each call is one.
+            whole = Message("assistant", found[-1].message.content + message.content)
+            found[-1] = msgspec.structs.replace(found[-1], message=whole)
             continue
         id = new_entry_id(taken)
         taken.add(id)

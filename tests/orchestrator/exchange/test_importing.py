@@ -176,3 +176,19 @@ def test_archives_of_a_session_of_ours_come_along(tmp_path: Path) -> None:
             assert hits[0].id in ids.values()
 
     asyncio.run(taken_over())
+
+
+async def test_what_goes_out_comes_in_again(tmp_path: Path) -> None:
+    """An agent's conversation, written out while the agent lives, is another agent's; the file is written whole."""
+    async with opened(tmp_path / "home") as world:
+        agent = await world.spawn("count", backend=backend("one", "two"), tools=[])
+        with pytest.raises(ConfigError, match="format 'pdf'"):
+            await world.export_session(agent.id, format="pdf")
+        await agent.query("first")
+        shown = (await agent.show(100)).messages
+        for format in ("pi", "jsonl", "anthropic", "openai", "responses"):
+            path = tmp_path / f"talk.{format}"
+            text = await world.export_session(agent.id, format=format, output=path)
+            assert path.read_text() == text
+            other = await world.import_session(path, backend=backend("x", "y"), tools=[])
+            assert (await other.show(100)).messages == shown

@@ -10,10 +10,12 @@ from orch_protocol.errors import ConfigError
 
 from .base import Format, pack, plain, translated, unpack
 
-__all__ = ["FORMATS", "ROWS", "Format", "detect", "format_named", "pack", "plain", "translated", "unpack"]
+__all__ = ["FORMATS", "OWN", "ROWS", "Format", "detect", "format_named", "pack", "plain", "translated", "unpack"]
 
 FORMATS: Final = {"anthropic": "anthropic", "openai": "openai", "responses": "responses", "orch": "own"}
 """Each format and the module it lives in."""
+
+OWN: Final = "orch"
 
 ROWS: Final = "anthropic"
 """The format of the messages in the rows that a coding assistant leaves behind, one or more for each message."""

@@ -19,6 +19,7 @@ ROLES: Final = ("user", "assistant", "system")
 
 class _Anthropic:
     name = PROVIDER
+    provider = PROVIDER
     ratios = CLAUDE
     alone: tuple[type, ...] = ()
 

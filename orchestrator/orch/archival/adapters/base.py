@@ -19,6 +19,8 @@ class Format(Protocol):
     """One shape of messages. One of its messages is one of ours, in both directions."""
 
     name: str
+    provider: str
+    """Whose own blocks these messages may have."""
     ratios: Ratios
     alone: tuple[type, ...]
     """Blocks that are a message of their own here."""

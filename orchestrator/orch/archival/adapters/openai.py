@@ -27,6 +27,7 @@ ROLES: Final[dict[str, Literal["user", "assistant", "system"]]] = {
 
 class _OpenAI:
     name = PROVIDER
+    provider = PROVIDER
     ratios = GPT
     alone: tuple[type, ...] = (ToolResult,)
 
@@ -128,7 +129,7 @@ def _part(raw: Any) -> Block:
     match raw:
         case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
             return Text(text)
-        case {"type": "image_url", "image_url": {"url": str(url)}} if (
+        case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "input_image", "image_url": str(url)} if (
             url.startswith("data:image/") and ";base64," in url
         ):
             kind, _, data = url.removeprefix("data:").partition(";base64,")

@@ -15,6 +15,7 @@ __all__ = ["FORMAT"]
 
 class _Own:
     name = "orch"
+    provider = ""
     ratios: Ratios = PLAIN
     alone: tuple[type, ...] = ()
 

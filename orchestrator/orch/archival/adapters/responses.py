@@ -16,6 +16,7 @@ __all__ = ["FORMAT"]
 
 class _Responses:
     name = "responses"
+    provider = PROVIDER
     ratios = CHAT.ratios
     alone: tuple[type, ...] = (ToolUse, ToolResult, Opaque)
 
