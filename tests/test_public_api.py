@@ -13,6 +13,9 @@ from orch_protocol import errors
 from sources import ROOT
 
 PUBLIC = {
+    "Abort",
+    "Approve",
+    "Block",
     "ArchivalConfig",
     "Archiver",
     "AsyncOrchestrator",
@@ -37,6 +40,7 @@ PUBLIC = {
     "TriggerConfig",
     "Usage",
     "Verdict",
+    "hook",
     "tool",
 }
 TWINS = [("Orchestrator", "AsyncOrchestrator"), ("Subagent", "AsyncSubagent")]

@@ -52,12 +52,14 @@ if TYPE_CHECKING:
         UnsupportedPlatformError,
         VersionMismatchError,
     )
+    from orch_protocol.hooks import Abort, Approve, Block
     from orch_protocol.messages import Message, Reply, Usage
     from orch_protocol.observing import CallEvent
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.project import ContextConfig
     from orch_protocol.spec import Limits
     from orch_worker.backends.scripted import ScriptedBackend
+    from orch_worker.hooks import hook
     from orch_worker.tools.base import ToolContext, ToolOutput, tool
 
     from .aio import AsyncOrchestrator
@@ -66,12 +68,14 @@ if TYPE_CHECKING:
     from .sync import Orchestrator, Subagent
 
 __all__ = [
+    "Abort",
     "AgentBusyError",
     "AgentDiedError",
     "AgentError",
     "AgentGoneError",
     "AgentNotFoundError",
     "AmbiguousRefError",
+    "Approve",
     "ArchivalConfig",
     "ArchiveDeletedError",
     "Archiver",
@@ -80,6 +84,7 @@ __all__ = [
     "BackendError",
     "BackendTimeoutError",
     "BadReplyError",
+    "Block",
     "BudgetExceededError",
     "CallEvent",
     "ConcurrencyLimitError",
@@ -123,10 +128,14 @@ __all__ = [
     "Usage",
     "Verdict",
     "VersionMismatchError",
+    "hook",
     "tool",
 ]
 
 _HOMES = {
+    "Abort": "orch_protocol.hooks",
+    "Approve": "orch_protocol.hooks",
+    "Block": "orch_protocol.hooks",
     "ArchivalConfig": "orch_protocol.config",
     "Archiver": "orch.archival.archiver",
     "AsyncOrchestrator": "orch.aio",
@@ -151,6 +160,7 @@ _HOMES = {
     "TriggerConfig": "orch_protocol.config",
     "Usage": "orch_protocol.messages",
     "Verdict": "orch_protocol.policy",
+    "hook": "orch_worker.hooks",
     "tool": "orch_worker.tools.base",
 } | {name: "orch_protocol.errors" for name in __all__ if name.endswith("Error")}
 

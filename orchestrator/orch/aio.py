@@ -59,6 +59,7 @@ from .journal import Journal
 from .launchers import default_launcher
 from .launchers.base import Launcher
 from .leftovers import end_leftovers
+from .root_hooks import Hookable, RootHooks
 from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
 from .services.recalling import found
@@ -68,7 +69,7 @@ from .watchers import Observer, Watchers
 __all__ = ["AsyncOrchestrator", "ToolLike"]
 
 
-class AsyncOrchestrator:
+class AsyncOrchestrator(Hookable):
     """A root: supervises the agents of one run, each in a process of its own.
 
         async with AsyncOrchestrator() as o:
@@ -113,6 +114,7 @@ class AsyncOrchestrator:
         found = config or (loaded.config if loaded else Config())
         self._approver = approve
         self._policy = policy
+        self._hooks = RootHooks()
         self._keys = dict(keys) if keys is not None else keys_in(environ)
         self._known, self._env = models.load(self.home), environ
         default = configuration.Default.of(self._known, self._keys)
@@ -150,6 +152,7 @@ class AsyncOrchestrator:
             shutil.rmtree(folder / "spool", ignore_errors=True)  # a root that was killed could not
             logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
             stack.callback(shutil.rmtree, spool, ignore_errors=True)
+            stack.callback(self._hooks.close)
             journal = Journal.open(folder / "journal.jsonl", durability=self.config.durability)
             stack.callback(journal.close)
             launcher = self._make_launcher(str(folder), folder)
@@ -171,6 +174,7 @@ class AsyncOrchestrator:
                 catalog=Catalog(self._known, self._env, self._keys),
                 approvals=Approvals(self.home, self._approver, opinion=opinion),
                 watchers=self._watchers,
+                hooks=self._hooks,
                 keys=self._keys,
             )
             stack.push_async_callback(self._watchers.close)

@@ -218,6 +218,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.personal_paths": _more,
     "policy.code_paths": _more,
     "policy.approval_seconds": _at_most,
+    "hooks.load": _never,
     "policy.without_local": lambda new, _: bool(new == "deny"),
     "policy.dry_run": lambda new, old: bool(new or not old),
     "policy.function": _never,
@@ -242,7 +243,7 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 TYPES: Final[dict[str, Any]] = dict(_fields(Config))
 LISTS: Final = (
     *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
-    *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files"),
+    *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files", "hooks.load"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

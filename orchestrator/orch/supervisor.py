@@ -60,6 +60,7 @@ from .launchers.base import Launcher
 from .nodes import Node, head_of
 from .pings import Pings
 from .remains import Remains, recovery, remains_of
+from .root_hooks import RootHooks
 from .router import Deliver, Peer, Switchboard
 from .tree import Tree
 from .turns import CHECK_SECONDS, Turns
@@ -97,6 +98,7 @@ class Supervisor:
         catalog: Catalog,
         approvals: Approvals,
         watchers: Watchers,
+        hooks: RootHooks,
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -104,7 +106,7 @@ class Supervisor:
         self.sessions = sessions
         self.catalog = catalog
         self.approvals = approvals
-        self.watchers = watchers
+        self.watchers, self.hooks = watchers, hooks
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}
@@ -225,7 +227,7 @@ class Supervisor:
         query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)
         try:
             query = self.watchers.told(send.query_id, node.told(query))
-            query = msgspec.structs.replace(query, budgeted=self.budgets.holds_for(send.id))
+            query = msgspec.structs.replace(query, budgeted=self.budgets.holds_for(send.id), hooks=self.hooks.rows)
             self.workers.send(send.id, "query", query, send.query_id)
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.

@@ -28,6 +28,7 @@ from .arguments import Scripted, ToolLike
 from .handles import AsyncSubagent, OnEvent
 from .interrupts import Presses
 from .launchers.base import Launcher
+from .root_hooks import Hookable
 from .watchers import Observer
 
 __all__ = ["Orchestrator", "Subagent"]
@@ -38,7 +39,7 @@ END_SECONDS = 8.0
 T = TypeVar("T")
 
 
-class Orchestrator:
+class Orchestrator(Hookable):
     """A root for ordinary programs; the parameters are AsyncOrchestrator's.
 
         with Orchestrator() as o:
@@ -75,6 +76,7 @@ class Orchestrator:
             policy=policy,
             launcher=launcher,
         )
+        self._hooks = self._aio._hooks
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)
         self._thread.start()

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from .errors import ErrorInfo
+from .hooks import HookRow
 from .messages import Reply, Usage
 from .observing import Called
 from .sessions import Edit, Edited
@@ -81,7 +82,7 @@ class Query(Struct, frozen=True, gc=False):
     With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` when what it costs has a limit.
     `ended` says that the user ended the turn before it together with the agent's process.
     What is said in a `local` one is for models of this machine alone, and so is the conversation from then on. With
-    `observed` the worker tells of each call, as Called.
+    `observed` the worker tells of each call, as Called. `hooks` are those of the root's program.
     """
 
     prompt: str
@@ -91,6 +92,7 @@ class Query(Struct, frozen=True, gc=False):
     ended: bool = False
     local: bool = False
     observed: bool = False
+    hooks: tuple[HookRow, ...] = ()
 
 
 class Steer(Struct, frozen=True, gc=False):
@@ -113,11 +115,12 @@ class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
     `text`: a piece of the response. `tool_call`: tool `name` is called with `text`, JSON. `tool_result`: it returned
     `text`, cut short; `is_error` if so. `message`: a response is complete. `steered`: `text` was said to the agent.
     `continued`: it has reached its limit of responses and goes on, which `text` told the agent.
-    `retry`: a request failed and is made again, all text of the response so far is void.
+    `retry`: a request failed and is made again, all text of the response so far is void. `hook`: hook `name` changed or
+    decided something, or failed (`is_error`), as `text` says.
     """
 
     n: int
-    kind: Literal["text", "tool_call", "tool_result", "message", "steered", "continued", "retry"]
+    kind: Literal["text", "tool_call", "tool_result", "message", "steered", "continued", "retry", "hook"]
     text: str = ""
     name: str = ""
     step: int = 0

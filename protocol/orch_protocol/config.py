@@ -15,6 +15,7 @@ __all__ = [
     "BudgetConfig",
     "Config",
     "DaemonConfig",
+    "HooksConfig",
     "LimitsConfig",
     "Profile",
     "SubagentsConfig",
@@ -71,6 +72,13 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The per-user process behind the CLI."""
 
     idle_minutes: Minutes = 15.0
+
+
+class HooksConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The hooks that every agent runs with."""
+
+    load: tuple[str, ...] = ()
+    """Import strings, `package.module:hook` or `package.module` for all of a module; or the paths of files."""
 
 
 class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +140,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     archival: ArchivalConfig = field(default_factory=ArchivalConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    hooks: HooksConfig = field(default_factory=HooksConfig)
 
 
 def parse_model(model: str | None) -> BackendSpec:

@@ -38,6 +38,7 @@ StopReason: TypeAlias = Literal[
     "cancelled",
     "timeout",
     "budget",
+    "aborted",
     "error",
 ]
 

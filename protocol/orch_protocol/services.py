@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
 from .archive import Collapse
 from .exchange import Imported, ImportSession
+from .hooks import HookSaid, HooksRan, HooksSpec, RunHook
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
@@ -86,8 +87,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
     one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
     is the one that the backend needs. `max_cost_usd` beats that of `limits`; neither means the configured one.
-    `policy` is the user's to say, None: as configured for programs; what an agent spawns is under that agent's. With
-    `plan` it begins in plan mode, which an agent that plans cannot but pass on.
+    `policy` and `hooks` are the user's to say, None: as configured for programs; what an agent spawns has that agent's.
+    With `plan` it begins in plan mode, which an agent that plans cannot but pass on.
     `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
     user's to say, and None are the configured ones.
     """
@@ -111,6 +112,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     plan: bool = False
     context: ProjectContext | None = None
     context_rules: ContextConfig | None = None
+    hooks: HooksSpec | None = None
     request_id: str | None = None
 
 
@@ -454,6 +456,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "answer": (AnswerQuestion, Answered),
     "permissions": (ListPermissions, list[Permission]),
     "revoke": (Revoke, list[Permission]),
+    "run_hook": (RunHook, HookSaid),
+    "hooks_ran": (HooksRan, Empty),
     "reserve": (Reserve, Reserved),
     "settle": (Settle, Empty),
     "refused": (LaneRefused, Empty),

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct, field
 
 from .archive import Source
+from .hooks import HooksSpec
 from .messages import Message
 from .policy import PolicySpec
 from .project import ContextSpec
@@ -90,8 +91,8 @@ class AgentSpec(Struct, frozen=True):
     `tools` names the granted tools, already narrowed to what the parent may grant; `root_tools` are functions of the
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
-    a holder holds. Under `policy` it works, and all agents below it. A `local` one's conversation is for models of this
-    machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says.
+    a holder holds. Under `policy` and with `hooks` it works, and all agents below it. A `local` one's conversation is
+    for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says.
     """
 
     id: str
@@ -120,6 +121,7 @@ class AgentSpec(Struct, frozen=True):
     local: bool = False
     plan: bool = False
     context: ContextSpec = field(default_factory=ContextSpec)
+    hooks: HooksSpec = HooksSpec()
 
 
 class Birth(Struct, frozen=True):

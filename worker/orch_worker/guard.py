@@ -90,15 +90,16 @@ class Guard:
             far += "; a yes lets it go to one that is elsewhere"
         return strictest((verdict, Verdict(self._without_local, "local", far)), verdict.data), False
 
-    async def rule(self, call: ToolUse, verdict: Verdict) -> Ruling:
+    async def rule(self, call: ToolUse, verdict: Verdict, *, approved: bool = False) -> Ruling:
         """Return what is to become of `call`, which was judged so. Asks the root where a person is to say that.
 
         What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
+        A call that a hook has `approved` is not asked about, unless the question is where its data may go.
         """
         verdict, stays = await self.placed(await self.heard(call, verdict))
         if self._dry_run:
             return Ruling("dry_run", verdict, rehearsed(call.name, verdict), verdict.reason)
-        outcome, why = await self._asked(call, verdict)
+        outcome, why = await self._asked(call, verdict, approved=approved)
         if outcome == "start" and stays and (elsewhere := await self._locality.bind()):
             outcome, why = "deny", f"what it brings is for a model on this machine: {elsewhere}"
         return Ruling(outcome, verdict, self._no(call, why) if outcome != "start" else "", why)
@@ -111,9 +112,9 @@ class Guard:
         """Keep the conversation on this machine from now on; return why that cannot be, "" when it is so."""
         return await self._locality.bind()
 
-    async def _asked(self, call: ToolUse, verdict: Verdict) -> tuple[CallOutcome, str]:
+    async def _asked(self, call: ToolUse, verdict: Verdict, *, approved: bool) -> tuple[CallOutcome, str]:
         """Return what is to become of the call, and why it may not run."""
-        if verdict.approval == "allow":
+        if verdict.approval == "allow" or (approved and verdict.approval == "ask" and verdict.model == "any"):
             return "start", ""
         if verdict.approval == "deny":
             return "deny", verdict.reason

@@ -276,6 +276,7 @@ class Host:
             await asyncio.wait([self._turn], timeout=LEAVE_SECONDS)
         try:
             if self._runtime is not None:
+                await self._runtime.farewell(LEAVE_SECONDS)
                 self._runtime.close()
                 async with asyncio.timeout(LEAVE_SECONDS):
                     await self._runtime.backend.close()

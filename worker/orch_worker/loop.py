@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
@@ -35,7 +35,10 @@ from .purse import Purse
 from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, refuse
 
-__all__ = ["Brake", "run_turn"]
+if TYPE_CHECKING:
+    from .hooked import AgentHooks
+
+__all__ = ["Aborted", "Brake", "run_turn"]
 
 GRACE_SECONDS: Final = 1.0
 
@@ -43,6 +46,7 @@ Report = Callable[[str, str, int], None]
 Interject = Callable[[bool], list[str]]
 Emit = Callable[[str, str, str, int, bool], None]
 Prepare = Callable[[], Awaitable[None]]
+Frame = Callable[[str], str]
 Cut = Literal["cancelled", "timeout"]
 
 NOTHING: Final = Usage()
@@ -67,6 +71,10 @@ class Record(Protocol):
 
     def __call__(self, message: Message, /, *, usage: Usage | None = None) -> None:
         """Record `message`."""
+
+
+class Aborted(Exception):
+    """A hook ended the turn; the message is its reply."""
 
 
 class Brake:
@@ -114,6 +122,8 @@ async def run_turn(
     prepare: Prepare | None = None,
     pause: Prepare | None = None,
     purse: Purse | None = None,
+    hooks: AgentHooks | None = None,
+    frame: Frame = str,
 ) -> Reply:
     """Run one turn and return its reply.
 
@@ -126,11 +136,14 @@ async def run_turn(
     when the turn would end; each text becomes a user message. `emit(kind, text, name, step, is_error)` is told of
     everything that happens, see TurnEvent. `prepare` is awaited before each model request, and may change what the
     conversation holds; so may `pause`, awaited when the turn goes on past its steps. None of them may raise.
+
+    `hooks` may change what happens, and end the turn with stop reason `aborted`; `frame` puts around the prompt what
+    the agent is told besides.
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare, pause, purse)
-    return await turn.run(query_id, agent_id, scrub(prompt))
+    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare, pause, purse, hooks)
+    return await turn.run(query_id, agent_id, scrub(prompt), frame)
 
 
 class _Turn:
@@ -147,6 +160,7 @@ class _Turn:
         prepare: Prepare | None,
         pause: Prepare | None,
         purse: Purse | None,
+        hooks: AgentHooks | None,
     ) -> None:
         self._backend = backend
         self._toolbox = toolbox
@@ -159,6 +173,7 @@ class _Turn:
         self._prepare = prepare
         self._pause = pause
         self._purse = purse
+        self._hooks = hooks
         self._short = ""
         self._usage = Usage()
         self._steps = 0
@@ -167,25 +182,28 @@ class _Turn:
         self._unfinished: tuple[str, ...] = ()
         self._text = ""
 
-    async def run(self, query_id: str, agent_id: str, prompt: str) -> Reply:
+    async def run(self, query_id: str, agent_id: str, prompt: str, frame: Frame) -> Reply:
         self._answer_what_was_left()
-        self._say(prompt)
-        self._hear(stopping=False)
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
             async with self._brake.until(deadline):
-                stop = await self._legs_until_done(prompt)
+                stop = await self._legs_until_done(await self._begin(prompt, frame))
         except TimeoutError:
             stop = self._brake.cut() or "timeout"
+        except Aborted as aborted:
+            stop, self._text = "aborted", str(aborted)
         except BackendError as error:
             vars(error)["usage"] = self._usage
             raise
         finally:
             self._report("idle", "", self._steps)
+        text = self._reply_text(stop)
+        if self._hooks is not None:
+            text, stop = await self._hooks.output(text, stop)
         return Reply(
             id=agent_id,
             query_id=query_id,
-            text=self._reply_text(stop),
+            text=text,
             stop_reason=stop,
             usage=self._usage,
             tool_calls=self._calls,
@@ -193,6 +211,17 @@ class _Turn:
             steps=self._steps,
             unfinished=self._unfinished,
         )
+
+    async def _begin(self, prompt: str, frame: Frame) -> str:
+        """Take the prompt down, and what was said before the agent began; return it as it was taken down."""
+        more: Sequence[str] = ()
+        if self._hooks is not None:
+            prompt, more = await self._hooks.before_turn(prompt, len(self._backend.transcript()))
+        prompt = frame(prompt)
+        for text in (prompt, *more):
+            self._say(text)
+        await self._hear(stopping=False)
+        return prompt
 
     def _answer_what_was_left(self) -> None:
         """Close the calls that a death left open, so that the conversation can go on."""
@@ -228,24 +257,26 @@ class _Turn:
                 self._short = str(error)
                 return "budget"
             calls = tool_uses(turn.message)
-            if not calls and not self._hear(stopping=True):
-                return turn.stop_reason
-            if not calls:
-                continue
-            if turn.stop_reason in NOT_COMPLETE:
+            if calls and turn.stop_reason in NOT_COMPLETE:
                 self._append_results([refuse(call, CUT_OFF.format(why=turn.stop_reason)).result for call in calls])
-            else:
+            elif calls:
                 await self._run_calls(calls)
-            self._hear(stopping=False)
+            if self._hooks is not None:
+                await self._hooks.step_end(calls)
+            if not await self._hear(stopping=not calls) and not calls:
+                return turn.stop_reason
         return "max_turns"
 
-    def _hear(self, *, stopping: bool) -> bool:
+    async def _hear(self, *, stopping: bool) -> bool:
         """Take what was said meanwhile into the conversation; return whether there was anything."""
-        said = self._interject(stopping)
-        for text in said:
-            self._say(f"{STEERING}\n{scrub(text)}")
-            self._tell("steered", text)
-        return bool(said)
+        heard = False
+        while not heard and (said := self._interject(stopping)):
+            for text in said:
+                for each in [text] if self._hooks is None else await self._hooks.heard(text):
+                    self._say(f"{STEERING}\n{scrub(each)}")
+                    self._tell("steered", each)
+                    heard = True
+        return heard
 
     def _say(self, text: str) -> None:
         message = user(text)
@@ -258,11 +289,14 @@ class _Turn:
 
     async def _response(self) -> AssistantTurn:
         """Return the next model response, recorded."""
+        if self._hooks is not None:
+            await self._hooks.step_start(self._steps)
         if self._prepare is not None:
             await self._prepare()
         info = self._backend.info()
         who, step = f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1
         self._report("model", who, step)
+        self._backend.instead = await self._hooks.request(self._backend, info) if self._hooks is not None else None
         self._backend.on_retry = partial(self._on_retry, who, step)
         on_text = partial(self._tell, "text") if self._emit is not None else None
         hold = await self._purse.reserve(self._backend) if self._purse is not None else None
@@ -274,6 +308,9 @@ class _Turn:
             raise BackendError(f"{info.provider}: {type(error).__name__}: {error}") from error
         self._steps += 1
         self._usage += turn.usage
+        end: BaseException | None = None
+        if self._hooks is not None:
+            turn, end = await self._hooks.response(turn, info)
         message = turn.message if turn.message.content else Message("assistant", (Text("(an empty response)"),))
         self._text = text_of(turn.message) or self._text
         self._record(message, usage=turn.usage)
@@ -282,6 +319,8 @@ class _Turn:
             self._short = hold.why
             hold.settle(turn.usage)
         self._tell("message", text_of(turn.message))
+        if end is not None:
+            raise end
         return turn
 
     def _on_retry(self, who: str, step: int, retry: object) -> None:
@@ -298,7 +337,8 @@ class _Turn:
         if self._emit is not None:
             for call in calls:
                 self._tell("tool_call", msgspec.json.encode(call.input).decode()[:SHOWN], call.name)
-        tasks = [asyncio.create_task(self._toolbox.dispatch(call)) for call in calls]
+        dispatch = self._toolbox.dispatch if self._hooks is None else partial(self._hooks.call, self._toolbox.dispatch)
+        tasks = [asyncio.create_task(dispatch(call)) for call in calls]
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import Finished, Query, Ready
 from orch_protocol.errors import ConfigError, StoreError, error_info
+from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.observing import Called
 from orch_protocol.sessions import Edit, Edited, Move
@@ -41,10 +43,16 @@ from .tools.presets import make_toolbox
 from .transcript import Transcript
 from .witness import testimony
 
+if TYPE_CHECKING:
+    from .hooked import AgentHooks
+
 __all__ = ["Root", "Runtime"]
 
 GROUP_SYNC_SECONDS = 0.05
 EXIT_STORE = 74
+EXIT_STUCK = 75
+OWN = "hook-"
+"""How the ids begin of what the agent's own hooks say to it."""
 
 
 class Root(Protocol):
@@ -110,6 +118,7 @@ class Runtime:
             self.backend.append_system(system, tools)
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
             self._fresh = _is_fresh(session)
+            self._hooks = self._make_hooks() if spec.hooks.load else None
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
             self._held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
@@ -171,19 +180,20 @@ class Runtime:
         if query.seconds is not None and query.seconds < limits.turn_seconds:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
         self._purse.budgeted = query.budgeted
+        hooks: AgentHooks | None = None
         try:
             if (query.local or self._locality.bound) and (why := await self._locality.bind()):
                 raise ConfigError(f"this conversation is for a model on this machine: {why}")
-            prompt = self._after_what_was(query)
+            frame = self._frame(query)
             if session.interrupted is not None:
                 self.transcript.turn_start(query_id, session.interrupted)
             if self._fresh:
                 await self._tell_project()
-                prompt = first_prompt(self.spec, prompt)
+            hooks = self._hooks_for(query_id, query)
             reply = await run_turn(
                 query_id=query_id,
                 agent_id=self.spec.id,
-                prompt=prompt,
+                prompt=query.prompt,
                 backend=self.backend,
                 toolbox=self.toolbox,
                 record=partial(self._record, query_id),
@@ -195,13 +205,19 @@ class Runtime:
                 prepare=self._prepare,
                 pause=archiving.turn_paused if archiving is not None else None,
                 purse=self._purse,
+                hooks=hooks,
+                frame=frame,
             )
             if self._locality.bound:
                 reply = msgspec.structs.replace(reply, local=True)
             self.transcript.turn_end(query_id, reply)
             stop_reason = reply.stop_reason
+            if hooks is not None:
+                await hooks.turn_end(reply)
         except Exception as error:
             traceback.print_exc()
+            if hooks is not None:
+                await hooks.error(error)
             usage = getattr(error, "usage", None) or Usage()
             return Finished(error=error_info(error), usage=usage, context_tokens=self.backend.context_tokens())
         finally:
@@ -209,7 +225,43 @@ class Runtime:
                 await archiving.turn_ended(stop_reason)
             self._busy = False
             self._leave_if_broken()
+            if hooks is not None:
+                await self._hooks_done(hooks)
         return Finished(reply=session.replies[query_id], context_tokens=self.backend.context_tokens())
+
+    def _hooks_for(self, query_id: str, query: Query) -> AgentHooks | None:
+        """Return the hooks of this turn, None when there are none. Raises ConfigError."""
+        if self._hooks is None and query.hooks:
+            self._hooks = self._make_hooks()
+        if self._hooks is not None:
+            tell = partial(self._tell_hook, query_id) if query.stream else None
+            self._hooks.calls.turn_began(query_id, query.hooks, tell)
+        return self._hooks
+
+    def _make_hooks(self) -> AgentHooks:
+        # Imported when there are any: a worker without hooks is not to pay for them.
+        from .declared import declared
+        from .hook_calls import HookCalls
+        from .hooked import AgentHooks
+        from .hooks import Registry
+
+        own = Registry(declared(self.spec.hooks.load))
+        say, messages = self._say_to_itself, self.backend.transcript
+        return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages))
+
+    async def _hooks_done(self, hooks: AgentHooks) -> None:
+        await hooks.calls.turn_ended()
+        if hooks.calls.stuck:
+            # A thread cannot be ended but with its process; the next query starts another one.
+            print(f"leaving: {', '.join(hooks.calls.stuck)} did not return", flush=True)
+            self._root.stop(EXIT_STUCK)
+
+    def _tell_hook(self, query_id: str, kind: str, text: str, name: str, is_error: bool) -> None:
+        step = self._hooks.calls.step if self._hooks is not None else 0
+        self._root.emit(query_id, kind, text, name, step, is_error)
+
+    def _say_to_itself(self, text: str, follow_up: bool) -> None:
+        self._said.add(Interjection(f"{OWN}{new_id()}", text), follow_up=follow_up)
 
     async def _stay(self, keys: dict[str, str], backend: BackendSpec) -> None:
         """Let the model behind `backend`, of this machine, go on. Raises ConfigError when it cannot be made."""
@@ -247,8 +299,18 @@ class Runtime:
     def _interject(self, stopping: bool) -> list[str]:
         heard = self._said.take(stopping=stopping)
         for said in heard:
-            self._root.heard(said.id)
+            if not said.id.startswith(OWN):
+                self._root.heard(said.id)
         return [said.text for said in heard]
+
+    async def farewell(self, seconds: float) -> None:
+        """Let hooks hear that the process ends, and wait so long for them."""
+        if self._hooks is not None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._hooks.calls.close()
+            except TimeoutError:
+                print("leaving: hooks did not end in time", flush=True)
 
     def close(self) -> None:
         """End what the tools keep running, make everything durable and give the transcript up."""
@@ -264,15 +326,17 @@ class Runtime:
         archived = await self._archiving.before_request() if self._archiving is not None else ""
         self.backend.tail = "\n\n".join(filter(None, (archived, self._agenda.block())))
 
-    def _after_what_was(self, query: Query) -> str:
-        """Return the prompt of `query`, with word of how the turn before it ended where that was no end of its own."""
-        session = self.transcript.session
-        if session.interrupted is not None:
-            return (after_interruption if query.ended else after_cut)(query.prompt, session.unanswered)
+    def _frame(self, query: Query) -> Callable[[str], str]:
+        """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it
+        ended where that was no end of its own."""
+        session, fresh = self.transcript.session, self._fresh
         last = next(reversed(session.replies.values()), None)
-        if last is not None and last.stop_reason == "cancelled":
-            return after_interruption(query.prompt, last.unfinished)
-        return query.prompt
+        mark: Callable[[str], str] = str
+        if session.interrupted is not None:
+            mark = partial(after_interruption if query.ended else after_cut, unfinished=session.unanswered)
+        elif last is not None and last.stop_reason == "cancelled":
+            mark = partial(after_interruption, unfinished=last.unfinished)
+        return lambda prompt: first_prompt(self.spec, mark(prompt)) if fresh else mark(prompt)
 
     async def _tell_project(self) -> None:
         """Let the agent's own part of the conversation begin with what it is told of its project, once."""

@@ -30,7 +30,7 @@ from orch_protocol.tasks import Task
 from .lineage import Lineage
 from .view import NOTHING, Item, View
 
-__all__ = ["LeftEntry", "LostEntry", "Session", "UnknownEntry"]
+__all__ = ["LeftEntry", "LostEntry", "Session", "UnknownEntry", "acceptable"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
 LOST_CALL = "[The result of a call that is not on record:]"
@@ -334,3 +334,11 @@ class _History:
 
     def _rank(self, block: Block) -> int:
         return self._calls.index(block.tool_use_id) if isinstance(block, ToolResult) else len(self._calls)
+
+
+def acceptable(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Return `messages`, whatever they are, in a form that providers accept; see `Session.messages`."""
+    history = _History()
+    for message in messages:
+        history.add(message)
+    return history.messages()

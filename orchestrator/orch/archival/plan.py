@@ -38,7 +38,7 @@ SUMMARY_LEAST: Final = 1500
 BLOCK_TOKENS: Final = 45
 ENTRY_TOKENS: Final = 32
 PRESSING: Final = 1.5
-BROKEN_OFF: Final = frozenset({"error", "cancelled", "timeout", "budget"})
+BROKEN_OFF: Final = frozenset({"error", "cancelled", "timeout", "budget", "aborted"})
 """Stop reasons of a turn that somebody may want to go on with."""
 
 

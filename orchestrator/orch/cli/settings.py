@@ -64,6 +64,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     rules = msgspec.to_builtins(loaded.config.policy)
     rules["dry_run"] |= arguments.dry_run
     settings["policy"] = {"channel": arguments.channel, "rules": rules}
+    settings["hooks"] = {"load": list(loaded.config.hooks.load)}
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model

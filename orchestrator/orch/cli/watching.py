@@ -59,6 +59,8 @@ class Transcript:
             self._note(f"steered: {render.line(text)}")
         elif kind == "continued":
             self._note(f"continued: {render.line(text)}")
+        elif kind == "hook":
+            self._note(f"hook {name}: {render.line(text)}")
         elif kind == "retry":
             void = "; its text so far is void" if self._response else ""
             self._note(f"the request is made again{void}: {render.line(text)}")

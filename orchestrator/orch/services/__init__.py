@@ -25,6 +25,7 @@ from . import (
     ending,
     exchanging,
     forking,
+    hooking,
     localising,
     looking,
     models,
@@ -61,6 +62,8 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "fork": forking.fork,
     "state": looking.state,
     "run_tool": tools.run_tool,
+    "run_hook": hooking.run_hook,
+    "hooks_ran": hooking.hooks_ran,
     "judge": approving.judge,
     "approve": approving.approve,
     "answer": approving.answer,
@@ -105,7 +108,9 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
-EVERYBODYS: Final = frozenset({"judge", "approve", "localise", "reserve", "settle", "refused", "admit", "left"})
+EVERYBODYS: Final = frozenset(
+    {"judge", "approve", "localise", "reserve", "settle", "refused", "admit", "left", "run_hook", "hooks_ran"}
+)
 """What an agent asks for by itself, whatever its tools are."""
 
 

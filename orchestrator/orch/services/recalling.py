@@ -113,6 +113,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         template=template_for(backend),
         source=await root.archives.source(owner, holder),
         policy=owner.policy,
+        hooks=owner.hooks,
         local=owner.local,
     )
     id: str = root.handle(events.Hold(spec))

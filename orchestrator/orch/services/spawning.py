@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
+from orch_protocol.hooks import HooksSpec
 from orch_protocol.ids import new_id
 from orch_protocol.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.project import RANK, ContextSpec
@@ -24,6 +25,7 @@ from orch_worker.tools.presets import RECALL, resolve
 from .. import events
 from ..archival.profiles import rules_of
 from ..budgets import checked_cost
+from ..hook_records import switches_file
 from ..tree import BOOT_SECONDS
 from .localising import local_model
 
@@ -112,6 +114,7 @@ def describe(
         policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
         plan=plan,
         context=_context(request, preset, parent, config),
+        hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
     )
 
 
@@ -138,6 +141,11 @@ def check_name(name: str | None) -> None:
             f"name {name!r} does not do: up to 64 letters, digits, '.', '_' and '-', beginning with one "
             "of the first two or '_'"
         )
+
+
+def _hooks(request: Spawn, config: Config, home: Path) -> HooksSpec:
+    said = request.hooks or HooksSpec(load=config.hooks.load)
+    return replace(said, switches=str(switches_file(home)))
 
 
 def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:

@@ -22,6 +22,7 @@ __all__ = [
     "BackendInfo",
     "Conversation",
     "Gate",
+    "Instead",
     "OnRetry",
     "OnText",
     "Quote",
@@ -76,6 +77,14 @@ class BackendInfo(Struct, frozen=True):
     context_limit: int = 0
 
 
+class Instead(Struct, frozen=True):
+    """What one request holds in place of the conversation, the system text or the tail; None is that itself."""
+
+    messages: tuple[Message, ...] | None = None
+    system: str | None = None
+    tail: str | None = None
+
+
 class Quote(Struct, frozen=True):
     """USD that the next response may cost: with the shortest answer, with one as long as most are, and at most."""
 
@@ -99,6 +108,8 @@ class Backend(Protocol):
     It is in no conversation. A request without it begins like the one after, so what was cached of it stays good.
     Set it before `assistant_turn`; empty means nothing.
     """
+    instead: Instead | None
+    """What the next requests hold in place of what is in the conversation, which stays as it is."""
     most_usd: float | None
     """What the next response may cost, requests that are made again included; None is whatever it takes.
 
@@ -148,6 +159,7 @@ class Backend(Protocol):
         """Give up connections, if there are any. The next `assistant_turn` opens new ones."""
 
 
+AS_IT_IS: Final = Instead()
 METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_"))
 
 
@@ -176,6 +188,7 @@ class Conversation:
     def __init__(self, ratios: Ratios = PLAIN) -> None:
         self.on_retry: OnRetry | None = None
         self.tail = ""
+        self.instead: Instead | None = None
         self.most_usd: float | None = None
         self.gate: Gate | None = None
         self.system = ""
@@ -246,4 +259,18 @@ class Conversation:
 
     def _raw_request(self) -> float:
         """Return the estimate of the next request before correction."""
-        return self._raw_system + self._raw_messages + self.estimator.raw_text(self.tail)
+        if self.instead is None:
+            return self._raw_system + self._raw_messages + self.estimator.raw_text(self.tail)
+        system, messages, tail = self._request()
+        said = self._raw_messages if messages is self.messages else sum(map(self._raw, messages))
+        changed = self.estimator.raw_text(system) - self.estimator.raw_text(self.system)
+        return self._raw_system + changed + said + self.estimator.raw_text(tail)
+
+    def _request(self) -> tuple[str, Sequence[Message], str]:
+        """Return what the next request holds: the system text, the messages and the tail."""
+        instead = self.instead or AS_IT_IS
+        return (
+            self.system if instead.system is None else instead.system,
+            self.messages if instead.messages is None else instead.messages,
+            self.tail if instead.tail is None else instead.tail,
+        )

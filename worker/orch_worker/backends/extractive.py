@@ -72,14 +72,15 @@ class ExtractiveBackend(Conversation):
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next calls of the look around, or the answer."""
-        look = _look(self.messages)
+        messages = self._request()[1]
+        look = _look(messages)
         calls = self._calls(look)
         if calls:
-            ids = (f"{CALL_ID}{len(self.messages)}_{number}" for number in range(1, len(calls) + 1))
+            ids = (f"{CALL_ID}{len(messages)}_{number}" for number in range(1, len(calls) + 1))
             uses = tuple(ToolUse(id, name, input) for id, (name, input) in zip(ids, calls, strict=True))
             message = Message("assistant", uses)
         else:
-            text = self._answer(look)
+            text = self._answer(look, messages)
             message = Message("assistant", (Text(text),))
             if on_text is not None:
                 on_text(text)
@@ -95,11 +96,11 @@ class ExtractiveBackend(Conversation):
         granted = {tool.name for tool in self.tools}
         return [call for call in planned if call[0] in granted]
 
-    def _answer(self, look: Look) -> str:
+    def _answer(self, look: Look, messages: Sequence[Message]) -> str:
         if not look.searches:
             return _overview(look)
         found = [Source(label, text) for label, text in look.found]
-        sources = [*_file_sources(look), *found, *_entries(self.messages[: look.began])]
+        sources = [*_file_sources(look), *found, *_entries(messages[: look.began])]
         quotes = _quotes(sources, look.terms, len(look.listed) + look.began)
         missing = [term.word for term in look.searches if not _occurs(term, sources)]
         if not quotes:

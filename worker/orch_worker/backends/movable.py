@@ -8,7 +8,7 @@ from orch_protocol.messages import Block, Message, ToolResult
 from orch_protocol.spec import ToolSpec
 
 from ..estimate import Estimator
-from .base import AssistantTurn, Backend, BackendInfo, Conversation, Gate, OnRetry, OnText, Quote
+from .base import AssistantTurn, Backend, BackendInfo, Conversation, Gate, Instead, OnRetry, OnText, Quote
 
 __all__ = ["Movable"]
 
@@ -18,15 +18,15 @@ class Movable:
 
     def __init__(self, backend: Backend) -> None:
         self._now = backend
-        self._system = ""
-        self._tools: Sequence[ToolSpec] = ()
+        self.system = ""
+        self.tools: Sequence[ToolSpec] = ()
 
     async def move(self, to: Backend) -> None:
         """Let `to` go on with the conversation from the next response on."""
         left, self._now = self._now, to
-        to.append_system(self._system, self._tools)
+        to.append_system(self.system, self.tools)
         to.load(left.transcript())
-        to.on_retry, to.tail = left.on_retry, left.tail
+        to.on_retry, to.tail, to.instead = left.on_retry, left.tail, left.instead
         await left.close()
 
     @property
@@ -53,6 +53,15 @@ class Movable:
         self._now.tail = tail
 
     @property
+    def instead(self) -> Instead | None:
+        """What the next requests hold in place of what is in the conversation."""
+        return self._now.instead
+
+    @instead.setter
+    def instead(self, instead: Instead | None) -> None:
+        self._now.instead = instead
+
+    @property
     def most_usd(self) -> float | None:
         """What the next response may cost."""
         return self._now.most_usd
@@ -72,7 +81,7 @@ class Movable:
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
         """Set the system text and the tools on offer."""
-        self._system, self._tools = text, tools
+        self.system, self.tools = text, tools
         self._now.append_system(text, tools)
 
     def append_user(self, content: Sequence[Block]) -> None:

@@ -172,14 +172,15 @@ class Remote(Conversation):
         if not self.messages:
             raise BackendError("there is nothing to answer: the conversation is empty")
         model, longest = self._covered()
+        system, messages, tail = self._request()
         return Ask(
             provider=self._who.provider,
             name=self._who.model,
             model=model,
-            system=self.system,
+            system=system,
             tools=self.tools,
-            messages=tuple(self.messages),
-            tail=self.tail if self.tail.strip() else "",
+            messages=tuple(messages),
+            tail=tail if tail.strip() else "",
             most_output=longest,
         )
 

@@ -129,7 +129,7 @@ class ScriptedBackend(Conversation):
         return Message("assistant", tuple(content))
 
     def _last_user_text(self) -> str:
-        texts = (text_of(message) for message in reversed(self.messages) if message.role == "user")
+        texts = (text_of(message) for message in reversed(self._request()[1]) if message.role == "user")
         return split_first_prompt(next(filter(None, texts), ""))[1]
 
     def _at(self, position: int) -> _Item | None:

@@ -23,12 +23,12 @@ from orch_protocol.text import scrub
 
 from ..account import Account, Observe
 from ..guard import Guard, Ruling
-from ..markers import withheld
+from ..markers import denied, withheld
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
 from .stash import Stash, level
 
-__all__ = ["Executor", "Outcome", "Toolbox", "refuse"]
+__all__ = ["Executor", "Outcome", "Toolbox", "refuse", "text_in", "with_text"]
 
 MAX_CAPTURED: Final = 1 << 20
 MAX_SHOWN: Final = 30_000
@@ -51,8 +51,11 @@ class Executor(Protocol):
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools as the model sees them."""
 
-    async def dispatch(self, call: ToolUse) -> Outcome:
-        """Run `call` and return its one result, whole. Must not raise."""
+    async def dispatch(self, call: ToolUse, *, approved: bool = False, blocked: str = "") -> Outcome:
+        """Run `call` and return its one result, whole. Must not raise.
+
+        Hooks have looked at it: they `approved` it, so that nobody is asked, or say why it is `blocked`.
+        """
 
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Return the outcomes of one step in the size that the model sees."""
@@ -81,7 +84,7 @@ class Toolbox:
         """Return the tools as the model sees them, in the order they were granted, without what is not available."""
         return tuple(tool.spec() for tool in self._tools.values() if not tool.missing(self._context))
 
-    async def dispatch(self, call: ToolUse) -> Outcome:
+    async def dispatch(self, call: ToolUse, *, approved: bool = False, blocked: str = "") -> Outcome:
         """Run `call` and return its one result, of at most 1 Mi characters. Never raises: an error is a result too.
 
         Calls that are dispatched in an order and must not run side by side run in that order.
@@ -89,12 +92,15 @@ class Toolbox:
         tool = self._tools.get(call.name)
         account = Account(call, tool.category if tool else "", self.observe, partial(self._digest, call))
         try:
-            return await self._run(tool, call, account)
+            if blocked:
+                account.refused("deny", blocked)
+                return refuse(call, denied(call.name, blocked))
+            return await self._run(tool, call, account, approved=approved)
         except asyncio.CancelledError:
             account.cut()
             raise
 
-    async def _run(self, tool: Tool | None, call: ToolUse, account: Account) -> Outcome:
+    async def _run(self, tool: Tool | None, call: ToolUse, account: Account, *, approved: bool) -> Outcome:
         arguments, why = self._parsed(tool, call)
         if tool is None or why:
             account.refused("deny", why)
@@ -102,7 +108,10 @@ class Toolbox:
         # At once, in call order; a question is asked when it is the call's turn, so that the order stays.
         verdict = self._guard.judge(call) if self._guard is not None else Verdict()
         async with self._admitted(tool), self._file(tool, call.input):
-            ruling = await self._guard.rule(call, verdict) if self._guard is not None else Ruling("start", verdict)
+            if self._guard is not None:
+                ruling = await self._guard.rule(call, verdict, approved=approved)
+            else:
+                ruling = Ruling("start", verdict)
             if ruling.outcome != "start":
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
                 return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
@@ -133,10 +142,12 @@ class Toolbox:
 
         Of what is cut the whole is stashed, when the agent can read it there.
         """
-        texts = [_text(outcome.result) for outcome in outcomes]
+        texts = [text_in(outcome.result) for outcome in outcomes]
         most = level(map(len, texts), MAX_SHOWN_A_STEP, MAX_SHOWN)
         return [
-            outcome if len(text) <= most else _with_text(outcome, self._cut(text, most, call.name))
+            outcome
+            if len(text) <= most
+            else replace(outcome, result=with_text(outcome.result, self._cut(text, most, call.name)))
             for call, outcome, text in zip(calls, outcomes, texts, strict=True)
         ]
 
@@ -226,13 +237,15 @@ def _real(cwd: Path, path: str) -> str:
         return path  # no path at all, as the tool will say
 
 
-def _text(result: ToolResult) -> str:
+def text_in(result: ToolResult) -> str:
+    """Return the text of `result`."""
     return "".join(block.text for block in result.content if isinstance(block, Text))
 
 
-def _with_text(outcome: Outcome, text: str) -> Outcome:
-    others = tuple(block for block in outcome.result.content if not isinstance(block, Text))
-    return replace(outcome, result=replace(outcome.result, content=(Text(text), *others)))
+def with_text(result: ToolResult, text: str) -> ToolResult:
+    """Return `result` with `text` in place of its text."""
+    others = tuple(block for block in result.content if not isinstance(block, Text))
+    return replace(result, content=(Text(text), *others))
 
 
 async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:

@@ -1,0 +1,161 @@
+"""What is kept of hooks in `$ORCH_HOME`: which are switched off, and what each one did so far, in whatever process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orch_protocol.errors import StoreError
+from orch_protocol.hooks import HookRow, HookTally
+from orch_worker.declared import Switches, read_switches
+
+from . import paths
+
+__all__ = ["HookLine", "lines", "record", "switch", "switches_file", "tallies"]
+
+MOST_KEPT: Final = 200
+LAST_ERROR: Final = 500
+
+
+class Kept(Struct, frozen=True):
+    """What a hook did so far, and when it was last heard of (Unix time, seconds)."""
+
+    tally: HookTally
+    at: float = 0.0
+
+
+class HookLine(Struct, frozen=True):
+    """One hook as `orch hooks list` shows it. `mean_ms` is None before it was called."""
+
+    name: str
+    stages: tuple[str, ...]
+    priority: int
+    kind: str
+    enabled: bool
+    source: str
+    mean_ms: float | None
+    errors: int
+    calls: int = 0
+    on_error: str = "open"
+    timeout: float = 0.0
+    last_error: str = ""
+
+
+def switches_file(home: Path) -> Path:
+    """Return the file that names the hooks that are switched off."""
+    return home / "hooks.json"
+
+
+def lines(home: Path, configured: Iterable[HookRow]) -> list[HookLine]:
+    """Return the hooks that are `configured`, in order, then those that were heard of elsewhere.
+
+    Raises ConfigError when what is switched off cannot be read.
+    """
+    off, kept = read_switches(str(switches_file(home))), tallies(home)
+    rows = {row.name: row for row in configured}
+    rows |= {name: each.tally.row for name, each in sorted(kept.items()) if name not in rows}
+    found = []
+    for name, row in rows.items():
+        tally = kept[name].tally if name in kept else HookTally(row)
+        mean = round(1000 * tally.seconds / tally.calls, 3) if tally.calls else None
+        found.append(
+            HookLine(
+                name=name,
+                stages=row.stages,
+                priority=row.priority,
+                kind=row.kind,
+                enabled=name not in off,
+                source=row.source,
+                mean_ms=mean,
+                errors=tally.errors,
+                calls=tally.calls,
+                on_error=row.on_error,
+                timeout=row.seconds,
+                last_error=tally.last_error,
+            )
+        )
+    return found
+
+
+def switch(home: Path, name: str, *, enabled: bool) -> bool:
+    """Switch the hook `name` on or off for every process of this user; return whether that changed anything."""
+    with _locked(home):
+        off = set(read_switches(str(switches_file(home))))
+        before = set(off)
+        off = off - {name} if enabled else off | {name}
+        if off != before:
+            _write(switches_file(home), Switches(tuple(sorted(off))))
+        return off != before
+
+
+def record(home: Path, ran: Iterable[HookTally], now: float | None = None) -> None:
+    """Add what hooks did to what they did before. Raises StoreError."""
+    at = time.time() if now is None else now
+    with _locked(home):
+        kept = tallies(home)
+        for each in ran:
+            kept[each.row.name] = Kept(_sum(kept.get(each.row.name), each), at)
+        names = sorted(kept, key=lambda name: kept[name].at, reverse=True)[:MOST_KEPT]
+        _write(_file(home), {name: kept[name] for name in sorted(names)})
+
+
+def tallies(home: Path) -> dict[str, Kept]:
+    """Return what hooks did so far, by name. What cannot be read counts as nothing: these are figures, which grow."""
+    try:
+        return msgspec.json.decode(_file(home).read_bytes(), type=dict[str, Kept])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+
+
+def _sum(before: Kept | None, ran: HookTally) -> HookTally:
+    last = ran.last_error[:LAST_ERROR]
+    if before is None:
+        return replace(ran, last_error=last)
+    old = before.tally
+    return HookTally(
+        ran.row,
+        calls=old.calls + ran.calls,
+        seconds=old.seconds + ran.seconds,
+        errors=old.errors + ran.errors,
+        late=old.late + ran.late,
+        last_error=last or old.last_error,
+    )
+
+
+def _file(home: Path) -> Path:
+    return home / "hook-stats.json"
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Let one process at a time change what is kept. Raises StoreError."""
+    try:
+        descriptor = os.open(paths.private_dir(home) / "hooks.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"cannot lock {home}/hooks.lock: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(target: Path, data: Any) -> None:
+    """Replace `target` whole, so that a reader never sees half of it."""
+    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(data))
+        os.replace(beside, target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {target}: {error.strerror}") from error

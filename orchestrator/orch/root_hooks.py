@@ -1,0 +1,187 @@
+"""Hooks whose functions are in the root's program: called for agents that ask, never on the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.hooks import STAGES, Abort, Approve, Block, Event, HookRow, HookSaid, Kind, OnError, Patch, RunHook
+from orch_protocol.spec import AgentSpec
+from orch_protocol.wire import DECODE_ERRORS
+from orch_worker.hook_calls import HookContext
+from orch_worker.hooks import Hook, Registry, make_hook
+from orch_worker.threads import Overdue, Threads
+
+__all__ = ["Hookable", "RootHooks", "Say"]
+
+Say = Callable[[str, str, bool], None]
+"""Says a text to the agent with an id, as a follow-up or at once. May be called from any thread."""
+
+H = TypeVar("H", bound=Callable[..., Any])
+MOST_AGENTS: Final = 1024
+"""Of so many agents the state of a hook is kept: of those it was called for last."""
+
+
+class RootHooks:
+    """The hooks of one root. `rows` is what agents are told of them; it may be read from any thread."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[HookRow, ...] = ()
+        self._registry = Registry()
+        self._threads = Threads()
+        self._contexts: dict[tuple[str, str], HookContext] = {}
+
+    def register(self, hook: Hook) -> None:
+        """Let agents call `hook` from their next turn on. Raises ConfigError."""
+        for stage in hook.row.stages:
+            if not STAGES[stage].in_root and len(hook.row.stages) < len(STAGES):
+                raise ConfigError(
+                    f"hook {hook.row.name!r}: {stage} is not for functions of the program, which may be gone by then: "
+                    "name it under hooks.load"
+                )
+        self._registry.register(hook)
+        self._tell()
+
+    def remove(self, name: str) -> None:
+        """Call the hook no more. Raises ConfigError when there is none of that name."""
+        self._registry.remove(name)
+        self._tell()
+
+    def close(self) -> None:
+        """End the threads that do nothing."""
+        self._threads.close()
+
+    async def run(self, asked: RunHook, spec: AgentSpec, say: Say) -> HookSaid:
+        """Call the hook that the agent `spec` asks for, and return what it says. Raises nothing but CancelledError."""
+        hook = self._registry.find(asked.name)
+        if hook is None or asked.stage not in hook.row.stages:
+            return HookSaid(error=f"there is no hook {asked.name!r} at {asked.stage!r} in this program")
+        try:
+            event = msgspec.msgpack.decode(asked.event, type=STAGES[asked.stage].event)
+        except DECODE_ERRORS as error:
+            return HookSaid(error=f"was given no event: {error}")
+        try:
+            return _said(await self._call(hook, event, self._context(hook, spec, say)))
+        except Overdue:
+            return HookSaid(error=f"did not answer within {hook.row.seconds:g} s", late=True)
+        except Exception as error:
+            return HookSaid(error=f"failed: {type(error).__name__}: {error}")
+
+    async def _call(self, hook: Hook, event: Event, context: HookContext) -> Any:
+        if not hook.row.aside:
+            if hook.row.name in self._threads.overdue:
+                return HookSaid(error="is still at work on an earlier event", late=True)
+            return await self._threads.run(hook.row.name, lambda: hook.handler(event, context), hook.row.seconds)
+        task = asyncio.ensure_future(hook.handler(event, context))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=hook.row.seconds)
+        finally:
+            if not task.done():
+                task.cancel()
+        if not done:
+            raise Overdue
+        return task.result()
+
+    def _context(self, hook: Hook, spec: AgentSpec, say: Say) -> HookContext:
+        key = (hook.row.name, spec.id)
+        context = self._contexts.pop(key, None) or HookContext(
+            hook.row.name, agent_id=spec.id, depth=spec.depth, cwd=Path(spec.cwd), say=partial(say, spec.id)
+        )
+        self._contexts[key] = context
+        while len(self._contexts) > MOST_AGENTS:
+            del self._contexts[next(iter(self._contexts))]
+        return context
+
+    def _tell(self) -> None:
+        self.rows = tuple(
+            msgspec.structs.replace(hook.row, stages=tuple(name for name in hook.row.stages if STAGES[name].in_root))
+            for hook in self._registry
+        )
+
+
+class Hookable:
+    """Something that hooks can be registered with. `_hooks` holds them."""
+
+    _hooks: RootHooks
+
+    def on(
+        self,
+        *events: str,
+        name: str | None = None,
+        kind: Kind | None = None,
+        priority: int = 50,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        does: Iterable[str] | None = None,
+    ) -> Callable[[H], H]:
+        """Let the decorated function be called, in this program, at `events` of all agents of this run.
+
+        It is called with the event and a context, from the next turn of each agent on; see `orch.hook` for the
+        parameters. One that is not async runs in a thread. Raises ConfigError for what a stage does not honour.
+        """
+
+        def register(function: H) -> H:
+            options: dict[str, Any] = {"kind": kind, "priority": priority, "timeout": timeout, "on_error": on_error}
+            self.register_hook(function, *events, name=name, does=does, **options)
+            return function
+
+        return register
+
+    def register_hook(
+        self,
+        hook: Callable[..., Any],
+        *events: str,
+        name: str | None = None,
+        kind: Kind | None = None,
+        priority: int = 50,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        does: Iterable[str] | None = None,
+    ) -> str:
+        """Let `hook`, a function or what `orch.hook` made, be called in this program, as with `on`; return its name.
+
+        One that `orch.hook` made knows its events, and takes no other argument. Raises ConfigError.
+        """
+        options: dict[str, Any] = {"kind": kind, "priority": priority, "timeout": timeout, "on_error": on_error}
+        made = program_hook(hook, events, {"name": name, "does": does, **options})
+        self._hooks.register(made)
+        return made.row.name
+
+    def unregister_hook(self, name: str) -> None:
+        """Call the hook no more, from the next turn of each agent on. Raises ConfigError when there is none."""
+        self._hooks.remove(name)
+
+
+def program_hook(hook: Callable[..., Any], events: Sequence[str], options: Mapping[str, Any]) -> Hook:
+    """Return `hook`, a function or what `orch.hook` made, as one of this program. Raises ConfigError."""
+    if not isinstance(hook, Hook):
+        return make_hook(hook, *events, **options, source=source_of(hook))
+    if events:
+        raise ConfigError(f"hook {hook.row.name!r} knows its events: register it without {', '.join(events)}")
+    return msgspec.structs.replace(hook, row=msgspec.structs.replace(hook.row, source=source_of(hook.handler)))
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """Return where a function of the program is from, for people."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"program: {code.co_filename}" if code is not None else "program"
+
+
+def _said(said: Any) -> HookSaid:
+    """Return what a function returned, as data; whether its stage honours that is the agent's to say."""
+    if said is None:
+        return HookSaid()
+    if isinstance(said, HookSaid):
+        return said
+    if isinstance(said, (Abort, Block, Approve)):
+        return HookSaid(decision=said)
+    if isinstance(said, (Patch, dict)):
+        return HookSaid(msgspec.Raw(msgspec.msgpack.encode(said)))
+    return HookSaid(error=f"returned a {type(said).__name__}, which is no patch and no decision")

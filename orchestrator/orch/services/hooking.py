@@ -1,0 +1,40 @@
+"""Hooks of the root's program, called for agents; and what the hooks of all agents did."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orch_protocol.errors import OrchError
+from orch_protocol.hooks import HookSaid, HooksRan, RunHook
+from orch_protocol.services import Empty, SteerAgent
+
+from ..hook_records import record
+from .steering import steer
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["hooks_ran", "run_hook"]
+
+
+async def run_hook(root: Supervisor, caller: str | None, params: RunHook) -> HookSaid:
+    """Call a hook of this program for the calling agent."""
+    loop = asyncio.get_running_loop()
+
+    async def say(id: str, text: str, follow_up: bool) -> None:
+        try:
+            await steer(root, None, SteerAgent(id, text, follow_up))
+        except OrchError as error:
+            print(f"hook {params.name}: {error}", flush=True)
+
+    def say_from_anywhere(id: str, text: str, follow_up: bool) -> None:
+        asyncio.run_coroutine_threadsafe(say(id, text, follow_up), loop)
+
+    return await root.hooks.run(params, root.tree.nodes[caller or ""].spec, say_from_anywhere)
+
+
+async def hooks_ran(root: Supervisor, caller: str | None, params: HooksRan) -> Empty:  # noqa: ARG001
+    """Count what hooks did, for `orch hooks list`."""
+    await root.disk.do(record, root.sessions.parent, params.rows)
+    return Empty()

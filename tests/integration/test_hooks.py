@@ -1,0 +1,150 @@
+"""Hooks and processes: functions of the program, restarts, what cannot be imported, what hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, ScriptedBackend
+from orch_protocol.config import HooksConfig
+from orch_protocol.errors import ConfigError, LaunchError
+from orch_protocol.messages import Message, ToolResult, text_of
+
+READ = {"tool": "read_file", "input": {"path": "one.txt"}}
+REDACT = """
+from orch import hook
+
+@hook("tool_result")
+def redact(event, ctx):
+    return event.patch(text=event.text.replace("secret", "*****"))
+"""
+
+
+@pytest.fixture
+def open_root(tmp_path: Path) -> Callable[..., AsyncOrchestrator]:
+    """Opens a root whose agents load what is named of a file of hooks, in a folder with a file."""
+    (tmp_path / "one.txt").write_text("one is a secret\n")
+
+    def open_root(text: str, *names: str, **options: Any) -> AsyncOrchestrator:
+        file = tmp_path / "house_hooks.py"
+        file.write_text(text)
+        load = tuple(f"{file}:{name}" for name in names)
+        return AsyncOrchestrator(config=Config(hooks=HooksConfig(load)), home=tmp_path / "home", **options)
+
+    return open_root
+
+
+def results(messages: tuple[Message, ...]) -> list[str]:
+    """Return the texts of all results in `messages`."""
+    blocks = (block for message in messages for block in message.content)
+    return [text_of(Message("user", block.content)) for block in blocks if isinstance(block, ToolResult)]
+
+
+async def test_they_are_there_after_a_restart(open_root: Callable[..., AsyncOrchestrator], tmp_path: Path) -> None:
+    """An agent of a run that is opened anew has the hooks that it was spawned with."""
+    async with open_root(REDACT, "redact", run="kept") as root:
+        agent = await root.spawn(
+            "Read", tools=["read_file"], cwd=tmp_path, backend=ScriptedBackend(["One.", READ, "Two."])
+        )
+        await agent.query("Go")
+    async with open_root(REDACT, run="kept") as root:
+        agent = await root.get(1)
+        await agent.query("Go on")
+        shown = await agent.show()
+    assert "one is a *****" in results(shown.messages)[0]
+
+
+async def test_functions_of_the_program(open_root: Callable[..., AsyncOrchestrator], tmp_path: Path) -> None:
+    """A plain function of the program is called for agents that are there already, and never on the loop's thread."""
+    threads: set[int] = set()
+    async with open_root("") as root:
+        script = ScriptedBackend(["One.", READ, "Two.", READ, "Three."])
+        agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
+        await agent.query("Go")
+
+        @root.on("tool_result", "tool_call", kind="control", name="look")
+        def look(event: Any, ctx: Any) -> Any:
+            threads.add(threading.get_ident())
+            ctx.state["n"] = ctx.state.get("n", 0) + 1
+            if event.stage == "tool_result":
+                return event.patch(text=f"{ctx.state['n']} events, agent {ctx.agent_id == agent.id}")
+            return None
+
+        assert (await agent.query("Go on")).text == "Two."
+        assert results((await agent.show()).messages) == ["2 events, agent True"]
+        root.unregister_hook("look")
+        await agent.query("Go on")
+        assert "secret" in results((await agent.show()).messages)[1]
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_a_guard_in_the_program_that_fails_blocks(
+    open_root: Callable[..., AsyncOrchestrator], tmp_path: Path
+) -> None:
+    """A guard in the program that fails, or does not return, blocks the call; the turn goes on."""
+    async with open_root("") as root:
+
+        @root.on("tool_call", timeout=0.1)
+        def guard(event: Any, _ctx: Any) -> Block | None:
+            if event.step == 1:
+                raise ValueError("broken")
+            release.wait(30)
+            return None
+
+        release = threading.Event()
+        script = ScriptedBackend([READ, READ, "Done."])
+        agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
+        reply: Reply = await agent.query("Go")
+        said = results((await agent.show()).messages)
+        release.set()
+    assert (reply.text, reply.tool_calls) == ("Done.", 0)
+    assert "failed: ValueError: broken" in said[0]
+    assert "did not answer within 0.1 s" in said[1]
+
+
+async def test_what_cannot_be_had_says_so(open_root: Callable[..., AsyncOrchestrator], tmp_path: Path) -> None:
+    """An agent whose hooks cannot be imported does not come up, and the error says which and why."""
+    async with open_root(REDACT, "nothing") as root:
+        with pytest.raises(LaunchError, match=r"house_hooks\.py:nothing' is not there"):
+            await root.spawn("Read", cwd=tmp_path)
+    async with open_root("import nowhere\n", "redact") as root:
+        with pytest.raises(LaunchError, match="No module named 'nowhere'"):
+            await root.spawn("Read", cwd=tmp_path)
+
+
+async def test_a_process_with_a_hook_that_hangs_is_replaced(
+    open_root: Callable[..., AsyncOrchestrator], tmp_path: Path
+) -> None:
+    """After a turn in which a plain function did not return, the next query has a process of its own."""
+    text = (
+        "import time\nfrom orch import hook\n"
+        "@hook('turn_start', timeout=0.1)\ndef hang(event, ctx):\n"
+        "    if 'hang' in event.prompt:\n        time.sleep(3600)\n"
+    )
+    async with open_root(text, "hang") as root:
+        agent = await root.spawn("Read", cwd=tmp_path, backend=ScriptedBackend(["One.", "Two."]))
+        before = (await agent.state()).pid
+        assert (await agent.query("hang")).text == "One."
+        assert (await agent.query("Go on")).text == "Two."
+        assert (await agent.state()).pid != before
+
+
+def test_hooks_of_a_plain_program(tmp_path: Path) -> None:
+    """A program without an event loop registers functions in the same way, and hears what is refused at once."""
+    with Orchestrator(config=Config(), home=tmp_path / "home") as o:
+
+        @o.on("before_output", priority=15)
+        def louder(event: Any, _ctx: Any) -> Any:
+            return {"text": event.text.upper()}
+
+        with pytest.raises(ConfigError, match="turn_end does not honour kind='control'"):
+            o.on("turn_end", kind="control")(louder)
+        with pytest.raises(ConfigError, match="session_end is not for functions of the program"):
+            o.register_hook(louder, "session_end", name="late")
+        agent = o.spawn("Say it", backend=ScriptedBackend(["hello"]))
+        assert agent.query("Go").text == "HELLO"

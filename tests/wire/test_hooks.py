@@ -1,0 +1,144 @@
+"""Hooks of real processes, by each API: their effects in what the model is sent, at any depth, and their failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import Abort, AsyncOrchestrator, Config, SubagentsConfig
+from orch_protocol.config import HooksConfig
+from orch_protocol.hooks import STAGES
+from wire.model_server import ModelServer, call, say
+from wire.test_end_to_end import MODEL, environment, read
+
+MODELS = [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"]
+"""One for each shape that a conversation has on the wire."""
+
+HOOKS = """
+from orch import Block, hook
+
+@hook("tool_result", priority=10)
+def redact(event, ctx):
+    if "secret" in event.text:
+        return event.patch(text=event.text.replace("secret", "*****"))
+
+@hook("context")
+def remind(event, ctx):
+    return {"inject": [f"depth {ctx.depth}, process of its own"]}
+
+@hook("before_provider_request")
+async def brief(event, ctx):
+    return event.patch(system="Be brief.")
+
+@hook("tool_call")
+def guard(event, ctx):
+    if event.name == "read_file" and event.input["path"] == "two.txt":
+        return Block("two is private")
+
+@hook("*")
+def watch(event, ctx):
+    print("seen", event.stage, ctx.depth, flush=True)
+"""
+
+
+class House:
+    """A folder with a file of hooks, and roots whose agents all run with them."""
+
+    def __init__(self, server: ModelServer, folder: Path, model: str) -> None:
+        self.server, self.folder, self._model = server, folder, model
+        self.file = folder / "hooks.py"
+        self.file.write_text(HOOKS)
+
+    def root(self, *names: str, **options: Any) -> AsyncOrchestrator:
+        """Return a root whose agents load `names` of the file, all of it without any."""
+        load = tuple(f"{self.file}:{name}" for name in names) or (str(self.file),)
+        hooks = HooksConfig(load=() if names == ("",) else load)
+        config = Config(self._model, hooks=hooks, subagents=SubagentsConfig(allow_nested=True))
+        return AsyncOrchestrator(config=config, home=self.folder / "home", env=environment(self.server), **options)
+
+    def sent(self, number: int = -1) -> str:
+        """Return the body of a request that the model got."""
+        return json.dumps(self.server.requests[number].body)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two files."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} is a secret\n")
+    return tmp_path
+
+
+@pytest.fixture(params=MODELS)
+async def house(server: ModelServer, folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[House]:
+    """A house, by each API in turn."""
+    yield House(server, folder, request.param)
+    assert server.refused == []
+
+
+async def test_effects_reach_the_model_and_the_record(house: House) -> None:
+    """A result is redacted before it is kept, a call is blocked, messages and system text are a request's own."""
+    house.server.script += [call(read("one.txt"), read("two.txt")), say("Done.")]
+    async with house.root() as root:
+        agent = await root.spawn("Read", tools=["read_file"], cwd=house.folder)
+        reply = await agent.query("Go")
+        shown = await agent.show()
+    assert (reply.text, reply.tool_calls) == ("Done.", 1)
+    assert "Be brief." in house.sent(0)
+    assert "depth 1, process of its own" in house.sent(0)
+    assert house.sent(1).count("process of its own") == 1
+    assert "one is a *****" in house.sent(1)
+    assert "two is private" in house.sent(1)
+    kept = b"".join(path.read_bytes() for path in (house.folder / "home" / "sessions").rglob("*") if path.is_file())
+    assert b"a secret" not in kept
+    assert "process of its own" not in str(shown.messages)
+
+
+async def test_children_are_under_the_same_hooks(server: ModelServer, folder: Path) -> None:
+    """What an agent spawns runs with the hooks of its root, in its own process."""
+    house = House(server, folder, MODEL)
+    spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"], "query": "read one.txt"}}
+    house.server.script += [call(spawning), call(read("one.txt")), say("Read."), say("Done.")]
+    async with house.root("redact", "remind") as root:
+        agent = await root.spawn("Lead", tools=["spawn_subagent", "query_subagent", "read_file"], cwd=house.folder)
+        assert (await agent.query("Go")).text == "Done."
+    assert "depth 2, process of its own" in house.sent(1)
+    assert "one is a *****" in house.sent(2)
+
+
+async def test_a_hook_that_fails_everywhere_kills_nothing(house: House) -> None:
+    """With hooks that raise at each stage a turn has its end, each call its result, and the next turn works."""
+    at = {kind: [name for name, stage in STAGES.items() if kind in stage.kinds] for kind in ("observe", "transform")}
+    at["control"] = ["tool_call", "tool_result", "steering_received"]  # elsewhere a guard that fails ends the turn
+    text = "from orch import hook\n"
+    for kind, stages in at.items():
+        text += f"@hook(*{stages!r}, kind={kind!r})\ndef {kind}(event, ctx):\n    raise ValueError('broken')\n"
+    house.file.write_text(text)
+    house.server.script += [call(read("one.txt"), read("two.txt")), say("Done."), say("Again.")]
+    async with house.root() as root:
+        agent = await root.spawn("Read", tools=["read_file"], cwd=house.folder)
+        assert (await agent.query("Go")).text == "Done."
+        assert house.sent().count("failed: ValueError: broken") == 2
+        assert (await agent.query("And?")).text == "Again."
+
+
+ENDS = ("before_turn", "context", "before_provider_request", "after_provider_response", "tool_call", "before_output")
+
+
+async def test_an_aborted_turn_leaves_a_conversation_that_goes_on(house: House) -> None:
+    """Wherever a hook ends a turn, its message is the reply, and the turn after it is accepted by the model."""
+    async with house.root("") as root:
+        agent = await root.spawn("Read", tools=["read_file"], cwd=house.folder)
+        for stage in ENDS:
+            house.server.script += [call(read("one.txt"), read("two.txt")), say("Done.")]
+            name = root.register_hook(lambda _event, _ctx, at=stage: Abort(f"not at {at}"), stage, name="ender")
+            reply = await agent.query("Go")
+            assert (reply.text, reply.stop_reason) == (f"not at {stage}", "aborted")
+            root.unregister_hook(name)
+            house.server.script.clear()
+            house.server.script.append(say("Fine."))
+            assert (await agent.query("And now?")).text == "Fine."

@@ -1,0 +1,183 @@
+"""Calling the hooks of one stage, one after the other, and what comes of it. Who calls a function is passed in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from orch_protocol.hooks import STAGES, Abort, Approve, Block, Decision, Event, Patch, Stage, check_value, name_of
+
+from .hooks import Hook
+
+__all__ = ["Call", "Done", "Followed", "Late", "Misuse", "run_chain"]
+
+Call = Callable[[Hook, Event], Awaitable[Any]]
+"""Calls the function of a hook with an event and returns what it says; raises what it raises, Late when it does not."""
+
+DECIDED: Final = "after a decision"
+
+
+class Late(Exception):
+    """A hook did not answer in time; says so."""
+
+
+class Misuse(Exception):
+    """A hook said something that its stage, or its kind, does not allow."""
+
+
+class Done(Struct, frozen=True):
+    """What one hook did: the `actions` it took, how long that was, and for each field whose change it undid.
+
+    `error` says why nothing came of it; `skipped` that it was not called.
+    """
+
+    hook: str
+    stage: str
+    actions: tuple[str, ...] = ()
+    seconds: float = 0.0
+    overrode: tuple[tuple[str, str], ...] = ()
+    error: str = ""
+    late: bool = False
+    skipped: str = ""
+
+
+class Followed(Struct, frozen=True):
+    """What came of a stage: the event as it is now, what is to be added, and a decision with the hook that took it.
+
+    `approved` names the hook that let the call run, "" when none did.
+    """
+
+    event: Event
+    inject: tuple[str, ...] = ()
+    decision: Abort | Block | None = None
+    by: str = ""
+    approved: str = ""
+    done: tuple[Done, ...] = ()
+
+
+async def run_chain(
+    hooks: Sequence[Hook], event: Event, call: Call, clock: Callable[[], float] = time.perf_counter
+) -> Followed:
+    """Call `hooks` in order with `event`, each with what those before it have made of it.
+
+    Changes are laid over each other field by field. The first decision against stands, and whoever only observes is
+    called after it all the same; nobody else is. An approval holds for the arguments that its hook saw: it is void
+    when they are changed later. Raises nothing but CancelledError.
+    """
+    stage = STAGES[event.stage]
+    state = _State(event)
+    for hook in hooks:
+        if state.decision is not None and hook.row.kind != "observe":
+            state.done.append(Done(hook.row.name, stage.name, skipped=DECIDED))
+            continue
+        began = clock()
+        try:
+            said = await call(hook, state.event)
+            actions, overrode = state.take(hook, _understood(hook, stage, said))
+            done = Done(hook.row.name, stage.name, actions, clock() - began, overrode)
+        except Exception as error:
+            late = isinstance(error, Late)
+            why = _why(error)
+            decided = state.fail(hook, stage, why, error)
+            done = Done(hook.row.name, stage.name, decided, clock() - began, error=why, late=late)
+        state.done.append(done)
+    return Followed(state.event, tuple(state.inject), state.decision, state.by, state.approved, tuple(state.done))
+
+
+class _State:
+    """What has come of a stage so far."""
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.inject: list[str] = []
+        self.decision: Abort | Block | None = None
+        self.by = ""
+        self.approved = ""
+        self.done: list[Done] = []
+        self._changed: dict[str, str] = {}
+
+    def take(self, hook: Hook, said: Patch | Decision | None) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Let `said` have its effect; return the actions that it was, and whose it undid."""
+        if said is None:
+            return (), ()
+        if isinstance(said, Approve):
+            self.approved = hook.row.name
+            return (name_of(Approve),), ()
+        if isinstance(said, (Abort, Block)):
+            undone = (("approve", self.approved),) if self.approved else ()
+            self.decision, self.by, self.approved = said, hook.row.name, ""
+            return (name_of(type(said)),), undone
+        changes = _changes(said)
+        added = changes.pop("inject", ())
+        self.inject += added
+        given = {name: value for name, value in changes.items() if getattr(self.event, name) != value}
+        overrode = [(name, self._changed[name]) for name in given if name in self._changed]
+        if given:
+            self.event = replace(self.event, **given)
+            self._changed |= dict.fromkeys(given, hook.row.name)
+            if self.approved:
+                overrode.append(("approve", self.approved))
+                self.approved = ""
+        return (*given, *(("inject",) if added else ())), tuple(overrode)
+
+    def fail(self, hook: Hook, stage: Stage, why: str, error: Exception) -> tuple[str, ...]:
+        """Apply the fail mode of `hook`. A decision that it was not to take stops things all the same."""
+        forced = hook.row.kind != "observe" and isinstance(error, Misuse) and error.args[1:] == ("decision",)
+        if (hook.row.on_error != "closed" and not forced) or stage.closed is None:
+            return ()
+        text = f"hook {hook.row.name!r} {why}"
+        self.decision, self.by, self.approved = stage.closed(text), hook.row.name, ""
+        return (name_of(stage.closed),)
+
+
+def _understood(hook: Hook, stage: Stage, said: Any) -> Patch | Decision | None:
+    """Return what `said` means. Raises Misuse."""
+    if said is None:
+        return None
+    allowed = set(stage.actions(hook.row.kind)) & set(hook.row.does)
+    if isinstance(said, (Abort, Block, Approve)):
+        name = name_of(type(said))
+        if name not in allowed:
+            what = f"decided {name!r}, which it cannot at {stage.name}: {getattr(said, 'reason', '') or ''}"
+            raise Misuse(what.rstrip(": "), *(("decision",) if not isinstance(said, Approve) else ()))
+        return said
+    if stage.patch is None or hook.row.kind == "observe":
+        raise Misuse(f"returned {_shown(said)}, but it is there to observe")
+    if isinstance(said, Mapping):
+        if unknown := set(said) - set(stage.fields):
+            raise Misuse(f"returned {min(map(str, unknown))!r}, which is no field of {stage.name}: {stage.fields}")
+        said = stage.patch(**said)
+    if type(said) is not stage.patch:
+        raise Misuse(f"returned {_shown(said)}, not a {stage.patch.__name__}: event.patch(...) makes one")
+    checked = {}
+    for name, value in _changes(said).items():
+        if name not in allowed:
+            raise Misuse(f"changed {name!r}, which is not among what it does: {', '.join(sorted(allowed))}")
+        try:
+            checked[name] = check_value(stage.patch, name, value)
+        except msgspec.ValidationError as error:
+            raise Misuse(f"changed {name!r} to something else: {error}") from error
+    patch: Patch = stage.patch(**checked)
+    return patch
+
+
+def _changes(patch: Patch) -> dict[str, Any]:
+    given = {name: getattr(patch, name) for name in patch.__struct_fields__}
+    return {name: value for name, value in given.items() if value is not UNSET}
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, Misuse):
+        return str(error.args[0])
+    if isinstance(error, Late):
+        return str(error)
+    return f"failed: {type(error).__name__}: {error}"
+
+
+def _shown(said: Any) -> str:
+    return f"a {type(said).__name__}"

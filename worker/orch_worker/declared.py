@@ -1,0 +1,115 @@
+"""Hooks that a configuration names: found by import string or file, and which of them are switched off."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orch_protocol.errors import ConfigError
+
+from .hooks import Hook
+
+__all__ = ["Switches", "declared", "read_switches"]
+
+CONFIGURED: Final = "config"
+
+
+class Switches(Struct, frozen=True):
+    """Names of the hooks that are switched off."""
+
+    disabled: tuple[str, ...] = ()
+
+
+def read_switches(path: str) -> frozenset[str]:
+    """Return the names of the hooks that the file at `path` switches off; none when there is no file.
+
+    Raises ConfigError when it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return frozenset(msgspec.json.decode(file.read(), type=Switches).disabled)
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): remove it, and disable again what is to be") from error
+
+
+def declared(names: Iterable[str]) -> list[Hook]:
+    """Return the hooks that `names` name, in order. Raises ConfigError for one that cannot be had.
+
+    A name is `package.module:hook`, `package.module` for all hooks of a module, or the same with the path of a file,
+    `~/hooks.py`, in place of the module.
+    """
+    found: list[Hook] = []
+    for name in names:
+        place, attribute = _split(name)
+        module = _module(name, place)
+        hooks = _all(module) if not attribute else [_one(name, module, attribute)]
+        if not hooks:
+            raise ConfigError(f"hooks.load: {name!r} holds no hook: make one with @hook(...)")
+        found += (replace(each, row=replace(each.row, source=f"{CONFIGURED}: {name}")) for each in hooks)
+    return found
+
+
+def _split(name: str) -> tuple[str, str]:
+    place, colon, attribute = name.rpartition(":")
+    return (place, attribute) if colon else (name, "")
+
+
+def _module(name: str, place: str) -> ModuleType:
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        path = Path(place).expanduser()
+        if not path.is_absolute():
+            raise ConfigError(f"hooks.load: {name!r} is to be an absolute path, or to begin with ~")
+        return _file(path)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        hint = "is the file there?" if place.endswith(".py") else "it is to be installed beside orch, or on PYTHONPATH"
+        raise ConfigError(
+            f"hooks.load: {name!r} cannot be imported: {type(error).__name__}: {error} ({hint})"
+        ) from error
+
+
+def _file(path: Path) -> ModuleType:
+    # The same file is the same module, however it is named, so that several names share what it holds.
+    called = f"orch_hooks_{os.path.realpath(path)}"
+    if called in sys.modules:
+        return sys.modules[called]
+    spec = importlib.util.spec_from_file_location(called, path)
+    assert spec is not None  # its name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[called] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[called]
+        raise
+    return module
+
+
+def _all(module: ModuleType) -> list[Hook]:
+    return [value for value in vars(module).values() if isinstance(value, Hook)]
+
+
+def _one(name: str, module: ModuleType, attribute: str) -> Hook:
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Hook):
+        what = (
+            "is not there" if found is None else f"is no hook but a {type(found).__name__}: make it one with @hook(...)"
+        )
+        raise ConfigError(f"hooks.load: {name!r} {what}")
+    return found

@@ -1,0 +1,295 @@
+"""A hook: a function that is called when something happens in an agent; what it may do is settled when it is made."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, Final, overload
+
+from msgspec import Struct
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.hooks import (
+    ABSENT,
+    ALIASES,
+    EVERYTHING,
+    STAGES,
+    Abort,
+    Approve,
+    Block,
+    Decision,
+    HookRow,
+    Kind,
+    OnError,
+    Patch,
+    name_of,
+)
+
+__all__ = ["Handler", "Hook", "Registry", "hook", "make_hook", "stage_of"]
+
+Handler = Callable[..., Any]
+"""Called with the event and a context; may be async."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_.:/@<>-]{0,127}")
+SYNC_SECONDS: Final = 5.0
+ASYNC_SECONDS: Final = 15.0
+MOST_SECONDS: Final = 600.0
+PRIORITY: Final = 50
+DECISIONS: Final[tuple[type[Decision], ...]] = (Abort, Block, Approve)
+DECISION_NAMES: Final = tuple(name_of(each) for each in DECISIONS)
+RANK: Final[dict[Kind, int]] = {"observe": 0, "transform": 1, "control": 2}
+TOO_LATE: Final[dict[str, str]] = {
+    "prompt": "the prompt is on record by then; before_turn changes it, and context the messages of one request",
+    "input": "only the arguments of a call that is about to run can be changed: at tool_call",
+    "messages": "only the messages of the request that is about to be made can be changed: at context",
+    "approve": "only a call that is about to run can be approved: at tool_call",
+    "block": "there is no one thing that could not happen: abort ends the turn",
+}
+
+
+class Hook(Struct, frozen=True):
+    """A function and when it is called. Called like a function, it is that function."""
+
+    row: HookRow
+    handler: Handler
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.handler(*args, **kwargs)
+
+
+def make_hook(
+    handler: Handler,
+    *stages: str,
+    name: str | None = None,
+    kind: Kind | None = None,
+    priority: int = PRIORITY,
+    timeout: float | None = None,
+    on_error: OnError | None = None,
+    does: Iterable[str] | None = None,
+    source: str = "",
+) -> Hook:
+    """Make a hook of `handler`, to be called at `stages`. See `hook`. Raises ConfigError, saying why it cannot be."""
+    called = name or _name_of(handler)
+    if not isinstance(called, str) or not NAME.fullmatch(called):
+        raise ConfigError(f"hook {called!r} needs a name of letters, digits and any of _.:/@-; pass name=")
+    try:
+        return Hook(_row(handler, called, stages, kind, priority, timeout, on_error, does, source), handler)
+    except ConfigError as error:
+        raise ConfigError(f"hook {called!r}: {error}") from error
+
+
+@overload
+def hook(*stages: str) -> Callable[[Handler], Hook]: ...
+@overload
+def hook(
+    *stages: str,
+    name: str | None = None,
+    kind: Kind | None = None,
+    priority: int = PRIORITY,
+    timeout: float | None = None,
+    on_error: OnError | None = None,
+    does: Iterable[str] | None = None,
+) -> Callable[[Handler], Hook]: ...
+def hook(*stages: str, **options: Any) -> Callable[[Handler], Hook]:
+    """Make a hook of a function `(event, ctx)`, to be called at `stages`: names, those of a pipeline, or `*` for all.
+
+    `kind` is what it may do: `observe`, `transform` (return a patch) or `control` (decide as well); the most that all
+    its stages honour unless said. `does` narrows that to some actions. A lower `priority` is called first. It has
+    `timeout` seconds, 5, or 15 when it is async; when it fails or is late, what happens goes on as if it were not there
+    (`on_error="open"`), or does not happen (`closed`, which is what control means unless said).
+    Raises ConfigError for what a stage does not honour.
+    """
+
+    def make(function: Handler) -> Hook:
+        return make_hook(function, *stages, **options)
+
+    return make
+
+
+def stage_of(name: str) -> str:
+    """Return the stage that `name` stands for. Raises ConfigError."""
+    found = ALIASES.get(name, name)
+    if found in STAGES:
+        return found
+    if name in ABSENT:
+        raise ConfigError(f"there is no stage {name!r}: {ABSENT[name]}")
+    import difflib
+
+    known = (*STAGES, *ALIASES, EVERYTHING)
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    raise ConfigError(f"there is no stage {name!r}; {hint}")
+
+
+class Registry:
+    """The hooks of one process, in the order in which they are called."""
+
+    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+        self._hooks: dict[str, Hook] = {}
+        self._chains: dict[str, tuple[Hook, ...]] = {}
+        for each in hooks:
+            self.register(each)
+
+    def __iter__(self) -> typing.Iterator[Hook]:
+        """Iterate in the order of registration."""
+        return iter(self._hooks.values())
+
+    def register(self, hook: Hook) -> None:
+        """Take `hook` in. One of the same name and source takes the other's place; of another source it is refused."""
+        there = self._hooks.get(hook.row.name)
+        if there is not None and there.row.source != hook.row.source:
+            raise ConfigError(
+                f"there are two hooks {hook.row.name!r}, of {there.row.source or 'this program'} and "
+                f"{hook.row.source or 'this program'}: give one another name"
+            )
+        self._hooks[hook.row.name] = hook
+        self._arrange()
+
+    def remove(self, name: str) -> None:
+        """Forget the hook called `name`. Raises ConfigError when there is none."""
+        if name not in self._hooks:
+            raise ConfigError(f"there is no hook {name!r}; there are {', '.join(self._hooks) or 'none'}")
+        del self._hooks[name]
+        self._arrange()
+
+    def find(self, name: str) -> Hook | None:
+        """Return the hook called `name`, None when there is none."""
+        return self._hooks.get(name)
+
+    def chain(self, stage: str) -> tuple[Hook, ...]:
+        """Return the hooks of `stage`, the lowest priority first, and as they were registered where that is equal."""
+        return self._chains.get(stage, ())
+
+    def without(self, names: Iterable[str]) -> Registry:
+        """Return the registry without the hooks called `names`."""
+        left_out = frozenset(names)
+        return Registry(each for each in self if each.row.name not in left_out)
+
+    def _arrange(self) -> None:
+        ordered = sorted(self._hooks.values(), key=lambda each: each.row.priority)
+        chains: dict[str, list[Hook]] = {}
+        for each in ordered:
+            for stage in each.row.stages:
+                chains.setdefault(stage, []).append(each)
+        self._chains = {stage: tuple(found) for stage, found in chains.items()}
+
+
+def _row(
+    handler: Handler,
+    name: str,
+    stages: tuple[str, ...],
+    kind: Kind | None,
+    priority: int,
+    timeout: float | None,
+    on_error: OnError | None,
+    does: Iterable[str] | None,
+    source: str,
+) -> HookRow:
+    if not callable(handler):
+        raise ConfigError(f"{handler!r} is no function")
+    if isinstance(does, str):
+        raise ConfigError(f"does is a list of actions, not the text {does!r}: write [{does!r}]")
+    if not stages:
+        raise ConfigError(f"say when it is to be called: one or more of {', '.join((*STAGES, EVERYTHING))}")
+    everything = EVERYTHING in stages
+    names = tuple(STAGES) if everything else tuple(dict.fromkeys(map(stage_of, stages)))
+    said = _returned(handler) if does is None else tuple(dict.fromkeys(does))
+    kind = _kind(names, kind, said, everything=everything)
+    aside = is_async(handler)
+    _check_actions(names, kind, said)
+    _check_numbers(priority, timeout)
+    _check_fail_mode(names, kind, on_error)
+    honoured = tuple(dict.fromkeys(action for stage in names for action in STAGES[stage].actions(kind)))
+    return HookRow(
+        name=name,
+        stages=names,
+        kind=kind,
+        priority=priority,
+        seconds=timeout if timeout is not None else ASYNC_SECONDS if aside else SYNC_SECONDS,
+        on_error=on_error or ("closed" if kind == "control" else "open"),
+        does=said or honoured,
+        source=source,
+        aside=aside,
+    )
+
+
+def _kind(names: tuple[str, ...], kind: Kind | None, said: tuple[str, ...], *, everything: bool) -> Kind:
+    """Return the kind of a hook at the stages `names`: what was asked for, when all of them honour it."""
+    if kind is None:
+        strongest = min((STAGES[name].kinds[-1] for name in names), key=RANK.__getitem__)
+        decides = any(action in DECISION_NAMES for action in said)
+        return "observe" if everything else "transform" if said and not decides else strongest
+    if kind not in RANK:
+        raise ConfigError(f"there is no kind {kind!r}; there are {', '.join(RANK)}")
+    if everything and kind != "observe":
+        raise ConfigError(f"'*' is for hooks that observe, not for kind={kind!r}: name the stages")
+    for name in names:
+        if kind not in STAGES[name].kinds:
+            allowed = ", ".join(map(repr, STAGES[name].kinds))
+            raise ConfigError(f"{name} does not honour kind={kind!r}, nothing would come of it; it takes {allowed}")
+    return kind
+
+
+def _check_actions(names: tuple[str, ...], kind: Kind, said: tuple[str, ...]) -> None:
+    """Raise ConfigError where a stage does not honour an action, or `kind` is not allowed it."""
+    for action in said:
+        for name in names:
+            stage = STAGES[name]
+            if action in stage.actions(kind):
+                continue
+            if action in stage.actions("control"):
+                needed = "control" if action in DECISION_NAMES else "transform"
+                raise ConfigError(f"kind={kind!r} cannot {action!r} at {name}: that takes kind={needed!r}")
+            why = TOO_LATE.get(action, "nothing would come of it")
+            honoured = ", ".join(stage.actions("control")) or "nothing: it is there to be observed"
+            raise ConfigError(f"{name} does not honour {action!r} ({why}); it honours {honoured}")
+
+
+def _check_numbers(priority: int, timeout: float | None) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ConfigError(f"a priority is a whole number, lower ones first; not {priority!r}")
+    numeric = isinstance(timeout, (int, float)) and math.isfinite(timeout)
+    if timeout is not None and not (numeric and 0 < timeout <= MOST_SECONDS):
+        raise ConfigError(f"a timeout is a number of seconds up to {MOST_SECONDS:g}, not {timeout!r}")
+
+
+def _check_fail_mode(names: tuple[str, ...], kind: Kind, on_error: OnError | None) -> None:
+    if on_error not in (None, "open", "closed"):
+        raise ConfigError(f"on_error is 'open' or 'closed', not {on_error!r}")
+    if on_error != "closed":
+        return
+    if kind == "observe":
+        raise ConfigError("on_error='closed' is not for a hook that observes: it cannot stop anything")
+    for name in names:
+        if STAGES[name].closed is None:
+            raise ConfigError(f"on_error='closed' is not for {name}: there is nothing that it could stop")
+
+
+def is_async(handler: Handler) -> bool:
+    """Say whether `handler` is to be awaited."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def _returned(handler: Handler) -> tuple[str, ...]:
+    """Return the actions that the return annotation of `handler` names; none when it has none that tells."""
+    function = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+    try:
+        hint = typing.get_type_hints(function).get("return")
+    except Exception:
+        return ()  # names that only a type checker knows
+    found: list[str] = []
+    for each in typing.get_args(hint) or (hint,):
+        if each in DECISIONS:
+            found.append(name_of(each))
+        elif isinstance(each, type) and issubclass(each, Patch) and each is not Patch:
+            found += each.__struct_fields__
+    return tuple(dict.fromkeys(found))
+
+
+def _name_of(handler: Handler) -> str:
+    module, name = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
+    name = name or type(handler).__qualname__
+    return f"{module}.{name}" if module not in (None, "__main__") else str(name)
