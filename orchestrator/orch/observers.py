@@ -43,7 +43,7 @@ def line_of(event: Mapping[str, Any]) -> str:
 def _said(event: Mapping[str, Any], tool: str, about: str) -> str:
     outcome, reason = event["outcome"], _line(event["reason"], REASON)
     if outcome == "start":
-        return f"-> {about}"
+        return f"-> {about}{f' ({reason})' if reason and event['decision'] == 'allow' else ''}"
     if outcome == "dry_run":
         return f"{WOULD[event['decision']]}: {about}{f' ({reason})' if reason else ''}"
     if outcome in ("deny", "declined"):

@@ -168,6 +168,8 @@ def test_a_program_without_a_loop_has_observers_too(tmp_path: Path, monkeypatch:
     ("changes", "line"),
     [
         ({}, "tidy: -> bash rm x"),
+        ({"reason": "why"}, "tidy: -> bash rm x (why)"),
+        ({"reason": "why", "decision": "ask"}, "tidy: -> bash rm x"),
         ({"outcome": "ran", "success": True, "elapsed_ms": 1234}, "tidy: <- bash 1.2 s"),
         (
             {"outcome": "ran", "success": False, "elapsed_ms": 0, "result": "no\nsuch"},

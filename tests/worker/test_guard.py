@@ -138,6 +138,8 @@ class TestLocal:
         assert (await told(toolbox, path="~/.ssh/id"))[0]
         assert (await told(toolbox, path="~/.ssh/other"))[0]
         assert (moves, root.bound) == ([HERE], 1)
+        assert root.asked[0].reason.endswith("the conversation goes on with here:m, for good")
+        assert root.asked[1].reason.endswith("holds credentials")
 
     async def test_what_was_not_approved_moves_nothing(self, tmp_path: Path) -> None:
         """A no leaves the conversation where it is."""

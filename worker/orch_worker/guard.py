@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orch_protocol.approval import ApproveCall, Approved, digest_of
 from orch_protocol.errors import OrchError
@@ -83,7 +84,11 @@ class Guard:
         """Return what `verdict` comes to where the agent's model is, and whether the conversation is to stay here."""
         if verdict.model == "any" or verdict.approval == "deny":
             return verdict, False
-        if not (why := await self._locality.look()):
+        there, why = await self._locality.look()
+        if there:
+            moves = f"it is for a local model: the conversation goes on with {there}, for good"
+            return replace(verdict, reason="; ".join(filter(None, (verdict.reason, moves)))), True
+        if not why:
             return verdict, True
         far = f"what it brings is for a model on this machine, and there is none ({why})"
         if self._without_local == "ask":

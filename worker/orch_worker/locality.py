@@ -32,15 +32,15 @@ class Locality:
         self._move = move
         self._turn = asyncio.Lock()
 
-    async def look(self) -> str:
-        """Return why the conversation cannot go on here, "" when it can."""
+    async def look(self) -> tuple[str, str]:
+        """Return the model that the conversation would move to ("" when it is here), and why it cannot stay here."""
         if not self._is_remote:
-            return ""
+            return "", ""
         try:
-            await self._call_root("localise", Localise(look=True), LOOK_SECONDS)
+            backend: BackendSpec = await self._call_root("localise", Localise(look=True), LOOK_SECONDS)
         except (OrchError, ToolError) as error:
-            return str(error)
-        return ""
+            return "", str(error)
+        return f"{backend.provider}:{backend.model}", ""
 
     async def bind(self) -> str:
         """Let the conversation go on here alone; return why it cannot, "" when it does."""
