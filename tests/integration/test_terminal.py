@@ -105,3 +105,32 @@ def test_a_grandchilds_rm_is_asked_for_at_the_terminal_and_denied(
     served.server.script += map(say, ["one", "two", "three"])
     said = [shell.run("query", ref, "And now?", **served.env()).stdout.decode().strip() for ref in ("1", "2", "3")]
     assert said == ["one", "two", "three"]
+
+
+def test_a_yes_for_the_session_is_listed_and_taken_back(shell: Shell, stack: ExitStack) -> None:
+    """A person who said yes for the session sees that it holds, and is asked again once it was revoked."""
+    shell.home.mkdir()
+    (shell.home / "config.toml").write_text('[policy]\napproval_mode = "ask"\n')
+    touch = {"tool": "bash", "input": {"command": "touch made"}}
+    script = shell.script(touch, "one", touch, "two", touch, "three")
+    agent = shell.run("spawn", "Make it", "--tools", "bash", "--script", script, "--name", "n").stdout.decode().strip()
+
+    def asked(said: str | None, answer: str) -> None:
+        terminal = stack.enter_context(closing(Pty(shell, "query", "n", "Go", "--approve", "ask")))
+        if said is not None:
+            until(terminal, "anything else: no > ")
+            terminal.type(f"{said}\n")
+        until(terminal, answer)
+        assert terminal.end() == 0
+        assert ("Allow it?" in terminal.shown()) is (said is not None)
+
+    asked("s", "one")
+    asked(None, "two")
+    (held,) = shell.data("config", "permissions")
+    assert (held["scope"], held["agent_id"], held["subject"], held["expires"]) == ("session", agent, "touch made", None)
+    assert f"for agent {agent}, while the daemon runs" in shell.run("config", "permissions").stdout.decode()
+    shell.run("config", "permissions", "--revoke", held["id"])
+    assert shell.data("config", "permissions") == []
+    (shell.folder / "made").unlink()
+    asked("n", "three")
+    assert not (shell.folder / "made").exists()
