@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli import admin, agents, archive, asking, session_exchange, spawning
+from orch.cli import admin, agents, archive, asking, session_exchange, session_tree, spawning
 from orch_protocol.exchange import Imported
 from orch_protocol.messages import Reply, Usage, assistant, user
 from orch_protocol.services import (
@@ -25,6 +25,7 @@ from orch_protocol.services import (
     Spawned,
     Submitted,
 )
+from orch_protocol.sessions import Branch, Changed, EntryRow, Forked, SessionShown
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
@@ -36,6 +37,32 @@ ROW = msgspec.to_builtins(
 ARCHIVE: dict[str, Any] = json.loads(
     msgspec.json.encode(
         ArchiveRow("b0d9f3", "abc", "turn", "look", "2026-01-01", 2, 1, 1, 1234, 0, "it pays", False, "Read: x")
+    )
+)
+SESSION: dict[str, Any] = json.loads(
+    msgspec.json.encode(
+        SessionShown(
+            id="abc",
+            name="n",
+            title="pumps",
+            folder="/f",
+            cwd="/",
+            parent_session=None,
+            leaf="e5",
+            entries=(
+                EntryRow("e1", None, "message", "2026-01-01", "user", "How?", "q1", "start", on_path=True),
+                EntryRow("e2", "e1", "message", "2026-01-01", "assistant", "So.", "q1"),
+                EntryRow("e3", "e2", "turn_end", "2026-01-01", "", "So.", "q1"),
+                EntryRow("e4", "e1", "checkout", "2026-01-01", on_path=True),
+                EntryRow("e5", "e4", "message", "2026-01-01", "assistant", "Thus.", "q2", on_path=True),
+            ),
+            count=5,
+            branches=(
+                Branch("e3", "e1", 2, "So.", "2026-01-01"),
+                Branch("e5", None, 3, "How?", "2026-01-01", current=True),
+            ),
+            labels={"e1": "start"},
+        )
     )
 )
 ANSWERS: dict[str, Any] = {
@@ -56,6 +83,9 @@ ANSWERS: dict[str, Any] = {
     "prune": {"archives": [ARCHIVE], "bytes": 12345, "busy": {}},
     "map": [msgspec.to_builtins(Mapped("b0d9f3", Reply("b0d9f3", "q1", "4711")))],
     "import": msgspec.to_builtins(Imported("abc", 1, "agent-1", "two files", "pi session", 20, 14)),
+    "session": SESSION,
+    "change_session": msgspec.to_builtins(Changed("abc", "e9", "How?")),
+    "fork": msgspec.to_builtins(Forked("def", 2, "second", "e2")),
     "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
 }
 
@@ -109,7 +139,7 @@ class Desk:
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """Return a fake daemon, in an empty home and a clean environment."""
     made = Desk()
-    for module in (agents, archive, asking, session_exchange, spawning, admin):
+    for module in (agents, archive, asking, session_exchange, session_tree, spawning, admin):
         monkeypatch.setattr(module, "Connection", made)
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)

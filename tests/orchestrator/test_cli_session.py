@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
+from orch.cli.session_tree import drawn
 from orch_protocol.messages import assistant, user
 from orch_worker.transcript import Transcript
-from orchestrator.desk import Desk, opened
+from orchestrator.desk import ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
 
@@ -113,3 +114,102 @@ class TestExport:
         """The file is named as it was given."""
         assert run(["session", "export", "reader", "--output", "no/such/file"]) == 1
         assert "no/such/file cannot be written" in capsys.readouterr().err
+
+
+class TestTree:
+    """Conversations as trees."""
+
+    def test_list(self, desk: Desk, capsys: Captured) -> None:
+        """The latest first; an archive is no session."""
+        late = ROW | {"id": "late", "last_activity": "2026-02-01"}
+        desk.answers["list"] = [ROW, late, ROW | {"id": "held", "kind": "holder"}]
+        assert run(["session", "list", "--all", "--json"]) == 0
+        assert [row["id"] for row in json.loads(capsys.readouterr().out)] == ["late", "abc"]
+        assert desk.asked == [("list", {"all": True})]
+        assert run(["session", "list"]) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        assert (head.split()[:3], [row.split()[1] for row in rows]) == (["SEQ", "ID", "NAME"], ["late", "abc"])
+
+    def test_list_of_nothing(self, desk: Desk, capsys: Captured) -> None:
+        """Stdout is empty, and a person is told what to do."""
+        desk.answers["list"] = []
+        assert run(["session", "list"]) == 0
+        out, err = capsys.readouterr()
+        assert (out, "orch spawn TASK" in err) == ("", True)
+
+    def test_show_as_json(self, desk: Desk, capsys: Captured) -> None:
+        """All there is: id, entries, leaf, branches."""
+        assert run(["session", "show", "latest", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["id"], shown["leaf"], len(shown["entries"]), len(shown["branches"])) == ("abc", "e5", 5, 2)
+        assert desk.asked == [("session", {"ref": "latest", "most": None})]
+
+    def test_show(self, desk: Desk, capsys: Captured) -> None:
+        """What it is, where it is, its branches, the end of it."""
+        assert run(["session", "show", "n"]) == 0
+        page = capsys.readouterr().out
+        parts = "session   abc (n)", "title     pumps", "leaf      e5", "labels    start e1", "* e5 assistant: Thus."
+        assert [part for part in parts if part not in page] == []
+        assert desk.asked == [("session", {"ref": "n", "most": 20})]
+
+    @pytest.mark.usefixtures("desk")
+    def test_tree(self, capsys: Captured) -> None:
+        """A branch stands further in; what the conversation has now is marked, and where it is."""
+        assert run(["session", "tree", "n"]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "* e1 user: How?  [start]",
+            "    e2 assistant: So.",
+            "* e5 assistant: Thus.  <- here",
+        ]
+        assert run(["session", "tree", "n", "--all"]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "* e1 user: How?  [start]",
+            "    e2 assistant: So.",
+            "    e3 turn_end: So.",
+            "* e4 checkout:",
+            "* e5 assistant: Thus.  <- here",
+        ]
+
+    def test_a_long_tree(self) -> None:
+        """Nothing recurses."""
+        rows = [
+            {"id": str(at), "parent_id": str(at - 1) if at else None, "type": "message", "role": "user", "head": ""}
+            | {"on_path": True, "label": None}
+            for at in range(50_000)
+        ]
+        assert len(drawn(rows)) == 50_000
+
+    def test_checkout(self, desk: Desk, capsys: Captured) -> None:
+        """Says nothing when it is done; the summary may come from stdin."""
+        assert run(["session", "checkout", "n", "e2", "--summary", "in vain"]) == 0
+        assert capsys.readouterr().out == ""
+        change = {"type": "move", "to": "e2", "summary": "in vain"}
+        assert desk.asked == [("change_session", {"ref": "n", "change": change, "ask_anew": False})]
+        assert run(["session", "checkout", "n", "root", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"id": "abc", "entry": "e9", "text": "How?"}
+
+    def test_branch_prints_the_question(self, desk: Desk, capsys: Captured) -> None:
+        """To be asked in other words."""
+        assert run(["session", "branch", "n", "e1"]) == 0
+        assert capsys.readouterr().out == "How?\n"
+        assert desk.asked[0][1]["ask_anew"] is True
+
+    def test_label_and_title(self, desk: Desk) -> None:
+        """Without a text it is taken away."""
+        for argv, change in (
+            (["label", "n", "e1", "start"], {"type": "label", "target": "e1", "label": "start"}),
+            (["label", "n", "e1"], {"type": "label", "target": "e1", "label": None}),
+            (["title", "n", "pumps"], {"type": "name", "name": "pumps"}),
+            (["title", "n"], {"type": "name", "name": None}),
+        ):
+            assert run(["session", *argv]) == 0
+            assert desk.asked[-1] == ("change_session", {"ref": "n", "change": change, "ask_anew": False})
+
+    def test_fork_prints_the_id(self, desk: Desk, capsys: Captured) -> None:
+        """Of the other agent."""
+        assert run(["session", "fork", "n"]) == 0
+        assert capsys.readouterr().out == "def\n"
+        assert desk.asked == [("fork", {"ref": "n", "at": None, "name": None, "model": None})]
+        assert run(["session", "fork", "n", "e2", "--name", "second", "--model", "a:b", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["id"] == "def"
+        assert desk.asked[-1] == ("fork", {"ref": "n", "at": "e2", "name": "second", "model": "a:b"})

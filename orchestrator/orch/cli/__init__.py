@@ -23,7 +23,7 @@ VERBS = {
     "kill": ("agents", "end agents and everything below them"),
     "resume": ("agents", "let a killed or failed agent answer again"),
     "archive": ("archive", "what agents have archived: find it, read it, ask it"),
-    "session": ("session", "conversations from other programs' files, and ours for them"),
+    "session": ("session", "conversations: their branches, copies, and those from files"),
     "models": ("models", "the models that are known: limits, prices, keys"),
     "daemon": ("admin", "start, stop or look at the process behind all this"),
     "config": ("admin", "show the configuration, trust a project's"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .session_exchange import ACTIONS
+from . import session_exchange, session_tree
 from .verb import Group
 
 __all__ = ["VERBS"]
 
 VERBS = {
     "session": Group(
-        "Conversations: take them over from other programs' files, and write them out.",
-        "orch session import talk.jsonl",
-        dict(ACTIONS),
+        "Conversations: look at their branches, go back in them, copy them, take them over from files, write them out.",
+        "orch session show latest",
+        session_tree.ACTIONS | session_exchange.ACTIONS,
     )
 }
