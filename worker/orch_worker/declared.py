@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError
 
-from .hooks import Hook
+from .hooks import OF_A_FILE, Hook
 
 __all__ = ["Switches", "declared", "read_switches"]
 
@@ -85,7 +85,7 @@ def _module(name: str, place: str) -> ModuleType:
 
 def _file(path: Path) -> ModuleType:
     # The same file is the same module, however it is named, so that several names share what it holds.
-    called = f"orch_hooks_{os.path.realpath(path)}"
+    called = f"{OF_A_FILE}{os.path.realpath(path)}"
     if called in sys.modules:
         return sys.modules[called]
     spec = importlib.util.spec_from_file_location(called, path)

@@ -28,12 +28,14 @@ from orch_protocol.hooks import (
     name_of,
 )
 
-__all__ = ["Handler", "Hook", "Registry", "hook", "make_hook", "stage_of"]
+__all__ = ["OF_A_FILE", "Handler", "Hook", "Registry", "hook", "make_hook", "stage_of"]
 
 Handler = Callable[..., Any]
 """Called with the event and a context; may be async."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_.:/@<>-]{0,127}")
+OF_A_FILE: Final = "orch_hooks_"
+"""How the names of modules begin that are no package's but a file's; the path follows."""
 SYNC_SECONDS: Final = 5.0
 ASYNC_SECONDS: Final = 15.0
 MOST_SECONDS: Final = 600.0
@@ -292,4 +294,8 @@ def _returned(handler: Handler) -> tuple[str, ...]:
 def _name_of(handler: Handler) -> str:
     module, name = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
     name = name or type(handler).__qualname__
-    return f"{module}.{name}" if module not in (None, "__main__") else str(name)
+    if module is None or module == "__main__":
+        return str(name)
+    if module.startswith(OF_A_FILE):
+        module = module.rpartition("/")[2].removesuffix(".py")
+    return f"{module}.{name}"

@@ -24,6 +24,7 @@ VERBS = {
     "resume": ("agents", "let a killed or failed agent answer again"),
     "archive": ("archive", "what agents have archived: find it, read it, ask it"),
     "session": ("session", "conversations: their branches, copies, and those from files"),
+    "hooks": ("hooks", "functions that watch, change and stop what agents do"),
     "models": ("models", "the models that are known: limits, prices, keys"),
     "daemon": ("admin", "start, stop or look at the process behind all this"),
     "config": ("admin", "show the configuration, trust a project's"),
