@@ -17,7 +17,7 @@ from orch.cli.connection import NOT_RUNNING
 from orch.cli.failure import Failure
 from orch.grants import Grants, made
 from orch_protocol.approval import Consent, Permission, Question
-from orchestrator.desk import Desk, opened
+from orchestrator.desk import REPLY, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
 
@@ -134,6 +134,19 @@ def test_an_answer_that_came_too_late_is_said(desk: Desk, capsys: Captured) -> N
     desk.answers["answer"] = json.loads(json.dumps({"taken": False, "note": "nobody answered in time"}))
     run(["query", "n", "go", "--approve", "auto"])
     assert capsys.readouterr().err == "orch: that did not count: nobody answered in time\n"
+
+
+def test_a_conversation_that_stays_here_is_said_to(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """A person is told that the conversation is for local models by now; a script's stderr stays empty."""
+    desk.events = []
+    desk.answers["query"] = REPLY | {"local": True}
+    assert run(["query", "n", "go"]) == 0
+    assert capsys.readouterr().err == ""
+    terminal(monkeypatch, "")
+    assert run(["query", "n", "go", "--stream"]) == 0
+    assert capsys.readouterr().err.endswith("orch: this conversation is for local models alone by now\n")
 
 
 @pytest.mark.parametrize("verb", [["query", "n", "go"], ["run", "go"]], ids=lambda verb: verb[0])

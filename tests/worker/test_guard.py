@@ -187,7 +187,14 @@ def test_a_model_is_remote_by_its_address() -> None:
     assert not is_remote(BackendSpec("extractive"))
     for url in ("http://localhost:11434/v1", "http://127.0.0.1:1", "http://[::1]:1"):
         assert not is_remote(BackendSpec("x", "m", {"base_url": url}))
-    for url in ("https://example.org/v1", "http://10.0.0.1", ""):
+    for url in (
+        "https://example.org/v1",
+        "http://10.0.0.1",
+        "http://127.example.org",
+        "http://0.0.0.0:1",
+        "http://[::]",
+        "",
+    ):
         assert is_remote(BackendSpec("x", "m", {"base_url": url}))
 
 

@@ -96,6 +96,7 @@ def _ask(
     if not arguments.stream:
         reply = wait(connection, "query", params, on_event=heard(), quiet=arguments.json, ends=ends)
         words.say(arguments, agreed(reply), render.shown(reply["text"]))
+        _say_where(reply)
         return
     from .watching import Transcript, json_line
 
@@ -107,9 +108,17 @@ def _ask(
     transcript = Transcript()
     try:
         on_event = heard(transcript.event)
-        transcript.reply(wait(connection, "query", params, on_event=on_event, quiet=True, ends=ends))
+        reply = wait(connection, "query", params, on_event=on_event, quiet=True, ends=ends)
+        transcript.reply(reply)
+        _say_where(reply)
     finally:
         transcript.end()
+
+
+def _say_where(reply: dict[str, Any]) -> None:
+    """Tell a person who is there that the conversation goes on with a local model."""
+    if reply.get("local") and sys.stderr.isatty():
+        print("orch: this conversation is for local models alone by now", file=sys.stderr)
 
 
 def _collect_arguments(parser: ArgumentParser) -> None:

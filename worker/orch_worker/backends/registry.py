@@ -73,7 +73,14 @@ def is_remote(spec: BackendSpec) -> bool:
     if spec.provider in PROVIDERS:
         return False
     host = urlsplit(spec.options.get("base_url", "")).hostname or ""
-    return host != "localhost" and not host.startswith("127.") and host != "::1"
+    if host == "localhost":
+        return False
+    from ipaddress import ip_address
+
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return True  # a name, which may lead anywhere
 
 
 def _provider(spec: BackendSpec) -> Provider:
