@@ -26,9 +26,10 @@ from orch_protocol.entries import (
     UpgradeEntry,
 )
 from orch_protocol.errors import DamagedError, ForeignFileError
+from orch_protocol.messages import Message, Thinking, ToolResult, ToolUse
 from orch_worker.estimate import PLAIN, Ratios
 
-__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "Found", "Kept", "Reading", "Told"]
+__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "Found", "Kept", "Reading", "Told", "fitting"]
 
 DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 SHAPE_ERRORS: Final = (*DECODE_ERRORS, KeyError, TypeError, ValueError, AttributeError)
@@ -36,6 +37,16 @@ MOST_SAID: Final = 20
 EXPECTED: Final = (
     "expected a session of ours or pi's, rows with a message each, or plain messages, as JSON or JSON lines"
 )
+
+
+def fitting(message: Message) -> Message:
+    """Return `message`. Raises ValueError when something is in it that its role does not say."""
+    for block in message.content:
+        if isinstance(block, ToolResult) and message.role != "user":
+            raise ValueError(f"the result of a call is in the user's message behind it, not in the {message.role}'s")
+        if isinstance(block, ToolUse | Thinking) and message.role != "assistant":
+            raise ValueError(f"calls and thinking are in an assistant's message, not in the {message.role}'s")
+    return message
 
 
 class Kept(Struct, frozen=True):

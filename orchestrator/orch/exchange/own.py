@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from orch_protocol.archive import Span
-from orch_protocol.entries import SESSION_VERSION, Entry, SessionHeader, SessionInfo
+from orch_protocol.entries import SESSION_VERSION, Entry, MessageEntry, SessionHeader, SessionInfo
+from orch_worker.excerpt import KNOWN
 from orch_worker.lines import Chain, unseal
 
-from .found import DECODE_ERRORS, Found, Kept, Reading, Told
+from .found import DECODE_ERRORS, Found, Kept, Reading, Told, fitting
 from .grafting import Named, graft
 from .lines import lines_of
 from .pi import UNREADABLE
@@ -77,16 +78,22 @@ def read_own(data: bytes, reading: Reading) -> Found:
 
 
 def _entry(line: bytes, number: int, reading: Reading) -> Told | SessionHeader | None:
+    why: Exception
     try:
-        return _decoder.decode(line)
-    except DECODE_ERRORS as error:
+        entry = _decoder.decode(line)
+        if isinstance(entry, MessageEntry):
+            fitting(entry.message)
+        return entry
+    except (*DECODE_ERRORS, ValueError) as error:
         why = error
     try:
         fields = msgspec.json.decode(line, type=dict)
-        kept = Kept(
-            fields.pop("id"), fields.pop("parentId", None), fields.pop("timestamp", ""), fields.pop("type"), fields
-        )
+        kind = fields.pop("type")
+        if line.startswith(KNOWN):
+            reading.fault(number, f"is no {kind} entry: {why}", "what it says is left out")
+            kind = UNREADABLE
+        kept = Kept(fields.pop("id"), fields.pop("parentId", None), fields.pop("timestamp", ""), kind, fields)
         return msgspec.convert(msgspec.to_builtins(kept), Kept)
     except (*DECODE_ERRORS, KeyError):
-        reading.fault(number, f"is no entry: {why}", f"it is left out, as {UNREADABLE}")
+        reading.fault(number, f"is no entry: {why}", "it is left out")
         return None

@@ -23,7 +23,7 @@ from orch_protocol.entries import (
 from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, Usage, user
 from orch_worker.backends.families import ratios_named
 
-from .found import SHAPE_ERRORS, Found, Kept, Reading, Told
+from .found import SHAPE_ERRORS, Found, Kept, Reading, Told, fitting
 from .grafting import Named, graft
 from .lines import Row
 
@@ -118,7 +118,7 @@ class _Reader:
                 case "message":
                     return self._message(row["message"], base)
                 case "custom_message" if row.get("customType") == SYSTEM:
-                    return MessageEntry(message=Message("system", tuple(_blocks(row["content"]))), **base)
+                    return MessageEntry(message=fitting(Message("system", tuple(_blocks(row["content"])))), **base)
                 case "custom_message":
                     return self._custom_message(row, base)
                 case "branch_summary":
@@ -183,7 +183,8 @@ class _Reader:
             case "compactionSummary" | "branchSummary":
                 return MessageEntry(message=user(_text(message["summary"])), **base)
             case "user" | "custom" | "hookMessage":
-                return MessageEntry(message=Message("user", tuple(_blocks(message["content"]))), **base)
+                said = fitting(Message("user", tuple(_blocks(message["content"]))))
+                return MessageEntry(message=said, **base)
         raise ValueError(f"unknown role {message['role']!r:.40}")
 
     def _compaction(

@@ -15,7 +15,7 @@ from orch_protocol.messages import Message, ToolUse
 
 from ..archival.adapters import detect
 from ..nodes import iso
-from .found import SHAPE_ERRORS, Found, Reading
+from .found import SHAPE_ERRORS, Found, Reading, fitting
 from .lines import Row
 from .pi import entry_time, usage_of
 
@@ -73,7 +73,7 @@ def _plain(messages: Sequence[Any], name: str, reading: Reading, lines: Sequence
     for place, raw in enumerate(messages):
         told = raw if isinstance(raw, dict) else {}
         try:
-            message = format.read(raw)
+            message = fitting(format.read(raw))
         except (ConfigError, *SHAPE_ERRORS) as error:
             if not reading.repair:
                 where = f"line {lines[place]}" if lines else f"message {place} of {name}"

@@ -18,7 +18,7 @@ from orch_protocol.messages import Message, ToolResult, text_of, tool_uses
 from orch_worker.backends.families import ratios_named
 
 from ..archival.adapters import ROWS, format_named
-from .found import SHAPE_ERRORS, Found, Reading, Told
+from .found import SHAPE_ERRORS, Found, Reading, Told, fitting
 from .lines import Row, rows_of, text_of_file
 from .pi import entry_time, usage_of
 
@@ -192,7 +192,7 @@ class _Conversation:
             self._others[name] = self._others.get(name, 0) + 1
             return parent
         try:
-            read = self._format.read({"role": message["role"], "content": message["content"]})
+            read = fitting(self._format.read({"role": message["role"], "content": message["content"]}))
         except (ConfigError, *SHAPE_ERRORS) as error:
             self._reading.fault(line, f"is no message: {error}", "it is left out")
             return parent

@@ -385,6 +385,20 @@ class TestPlain:
             read_conversation(path)
         assert len(read_conversation(path, repair=True).repairs) == 1
 
+    @pytest.mark.parametrize(
+        ("role", "block", "words"),
+        [
+            ("assistant", {"type": "tool_result", "tool_use_id": "a", "content": "x"}, "user's message behind it"),
+            ("user", {"type": "tool_use", "id": "a", "name": "n", "input": {}}, "in an assistant's message"),
+        ],
+    )
+    def test_what_a_role_does_not_say(self, tmp_path: Path, role: str, block: Any, words: str) -> None:
+        """A result that the assistant says, and a call by the user, are no conversation."""
+        path = tmp_path / "m.json"
+        path.write_text(json.dumps([{"role": "user", "content": "q"}, {"role": role, "content": [block]}]))
+        with pytest.raises(ForeignFileError, match=words):
+            read_conversation(path)
+
 
 class TestOwn:
     """Session files of ours."""
