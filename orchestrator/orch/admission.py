@@ -11,10 +11,9 @@ from orch_protocol.errors import (
     SpawnError,
     ToolNotGrantedError,
 )
-from orch_protocol.policy import EXIT_PLAN
 from orch_protocol.spec import AgentSpec
-from orch_worker.tools.presets import RECALL
 
+from .narrowing import own_rights
 from .nodes import Node, Nodes
 from .tombstones import refusal
 
@@ -96,13 +95,7 @@ def check_asker(asker: Node) -> None:
 
 
 def _check_grant(parent: Node, spec: AgentSpec) -> None:
-    granted = (*parent.spec.tools, *(tool.name for tool in parent.spec.root_tools))
-    # What an agent may do with its own archive is no right of its parent's.
-    own: tuple[str, ...] = RECALL if spec.archival is not None else ()
-    if spec.plan:
-        own = (*own, EXIT_PLAN)
-    if spec.archival is not None and spec.archival.recall_only:
-        own = (*own, "query_subagent")
+    granted, own = parent.spec.active, own_rights(spec)
     wider = [tool for tool in spec.tools if tool not in granted and tool not in own]
     if wider:
         raise ToolNotGrantedError(

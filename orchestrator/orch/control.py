@@ -19,8 +19,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.control import Request, Response
 from orch_protocol.errors import MessageTooLargeError, OrchError, ProtocolError, VersionMismatchError, error_info
-from orch_protocol.services import Request, Response
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS, VERSION
 

@@ -34,6 +34,7 @@ __all__ = [
     "Launch",
     "LaunchFailed",
     "Localise",
+    "Narrow",
     "Notify",
     "Recover",
     "Rest",
@@ -245,6 +246,13 @@ class Localise(Struct, frozen=True, gc=False):
     backend: BackendSpec
 
 
+class Narrow(Struct, frozen=True, gc=False):
+    """Agent `id` may use no tools from now on but those of `keep` that it may use already."""
+
+    id: str
+    keep: tuple[str, ...]
+
+
 class ApprovePlan(Struct, frozen=True, gc=False):
     """Somebody approved the plan of agent `id`."""
 
@@ -287,10 +295,11 @@ Event: TypeAlias = (
     | Resume
     | Localise
     | ApprovePlan
+    | Narrow
     | Recover
 )
 
-REQUESTS = (Spawn, Adopt, Hold, Ask, Collect, Steer, Cancel, Resume, Localise, ApprovePlan)
+REQUESTS = (Spawn, Adopt, Hold, Ask, Collect, Steer, Cancel, Resume, Localise, ApprovePlan, Narrow)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from orch_protocol.commands import TurnEvent
@@ -14,6 +14,7 @@ from orch_protocol.services import (
     CancelTurn,
     Collect,
     Kill,
+    NarrowAgent,
     QueryAgent,
     Ref,
     Resume,
@@ -152,6 +153,15 @@ class AsyncSubagent:
     async def follow_up(self, text: str) -> None:
         """Let the agent go on with `text` when it would stop; one that does not work is asked at once."""
         await self._call("steer", SteerAgent(self.id, text, follow_up=True))
+
+    async def narrow(self, tools: Iterable[str]) -> None:
+        """Let the agent keep of its tools only these (names, and categories), and everybody below it no more than that.
+
+        For good, and from when this returns: what runs then goes on. Raises ToolNotGrantedError for a tool that it may
+        not use: nothing is ever given.
+        """
+        names = tools if isinstance(tools, str) else tuple(tools)
+        await self._call("narrow", NarrowAgent(self.id, names))  # type: ignore[arg-type]
 
     async def cancel(self, *, hard: bool = False) -> None:
         """End the turn under way: its query is answered with stop reason `cancelled`. `hard` kills the process."""

@@ -36,6 +36,7 @@ __all__ = [
     "Launched",
     "Localised",
     "Moved",
+    "Narrowed",
     "Opened",
     "PlanApproved",
     "Pruned",
@@ -163,6 +164,12 @@ class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):
     backend: BackendSpec
 
 
+class Narrowed(_Agent, frozen=True, gc=False, kw_only=True, tag="narrowed"):
+    """The agent may not use these of its tools any more: all of them, those of before included."""
+
+    withdrawn: tuple[str, ...]
+
+
 class PlanApproved(_Agent, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
     """Somebody approved the agent's plan: it is not in plan mode any more."""
 
@@ -233,6 +240,7 @@ Entry: TypeAlias = (
     | Budgeted
     | Localised
     | PlanApproved
+    | Narrowed
     | Woken
     | Steered
     | Heard
@@ -283,14 +291,14 @@ class Journal:
                 entries.append(_decoder.decode(line))
             except DECODE_ERRORS as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        synced = (Collected, Killed, Localised, PlanApproved)
+        synced = (Collected, Killed, Localised, Narrowed, PlanApproved)
         return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
 
     def append(self, entries: list[Entry]) -> None:
         """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
 
-        A collect, a kill, an approved plan and where a conversation may be read are on the disk when this returns, with
-        durability "power" a spawn too: no transcript has it.
+        A collect, a kill, an approved plan, what was taken from an agent and where a conversation may be read are on
+        the disk when this returns, with durability "power" a spawn too: no transcript has it.
         """
         if self._owed:
             entries = self._owed + entries

@@ -27,6 +27,7 @@ from .journal import (
     Launched,
     Localised,
     Moved,
+    Narrowed,
     Opened,
     PlanApproved,
     Pruned,
@@ -287,6 +288,9 @@ class Nodes:
     def _apply_localised(self, node: Node, entry: Localised) -> None:
         node.spec = msgspec.structs.replace(node.spec, backend=entry.backend, local=True)
         node.model = _model(node.spec)
+
+    def _apply_narrowed(self, node: Node, entry: Narrowed) -> None:
+        node.spec = msgspec.structs.replace(node.spec, withdrawn=entry.withdrawn)
 
     def _apply_planapproved(self, node: Node, _: PlanApproved) -> None:
         node.spec = msgspec.structs.replace(node.spec, plan=False)

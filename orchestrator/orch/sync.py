@@ -417,6 +417,14 @@ class Subagent:
         """Let the agent go on with `text` when it would stop; one that does not work is asked at once."""
         self._orchestrator._wait(self._agent.follow_up(text))
 
+    def narrow(self, tools: Iterable[str]) -> None:
+        """Let the agent keep of its tools only these (names, and categories), and everybody below it no more than that.
+
+        For good, and from when this returns: what runs then goes on. Raises ToolNotGrantedError for a tool that it may
+        not use: nothing is ever given.
+        """
+        self._orchestrator._wait(self._agent.narrow(tools))
+
     def cancel(self, *, hard: bool = False) -> None:
         """End the turn under way: its query is answered with stop reason `cancelled`. `hard` kills the process."""
         self._orchestrator._wait(self._agent.cancel(hard=hard))

@@ -27,7 +27,7 @@ from orch_protocol.errors import (
 from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 
-from . import admission, cold, deletions, journal
+from . import admission, cold, deletions, journal, narrowing
 from .events import (
     Adopt,
     ApprovePlan,
@@ -48,6 +48,7 @@ from .events import (
     Launch,
     LaunchFailed,
     Localise,
+    Narrow,
     Notify,
     Recover,
     Rest,
@@ -151,7 +152,7 @@ class Tree:
             repaired=repaired,
         )
         instructions: list[Instruction] = [Notify(f"up:{event.id}:{event.incarnation}")]
-        instructions += [self._say(said) for said in node.unheard.values()]
+        instructions += [*narrowing.reminder(node), *(self._say(said) for said in node.unheard.values())]
         if node.pending is not None:
             instructions.append(Send(event.id, node.pending.query_id))
         return Decision([up], instructions)
@@ -444,6 +445,9 @@ class Tree:
         if holder is not None and holder is not node:
             raise SpawnError(f"name {node.spec.name!r} is now agent {holder.spec.id}'s; kill that one first")
         return Decision([*limit, Resumed(at=now, id=event.id)])
+
+    def _on_narrow(self, event: Narrow, now: float) -> Decision:
+        return narrowing.narrow(self.nodes, event, now)
 
     def _on_approveplan(self, event: ApprovePlan, now: float) -> Decision:
         return Decision([journal.PlanApproved(at=now, id=event.id)])

@@ -1,6 +1,6 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer edit cancel stop root_reply limit`.
+Root to worker: `init ping query steer edit cancel narrow stop root_reply limit`.
 Worker to root: `hello ready pong finished progress event called steered edited root_call cancel`.
 `ack` goes both ways and has no body.
 """
@@ -26,6 +26,7 @@ __all__ = [
     "Hello",
     "Init",
     "Limit",
+    "Narrow",
     "Nothing",
     "Ping",
     "Progress",
@@ -93,6 +94,12 @@ class Query(Struct, frozen=True, gc=False):
     local: bool = False
     observed: bool = False
     hooks: tuple[HookRow, ...] = ()
+
+
+class Narrow(Struct, frozen=True, gc=False):
+    """All of its tools that the agent may not use any more."""
+
+    withdrawn: tuple[str, ...]
 
 
 class Steer(Struct, frozen=True, gc=False):
@@ -188,6 +195,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "query": Query,
     "finished": Finished,
     "cancel": Cancel,
+    "narrow": Narrow,
     "steer": Steer,
     "steered": Steered,
     "edit": Edit,

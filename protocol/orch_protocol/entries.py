@@ -168,7 +168,12 @@ class Label(_Entry, frozen=True, gc=False, kw_only=True, tag="label"):
 
 
 class PlanApproved(_Entry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
-    """Somebody approved the agent's plan, the last one it handed in: from here on it is not in plan mode."""
+    """Somebody approved the plan of `agent`, the last one it handed in: from here on it is not in plan mode.
+
+    In the session of another agent, which goes on with that conversation, it says nothing.
+    """
+
+    agent: str
 
 
 class TasksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="tasks"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
@@ -47,6 +46,7 @@ __all__ = [
     "Localise",
     "MapAgents",
     "Mapped",
+    "NarrowAgent",
     "Prune",
     "Pruned",
     "QueryAgent",
@@ -216,6 +216,14 @@ class CancelTurn(Struct, frozen=True, forbid_unknown_fields=True):
 
     ref: str
     hard: bool = False
+
+
+class NarrowAgent(Struct, frozen=True, forbid_unknown_fields=True):
+    """Let `ref` keep of its tools no more than `tools` (names, and categories), and everybody below it no more than
+    that. Nothing gives them back."""
+
+    ref: str
+    tools: tuple[str, ...]
 
 
 class Resume(Struct, frozen=True, forbid_unknown_fields=True):
@@ -443,6 +451,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "steer": (SteerAgent, AgentSteered),
     "cancel": (CancelTurn, AgentRow),
     "resume": (Resume, AgentRow),
+    "narrow": (NarrowAgent, AgentRow),
     "import": (ImportSession, Imported),
     "list": (List, list[AgentRow]),
     "show": (Show, Shown),
@@ -476,21 +485,3 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "prune": (Prune, Pruned),
     "map": (MapAgents, list[Mapped]),
 }
-
-
-class Request(Struct, frozen=True, omit_defaults=True):
-    """One line from a client of the control socket."""
-
-    id: int
-    method: str
-    params: msgspec.Raw = msgspec.Raw(b"{}")
-    version: int = 1
-
-
-class Response(Struct, frozen=True, omit_defaults=True):
-    """One line to a client: an `event` of a request under way, or its end with exactly one of `result` and `error`."""
-
-    id: int
-    result: Any = None
-    event: Any = None
-    error: dict[str, str] | None = None

@@ -93,6 +93,7 @@ class AgentSpec(Struct, frozen=True):
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
     a holder holds. Under `policy` and with `hooks` it works, and all agents below it. A `local` one's conversation is
     for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says.
+    What is `withdrawn` of its tools it may not use any more, though they stay on offer.
     """
 
     id: str
@@ -122,6 +123,17 @@ class AgentSpec(Struct, frozen=True):
     plan: bool = False
     context: ContextSpec = field(default_factory=ContextSpec)
     hooks: HooksSpec = HooksSpec()
+    withdrawn: tuple[str, ...] = ()
+
+    @property
+    def grant(self) -> tuple[str, ...]:
+        """Names of all tools that it was granted."""
+        return (*self.tools, *(tool.name for tool in self.root_tools))
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of the tools that it may use now."""
+        return tuple(name for name in self.grant if name not in self.withdrawn)
 
 
 class Birth(Struct, frozen=True):

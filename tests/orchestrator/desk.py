@@ -74,6 +74,7 @@ ANSWERS: dict[str, Any] = {
     "show": {"agent": ROW, "messages": [], "reply": None},
     "kill": msgspec.to_builtins(Killed(("b", "a"))),
     "resume": ROW,
+    "narrow": ROW | {"tools": ["read_file", "git_log"]},
     "state": ROW,
     "steer": msgspec.to_builtins(AgentSteered("abc", "s1")),
     "cancel": ROW | {"pending": "why?"},

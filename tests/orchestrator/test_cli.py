@@ -314,6 +314,12 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
         (["kill", "1", "--json"], ("kill", {"refs": ["1"], "all": False, "dry_run": False}), '{"ids":["b","a"]}\n'),
         (["resume", "1"], ("resume", {"ref": "1", "max_cost_usd": None}), "abc\n"),
         (["resume", "1", "--max-cost", "$2.50"], ("resume", {"ref": "1", "max_cost_usd": 2.5}), "abc\n"),
+        (
+            ["narrow", "1", "--tools", "file, git_log"],
+            ("narrow", {"ref": "1", "tools": ["file", "git_log"]}),
+            "read_file git_log\n",
+        ),
+        (["narrow", "1", "--tools", ""], ("narrow", {"ref": "1", "tools": []}), "read_file git_log\n"),
         (["daemon", "start", "--json"], ("daemon_status", {}), '{"pid":7,"sandbox":"none","agents":0}\n'),
     ],
 )

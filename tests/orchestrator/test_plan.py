@@ -191,7 +191,7 @@ class TestBelow:
         in none."""
         approver = Approver(True, True)
         async with opened(tmp_path, config=nested(), approve=approver) as world:
-            agent = await world.scripted(hand_in(), "x", tools=[*TOOLS, *NEST], plan=True)
+            agent = await world.scripted(hand_in(), "x", tools=[*TOOLS, *NEST], cwd=tmp_path, plan=True)
             script = (write("a"), hand_in("mine"), write("a"), "x")
             asked = Spawn("t", tools=tuple(TOOLS), script=script, cwd=str(tmp_path))
             old = AsyncSubagent(world, (await call(world.supervisor, agent.id, "spawn", asked)).id)

@@ -38,3 +38,25 @@ async def test_plan_mode_breaks_no_cache(server: ModelServer, tmp_path: Path, mo
         assert "exit_plan_mode" not in last.tools
     assert server.refused == []
     assert (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize("model", [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"])
+async def test_narrowing_breaks_no_cache(server: ModelServer, tmp_path: Path, model: str) -> None:
+    """What was taken stays on offer, in this process and in the next, and the end of each request says what that is."""
+    (tmp_path / "one.txt").write_text("this is one\n")
+    script = [call(read("one.txt")), say("one"), call(read("one.txt")), say("two"), call(read("one.txt")), say("three")]
+    server.script += script
+    home, env = tmp_path / "home", environment(server)
+    async with AsyncOrchestrator(model, home=home, env=env, run="r") as root:
+        agent = await root.spawn("x", tools=["read_file", "list_files"], cwd=tmp_path)
+        assert (await agent.query("Go")).tool_calls == 1
+        await agent.narrow(["list_files"])
+        assert (await agent.query("Go")).tool_calls == 0
+        id = agent.id
+    async with AsyncOrchestrator(model, home=home, env=env, run="r") as root:
+        assert (await (await root.get(id)).query("Go")).tool_calls == 0
+    sent = of_agents(server.requests)
+    assert ["Not yours any more, and denied: read_file." in each.tail for each in sent] == [False] * 2 + [True] * 4
+    for before, after in pairwise(sent):
+        assert_goes_on(before, after)
+    assert server.refused == []

@@ -6,17 +6,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orch_protocol.approval import ApproveCall, Approved, digest_of
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Text, ToolUse
 from orch_protocol.policy import PolicyConfig, PolicySpec
 from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.agenda import Agenda
 from orch_worker.backends.registry import is_remote
 from orch_worker.guard import Guard
 from orch_worker.locality import Locality
 from orch_worker.markers import DIRECTIVE
 from orch_worker.tools.base import Tool, ToolContext, ToolOutput, tool
+from orch_worker.tools.presets import load
 from orch_worker.tools.toolbox import Toolbox
+from orch_worker.transcript import Transcript
 
 
 @tool
@@ -259,3 +264,17 @@ async def test_a_link_changed_after_approval_does_not_run(tmp_path: Path) -> Non
 
     ran, _, text = await told(box(tmp_path, PolicySpec(), call_root=Root(turn)), path="~/.ssh/id")
     assert (ran, "what they lead to, changed" in text) == (False, True)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_plan_that_a_hook_approves_is_asked_about_all_the_same(tmp_path: Path, allowed: bool) -> None:
+    """Plan mode ends by what a person says, and in plan mode no hook lets a call run that writes."""
+    transcript = Transcript.open(tmp_path / "s", agent="a1", cwd="/")
+    agenda, root = Agenda(transcript, planning=True), Root(allowed=allowed)
+    toolbox = box(tmp_path, PolicySpec(), tools=load(["exit_plan_mode"]), call_root=root, agenda=agenda)
+    touched = await toolbox.dispatch(ToolUse("c1", "touch", {"path": "a"}), approved=True)
+    assert not touched.ran
+    await toolbox.dispatch(ToolUse("c2", "exit_plan_mode", {"plan": "Do it."}), approved=True)
+    assert [asked.tool for asked in root.asked] == ["exit_plan_mode"]
+    assert agenda.planning is not allowed
+    transcript.close()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_protocol.entries import PlanApproved
 from orch_protocol.messages import Text, ToolUse
 from orch_protocol.tasks import MARKS, Task, TaskStatus
 from orch_worker.agenda import Agenda
@@ -38,6 +39,20 @@ def test_at_most_one_is_in_progress(changes: list[tuple[int, TaskStatus]]) -> No
         for number, (old, new) in enumerate(zip(before, tasks, strict=True), 1):
             gave_way = status == "in_progress" and old.status == "in_progress"
             assert number == index or new == (Task(old.text) if gave_way else old)
+
+
+def test_the_approval_of_another_agents_plan_says_nothing(tmp_path: Path) -> None:
+    """Who goes on with a conversation in which a plan was approved has had none approved."""
+    planner = Transcript.open(tmp_path / "one", agent="a1", cwd="/")
+    planner.plan_approved()
+    (entry,) = planner.session.entries
+    planner.close()
+    heir = Transcript.open(tmp_path / "two", agent="a2", cwd="/")
+    assert isinstance(entry, PlanApproved)
+    heir.append(entry)
+    assert (planner.session.plan_approved, heir.session.plan_approved) == (True, False)
+    assert Agenda(heir, planning=True).planning
+    heir.close()
 
 
 @pytest.mark.parametrize("index", [0, 3, -1])

@@ -99,7 +99,8 @@ class Guard:
         """Return what is to become of `call`, which was judged so. Asks the root where a person is to say that.
 
         What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
-        A call that a hook has `approved` is not asked about, unless the question is where its data may go.
+        A call that a hook has `approved` is not asked about, unless it hands in a plan, or the question is where its
+        data may go.
         """
         verdict, stays = await self.placed(await self.heard(call, verdict))
         if self._dry_run:
@@ -119,6 +120,8 @@ class Guard:
 
     async def _asked(self, call: ToolUse, verdict: Verdict, *, approved: bool) -> tuple[CallOutcome, str]:
         """Return what is to become of the call, and why it may not run."""
+        # A plan ends more than one call, in the root's record too: no hook says yes to it.
+        approved = approved and call.name != EXIT_PLAN
         if verdict.approval == "allow" or (approved and verdict.approval == "ask" and verdict.model == "any"):
             return "start", ""
         if verdict.approval == "deny":

@@ -17,6 +17,7 @@ from orch_protocol.commands import (
     Hello,
     Init,
     Limit,
+    Narrow,
     Nothing,
     Ping,
     Progress,
@@ -235,6 +236,10 @@ class Host:
         except Exception as error:
             done = Edited(error=error_info(error))
         self._courier.send("edited", done, id)
+
+    def _on_narrow(self, _id: str, body: Narrow) -> None:
+        if self._runtime is not None:
+            self._runtime.toolbox.withdraw(body.withdrawn)
 
     def _on_cancel(self, _id: str, _: Nothing) -> None:
         if self._runtime is not None:

@@ -12,7 +12,15 @@ from orch_protocol.spec import AgentSpec
 from .project import without_project
 from .tokens import clip
 
-__all__ = ["continued_prompt", "first_prompt", "question_in", "split_first_prompt", "system_prompt"]
+__all__ = [
+    "TAKEN",
+    "continued_prompt",
+    "first_prompt",
+    "question_in",
+    "split_first_prompt",
+    "system_prompt",
+    "taken",
+]
 
 TASK: Final = "Task: "
 QUERY: Final = "\n\nQuery: "
@@ -36,6 +44,7 @@ again: report that you are blocked, and by what."""
 
 NO_TOOLS: Final = "You have no tools. Answer from this conversation alone."
 TOOLS: Final = "Your tools, fixed for your life: {names}. File paths are relative to your working folder."
+TAKEN: Final = "# Tools taken"
 SUBAGENTS: Final = """\
 You may start subagents for parts that stand on their own. A subagent sees nothing of this conversation: put all it \
 needs into its task."""
@@ -75,6 +84,11 @@ def system_prompt(spec: AgentSpec, names: Sequence[str]) -> str:
     if "spawn_subagent" in names:
         parts.append(SUBAGENTS)
     return "\n\n".join(parts)
+
+
+def taken(names: Sequence[str]) -> str:
+    """Return what the end of a request says of tools that are on offer in it and not the agent's any more."""
+    return f"{TAKEN}\n\nNot yours any more, and denied: {', '.join(names)}." if names else ""
 
 
 def first_prompt(spec: AgentSpec, prompt: str) -> str:

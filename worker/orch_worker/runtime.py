@@ -33,7 +33,7 @@ from .locality import Locality
 from .loop import Brake, run_turn
 from .markers import after_cut, after_interruption
 from .project import is_project
-from .prompt import first_prompt, system_prompt
+from .prompt import first_prompt, system_prompt, taken
 from .purse import Purse
 from .session import Session
 from .summarising import Summariser
@@ -113,6 +113,7 @@ class Runtime:
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
             self._surroundings = Surroundings(spec.context, context, guard, Estimator(ratios_of(spec.backend)))
+            self.toolbox.withdraw(spec.withdrawn)
             tools, session = self.toolbox.specs(), self.transcript.session
             system = system_prompt(spec, [tool.name for tool in tools])
             self.backend.append_system(system, tools)
@@ -324,7 +325,8 @@ class Runtime:
     async def _prepare(self) -> None:
         """Let the next request end with what is true now and may not be so at the one after it."""
         archived = await self._archiving.before_request() if self._archiving is not None else ""
-        self.backend.tail = "\n\n".join(filter(None, (archived, self._agenda.block())))
+        parts = (archived, taken(self.toolbox.withdrawn), self._agenda.block())
+        self.backend.tail = "\n\n".join(filter(None, parts))
 
     def _frame(self, query: Query) -> Callable[[str], str]:
         """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it

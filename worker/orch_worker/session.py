@@ -171,7 +171,7 @@ class Session:
         if isinstance(entry, (MessageEntry, TurnEnd)):
             self._count(entry)
         elif isinstance(entry, PlanApproved):
-            self.plan_approved = True
+            self.plan_approved = self.plan_approved or (self.header is not None and entry.agent == self.header.agent)
         if shown:
             self._tell(entry)
         elif not isinstance(entry, LeftEntry):

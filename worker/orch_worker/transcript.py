@@ -205,7 +205,8 @@ class Transcript:
 
     def plan_approved(self) -> None:
         """Record that the agent's plan was approved: on the disk when this returns."""
-        self.append(PlanApproved(**self._next()), sync=True)
+        agent = self.session.header.agent if self.session.header else ""
+        self.append(PlanApproved(**self._next(), agent=agent), sync=True)
 
     def tasks(self, tasks: tuple[Task, ...], turn: str) -> None:
         """Record what the agent means to do, said in the query `turn`."""

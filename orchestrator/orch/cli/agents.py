@@ -1,4 +1,4 @@
-"""The verbs about agents that are there: list, show, kill, resume."""
+"""The verbs about agents that are there: list, show, kill, resume, narrow."""
 
 from __future__ import annotations
 
@@ -72,6 +72,19 @@ def _resume(arguments: Namespace) -> int:
     return 0
 
 
+def _narrow_arguments(parser: ArgumentParser) -> None:
+    words.ref(parser)
+    parser.add_argument(
+        "--tools", metavar="A,B", required=True, help="what it keeps: tools it has, categories of tools; nothing: ''"
+    )
+
+
+def _narrow(arguments: Namespace) -> int:
+    row = Connection().call("narrow", {"ref": arguments.ref, "tools": words.names(arguments.tools)})
+    words.say(arguments, {key: row[key] for key in ("id", "tools")}, " ".join(row["tools"]))
+    return 0
+
+
 VERBS = {
     "list": Verb("List agents, oldest first.", "orch list --tree", _list_arguments, _list),
     "show": Verb("Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show),
@@ -86,5 +99,11 @@ VERBS = {
         "orch resume 1 --max-cost 2.50",
         _resume_arguments,
         _resume,
+    ),
+    "narrow": Verb(
+        "Let an agent keep these of its tools only, and everybody below it no more than that, for good. Prints them.",
+        "orch narrow 1 --tools read_file,git",
+        _narrow_arguments,
+        _narrow,
     ),
 }

@@ -15,6 +15,7 @@ from orch_worker.backends import models
 
 from .. import config, paths
 from ..trust import project_file
+from . import words
 from .connection import daemon_status
 from .verb import dump
 
@@ -72,7 +73,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
             default = _default()
             settings["model"], says = default.model or OFFLINE, default.says
     if arguments.tools is not None:
-        settings["tools"] = [name for name in arguments.tools.replace(",", " ").split() if name]
+        settings["tools"] = words.names(arguments.tools)
     elif arguments.preset is not None or subagents.default_tools is None:
         settings["preset"] = arguments.preset or subagents.default_preset
     else:

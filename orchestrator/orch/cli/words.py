@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["Once", "clean", "dollars", "number", "ref", "say", "seconds", "text"]
+__all__ = ["Once", "clean", "dollars", "names", "number", "ref", "say", "seconds", "text"]
 
 
 class Once(argparse.Action):
@@ -78,6 +78,11 @@ def dollars(text: str) -> float:
     if not 0 < number <= 1e9:
         raise ArgumentTypeError(f"{text!r} is no amount of US dollars above 0")
     return number
+
+
+def names(text: str) -> list[str]:
+    """Return the names in `text`, which stand apart by commas or spaces."""
+    return text.replace(",", " ").split()
 
 
 def number(text: str) -> int:

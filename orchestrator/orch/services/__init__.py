@@ -54,6 +54,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "steer": steering.steer,
     "cancel": steering.cancel,
     "resume": ending.resume,
+    "narrow": steering.narrow,
     "import": exchanging.import_session,
     "list": looking.list_agents,
     "show": looking.show,
@@ -158,6 +159,6 @@ def _check_grant(spec: AgentSpec, service: str) -> None:
         return
     if service in OF_ITS_OWN and spec.archival is not None:
         return
-    if GRANTS.get(service, frozenset()).isdisjoint(spec.tools):
+    if GRANTS.get(service, frozenset()).isdisjoint(spec.active):
         wanted = " or ".join(sorted(GRANTS.get(service, ()))) or "any tool that asks for that"
         raise ToolNotGrantedError(f"agent {spec.name!r} may not ask for {service!r}: it was not granted {wanted}")

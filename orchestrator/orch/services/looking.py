@@ -84,7 +84,7 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         tree_usage=tree_usage,
         cwd=spec.cwd,
         folder=spec.folder,
-        tools=(*spec.tools, *(tool.name for tool in spec.root_tools)),
+        tools=spec.active,
         activity=f"{activity.phase}: {activity.detail}" if activity else "",
         error=f"its archive was deleted on {node.deleted[:10]}" if node.deleted else node.error,
         repaired=node.repaired,

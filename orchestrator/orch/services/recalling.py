@@ -146,7 +146,7 @@ async def with_passages(root: Supervisor, node: Node, prompt: str) -> str:
 def check_recall(root: Supervisor, caller: str | None, node: Node) -> None:
     """Raise ToolNotGrantedError when the caller may ask its own archives alone, and `node` is none of them."""
     spec = root.tree.nodes[caller].spec if caller is not None else None
-    if spec is None or spec.archival is None or not spec.archival.recall_only or "spawn_subagent" in spec.tools:
+    if spec is None or spec.archival is None or not spec.archival.recall_only or "spawn_subagent" in spec.active:
         return
     if not node.is_holder or not _is_below(root, spec.id, root.tree.nodes[node.spec.parent_id or ""]):
         raise ToolNotGrantedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
-from orch_protocol.errors import ConfigError, LaunchError, ToolNotGrantedError
+from orch_protocol.errors import ConfigError, LaunchError, SpawnError, ToolNotGrantedError
 from orch_protocol.hooks import HooksSpec
 from orch_protocol.ids import new_id
 from orch_protocol.policy import EXIT_PLAN, PolicySpec
@@ -40,7 +41,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned:
     """Start an agent and wait until its process is up. Raises SpawnError, ConfigError."""
     parent = root.tree.nodes[caller] if caller is not None else None
-    if parent is not None and "spawn_subagent" not in parent.spec.tools:
+    if parent is not None and "spawn_subagent" not in parent.spec.active:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
     spec = await spec_of(root, request, caller)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
@@ -125,7 +126,7 @@ def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Conf
     """
     rules = parent.context.rules if parent else request.context_rules or config.subagents.context
     level = request.context or ("none" if request.history else rules.of(preset))
-    if parent is not None and "read_file" not in parent.tools and RANK[level] > RANK[parent.context.level]:
+    if parent is not None and "read_file" not in parent.active and RANK[level] > RANK[parent.context.level]:
         if request.context is not None:
             raise ToolNotGrantedError(
                 f"context {level!r} shows files of the project, and agent {parent.name!r} was not granted read_file"
@@ -171,7 +172,7 @@ def _tools(request: Spawn, parent: AgentSpec | None, config: Config) -> tuple[st
         preset = config.subagents.default_preset
         tools = resolve(preset, None)
     # Nobody asked for these by name, so what the parent cannot grant is left out rather than refused.
-    return preset, tuple(tool for tool in tools if parent is None or tool in parent.tools)
+    return preset, tuple(tool for tool in tools if parent is None or tool in parent.active)
 
 
 def _backend(request: Spawn, parent: AgentSpec | None, config: Config) -> BackendSpec:
@@ -192,6 +193,8 @@ def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
         raise ConfigError(f"the working folder {str(cwd)[:80]!r} cannot be used: {error}") from error
     if not found:
         raise ConfigError(f"the working folder {folder} does not exist or is no folder")
+    if parent is not None and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(parent.cwd)):
+        raise SpawnError(f"the working folder {folder} is not below that of agent {parent.name!r}, {parent.cwd}")
     return folder
 
 

@@ -24,6 +24,7 @@ async def run_tool(root: Supervisor, caller: str | None, params: RunTool) -> Too
         cwd=Path(spec.cwd), env=spec.env, agent_id=spec.id, depth=spec.depth, seconds=spec.limits.tool_seconds
     )
     box = Toolbox(tools.values(), context)
+    box.withdraw(spec.withdrawn)
     try:
         outcome = await box.dispatch(ToolUse("", params.name, params.input))
     finally:

@@ -34,6 +34,7 @@ MAX_CAPTURED: Final = 1 << 20
 MAX_SHOWN: Final = 30_000
 MAX_SHOWN_A_STEP: Final = 100_000
 READER: Final = "read_handle"
+WITHDRAWN: Final = "it was taken from this agent"
 
 
 class Outcome(Struct, frozen=True):
@@ -71,6 +72,8 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in tools}
         self._context = context
         self._guard = guard
+        self.withdrawn: tuple[str, ...] = ()
+        """Tools that may not be used any more. They stay on offer, so that what is cached of that holds."""
         self.observe: Observe | None = None
         """Told of what becomes of each call; None when nobody wants to know."""
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
@@ -83,6 +86,11 @@ class Toolbox:
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools as the model sees them, in the order they were granted, without what is not available."""
         return tuple(tool.spec() for tool in self._tools.values() if not tool.missing(self._context))
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Refuse the tools called `names` from now on; what runs of them goes on."""
+        gone = frozenset(names)
+        self.withdrawn = tuple(name for name in self._tools if name in gone)
 
     async def dispatch(self, call: ToolUse, *, approved: bool = False, blocked: str = "") -> Outcome:
         """Run `call` and return its one result, of at most 1 Mi characters. Never raises: an error is a result too.
@@ -112,6 +120,8 @@ class Toolbox:
                 ruling = await self._guard.rule(call, verdict, approved=approved)
             else:
                 ruling = Ruling("start", verdict)
+            if call.name in self.withdrawn:  # while somebody was asked, or it waited for its turn
+                ruling = Ruling("deny", ruling.verdict, denied(call.name, WITHDRAWN), WITHDRAWN)
             if ruling.outcome != "start":
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
                 return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
@@ -127,6 +137,8 @@ class Toolbox:
         if tool is None:
             granted = ", ".join(self._tools) or "none"
             return None, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}."
+        if call.name in self.withdrawn:
+            return None, denied(call.name, WITHDRAWN)
         if why := tool.missing(self._context):
             return None, why
         try:
