@@ -36,6 +36,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return the seconds that have passed."""
         return self._virtual.now
 
+    def skip(self, seconds: float) -> None:
+        """Let so much time pass at once, as for a machine that is suspended: everything is late together."""
+        self._virtual.now += seconds
+
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Call `function` here and now, if it is for any thread there is."""
         if executor is not None:

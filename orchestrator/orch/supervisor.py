@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Init, Progress, Ready, RootCall, RootReply, Steered, TurnEvent
+from orch_protocol.commands import Finished, Init, Ping, Progress, Ready, RootCall, RootReply, Steered, TurnEvent
 from orch_protocol.config import Config
 from orch_protocol.errors import (
     AgentDiedError,
@@ -59,6 +59,7 @@ from .lanes import Lanes
 from .launchers.base import Launcher
 from .nodes import Node, head_of
 from .pings import Pings
+from .pulses import Pulses
 from .remains import Remains, recovery, remains_of
 from .root_hooks import RootHooks
 from .router import Deliver, Peer, Switchboard
@@ -137,6 +138,7 @@ class Supervisor:
         self._calls = Calls()
         self._waking: set[str] = set()
         self._pings = Pings()
+        self._pulses = Pulses(self._ask_for_life)
         self._timers: set[asyncio.TimerHandle] = set()
         self._closed = False
 
@@ -316,14 +318,25 @@ class Supervisor:
         self.handle(Gone(id, incarnation, code, remains.reply, remains.begun, taker, detail, remains.usage))
 
     def _check_turns(self) -> None:
-        """Kill the processes that do not end their turns: nobody may be waiting, and nobody should wait for ever."""
+        """End the processes that are stuck, or do not end their turns: nobody should wait for ever.
+
+        For how long this root was asleep itself (a suspended machine), nobody else could work either.
+        """
+        self._turns.grant(self._pulses.slept())
+        for node in self._pulses.look(self.tree.nodes.pending.values()):
+            self.workers.end_stuck(node.spec.id)
         for query_id, id, incarnation in self._turns.overdue():
             self.workers.blame(id, "its turn did not end when its time was over")
             self.handle(TurnOverdue(id, incarnation, query_id))
         self._later(CHECK_SECONDS, self._check_turns)
 
+    def _ask_for_life(self, id: str) -> None:
+        if (peer := self.workers.peer(id)) is not None:
+            peer.send("ping", Ping(), reliable=False)
+
     def _on_frame(self, peer: Peer, kind: str, id: str, body: Struct) -> None:
         agent_id = peer.agent_id
+        self._pulses.beat(agent_id, peer.incarnation)
         match body:
             case Ready():
                 self.handle(WorkerUp(agent_id, peer.incarnation, peer.pid or 0, body))

@@ -13,8 +13,8 @@ MARGIN_SECONDS = 2.0
 """How much earlier a turn ends than the one that waits for it, which has something to make of the answer."""
 GRACE_SECONDS = 60.0
 """What a turn may take over its limit before its process is taken for stuck."""
-CHECK_SECONDS = 60.0
-"""How often that is looked at."""
+CHECK_SECONDS = 30.0
+"""How often that is looked at, and every process at work is asked for a sign of life."""
 PATIENCE_SECONDS = GRACE_SECONDS + CHECK_SECONDS + 30.0
 """How much longer than a turn's limit to wait for its end, whatever that is."""
 
@@ -43,6 +43,11 @@ class Turns:
         """It is over, or was never accepted."""
         self._prompts.pop(query_id, None)
         self._sent.pop(query_id, None)
+
+    def grant(self, seconds: float) -> None:
+        """Let every turn under way take so much longer."""
+        if seconds:
+            self._sent = {query: (id, number, end + seconds) for query, (id, number, end) in self._sent.items()}
 
     def overdue(self) -> Iterator[tuple[str, str, int]]:
         """Yield query id, agent id and incarnation of each turn that did not end by itself."""

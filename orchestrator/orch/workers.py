@@ -23,6 +23,7 @@ from .router import Peer, Switchboard
 __all__ = ["Workers"]
 
 END_SECONDS = 2.0
+LAST_WORDS_SECONDS = 1.0
 
 
 class Workers:
@@ -60,6 +61,7 @@ class Workers:
         self._peers: dict[str, Peer] = {}
         self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
         self._causes: dict[str, str] = {}
+        self._stuck: set[str] = set()
         self._closed = False
 
     async def close(self) -> None:
@@ -135,6 +137,15 @@ class Workers:
         self.blame(id, cause)
         self.processes[id][1].kill()
 
+    def end_stuck(self, id: str) -> None:
+        """Let the agent's process, which says nothing any more, write down where it is, and end."""
+        incarnation, process = self.processes.get(id, (0, None))
+        if process is not None and id not in self._stuck:
+            self._stuck.add(id)
+            self.blame(id, "its process was stuck and did not answer")
+            process.terminate()
+            asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.signal, id, incarnation, "kill")
+
     def blame(self, id: str, cause: str) -> None:
         """Remember why the process of an agent is about to end."""
         self._causes[id] = cause
@@ -154,9 +165,11 @@ class Workers:
         del self.processes[id]
         self.board.peers.forget(self._peers.pop(id))
         code, detail = process.ended.result(), self._causes.pop(id, "")
-        if not detail and code != 0 and self._nodes[id].status in ("starting", "busy"):
+        stuck = id in self._stuck
+        self._stuck.discard(id)
+        if stuck or (not detail and code != 0 and self._nodes[id].status in ("starting", "busy")):
             said = tail(self._log(id))
-            detail = f"the end of its log:\n{said}" if said else ""
+            detail = "; ".join(filter(None, (detail, f"the end of its log:\n{said}" if said else "")))
         return code, detail
 
     async def _launch(self, node: Node, request: LaunchRequest) -> WorkerProcess:

@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -99,6 +100,8 @@ def _settle(fork: Fork, pipe: int) -> Birth:
         os.setpgid(0, 0)
     # What its tools lose falls to this worker, not to the shim: only the end of the worker makes it an orphan.
     kernel.subreap()
+    # Whoever is told to end says where it was, also while a call in C keeps everything else waiting.
+    faulthandler.register(signal.SIGTERM, file=2, chain=True)
     hide()
     gc.enable()
     return birth
