@@ -227,6 +227,27 @@ async def test_what_is_archived_stays_here(begin: Begin, far: ModelServer, here:
     assert (len(far.requests), len(here.requests)) == (1, 3)
 
 
+async def test_holders_that_were_there_before_stay_here_too(
+    begin: Begin, far: ModelServer, here: ModelServer, folder: Path
+) -> None:
+    """What an agent archived before it was told anything private is answered for here from then on."""
+    archival = ArchivalConfig(enabled=True, async_=False, profile="seed", trigger=SEED.trigger)
+    config = Config(subagents=SubagentsConfig(allow_nested=True), archival=archival)
+    far.script += [call(read("open.txt")), say("Fine.")]
+    async with begin(config=config, **fake_world()) as root:
+        agent = await root.spawn("Look", tools=["read_file"], cwd=folder)
+        await agent.query("Which weather?")
+        holder = await root.get((await root.archives())[0].id)
+        assert (await holder.query("Which?")).local is False
+        asked = len(far.requests)
+        far.script.append(call(read("mine.txt")))
+        assert (await agent.query("Which code?")).local
+        assert (await holder.state()).model == "ollama:qwen3:8b"
+        assert (await holder.query("Which?")).local
+    assert len(far.requests) == asked + 1
+    assert len(here.requests) >= 2
+
+
 async def test_other_models_are_not_asked_from_a_conversation_that_stays_here(
     begin: Begin, far: ModelServer, here: ModelServer, folder: Path
 ) -> None:

@@ -29,7 +29,7 @@ async def localise(root: Supervisor, caller: str | None, params: Localise) -> Ba
     node = root.tree.nodes[caller or ""]
     backend = await local_model(root, node.spec.backend)
     if not params.look and not node.spec.local:
-        root.handle(events.Localise(node.spec.id, backend))
+        _keep(root, node, backend)
     return backend
 
 
@@ -74,4 +74,12 @@ async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
         backend = await local_model(root, node.spec.backend)
     except ConfigError as error:
         raise ConfigError(f"agent {node.spec.name!r} may not be told that: it is for a local model. {error}") from error
-    root.handle(events.Localise(node.spec.id, backend))
+    _keep(root, node, backend)
+
+
+def _keep(root: Supervisor, node: Node, backend: BackendSpec) -> None:
+    """Keep what `node` says on this machine, and what the holders of its past do: they may come to hold more of it."""
+    for each in (node, *(root.tree.nodes[id] for id in node.children)):
+        if each is node or (each.is_holder and not each.spec.local):
+            own = each.spec.backend
+            root.handle(events.Localise(each.spec.id, backend if each is node or is_remote(own) else own))
