@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from orch_protocol.commands import Query
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
@@ -118,10 +117,10 @@ class Node:
             and (not self.stopping or self.pending is not None)
         )
 
-    def told(self, query: Query) -> Query:
-        """Return `query` with what its process may not know of the agent."""
-        ended = self.last is not None and self.last.ended
-        return msgspec.structs.replace(query, ended=ended, local=self.spec.local)
+    @property
+    def was_ended(self) -> bool:
+        """Whether somebody ended its last turn, which its process may not know."""
+        return self.last is not None and self.last.ended
 
 
 class Nodes:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Init, Ping, Progress, Ready, RootCall, RootReply, Steered, TurnEvent
+from orch_protocol.commands import Finished, Init, Ping, Progress, Query, Ready, RootCall, RootReply, Steered, TurnEvent
 from orch_protocol.config import Config
 from orch_protocol.errors import (
     AgentDiedError,
@@ -191,7 +191,7 @@ class Supervisor:
             if self._closed:
                 raise OrchError("this orchestrator is being closed: open another one")
             decision = self.tree.decide(event, self.clock())
-            if any(isinstance(instruction, Launch) for instruction in decision.instructions):
+            if Launch in map(type, decision.instructions):
                 self.workers.require_room()
             self._journal.append(decision.entries)
         else:
@@ -226,10 +226,19 @@ class Supervisor:
                 self.workers.send(send.id, send.kind, send.body, send.query_id)
             return
         node = self.tree.nodes[send.id]
-        query = self._turns.send(send.query_id, send.id, node.incarnation, node.spec.limits.turn_seconds)
+        limit = node.spec.limits.turn_seconds
+        prompt, seconds = self._turns.send(send.query_id, send.id, node.incarnation, limit)
         try:
-            query = self.watchers.told(send.query_id, node.told(query))
-            query = msgspec.structs.replace(query, budgeted=self.budgets.holds_for(send.id), hooks=self.hooks.rows)
+            query = Query(
+                prompt,
+                seconds,
+                stream=self.watchers.attends(send.query_id),
+                budgeted=self.budgets.holds_for(send.id),
+                observed=self.watchers.observing,
+                ended=node.was_ended,
+                local=node.spec.local,
+                hooks=self.hooks.rows,
+            )
             self.workers.send(send.id, "query", query, send.query_id)
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.

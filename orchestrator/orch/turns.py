@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from orch_protocol.commands import Query
-
 __all__ = ["CHECK_SECONDS", "PATIENCE_SECONDS", "Turns"]
 
 MARGIN_SECONDS = 2.0
@@ -31,13 +29,14 @@ class Turns:
         """Keep `prompt` for when a process is there to send it to; its turn is to end before the turn `within` does."""
         self._prompts[query_id] = prompt, self._sent[within][2] - MARGIN_SECONDS if within in self._sent else None
 
-    def send(self, query_id: str, agent_id: str, incarnation: int, limit: float) -> Query:
-        """Return the query for the process `incarnation` of the agent, whose turns end within `limit` seconds."""
+    def send(self, query_id: str, agent_id: str, incarnation: int, limit: float) -> tuple[str, float | None]:
+        """Return what the process `incarnation` of the agent is to be asked, and how many seconds it has if those are
+        less than `limit`, within which its turns end."""
         prompt, deadline = self._prompts[query_id]
         now = self._now()
         end = now + limit if deadline is None else min(now + limit, max(now, deadline))
         self._sent[query_id] = agent_id, incarnation, end
-        return Query(prompt, None if deadline is None else end - now)
+        return prompt, None if deadline is None else end - now
 
     def forget(self, query_id: str) -> None:
         """It is over, or was never accepted."""

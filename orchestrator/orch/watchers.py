@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.commands import Query, TurnEvent
+from orch_protocol.commands import TurnEvent
 from orch_protocol.errors import ConfigError
 from orch_protocol.observing import Called, CallEvent
 from orch_worker.aside import in_thread
@@ -40,10 +40,14 @@ class Watchers:
         if watcher is not None:
             self._turns[query_id] = watcher
 
-    def told(self, query_id: str, query: Query) -> Query:
-        """Return `query` with what its process is to tell of the turn, and of calls."""
-        observed = bool(self._observers or self._branches)
-        return msgspec.structs.replace(query, stream=query_id in self._turns, observed=observed)
+    def attends(self, query_id: str) -> bool:
+        """Whether anybody is to be told of that query's TurnEvents."""
+        return query_id in self._turns
+
+    @property
+    def observing(self) -> bool:
+        """Whether anybody is to be told of calls."""
+        return bool(self._observers or self._branches)
 
     def leave(self, query_id: str) -> None:
         """The query is over, or nobody watches it any more."""

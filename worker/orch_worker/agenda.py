@@ -56,5 +56,7 @@ class Agenda:
 
     def block(self) -> str:
         """Return what is to be said of it at the end of the next request, "" for nothing."""
+        if not self.planning and not self.tasks:
+            return ""
         parts = (PLAN_MODE if self.planning else "", tasks.block(self.tasks))
         return "\n\n".join(filter(None, parts))

@@ -25,7 +25,7 @@ from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
 from .ending import own_subtree
-from .localising import keeping, stay
+from .localising import Keeping, stay
 from .recalling import check_recall, found, with_passages
 
 if TYPE_CHECKING:
@@ -45,19 +45,19 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
     heard = watcher if caller is None else None
-    key = new_id()
+    key = ""
     if heard is not None and params.progress:
+        key = new_id()
         root.watchers.follow(key, node.spec.id, heard)
     try:
-        with keeping(root, caller, node):
+        with Keeping(root, caller, node):
             query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
-        if heard is not None and params.approve:
-            root.approvals.attend(query_id, heard)
-        try:
-            with keeping(root, caller, node):
+            if heard is not None and params.approve:
+                root.approvals.attend(query_id, heard)
+            try:
                 return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
-        finally:
-            root.approvals.leave(query_id)
+            finally:
+                root.approvals.leave(query_id)
     finally:
         root.watchers.unfollow(key)
 
@@ -98,7 +98,7 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
     _check_plan(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
-    with keeping(root, caller, node):
+    with Keeping(root, caller, node):
         return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
 
 
@@ -114,7 +114,7 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
             await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
             pass  # out of time, which is told below, or failed, which is the answer to collect
-    with keeping(root, caller, node):
+    with Keeping(root, caller, node):
         if node.pending is not None:
             raise QueryTimeoutError(
                 f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}"

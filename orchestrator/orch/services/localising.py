@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from orch_protocol.errors import ConfigError, ErrorInfo, OrchError, error_from
@@ -18,7 +16,7 @@ from ..nodes import Node
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["keeping", "kept_from", "local_model", "localise", "stay"]
+__all__ = ["Keeping", "kept_from", "local_model", "localise", "stay"]
 
 
 async def localise(root: Supervisor, caller: str | None, params: Localise) -> BackendSpec:
@@ -38,16 +36,22 @@ def kept_from(root: Supervisor, caller: str | None, node: Node) -> bool:
     return caller is not None and node.spec.local and not root.tree.nodes[caller].spec.local
 
 
-@contextmanager
-def keeping(root: Supervisor, caller: str | None, node: Node) -> Iterator[None]:
-    """Let the caller hear which error there is with `node`, and no more of it than it may: errors quote."""
-    try:
-        yield
-    except OrchError as error:
-        if not kept_from(root, caller, node):
-            raise
-        told = f"agent {node.spec.name!r} ({node.spec.id}): what there is to say of it is for local models alone"
-        raise error_from(ErrorInfo(type(error).__name__, told)) from None
+class Keeping:
+    """Let the caller hear which error there is in a block with `node`, and no more of it than it may: errors quote."""
+
+    __slots__ = ("_caller", "_node", "_root")
+
+    def __init__(self, root: Supervisor, caller: str | None, node: Node) -> None:
+        self._root, self._caller, self._node = root, caller, node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OrchError) and kept_from(self._root, self._caller, self._node):
+            spec = self._node.spec
+            told = f"agent {spec.name!r} ({spec.id}): what there is to say of it is for local models alone"
+            raise error_from(ErrorInfo(type(error).__name__, told)) from None
 
 
 async def local_model(root: Supervisor, backend: BackendSpec) -> BackendSpec:
@@ -65,6 +69,8 @@ async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
 
     So does what a holder holds, whoever asks it. Raises ConfigError when there is no local model for that.
     """
+    if caller is None and not node.is_holder:
+        return
     nodes = root.tree.nodes
     kin = (caller, node.spec.parent_id if node.is_holder else None)
     bound = any(each is not None and each.spec.local for each in map(nodes.get, kin))
