@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncSubagent, Config, Consent, PolicyConfig, Question, SubagentsConfig
+from orch.events import ApprovePlan
 from orch.services import call
 from orch_protocol.errors import AgentError
 from orch_protocol.policy import EXIT_PLAN
@@ -156,6 +157,18 @@ async def test_plan_mode_outlives_the_root_until_a_plan_is_approved(tmp_path: Pa
         assert [(await each.query("Go on")).tool_calls for each in (free, bound)] == [1, 0]
     assert (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
+
+
+async def test_a_yes_that_was_not_heard_is_asked_for_anew(tmp_path: Path) -> None:
+    """A process that did not get the answer, though it is on record, stays in plan mode until it gets another."""
+    approver = Approver(False, True)
+    async with opened(tmp_path / "home", approve=approver) as world:
+        said = (write("a"), hand_in("one"), "x", hand_in("two"), write("a"), "y")
+        agent = await world.scripted(*said, tools=TOOLS, cwd=tmp_path, plan=True)
+        await agent.query("Begin")
+        world.supervisor.handle(ApprovePlan(agent.id))
+        assert (await agent.query("Again")).tool_calls == 2
+    assert [question.subject for question in approver.asked] == ["one", "two"]
 
 
 async def test_an_approval_that_cannot_be_recorded_is_none(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
     query_id = next((id for id in reversed(asked_for) if root.approvals.attended(id)), None)
     seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
     refused = await root.approvals.ask(question, lineage[-1].spec.id, query_id, seconds)
-    if params.tool == EXIT_PLAN and not refused:
+    # Without plan mode on record its process has not heard of a yes before this one: this one it may hear.
+    if params.tool == EXIT_PLAN and not refused and node.spec.plan:
         root.handle(events.ApprovePlan(node.spec.id))
     return Approved(not refused, digest, refused)
 
@@ -84,8 +85,6 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
 def _no_plan(lineage: Sequence[Node]) -> str:
     """Return why the first of `lineage` cannot have a plan approved, "" when it can: nobody may do more than those
     above it."""
-    if not lineage[0].spec.plan:
-        return "the agent is not in plan mode"
     above = next((node.spec.name for node in lineage[1:] if node.spec.plan), "")
     return f"agent {above!r} above you is in plan mode still: give your plan as your answer" if above else ""
 
