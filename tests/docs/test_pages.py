@@ -6,6 +6,7 @@ import re
 import tomllib
 from inspect import signature
 from itertools import dropwhile, takewhile
+from typing import get_args
 
 import msgspec
 
@@ -15,6 +16,7 @@ from orch.config import flat
 from orch_protocol import errors
 from orch_protocol.config import Config
 from orch_protocol.entries import Entry
+from orch_protocol.observing import CallOutcome
 from orch_protocol.services import Status
 from orch_worker.backends import models
 from orch_worker.backends.registry import PROVIDERS
@@ -79,6 +81,11 @@ def test_agents_page_explains_every_argument_of_spawn() -> None:
     """docs/agents.md explains each argument of `spawn`."""
     taken = set(signature(orch.Orchestrator.spawn).parameters) - {"self"}
     assert sorted(first_cells("agents.md", "## Spawn")) == sorted(taken)
+
+
+def test_policy_page_explains_every_outcome() -> None:
+    """docs/policy.md explains each outcome of a call that observers are told of."""
+    assert first_cells("policy.md", "## What happens, and what would") == list(get_args(CallOutcome))
 
 
 def test_processes_page_lists_every_status() -> None:
