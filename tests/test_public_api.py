@@ -24,6 +24,7 @@ PUBLIC = {
     "Config",
     "Consent",
     "ContextConfig",
+    "HooksConfig",
     "Limits",
     "Message",
     "Orchestrator",

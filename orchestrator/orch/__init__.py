@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orch_protocol.approval import Consent, Question
-    from orch_protocol.config import ArchivalConfig, Config, SubagentsConfig, SummaryConfig, TriggerConfig
+    from orch_protocol.config import ArchivalConfig, Config, HooksConfig, SubagentsConfig, SummaryConfig, TriggerConfig
     from orch_protocol.errors import (
         AgentBusyError,
         AgentDiedError,
@@ -97,6 +97,7 @@ __all__ = [
     "DepthCapError",
     "EntryNotFoundError",
     "ForeignFileError",
+    "HooksConfig",
     "LaunchError",
     "Limits",
     "LockedError",
@@ -144,6 +145,7 @@ _HOMES = {
     "Config": "orch_protocol.config",
     "Consent": "orch_protocol.approval",
     "ContextConfig": "orch_protocol.project",
+    "HooksConfig": "orch_protocol.config",
     "Limits": "orch_protocol.spec",
     "Message": "orch_protocol.messages",
     "Orchestrator": "orch.sync",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.config import ArchivalConfig, Config, parse_model
+from orch_protocol.config import ArchivalConfig, Config, HooksConfig, parse_model
 from orch_protocol.errors import ConfigError, OrchError
 from orch_protocol.policy import RANK
 from orch_protocol.project import RANK as TELLS
@@ -218,7 +218,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.personal_paths": _more,
     "policy.code_paths": _more,
     "policy.approval_seconds": _at_most,
-    "hooks.load": _never,
+    **dict.fromkeys((key for key, _ in _fields(HooksConfig, "hooks.")), _never),
     "policy.without_local": lambda new, _: bool(new == "deny"),
     "policy.dry_run": lambda new, old: bool(new or not old),
     "policy.function": _never,
@@ -244,6 +244,7 @@ TYPES: Final[dict[str, Any]] = dict(_fields(Config))
 LISTS: Final = (
     *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
     *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files", "hooks.load"),
+    "hooks.content_safety.kinds",
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

@@ -14,13 +14,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from orch_protocol.config import HooksConfig
 from orch_protocol.errors import StoreError
-from orch_protocol.hooks import HookRow, HookTally
+from orch_protocol.hooks import HookOptions, HookRow, HooksSpec, HookTally
 from orch_worker.declared import Switches, read_switches
 
 from . import paths
 
-__all__ = ["HookLine", "lines", "record", "switch", "switches_file", "tallies"]
+__all__ = ["HookLine", "hooks_spec", "lines", "record", "switch", "switches_file", "tallies"]
 
 MOST_KEPT: Final = 200
 LAST_ERROR: Final = 500
@@ -48,6 +49,12 @@ class HookLine(Struct, frozen=True):
     on_error: str = "open"
     timeout: float = 0.0
     last_error: str = ""
+
+
+def hooks_spec(configured: HooksConfig) -> HooksSpec:
+    """Return what agents are told of the hooks that are configured."""
+    options = HookOptions(configured.loop_detection, configured.content_safety)
+    return HooksSpec(configured.load, options)
 
 
 def switches_file(home: Path) -> Path:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from .hooks import ContentSafety, LoopDetection
 from .policy import PolicyConfig
 from .project import ContextConfig
 from .spec import BackendSpec, Durability
@@ -78,7 +79,9 @@ class HooksConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The hooks that every agent runs with."""
 
     load: tuple[str, ...] = ()
-    """Import strings, `package.module:hook` or `package.module` for all of a module; or the paths of files."""
+    """Built-in hooks by name; import strings, `package.module:hook` or `package.module`; or the paths of files."""
+    loop_detection: LoopDetection = LoopDetection()
+    content_safety: ContentSafety = ContentSafety()
 
 
 class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):

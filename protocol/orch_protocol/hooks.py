@@ -22,17 +22,20 @@ __all__ = [
     "Approve",
     "BeforeTurn",
     "Block",
+    "ContentSafety",
     "Context",
     "ContextPatch",
     "Decision",
     "Event",
     "Failed",
+    "HookOptions",
     "HookRow",
     "HookSaid",
     "HookTally",
     "HooksRan",
     "HooksSpec",
     "Kind",
+    "LoopDetection",
     "OnError",
     "Output",
     "OutputPatch",
@@ -378,13 +381,38 @@ class HookRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     aside: bool = False
 
 
+class LoopDetection(Struct, frozen=True, forbid_unknown_fields=True):
+    """When an agent goes in circles, within one turn."""
+
+    repeats: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """So often the same call may give the same result; then it is blocked."""
+    edits: Annotated[int, Meta(ge=2, le=1000)] = 6
+    """So many changes of one file, and the agent is told to look at it."""
+
+
+class ContentSafety(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is taken out of tool results and replies."""
+
+    kinds: tuple[str, ...] | None = None
+    """Names of what is looked for; None is all there is."""
+
+
+class HookOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of the hooks that are built in."""
+
+    loop_detection: LoopDetection = LoopDetection()
+    content_safety: ContentSafety = ContentSafety()
+
+
 class HooksSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The hooks that an agent runs with, and all agents below it.
 
-    `load` names those that its own process imports; `switches` is the path of the file that says which are off.
+    `load` names those that its own process imports, `options` are those of built-in ones; `switches` is the path of the
+    file that says which are off.
     """
 
     load: tuple[str, ...] = ()
+    options: HookOptions = HookOptions()
     switches: str = ""
 
 

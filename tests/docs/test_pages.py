@@ -53,7 +53,7 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {f"archival.{name}_tokens": size for name, size in sizes.items()}
     unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0}
     unset |= {"policy.approval_mode": "ask", "policy.allowed_paths": (".",), "policy.permissions.bash": "deny"}
-    unset |= {"policy.function": "house_rules:judge"}
+    unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}
     set_ = {key: value for key, value in flat(Config()).items() if key != "policy.permissions"}
     assert shown == set_ | {"model": "extractive:", **unset}
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, ScriptedBackend
+from orch.hook_records import lines, switch
 from orch_protocol.config import HooksConfig
 from orch_protocol.errors import ConfigError, LaunchError
+from orch_protocol.hooks import LoopDetection
 from orch_protocol.messages import Message, ToolResult, text_of
 
 READ = {"tool": "read_file", "input": {"path": "one.txt"}}
@@ -148,3 +150,39 @@ def test_hooks_of_a_plain_program(tmp_path: Path) -> None:
             o.register_hook(louder, "session_end", name="late")
         agent = o.spawn("Say it", backend=ScriptedBackend(["hello"]))
         assert agent.query("Go").text == "HELLO"
+
+
+async def test_built_in_hooks_act_in_a_real_run(tmp_path: Path) -> None:
+    """Secrets are gone from results, record and reply, and a call that goes in circles is blocked."""
+    secret = "AKIA" + "Q" * 16
+    (tmp_path / "one.txt").write_text(f"key {secret}\n")
+    config = Config(hooks=HooksConfig(("content_safety", "loop_detection"), loop_detection=LoopDetection(repeats=2)))
+    async with AsyncOrchestrator(config=config, home=tmp_path / "home") as root:
+        script = ScriptedBackend([READ, READ, READ, f"It is {secret}."])
+        agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
+        reply = await agent.query("Go")
+        said = results((await agent.show()).messages)
+    assert reply.text == "It is [redacted: aws_key]."
+    assert "key [redacted: aws_key]" in said[0]
+    assert said[0] == said[1]
+    assert "the very same call was made 2 times in this turn" in said[2]
+    assert reply.tool_calls == 2
+
+
+async def test_what_hooks_did_is_kept_for_the_list(tmp_path: Path) -> None:
+    """Each turn's figures are on record when its reply is there, and a hook that is switched off is not called."""
+    (tmp_path / "one.txt").write_text("one\n")
+    home = tmp_path / "home"
+    async with AsyncOrchestrator(config=Config(), home=home) as root:
+
+        @root.on("tool_call", name="counted", kind="observe")
+        def counted(_event: Any, _ctx: Any) -> None: ...
+
+        script = ScriptedBackend([READ, "1", READ, "2"])
+        agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
+        await agent.query("Go")
+        assert [(line.name, line.calls, line.errors) for line in lines(home, [])] == [("counted", 1, 0)]
+        switch(home, "counted", enabled=False)
+        await agent.query("Go")
+        [line] = lines(home, [])
+        assert (line.calls, line.enabled) == (1, False)

@@ -16,12 +16,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError
+from orch_protocol.hooks import HookOptions
 
 from .hooks import OF_A_FILE, Hook
 
-__all__ = ["Switches", "declared", "read_switches"]
+__all__ = ["BUILTIN", "Switches", "declared", "read_switches"]
 
 CONFIGURED: Final = "config"
+BUILTIN: Final[dict[str, str]] = {
+    name: f"orch_worker.builtin_hooks.{name}" for name in ("content_safety", "loop_detection")
+}
+"""The hooks that come with orch, and the module of each."""
 
 
 class Switches(Struct, frozen=True):
@@ -44,14 +49,18 @@ def read_switches(path: str) -> frozenset[str]:
         raise ConfigError(f"{path} cannot be read ({error}): remove it, and disable again what is to be") from error
 
 
-def declared(names: Iterable[str]) -> list[Hook]:
+def declared(names: Iterable[str], options: HookOptions) -> list[Hook]:
     """Return the hooks that `names` name, in order. Raises ConfigError for one that cannot be had.
 
-    A name is `package.module:hook`, `package.module` for all hooks of a module, or the same with the path of a file,
-    `~/hooks.py`, in place of the module.
+    A name is that of a built-in hook, made with `options`; `package.module:hook`; `package.module` for all hooks of a
+    module; or the same with the path of a file, `~/hooks.py`, in place of the module.
     """
     found: list[Hook] = []
     for name in names:
+        if name in BUILTIN:
+            made = importlib.import_module(BUILTIN[name]).make(options)
+            found += (replace(each, row=replace(each.row, source="built-in")) for each in made)
+            continue
         place, attribute = _split(name)
         module = _module(name, place)
         hooks = _all(module) if not attribute else [_one(name, module, attribute)]

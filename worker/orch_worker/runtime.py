@@ -246,7 +246,7 @@ class Runtime:
         from .hooked import AgentHooks
         from .hooks import Registry
 
-        own = Registry(declared(self.spec.hooks.load))
+        own = Registry(declared(self.spec.hooks.load, self.spec.hooks.options))
         say, messages = self._say_to_itself, self.backend.transcript
         return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages))
 

@@ -16,7 +16,7 @@ from orch_protocol.hooks import HookRow
 from orch_worker.declared import declared, read_switches
 
 from .. import config, paths
-from ..hook_records import HookLine, lines, switch, switches_file
+from ..hook_records import HookLine, hooks_spec, lines, switch, switches_file
 from . import render, words
 from .failure import Failure
 from .verb import Group, Verb
@@ -49,9 +49,10 @@ def _known(folder: Path) -> list[HookLine]:
     for note in loaded.notes:
         print(f"orch: {note}", file=sys.stderr)
     rows: list[HookRow] = []
+    options = hooks_spec(loaded.config.hooks).options
     for name in loaded.config.hooks.load:
         try:
-            rows += (hook.row for hook in declared([name]))
+            rows += (hook.row for hook in declared([name], options))
         except ConfigError as error:
             print(f"orch: {error}", file=sys.stderr)
     return lines(paths.home(os.environ), rows)

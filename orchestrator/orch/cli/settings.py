@@ -14,6 +14,7 @@ from orch_protocol.errors import ConfigError
 from orch_worker.backends import models
 
 from .. import config, paths
+from ..hook_records import hooks_spec
 from ..trust import project_file
 from . import words
 from .connection import daemon_status
@@ -65,7 +66,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     rules = msgspec.to_builtins(loaded.config.policy)
     rules["dry_run"] |= arguments.dry_run
     settings["policy"] = {"channel": arguments.channel, "rules": rules}
-    settings["hooks"] = {"load": list(loaded.config.hooks.load)}
+    settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model

@@ -26,7 +26,7 @@ from orch_worker.tools.presets import RECALL, resolve
 from .. import events
 from ..archival.profiles import rules_of
 from ..budgets import checked_cost
-from ..hook_records import switches_file
+from ..hook_records import hooks_spec, switches_file
 from ..tree import BOOT_SECONDS
 from .localising import local_model
 
@@ -145,7 +145,7 @@ def check_name(name: str | None) -> None:
 
 
 def _hooks(request: Spawn, config: Config, home: Path) -> HooksSpec:
-    said = request.hooks or HooksSpec(load=config.hooks.load)
+    said = request.hooks or hooks_spec(config.hooks)
     return replace(said, switches=str(switches_file(home)))
 
 

@@ -1,0 +1,1 @@
+"""Hooks that come with orch. Each is off until `hooks.load` names it."""
