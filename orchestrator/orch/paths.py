@@ -39,13 +39,21 @@ MAX_SOCKET_PATH = 100
 
 
 def home_text(env: Mapping[str, str] | None = None) -> str:
-    """Return the absolute path of orch's folder: `$ORCH_HOME`, `$XDG_DATA_HOME/orch` or `~/.local/share/orch`."""
+    """Return the absolute path of orch's folder: `$ORCH_HOME`, `$XDG_DATA_HOME/orch` or `~/.local/share/orch`.
+
+    Raises ConfigError for a user without a home.
+    """
     env = os.environ if env is None else env
     if chosen := env.get("ORCH_HOME"):
         return os.path.abspath(os.path.expanduser(chosen))
     data = env.get("XDG_DATA_HOME", "")
     if not os.path.isabs(data):  # a relative one is to be ignored, says its specification
-        data = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "share")
+        mine = env.get("HOME") or os.path.expanduser("~")
+        if not os.path.isabs(mine):  # a user without an entry or a variable, as in some containers
+            from orch_protocol.errors import ConfigError
+
+            raise ConfigError("there is no home folder: HOME is not set, and the system knows none. Set ORCH_HOME")
+        data = os.path.join(mine, ".local", "share")
     return os.path.join(data, "orch")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orch import paths
-from orch_protocol.errors import StoreError
+from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.ids import new_id
 from orch_worker.lock import FolderLock
 from orch_worker.tools.ignore import walk
@@ -31,6 +31,20 @@ def test_a_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     """A process that changes its folder later still finds the same home."""
     monkeypatch.chdir(tmp_path)
     assert paths.home_text({"ORCH_HOME": "here"}) == str(tmp_path / "here")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder called ~ is made wherever the program happens to be; with a variable all is well."""
+
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(ConfigError, match="Set ORCH_HOME"):
+        paths.home({})
+    assert paths.home({"ORCH_HOME": "/x"}) == Path("/x")
+    assert paths.home({"HOME": "/h"}) == Path("/h/.local/share/orch")
 
 
 def test_folders_of_a_home_lie_inside_it() -> None:

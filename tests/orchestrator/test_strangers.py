@@ -1,0 +1,128 @@
+"""Strangers on the root's socket, with bytes and not with words: whoever belongs there is heard all the while."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from orch.router import Router
+from orch_protocol.commands import Hello, Ready
+from orch_protocol.wire import VERSION, Channel
+
+TOKEN, IDENT = b"t" * 32, b"worker"
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+READY = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+LUCK = random.Random(8)
+STREAMS = {
+    "a page of the web": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "nothing": b"",
+    "half a greeting": GREETING[:30],
+    "noise": LUCK.randbytes(4096),
+    "an old protocol": b"\x01\x00" + LUCK.randbytes(4000),
+    "a command that is none": GREETING + b"\x04\x05\xc8BAD",
+    "a frame of twenty gigabytes": GREETING + READY + b"\x02" + (20 << 30).to_bytes(8, "big") + b"x" * 100,
+    "a frame without end": GREETING + READY + b"\x02" + b"\xff" * 8 + b"x" * 100,
+    "a message of many parts": GREETING + READY + b"\x01\x01x" * 2000 + b"\x00\x01x",
+}
+EACH = 20
+MOST_KIB = 50 << 10
+
+
+class Scene:
+    """A router on a socket with one worker that belongs there, and what it heard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.heard: list[str] = []
+        self.router = Router(folder / "r.sock", folder, lambda _peer, kind, _id, _body: self.heard.append(kind))
+        self.peer = self.router.peers.expect("a", 1, IDENT, TOKEN)
+        self.router.peers.confirm(self.peer, os.getpid())
+        self.lines: list[Any] = []
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self.worker = Channel(1, folder)
+        self.line = self.dealer(IDENT)
+        self.line.send(self.worker.encode("hello", Hello(TOKEN, VERSION, os.getpid())))
+
+    def dealer(self, ident: bytes) -> Any:
+        line = self.context.socket(zmq.DEALER)
+        line.setsockopt(zmq.IDENTITY, ident)
+        line.setsockopt(zmq.LINGER, 0)
+        line.connect(self.router.address)
+        self.lines.append(line)
+        return line
+
+    async def hears(self, count: int) -> None:
+        """Let the worker speak, until so many of its words were heard."""
+        self.line.send(self.worker.encode("ready", Ready(), now=0.0))
+        async with asyncio.timeout(10):
+            while self.heard.count("ready") < count:  # noqa: ASYNC110  # gives way; there is no event to wait for
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    for line in made.lines:
+        line.close()
+    made.context.term()
+    made.router.peers.forget(made.peer)
+    made.router.close()
+
+
+def stranger(address: str, data: bytes) -> socket.socket:
+    """Connect, say `data`, as far as anybody takes it, and stay."""
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(address.removeprefix("ipc://"))
+    line.setblocking(False)
+    try:
+        line.send(data)
+    except OSError:
+        pass  # hung up on, or full
+    return line
+
+
+async def test_bytes_of_every_kind_reach_nobody(scene: Scene) -> None:
+    """Connections that stay, and say what they like: none of it is delivered, memory stays, the worker is heard."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = []
+    for round, data in enumerate(list(STREAMS.values()) * EACH):
+        lines.append(stranger(scene.router.address, data))
+        if round % 10 == 0:
+            await scene.hears(round // 10 + 1)
+    assert set(scene.heard) == {"hello", "ready"}
+    assert scene.heard.count("hello") == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB
+    for line in lines:
+        line.close()
+
+
+async def test_a_copy_of_what_a_worker_said_is_not_believed(scene: Scene) -> None:
+    """Its frames, heard by somebody who says them again: under its name, under another, and when it is gone."""
+    await scene.hears(1)
+    copies = [
+        Channel(1, Path("/")).encode("hello", Hello(TOKEN, VERSION, os.getpid())),
+        scene.worker.encode("ready", Ready(), now=0.0),
+    ]
+    thieves = [scene.dealer(IDENT), scene.dealer(b"other")]
+    for thief in thieves:
+        for copy in copies:
+            thief.send(copy)
+    async with asyncio.timeout(10):
+        while scene.router.peers.counters["unknown_peer"] < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert scene.heard == ["hello", "ready"]
+    scene.router.peers.forget(scene.peer)
+    scene.line.send(copies[1])
+    async with asyncio.timeout(10):
+        while scene.router.peers.counters["unknown_peer"] < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert scene.heard == ["hello", "ready"]
