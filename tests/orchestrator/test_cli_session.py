@@ -9,7 +9,7 @@ import pytest
 
 from orch.cli import run
 from orch.cli.session_tree import drawn
-from orch_protocol.messages import assistant, user
+from orch_protocol.messages import Reply, assistant, user
 from orch_worker.transcript import Transcript
 from orchestrator.desk import ROW, Desk, opened
 
@@ -82,7 +82,7 @@ class TestExport:
         assert run(["session", "export", "reader"]) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["type"] for line in lines] == ["session", "message", "message"]
-        assert desk.asked == [("state", {"ref": "reader"})]
+        assert desk.asked == [("session", {"ref": "reader", "most": 0}), ("state", {"ref": "abc"})]
         assert run(["session", "export", "reader", "--format", "openai"]) == 0
         assert json.loads(capsys.readouterr().out)[1] == {"role": "assistant", "content": "4711"}
 
@@ -96,7 +96,6 @@ class TestExport:
         assert run(["session", "export", "reader", "--output", str(file), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {
             "id": "abc",
-            "format": "pi",
             "output": str(file),
             "notes": [],
         }
@@ -213,3 +212,31 @@ class TestTree:
         assert run(["session", "fork", "n", "e2", "--name", "second", "--model", "a:b", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["id"] == "def"
         assert desk.asked[-1] == ("fork", {"ref": "n", "at": "e2", "name": "second", "model": "a:b"})
+
+
+class TestToTest:
+    """Conversations as tests."""
+
+    def test_a_test_module(self, desk: Desk, tmp_path: Path, capsys: Captured) -> None:
+        """It is written whole, and is Python that pytest would find a test in."""
+        transcript = Transcript.open(tmp_path / "talk", agent="abc", cwd="/")
+        transcript.message(user("Which port?"), "t1")
+        transcript.message(assistant("4711"), "t1")
+        transcript.turn_end("t1", Reply("abc", "t1", "4711"))
+        transcript.close()
+        desk.answers["state"] = desk.answers["state"] | {"folder": str(tmp_path / "talk")}
+        assert run(["session", "to-test", "latest", "--output", str(tmp_path / "test_it.py")]) == 0
+        assert capsys.readouterr().out == f"{tmp_path}/test_it.py\n"
+        source = (tmp_path / "test_it.py").read_text()
+        assert "def test_n(tmp_path: Path) -> None:" in source
+        compile(source, "test_it.py", "exec")
+
+    def test_what_cannot_be_told_again(self, desk: Desk, tmp_path: Path, capsys: Captured) -> None:
+        """The reason is told, and nothing is written."""
+        transcript = Transcript.open(tmp_path / "talk", agent="abc", cwd="/")
+        transcript.seed([user("Which port?")])
+        transcript.close()
+        desk.answers["state"] = desk.answers["state"] | {"folder": str(tmp_path / "talk")}
+        assert run(["session", "to-test", "reader", "--output", str(tmp_path / "test_it.py")]) == 2
+        assert "no finished turn" in capsys.readouterr().err
+        assert not (tmp_path / "test_it.py").exists()

@@ -1,4 +1,4 @@
-"""`orch session import`, `export`: agents that go on with conversations from files, and conversations in files."""
+"""`orch session import`, `export`, `to-test`: conversations from files to agents, and from agents to files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from . import render, words
 from .approving import channel_of
 from .connection import Connection
 from .failure import Failure
+from .session_tree import key_argument
 from .spawning import kind_arguments, kind_params
 from .verb import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterable
     from typing import Any
+
+    from orch_protocol.services import AgentRow
 
 __all__ = ["ACTIONS"]
 
@@ -70,7 +74,7 @@ def _remark(file: str, imported: dict[str, Any], *, json: bool) -> None:
 def _export_arguments(parser: ArgumentParser) -> None:
     from ..exchange.writing import CHOICES
 
-    words.ref(parser)
+    key_argument(parser)
     parser.add_argument(
         "--format", choices=CHOICES, default="pi", help="pi (the default); a page; messages for an API; or as it is"
     )
@@ -78,15 +82,29 @@ def _export_arguments(parser: ArgumentParser) -> None:
 
 
 def _export(arguments: Namespace) -> int:
+    from ..exchange.writing import written
+
+    row = _agent(arguments.key)
+    pages, notes = written(row, arguments.format)
+    _write(arguments, row.id, pages, notes)
+    return 0
+
+
+def _agent(key: str) -> AgentRow:
+    """Return the agent whose session is meant."""
     import msgspec
 
     from orch_protocol.services import AgentRow
 
-    from ..exchange.writing import written
+    connection = Connection()
+    id = connection.call("session", words.clean({"ref": key, "most": 0}))["id"]
+    return msgspec.convert(connection.call("state", {"ref": id}), AgentRow)
+
+
+def _write(arguments: Namespace, id: str, pages: Iterable[str], notes: list[str]) -> None:
+    """Write `pages` where they are to go, then say what there is to know of them."""
     from ..outfile import write_out
 
-    row = msgspec.convert(Connection().call("state", words.clean({"ref": arguments.ref})), AgentRow)
-    pages, notes = written(row, arguments.format)
     if arguments.output == "-":
         sys.stdout.writelines(pages)
     else:
@@ -95,10 +113,23 @@ def _export(arguments: Namespace) -> int:
         except OSError as error:
             said = f"{arguments.output} cannot be written: {error.strerror or error}"
             raise Failure("OSError", said) from error
-        told = {"id": row.id, "format": arguments.format, "output": arguments.output, "notes": notes}
+        told = {"id": id, "output": arguments.output, "notes": notes}
         words.say(arguments, told, render.safe(arguments.output))
     for note in notes:
         print(f"orch: {render.safe(note)}", file=sys.stderr)
+
+
+def _test_arguments(parser: ArgumentParser) -> None:
+    key_argument(parser)
+    parser.add_argument("--output", metavar="FILE", default="-", help="where to; - is standard output, the default")
+
+
+def _to_test(arguments: Namespace) -> int:
+    from ..exchange.writing import found_of
+    from ..retelling import source_of, story_of
+
+    row = _agent(arguments.key)
+    _write(arguments, row.id, [source_of(row.name, story_of(found_of(row), row.task))], [])
     return 0
 
 
@@ -120,6 +151,15 @@ ACTIONS = {
             "orch session export reader --format html --output reader.html",
             _export_arguments,
             _export,
+        ),
+    ),
+    "to-test": (
+        "a conversation as a test that tells it again",
+        Verb(
+            "Write a pytest module that tells a conversation again: model and tools answer as recorded.",
+            "orch session to-test reader --output test_reader.py",
+            _test_arguments,
+            _to_test,
         ),
     ),
 }

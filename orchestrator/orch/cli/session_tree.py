@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["ACTIONS"]
+__all__ = ["ACTIONS", "key_argument"]
 
 HEAD = ("SEQ", "ID", "NAME", "STATUS", "ACTIVE", "QUERIES", "TASK")
 RIGHT = frozenset({0, 4, 5})
@@ -23,7 +23,8 @@ SAID = frozenset({"message", "custom_message", "branch_summary", "compaction", "
 """Entries in which something was said; the others are shown with --all."""
 
 
-def _key(parser: ArgumentParser) -> None:
+def key_argument(parser: ArgumentParser) -> None:
+    """Let the command take a session."""
     parser.add_argument("key", metavar="KEY", help="number, id, beginning of an id, or name of an agent; or latest")
 
 
@@ -99,7 +100,7 @@ def page(shown: dict[str, Any], now: float | None = None) -> str:
 
 
 def _tree_arguments(parser: ArgumentParser) -> None:
-    _key(parser)
+    key_argument(parser)
     parser.add_argument("--all", action="store_true", help="every entry, not only those in which something was said")
 
 
@@ -148,7 +149,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def _checkout_arguments(parser: ArgumentParser) -> None:
-    _key(parser)
+    key_argument(parser)
     _entry(parser, "where the conversation is to go on")
     _summary(parser)
 
@@ -173,7 +174,7 @@ def _move(arguments: Namespace, *, ask_anew: bool) -> int:
 
 
 def _label_arguments(parser: ArgumentParser) -> None:
-    _key(parser)
+    key_argument(parser)
     _entry(parser, "what is to be called that")
     parser.add_argument("label", metavar="LABEL", nargs="?", help="its name; without one it has none any more")
 
@@ -185,7 +186,7 @@ def _label(arguments: Namespace) -> int:
 
 
 def _title_arguments(parser: ArgumentParser) -> None:
-    _key(parser)
+    key_argument(parser)
     parser.add_argument("title", metavar="TITLE", nargs="?", help="its name; without one it has none any more")
 
 
@@ -195,7 +196,7 @@ def _title(arguments: Namespace) -> int:
 
 
 def _fork_arguments(parser: ArgumentParser) -> None:
-    _key(parser)
+    key_argument(parser)
     parser.add_argument(
         "entry", metavar="ENTRY", nargs="?", help="what the copy ends with (the end): id, beginning of one, or label"
     )
@@ -220,7 +221,7 @@ ACTIONS = {
         Verb(
             "Show a session. With --json all of its entries, each with its head.",
             "orch session show latest",
-            _key,
+            key_argument,
             _show,
         ),
     ),

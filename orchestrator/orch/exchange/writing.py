@@ -26,7 +26,7 @@ from .own import read_own
 from .page import html_page, markdown_page
 from .pi_lines import Author, pi_lines
 
-__all__ = ["CHOICES", "Written", "exported", "path_of", "written"]
+__all__ = ["CHOICES", "TELLING", "Written", "exported", "found_of", "path_of", "written"]
 
 LISTS: Final = tuple(name for name in FORMATS if name != OWN)
 CHOICES: Final = ("pi", "md", "html", *LISTS, "jsonl")
@@ -47,18 +47,9 @@ def written(agent: AgentRow, format: str) -> Written:
     """
     if format not in CHOICES:
         raise ConfigError(f"unknown format {format!r}: choose one of {', '.join(CHOICES)}")
-    path = Path(agent.folder) / NAME
-    reading = Reading(path, repair=True)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(f"agent {agent.name!r} was never asked: there is nothing to export") from None
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    found = read_own(text_of_file(data, reading), reading)
-    notes = list(reading.repairs)
+    data, found, notes = _read(agent)
     if format == "jsonl":
-        sound = data[: load(path).end]
+        sound = data[: load(Path(agent.folder) / NAME).end]
         return Written(iter([sound.decode("utf-8", "replace")]), notes)
     if format == "pi":
         lines = pi_lines(found, agent.id, _author(agent), notes)
@@ -68,6 +59,24 @@ def written(agent: AgentRow, format: str) -> Written:
     page = markdown_page if format == "md" else html_page
     about = f"{agent.id}, {agent.model}, {agent.cwd}"
     return Written(page(found.title or agent.task, about, _entries(found)), notes)
+
+
+def found_of(agent: AgentRow) -> Found:
+    """Return the conversation of `agent`, read from its file. Raises ConfigError, StoreError, ForeignFileError."""
+    return _read(agent)[1]
+
+
+def _read(agent: AgentRow) -> tuple[bytes, Found, list[str]]:
+    path = Path(agent.folder) / NAME
+    reading = Reading(path, repair=True)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"agent {agent.name!r} was never asked: there is nothing to export") from None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    found = read_own(text_of_file(data, reading), reading)
+    return data, found, list(reading.repairs)
 
 
 def exported(agent: AgentRow, format: str, output: str | os.PathLike[str] | None = None) -> str:
