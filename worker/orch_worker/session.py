@@ -175,7 +175,7 @@ class Session:
         if shown:
             self._tell(entry)
         elif not isinstance(entry, LeftEntry):
-            self.entries[-1] = LeftEntry(entry.id, entry.parent_id, getattr(entry, "turn", ""))
+            self._forget(entry)
 
     def _add(self, entry: Entry | UnknownEntry | LostEntry) -> bool:
         """Give `entry` its place; return whether it is on the path."""
@@ -193,6 +193,14 @@ class Session:
         if shown:
             self._show(entry, place)
         return shown
+
+    def _forget(self, entry: Entry | UnknownEntry) -> None:
+        """Keep of the last entry, which is not on the path, what it follows. Each text is there once."""
+        assert not isinstance(entry, SessionHeader)
+        above, turn = self.lineage.parents[-1], getattr(entry, "turn", "")
+        parent = self.entries[above] if above >= 0 else None
+        said = parent.turn if isinstance(parent, LeftEntry) and parent.turn == turn else turn
+        self.entries[-1] = LeftEntry(entry.id, parent.id if parent is not None else None, said)
 
     def _show(self, entry: Entry | UnknownEntry | LostEntry, place: int) -> None:
         """Let the view take `entry` in, which stands at `place` and follows what it shows."""

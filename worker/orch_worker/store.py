@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -85,6 +85,9 @@ class Loaded(Struct, frozen=True):
         return "; ".join(parts)
 
 
+Take: TypeAlias = Callable[[bytes], None]
+
+
 class _Version(Struct):
     version: int = 0
 
@@ -92,8 +95,11 @@ class _Version(Struct):
 _version: msgspec.json.Decoder[_Version] = msgspec.json.Decoder(_Version)
 
 
-def load(path: Path, *, header: bytes | None = None) -> Loaded:
+def load(path: Path, *, header: bytes | None = None, take: Take | None = None) -> Loaded:
     """Return what the file at `path` holds. Takes no lock, changes nothing.
+
+    With `take` each good object is handed to it, once all of its append is known to be there, and none is returned:
+    so a file of any size is read.
 
     A missing or empty file holds nothing. `header` is an encoded header such as this file's: the file must begin with
     one of the same first key and value and of no later `version`. Raises ForeignFileError when it does not, StoreError
@@ -105,11 +111,13 @@ def load(path: Path, *, header: bytes | None = None) -> Loaded:
         return Loaded(b"", [], [], b"", 0, 0, 0)
     found = b""
     objects: list[bytes] = []
+    take = take or objects.append
+    waiting: list[bytes] = []
     damage: list[Damage] = []
     bad: list[Damage] = []
     last = 0
-    # Where the last whole append ends: the counts of objects and damage, the offset, the chain.
-    whole = (0, 0, 0, 0, 0)
+    # Where the last whole append ends: the count of damage, the offset, the chain.
+    whole = (0, 0, 0, 0)
     try:
         with open(descriptor, "rb", buffering=BLOCK) as file:
             _require_ours(path, file.readline(MAX_LINE + 64), header)
@@ -122,17 +130,20 @@ def load(path: Path, *, header: bytes | None = None) -> Loaded:
                     if header is not None and number == 1 and line.startswith(_magic(header)):
                         found = sealed.object
                     else:
-                        objects.append(sealed.object)
+                        waiting.append(sealed.object)
                     damage += bad
                     bad.clear()
                     if not sealed.more:
-                        whole = (len(objects), len(damage), last, sealed.seq, sealed.checksum)
-            count, damaged, end, seq, checksum = whole
+                        for each in waiting:
+                            take(each)
+                        waiting.clear()
+                        whole = (len(damage), last, sealed.seq, sealed.checksum)
+            damaged, end, seq, checksum = whole
             file.seek(end)
             torn = file.read(last - end)
     except OSError as error:
         raise cannot("read", path, error) from error
-    del objects[count:], damage[damaged:]
+    del damage[damaged:]
     return Loaded(found, objects, damage, torn, end, seq, checksum)
 
 
@@ -257,15 +268,17 @@ class AppendLog:
         *,
         durability: Durability = "process",
         header: bytes | None = None,
+        take: Take | None = None,
     ) -> tuple[AppendLog, Loaded]:
         """Open or create the file at `path`, mode 0600; return the log and what the file held already.
 
-        `header`, an encoded object, becomes the first line of a new file and is what an old one is known by (see
-        `load`). A torn tail is cut off and kept in `<name>.torn-<n>`. With `durability` "power" each append waits for
-        the disk. Raises ForeignFileError for a file of another kind (untouched), StoreError when it cannot be opened.
+        `header`, an encoded object, becomes the first line of a new file and is what an old one is known by; for that
+        and for `take` see `load`. A torn tail is cut off and kept in `<name>.torn-<n>`. With `durability` "power" each
+        append waits for the disk. Raises ForeignFileError for a file of another kind (untouched), StoreError when it
+        cannot be opened.
         """
         discard_unfinished(path)
-        loaded = load(path, header=header)
+        loaded = load(path, header=header, take=take)
         try:
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except FileNotFoundError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -39,7 +39,7 @@ from orch_protocol.tasks import Task
 from orch_protocol.text import scrub
 
 from .session import LostEntry, Session, UnknownEntry
-from .store import AppendLog, FolderLock, Loaded, load, newest_first, objects
+from .store import AppendLog, FolderLock, load, newest_first, objects
 
 __all__ = ["NAME", "Transcript", "read_last_turn", "read_lines", "read_session", "read_usage"]
 
@@ -80,10 +80,9 @@ class Transcript:
         log = None
         try:
             header = _encode(SessionHeader(id=new_id(), timestamp=_timestamp(), cwd=cwd, agent=agent))
-            log, loaded = AppendLog.open(folder / NAME, header=header)
-            session = _fold(loaded)
-            if loaded.end == 0:
-                session.apply(_decode_exactly(header))
+            session = Session()
+            log, loaded = AppendLog.open(folder / NAME, header=header, take=partial(_take, session))
+            session = _folded(session, log.path, loaded.header if loaded.end else header)
             owner = session.header.agent if session.header else agent
             if owner != agent:
                 raise ForeignFileError(f"{log.path} is the transcript of agent {owner!r}, not of {agent!r}")
@@ -114,7 +113,7 @@ class Transcript:
         for entry in stored:
             self.session.apply(entry)
         if self.session.hollow:
-            self.session = self.session.refolded(_Lines(load(self.path, header=_HEADER)))
+            self.session = self.session.refolded(_Lines(self.path))
         return stored
 
     def message(self, message: Message, turn: str = "", usage: Usage | None = None) -> MessageEntry:
@@ -237,7 +236,9 @@ def read_session(folder: Path) -> Session:
 
     Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
     """
-    return _fold(load(folder / NAME, header=_HEADER))
+    session = Session()
+    loaded = load(folder / NAME, header=_HEADER, take=partial(_take, session))
+    return _folded(session, folder / NAME, loaded.header)
 
 
 def read_lines(folder: Path) -> Iterator[bytes]:
@@ -294,19 +295,27 @@ def read_usage(folder: Path, turn: str) -> Usage:
 
 
 class _Lines:
-    """The entries of a file, decoded anew each time they are gone through: what is not shown is not kept."""
+    """The entries of a file, read anew each time they are gone through: what is not shown is not kept."""
 
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def __iter__(self) -> Iterator[Entry | UnknownEntry]:
-        if self._loaded.header:
-            yield _decode_exactly(self._loaded.header)
-        yield from filter(None, map(_decode, self._loaded.objects))
+        return filter(None, map(_decode, objects(self._path, header=_HEADER)))
 
 
-def _fold(loaded: Loaded) -> Session:
-    return Session.fold(_Lines(loaded))
+def _take(session: Session, line: bytes) -> None:
+    if (entry := _decode(line)) is not None:
+        session.apply(entry)
+
+
+def _folded(session: Session, path: Path, header: bytes) -> Session:
+    """Return the session that the file at `path` amounts to, which `session` has gone through once."""
+    if session.hollow:
+        session = session.refolded(_Lines(path))
+    if header:
+        session.apply(_decode_exactly(header))
+    return session
 
 
 def _encode(entry: Entry) -> bytes:
