@@ -22,7 +22,7 @@ T = TypeVar("T")
 NOTHING: Final = Message("user", ())
 
 
-class Item(Struct, Generic[T], frozen=True):
+class Item(Struct, Generic[T], frozen=True, gc=False):
     """A message that is shown. It stands for the entries `first` to `last`, mostly one; `note` is the keeper's own."""
 
     message: Message

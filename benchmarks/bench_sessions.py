@@ -1,0 +1,159 @@
+"""Long sessions: what an entry costs at the end of one, what opening one takes, and how much memory resuming one."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import harness
+from harness import Args, Row
+
+ENTRIES, FEW = 100_000, 1_000
+BYTES, LESS = 1 << 30, 64 << 20
+STEPS = 10
+RESULT = 100_000
+BATCH = 500
+
+
+def add(transcript: Any, count: int) -> float:
+    """Append `count` messages of 200 characters; return the seconds that one of them took."""
+    from orch_protocol.messages import assistant, user
+
+    asked, said = user("x" * 200), assistant("y" * 200)
+    begin = perf_counter()
+    for number in range(count):
+        transcript.message(said if number % 2 else asked, "q1")
+    return (perf_counter() - begin) / count
+
+
+def opened(folder: Path) -> Any:
+    """Return the transcript in `folder`, open."""
+    from orch_worker.transcript import Transcript
+
+    return Transcript.open(folder, agent="agent", cwd="/")
+
+
+async def length(args: Args, folder: Path) -> list[Row]:
+    """Measure a session of 100,000 entries against one that begins, and against its bare bytes."""
+    count = FEW if args.quick else ENTRIES
+    long = opened(folder / "long")
+    add(long, count)
+    begun = 0
+
+    def at_the_end() -> float:
+        return add(long, BATCH)
+
+    def at_the_beginning() -> float:
+        nonlocal begun
+        begun += 1
+        short = opened(folder / f"short-{begun}")
+        try:
+            return add(short, BATCH)
+        finally:
+            short.close()
+
+    appends = await harness.interleave(args.rounds, end=at_the_end, beginning=at_the_beginning)
+    long.close()
+    path = folder / "long" / "session.jsonl"
+
+    def opening() -> float:
+        gc.collect()
+        begin = perf_counter()
+        transcript = opened(folder / "long")
+        took = perf_counter() - begin
+        transcript.close()
+        return took
+
+    def reading() -> float:
+        begin = perf_counter()
+        path.read_bytes()
+        return perf_counter() - begin
+
+    opens = await harness.interleave(min(args.rounds, 5), opening=opening, reading=reading)
+    return [
+        harness.compared(
+            f"append behind {count:,} entries (s; peer: to a session that begins)",
+            appends["end"],
+            appends["beginning"],
+            must="<= 1.1",
+            aim="<= 1.05",
+        ),
+        harness.compared(
+            f"open a session of {count:,} entries (s; peer: read its bytes)",
+            opens["opening"],
+            opens["reading"],
+            must="<= 4",
+            aim="<= 2",
+        ),
+    ]
+
+
+def fill(folder: Path, agent: str, size: int) -> None:
+    """Let the agent's session have `size` bytes of turns with large results, each archived when it was over."""
+    from orch_protocol.archive import Collapse
+    from orch_protocol.ids import new_id
+    from orch_protocol.messages import Message, Reply, Text, ToolResult, ToolUse, assistant, user
+    from orch_worker.excerpt import digest, read_spans
+    from orch_worker.store import unsynced
+    from orch_worker.stubs import stub_text
+    from orch_worker.transcript import Transcript
+
+    line = "0123456789abcdef" * 4 + "\n"
+    result = (line * (RESULT // len(line) + 1))[:RESULT]
+    with unsynced():
+        transcript = Transcript.open(folder, agent=agent, cwd="/")
+        while transcript.log.end < size:
+            turn, start = new_id(), transcript.log.end
+            first = transcript.message(user(f"look at {turn}"), turn).id
+            for step in range(STEPS):
+                id = f"{turn}.{step}"
+                call = ToolUse(id, "read_file", {"path": f"{id}.txt"})
+                transcript.message(Message("assistant", (call,)), turn)
+                transcript.message(Message("user", (ToolResult(id, (Text(result),)),)), turn)
+            last = transcript.message(assistant(f"looked at {turn}"), turn).id
+            spans = ((start, transcript.log.end - start),)
+            transcript.turn_end(turn, Reply(agent, turn, f"looked at {turn}"))
+            holder, hash = new_id(), digest(read_spans(transcript.path, spans))
+            stub = assistant(stub_text("turn", holder, "Read: ten files.", f"looked at {turn}"))
+            said = (user(f"look at {turn}"), stub)
+            transcript.archive([Collapse(holder, "turn", turn, first, last, said, spans, hash)])
+        transcript.close()
+
+
+def most_memory(pid: int) -> float:
+    """Return the most MiB that the process `pid` ever had in memory."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+async def resume(args: Args, folder: Path) -> Row:
+    """Measure the process of an agent that goes on with 1 GiB."""
+    from orch import AsyncOrchestrator, Config
+
+    size = LESS if args.quick else BYTES
+    options: dict[str, Any] = {"config": Config(), "home": folder / "home", "run": "sessions"}
+    async with AsyncOrchestrator("extractive:", **options) as orchestrator:
+        agent = await orchestrator.spawn("look", context="none")
+        await agent.query("begin")
+        where, id = Path((await agent.state()).folder), agent.id
+    fill(where, id, size)
+    async with AsyncOrchestrator("extractive:", **options) as orchestrator:
+        agent = await orchestrator.get(id)
+        await agent.query("go on", timeout=600)
+        assert agent.pid is not None
+        most = most_memory(agent.pid)
+    return harness.counted(
+        f"memory of an agent that resumes a session of {size >> 20} MiB, at most (MiB)", most, must="<= 150"
+    )
+
+
+async def measure(args: Args) -> list[Row]:
+    """Measure all of it, on files of our own making."""
+    with harness.scratch() as folder:
+        return [*await length(args, folder), await resume(args, folder)]
+
+
+if __name__ == "__main__":
+    harness.main(measure)
