@@ -186,3 +186,30 @@ async def test_what_hooks_did_is_kept_for_the_list(tmp_path: Path) -> None:
         await agent.query("Go")
         [line] = lines(home, [])
         assert (line.calls, line.enabled) == (1, False)
+
+
+async def test_a_process_that_ends_says_so(open_root: Callable[..., AsyncOrchestrator], tmp_path: Path) -> None:
+    """A hook hears when its process ends in order, and can still write then."""
+    told = tmp_path / "told"
+    text = f"""
+from orch import hook
+
+@hook("session_start", "session_end", name="life")
+def life(event, ctx):
+    with open({str(told)!r}, "a") as file:
+        file.write(event.stage + "\\n")
+"""
+    async with open_root(text, "life") as root:
+        agent = await root.spawn("Read", cwd=tmp_path, backend=ScriptedBackend(["One.", "Two."]))
+        await agent.query("Go")
+        await agent.query("Go on")
+    assert told.read_text().split() == ["session_start", "session_end"]
+
+
+async def test_who_watches_is_told(open_root: Callable[..., AsyncOrchestrator], tmp_path: Path) -> None:
+    """A turn that is watched tells what each hook did, as it happens."""
+    seen: list[tuple[str, str, bool]] = []
+    async with open_root(REDACT, "redact") as root:
+        agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=ScriptedBackend([READ, "Done."]))
+        await agent.query("Go", on_event=lambda event: seen.append((event.kind, event.text, event.is_error)))
+    assert ("hook", "tool_result: text", False) in seen

@@ -127,7 +127,8 @@ class HookCalls:
         self._say = say
         self._messages = messages
         self._registry = Registry()
-        self._rows: tuple[HookRow, ...] = ()
+        self._arranged: tuple[Sequence[HookRow], frozenset[str]] | None = None
+        """The hooks of the root, and the names of those switched off, that the registry was made for."""
         self._switched: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
         self._contexts: dict[str, HookContext] = {}
         self._threads = Threads()
@@ -150,11 +151,14 @@ class HookCalls:
         self._turn, self.step, self._tell = turn, 0, tell
         for context in self._contexts.values():
             context.turn_state = {}
-        off = self._switches()
+        arranged = (rows, self._switches())
+        if arranged == self._arranged:
+            return
         at_root = AtRoot(self._call_root)
         registry = Registry((*self._own, *(Hook(row, at_root) for row in rows)))
-        self._registry = registry.without(off)
+        self._registry = registry.without(arranged[1])
         self.on = frozenset(stage for stage in STAGES if self._registry.chain(stage))
+        self._arranged = arranged
 
     async def run(self, event: Event) -> Followed:
         """Call the hooks of the event's stage and return what comes of them. Raises nothing but CancelledError."""
