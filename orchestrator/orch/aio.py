@@ -114,7 +114,7 @@ class AsyncOrchestrator(Hookable):
         found = config or (loaded.config if loaded else Config())
         self._approver = approve
         self._policy = policy
-        self._hooks = RootHooks()
+        self._hooks = RootHooks(self.home)
         self._keys = dict(keys) if keys is not None else keys_in(environ)
         self._known, self._env = models.load(self.home), environ
         default = configuration.Default.of(self._known, self._keys)

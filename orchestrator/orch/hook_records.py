@@ -21,7 +21,7 @@ from orch_worker.declared import Switches, read_switches
 
 from . import paths
 
-__all__ = ["HookLine", "hooks_spec", "lines", "record", "switch", "switches_file", "tallies"]
+__all__ = ["HookLine", "hooks_spec", "lines", "record", "summed", "switch", "switches_file", "tallies"]
 
 MOST_KEPT: Final = 200
 LAST_ERROR: Final = 500
@@ -110,7 +110,8 @@ def record(home: Path, ran: Iterable[HookTally], now: float | None = None) -> No
     with _locked(home):
         kept = tallies(home)
         for each in ran:
-            kept[each.row.name] = Kept(_sum(kept.get(each.row.name), each), at)
+            before = kept.get(each.row.name)
+            kept[each.row.name] = Kept(summed(before.tally if before else None, each), at)
         names = sorted(kept, key=lambda name: kept[name].at, reverse=True)[:MOST_KEPT]
         _write(_file(home), {name: kept[name] for name in sorted(names)})
 
@@ -123,11 +124,11 @@ def tallies(home: Path) -> dict[str, Kept]:
         return {}
 
 
-def _sum(before: Kept | None, ran: HookTally) -> HookTally:
+def summed(old: HookTally | None, ran: HookTally) -> HookTally:
+    """Return what a hook did in all."""
     last = ran.last_error[:LAST_ERROR]
-    if before is None:
+    if old is None:
         return replace(ran, last_error=last)
-    old = before.tally
     return HookTally(
         ran.row,
         calls=old.calls + ran.calls,

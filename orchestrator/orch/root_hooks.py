@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,29 +12,52 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.hooks import STAGES, Abort, Approve, Block, Event, HookRow, HookSaid, Kind, OnError, Patch, RunHook
+from orch_protocol.errors import ConfigError, StoreError
+from orch_protocol.hooks import (
+    STAGES,
+    Abort,
+    Approve,
+    Block,
+    Event,
+    HookRow,
+    HookSaid,
+    HookTally,
+    Kind,
+    OnError,
+    Patch,
+    RunHook,
+)
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.hook_calls import HookContext
 from orch_worker.hooks import Hook, Registry, make_hook
 from orch_worker.threads import Overdue, Threads
 
+from .hook_records import record, summed
+
 __all__ = ["Hookable", "RootHooks", "Say"]
 
+Do = Callable[[Callable[..., None], Path, tuple[HookTally, ...]], Any]
 Say = Callable[[str, str, bool], None]
 """Says a text to the agent with an id, as a follow-up or at once. May be called from any thread."""
 
 H = TypeVar("H", bound=Callable[..., Any])
+RECORD_SECONDS: Final = 0.5
 MOST_AGENTS: Final = 1024
 """Of so many agents the state of a hook is kept: of those it was called for last."""
 
 
 class RootHooks:
-    """The hooks of one root. `rows` is what agents are told of them; it may be read from any thread."""
+    """The hooks of one root. `rows` is what agents are told of them; it may be read from any thread.
 
-    def __init__(self) -> None:
+    What the hooks of its agents did is kept in `home`.
+    """
+
+    def __init__(self, home: Path) -> None:
         self.rows: tuple[HookRow, ...] = ()
+        self._home = home
+        self._due: dict[str, HookTally] = {}
+        self._recording: asyncio.TimerHandle | None = None
         self._registry = Registry()
         self._threads = Threads()
         self._contexts: dict[tuple[str, str], HookContext] = {}
@@ -55,8 +79,23 @@ class RootHooks:
         self._tell()
 
     def close(self) -> None:
-        """End the threads that do nothing."""
+        """End the threads that do nothing, and take down what is not on record yet."""
         self._threads.close()
+        if self._recording is not None:
+            self._recording.cancel()
+        self._record(lambda _record, home, due: _recorded(home, due))
+
+    def ran(self, rows: Iterable[HookTally], do: Do) -> None:
+        """Count what hooks did; `do` takes it down a moment later, in a thread: no turn waits for that."""
+        for row in rows:
+            self._due[row.row.name] = summed(self._due.get(row.row.name), row)
+        if self._recording is None:
+            self._recording = asyncio.get_running_loop().call_later(RECORD_SECONDS, self._record, do)
+
+    def _record(self, do: Do) -> None:
+        due, self._due, self._recording = tuple(self._due.values()), {}, None
+        if due:
+            do(_recorded, self._home, due)
 
     async def run(self, asked: RunHook, spec: AgentSpec, say: Say) -> HookSaid:
         """Call the hook that the agent `spec` asks for, and return what it says. Raises nothing but CancelledError."""
@@ -172,6 +211,13 @@ def source_of(function: Callable[..., Any]) -> str:
     """Return where a function of the program is from, for people."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"program: {code.co_filename}" if code is not None else "program"
+
+
+def _recorded(home: Path, ran: Iterable[HookTally]) -> None:
+    try:
+        record(home, ran)
+    except StoreError as error:
+        print(f"orch: what hooks did is not on record: {error}", file=sys.stderr, flush=True)
 
 
 def _said(said: Any) -> HookSaid:

@@ -9,7 +9,6 @@ from orch_protocol.errors import OrchError
 from orch_protocol.hooks import HookSaid, HooksRan, RunHook
 from orch_protocol.services import Empty, SteerAgent
 
-from ..hook_records import record
 from .steering import steer
 
 if TYPE_CHECKING:
@@ -36,5 +35,5 @@ async def run_hook(root: Supervisor, caller: str | None, params: RunHook) -> Hoo
 
 async def hooks_ran(root: Supervisor, caller: str | None, params: HooksRan) -> Empty:  # noqa: ARG001
     """Count what hooks did, for `orch hooks list`."""
-    await root.disk.do(record, root.sessions.parent, params.rows)
+    root.hooks.ran(params.rows, root.disk.do)
     return Empty()
