@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orch import AsyncOrchestrator, Config, SubagentsConfig
+from orch import AsyncOrchestrator, Config, Limits, SubagentsConfig
 from orch.launchers.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
 from orch_protocol.errors import AgentDiedError, BackendError, ConfigError, ToolNotGrantedError
@@ -101,6 +101,50 @@ async def test_an_agent_in_its_own_process(server: ModelServer, root: AsyncOrche
     assert [thought["thinking"] for thought in thoughts] == ["Both.", "Again."]
     assert "cut short" in str(sent[-1])
     assert pid != (await agent.state()).pid
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("model", [MODEL, "openai:gpt-6-luna"])
+async def test_two_hundred_steps(server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str) -> None:
+    """With parallel calls all along, a steer, a cancel and kill -9 in the middle no request is ever refused.
+
+    What was said meanwhile, and that the turn was cancelled and cut short, is in the conversation from then on.
+    """
+    stuck, reached = Answer(gate=asyncio.Event()), {step: asyncio.Event() for step in (50, 90, 140)}
+
+    def answer(_: Request) -> Answer:
+        step = len(server.requests)
+        if step in reached:
+            reached[step].set()
+            return stuck if step > 50 else call(read("one.txt"), read("two.txt"), read("gone.txt"))
+        return call(read("one.txt"), read("two.txt"), thinking="Hm." * (step % 7 == 0)) if step < 200 else say("Done.")
+
+    server.otherwise = answer
+    limits = Limits(max_turns=1000)
+    agent = await root.spawn("Read", tools=["read_file"], model=model, cwd=folder, limits=limits)
+    first = asyncio.ensure_future(agent.query("Go through all of it"))
+    await reached[50].wait()
+    await agent.steer("Mind the gap.")
+    steered = len(server.requests)
+    await reached[90].wait()
+    await agent.cancel()
+    assert (await first).stop_reason == "cancelled"
+    second = asyncio.ensure_future(agent.query("Go on"))
+    await reached[140].wait()
+    pid = (await agent.state()).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(AgentDiedError):
+        await second
+    reply = await agent.query("And on")
+    assert (reply.text, reply.stop_reason, len(server.requests)) == ("Done.", "end_turn", 200)
+    assert server.refused == []
+    sent = [request.raw.decode() for request in server.requests]
+    for text, first_in in (("Mind the gap.", range(51, steered + 2)), ("Go on", [91]), ("And on", [141])):
+        holding = [number for number, body in enumerate(sent, 1) if text in body]
+        assert holding[0] in first_in
+        assert holding == list(range(holding[0], 201))
+    assert server.requests[-1].raw.count(b"this is one") == 197
 
 
 async def test_other_models_beside_it(server: ModelServer, root: AsyncOrchestrator, folder: Path) -> None:
