@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,6 @@ from orch_protocol.services import (
     Pruned,
     ReadArchive,
     Ref,
-    Resume,
     SearchArchive,
     Spawn,
     Wait,
@@ -54,7 +53,7 @@ from .approvals import Approvals, Approver
 from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, script_of, split_tools
 from .catalog import Catalog
 from .exchange.writing import exported
-from .handles import AsyncSubagent
+from .handles import AsyncSubagent, resumed
 from .journal import Journal
 from .launchers import default_launcher
 from .launchers.base import Launcher
@@ -122,6 +121,7 @@ class AsyncOrchestrator(Hookable):
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
+        self._strange = configuration.strange_tools(configuration.flat(self.config))
         self._named = run is not None
         self.run = run or f"{paths.OWN_RUN}{new_id()}"
         self._make_launcher = launcher or default_launcher
@@ -270,6 +270,7 @@ class AsyncOrchestrator(Hookable):
         spawned = await self._call("spawn", as_data(request))
         if model is None and backend is None:
             self._tell_default()
+        self._tell_strange({function.name for function in functions})
         if functions:
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
         return AsyncSubagent(self, spawned.id)
@@ -415,8 +416,11 @@ class AsyncOrchestrator(Hookable):
         return killed.ids
 
     async def resume(self, ref: str | int, *, max_cost: float | None = None) -> AsyncSubagent:
-        """Let a killed or failed agent answer again. With `max_cost` any agent may spend so many USD in all."""
-        row: AgentRow = await self._call("resume", Resume(str(ref), max_cost))
+        """Let a killed or failed agent answer again.
+
+        With `max_cost` any agent may spend so many USD in all, with `math.inf` as much as it likes.
+        """
+        row: AgentRow = await self._call("resume", resumed(str(ref), max_cost))
         return AsyncSubagent(self, row.id)
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
@@ -436,6 +440,13 @@ class AsyncOrchestrator(Hookable):
         if self._default is not None:
             print(self._default, file=sys.stderr, flush=True)
             self._default = None
+
+    def _tell_strange(self, own: Collection[str]) -> None:
+        """Say once, when agents begin to have tools, which names in the policy may be slips; `own` tools are none."""
+        for note in self._strange:
+            if not any(repr(name) in note for name in own):
+                print(f"orch: {note}", file=sys.stderr, flush=True)
+        self._strange = []
 
 
 def _refs(agents: Iterable[AsyncSubagent | str | int]) -> tuple[str, ...]:

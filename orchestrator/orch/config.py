@@ -29,7 +29,7 @@ from .trust import is_trusted, project_file
 if TYPE_CHECKING:
     from orch_worker.backends.models import Models
 
-__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "check", "flat", "load"]
+__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "check", "flat", "load", "strange_tools"]
 
 DEFAULT: Final = "default"
 NO_MODEL: Final = (
@@ -124,6 +124,7 @@ def load(
     layers.append({key: _setting(key, value, f"override {key}") for key, value in (overrides or {}).items()})
     merged = _merged(layers)
     _check_names(merged, home)
+    notes += strange_tools({key: setting.value for key, setting in merged.items()}, merged)
     config = msgspec.convert(_nested({key: setting.value for key, setting in merged.items()}), Config)
     fits(config, {key: setting.source for key, setting in merged.items()})
     return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
@@ -248,6 +249,7 @@ LISTS: Final = (
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""
+PERMISSIONS: Final = "policy.permissions."
 SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enumerate(key) if mark == ".")
 
 
@@ -270,6 +272,28 @@ def _check_names(layer: Layer, home: Path) -> None:
             look_up(found.value)
         except OrchError as error:
             raise ConfigError(f"{found.source}: {key}: {_lower(str(error))}") from error
+
+
+def strange_tools(values: Mapping[str, Any], sources: Mapping[str, Setting] | None = None) -> list[str]:
+    """Return what is to be said of names in the policy that no built-in tool has, but nearly.
+
+    They may be those of a program's own tools; a slip would leave the tool that was meant as it is. `values` are by
+    dotted key, `sources` says where they are from.
+    """
+    from orch_worker.tools.presets import BUILTIN
+
+    named = [(key, key.rpartition(".")[2]) for key in values if key.startswith(PERMISSIONS)]
+    named += [(key, tool) for key in ("policy.dangerous_tools",) for tool in values.get(key, ())]
+    notes = []
+    for key, tool in named:
+        close = difflib.get_close_matches(tool, BUILTIN, n=1) if tool not in BUILTIN else []
+        if close:
+            where = f"{sources[key].source}: " if sources is not None else ""
+            notes.append(
+                f"{where}{key.removesuffix(f'.{tool}')} names {tool!r}, which is no built-in tool: did you mean "
+                f"{close[0]!r}? That one stays as it was"
+            )
+    return notes
 
 
 def _check_model(model: str, home: Path) -> None:

@@ -233,10 +233,12 @@ class Cancel(Struct, frozen=True, gc=False):
 
 
 class Resume(Struct, frozen=True, gc=False):
-    """Let a killed or failed agent answer again; with `max_cost_usd` that is its limit from now on, whatever it is."""
+    """Let a killed or failed agent answer again; with `max_cost_usd` that is its limit from now on, whatever it is;
+    `unlimited` there is none."""
 
     id: str
     max_cost_usd: float | None = None
+    unlimited: bool = False
 
 
 class Localise(Struct, frozen=True, gc=False):

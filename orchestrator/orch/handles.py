@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
     from .nodes import Node
 
-__all__ = ["AsyncSubagent", "OnEvent"]
+__all__ = ["AsyncSubagent", "OnEvent", "resumed"]
 
 T = TypeVar("T")
 OnEvent = Callable[[TurnEvent], None]
@@ -172,8 +173,8 @@ class AsyncSubagent:
         await self._call("kill", Kill((self.id,)))
 
     async def resume(self, *, max_cost: float | None = None) -> None:
-        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all."""
-        await self._call("resume", Resume(self.id, max_cost))
+        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any."""
+        await self._call("resume", resumed(self.id, max_cost))
 
     # Its session: a tree, of which the conversation is one path.
 
@@ -237,3 +238,9 @@ def _retrieve(reply: asyncio.Future[Reply]) -> None:
     """Nobody need look at the future: a failure can be collected too, and is no news to the event loop."""
     if not reply.cancelled():
         reply.exception()
+
+
+def resumed(ref: str, max_cost: float | None) -> Resume:
+    """Return the request to let an agent answer again, and spend so much; endless is no amount that JSON knows."""
+    unlimited = max_cost == math.inf
+    return Resume(ref, None if unlimited else max_cost, unlimited)

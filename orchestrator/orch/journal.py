@@ -153,9 +153,9 @@ class Resumed(_Agent, frozen=True, gc=False, kw_only=True, tag="resumed"):
 
 
 class Budgeted(_Agent, frozen=True, gc=False, kw_only=True, tag="budgeted"):
-    """The agent may spend so much from now on, with everything that it spent before."""
+    """The agent may spend so much from now on, with everything that it spent before; None: as it likes."""
 
-    max_cost_usd: float
+    max_cost_usd: float | None
 
 
 class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):

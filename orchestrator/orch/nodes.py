@@ -86,6 +86,8 @@ class Node:
     """Whether a process was started for the pending query since it was asked."""
     repaired: str = ""
     """What was found wrong with its transcript, the last time that anything was."""
+    untold: str = ""
+    """That, until it was told to somebody who asks the agent."""
     unheard: dict[str, Steered] = field(default_factory=dict)
     """What was said to it and is not in its conversation yet, by id, in order."""
     archives: dict[str, str] = field(default_factory=dict)
@@ -121,6 +123,10 @@ class Node:
     def was_ended(self) -> bool:
         """Whether somebody ended its last turn, which its process may not know."""
         return self.last is not None and self.last.ended
+
+    def warned(self, reply: Reply | None) -> Reply | None:
+        """Return `reply` with what whoever asked has yet to be told of the agent's transcript."""
+        return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
 
 
 class Nodes:
@@ -231,6 +237,7 @@ class Nodes:
         node.context_tokens, node.context_limit = entry.context_tokens, entry.context_limit
         node.last_activity = entry.at
         node.repaired = entry.repaired or node.repaired
+        node.untold = entry.repaired or node.untold
         # The transcript holds the seeded history from here on.
         node.spec = msgspec.structs.replace(node.spec, history=())
 
@@ -254,6 +261,8 @@ class Nodes:
         node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended)
         node.pending, node.last_activity = None, entry.at
         node.usage = node.usage + entry.usage
+        if entry.reply is not None and entry.reply.warning:
+            node.untold = ""
         node.context_tokens = entry.context_tokens or node.context_tokens
         if node.status == "busy":
             node.status = "idle"

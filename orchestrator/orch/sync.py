@@ -291,7 +291,10 @@ class Orchestrator(Hookable):
         return self._wait(self._aio.kill(*refs, all=all))
 
     def resume(self, ref: str | int, *, max_cost: float | None = None) -> Subagent:
-        """Let a killed or failed agent answer again. With `max_cost` any agent may spend so many USD in all."""
+        """Let a killed or failed agent answer again.
+
+        With `max_cost` any agent may spend so many USD in all, with `math.inf` as much as it likes.
+        """
         return Subagent(self, self._wait(self._aio.resume(ref, max_cost=max_cost)))
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -434,7 +437,7 @@ class Subagent:
         self._orchestrator._wait(self._agent.kill())
 
     def resume(self, *, max_cost: float | None = None) -> None:
-        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all."""
+        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any."""
         self._orchestrator._wait(self._agent.resume(max_cost=max_cost))
 
     # Its session: a tree, of which the conversation is one path.

@@ -233,7 +233,7 @@ class Tree:
             at=now,
             id=event.id,
             query_id=event.query_id,
-            reply=event.reply,
+            reply=node.warned(event.reply),
             error=event.error,
             usage=event.reply.usage if event.reply else event.usage,
             context_tokens=event.context_tokens,
@@ -433,8 +433,9 @@ class Tree:
         node = self.nodes[event.id]
         if node.deleted:
             raise refusal(event.id, node.deleted)
-        usd = event.max_cost_usd
-        limit: list[Entry] = [Budgeted(at=now, id=event.id, max_cost_usd=usd)] if usd is not None else []
+        usd, limit = event.max_cost_usd, list[Entry]()
+        if usd is not None or event.unlimited:
+            limit.append(Budgeted(at=now, id=event.id, max_cost_usd=usd))
         if node.status not in ("killed", "failed"):
             return Decision(limit)
         if node.running:

@@ -124,7 +124,8 @@ class Reply(Struct, frozen=True, gc=False):
     `id` is the agent's, `query_id` the turn's. `steps` counts model responses, `tool_calls` the calls that ran: a
     "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd. `archived_to` is
     the holder of the turn, once there is one. `unfinished` names the tools whose calls the end of the turn cut off, or
-    kept from running. A `local` one is for models of this machine alone.
+    kept from running. A `local` one is for models of this machine alone. `warning` says what was wrong with the agent's
+    transcript when it was opened for this turn: what it does not remember any more.
     """
 
     id: str
@@ -138,6 +139,7 @@ class Reply(Struct, frozen=True, gc=False):
     archived_to: str | None = None
     unfinished: tuple[str, ...] = ()
     local: bool = False
+    warning: str = ""
 
 
 def user(text: str) -> Message:

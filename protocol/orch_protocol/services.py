@@ -227,10 +227,12 @@ class NarrowAgent(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Resume(Struct, frozen=True, forbid_unknown_fields=True):
-    """Let a killed or failed agent answer again; with `max_cost_usd` it, or any other, may spend so much in all."""
+    """Let a killed or failed agent answer again; with `max_cost_usd` it, or any other, may spend so much in all, and
+    `unlimited` without a limit of its own."""
 
     ref: str
     max_cost_usd: float | None = None
+    unlimited: bool = False
 
 
 class List(Struct, frozen=True, forbid_unknown_fields=True):

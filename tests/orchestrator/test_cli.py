@@ -11,7 +11,7 @@ import pytest
 
 from orch.cli import VERBS, run, settings
 from orch.cli.failure import Failure
-from orchestrator.desk import ROW, SPAWNED, Desk, opened
+from orchestrator.desk import REPLY, ROW, SPAWNED, Desk, opened
 
 
 @pytest.fixture
@@ -252,7 +252,41 @@ def test_query_prints_the_answer(desk: Desk, capsys: Captured) -> None:
         "usage": {"input_tokens": 10, "output_tokens": 5, "cost_usd": 0.0},
         "tool_calls": 2,
         "files_changed": ["f"],
+        "warning": "",
     }
+
+
+@pytest.mark.parametrize(
+    "argv", [["query", "n", "go"], ["run", "go"], ["spawn", "t", "--query", "go"], ["collect", "n"]]
+)
+def test_what_was_wrong_with_a_transcript_is_told_to_who_asks(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """On stderr as a line, as JSON beside the answer."""
+    told = REPLY | {"warning": "its transcript\x1b[2J is gone"}
+    desk.answers |= {"query": told, "collect": told}
+    assert run(argv) == 0
+    out, err = capsys.readouterr()
+    assert "42" in out
+    assert err.splitlines()[-1] == "orch: agent abc: its transcript\\x1b[2J is gone"
+    assert run([*argv, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data.get("reply", data)["warning"] == told["warning"]
+
+
+def test_an_answer_for_which_nothing_was_done_is_seen_to_be_one(
+    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person at a terminal is told when no tool was called, whatever the answer says; scripts have the number."""
+    desk.answers["query"] = REPLY | {"text": "I have fixed it.", "tool_calls": 0}
+    assert run(["query", "n", "fix it"]) == 0
+    assert capsys.readouterr() == ("I have fixed it.\n", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert run(["query", "n", "fix it"]) == 0
+    assert "orch: no tool was called for this\n" in capsys.readouterr().err
+    assert run(["query", "n", "fix it", "--json"]) == 0
+    assert "no tool" not in capsys.readouterr().err
+    desk.answers["query"] = REPLY
+    assert run(["query", "n", "fix it"]) == 0
+    assert "no tool" not in capsys.readouterr().err
 
 
 def test_query_without_waiting_submits(desk: Desk, capsys: Captured) -> None:
@@ -314,6 +348,7 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
         (["kill", "1", "--json"], ("kill", {"refs": ["1"], "all": False, "dry_run": False}), '{"ids":["b","a"]}\n'),
         (["resume", "1"], ("resume", {"ref": "1", "max_cost_usd": None}), "abc\n"),
         (["resume", "1", "--max-cost", "$2.50"], ("resume", {"ref": "1", "max_cost_usd": 2.5}), "abc\n"),
+        (["resume", "1", "--max-cost", "none"], ("resume", {"ref": "1", "unlimited": True}), "abc\n"),
         (
             ["narrow", "1", "--tools", "file, git_log"],
             ("narrow", {"ref": "1", "tools": ["file", "git_log"]}),

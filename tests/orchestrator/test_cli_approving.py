@@ -87,6 +87,29 @@ def test_a_plan_is_shown_as_one(
     assert "  plan:\n  | # Do\n  | it\nApprove this plan? [y] yes, anything else: no" in said
 
 
+def test_who_spawns_and_asks_is_asked_too(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """With --query, at a terminal or by --approve; without a question there is nothing to answer."""
+    terminal(monkeypatch, "s\n")
+    assert run(["spawn", "look", "--query", "go"]) == 0
+    assert answers(desk) == [{"id": "q7", "allow": True, "scope": "session"}]
+    assert capsys.readouterr().out == "abc\n42\n"
+    desk.asked.clear()
+    assert run(["spawn", "look", "--query", "go", "--approve", "auto", "--json"]) == 0
+    assert answers(desk) == [{"id": "q7", "allow": True, "scope": "once"}]
+    assert json.loads(capsys.readouterr().out)["reply"]["text"] == "42"
+    desk.asked.clear()
+    assert run(["spawn", "look", "--approve", "deny"]) == 0
+    assert [method for method, _ in desk.asked] == ["spawn"]
+    assert desk.asked[0][1]["policy"]["channel"] == "cli"
+
+
+def test_nobody_can_be_asked_without_a_terminal(desk: Desk, capsys: Captured) -> None:
+    """That is said before an agent is made."""
+    assert run(["spawn", "look", "--query", "go", "--approve", "ask"]) == 2
+    assert desk.asked == []
+    assert "--approve ask needs a terminal" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("extra", "channel"), [([], "api"), (["--approve", "deny"], "cli")])
 def test_a_script_that_names_tools_has_said_yes_to_them(desk: Desk, extra: list[str], channel: str) -> None:
     """Without a terminal, and without a word about approval, it is a program like any other."""

@@ -315,6 +315,23 @@ def test_permissions_of_tools_are_merged_one_by_one(home: Path, project: Path) -
     assert "ignored policy.permissions.bash." in loaded.notes[0]
 
 
+def test_a_slip_in_the_name_of_a_tool_is_noticed(home: Path) -> None:
+    """A name that is nearly a built-in tool's is told with that one and its place; others may be a program's own."""
+    file = write(
+        home / "config.toml",
+        '[policy.permissions]\nbahs = "deny"\nbash = "ask"\nzebra = "deny"\n'
+        '[policy]\ndangerous_tools = ["run_pyton", "own"]\n',
+    )
+    slip, other = load(None, {}, home=home).notes
+    assert slip.startswith(f"{file}, line 2: policy.permissions names 'bahs', ")
+    assert "did you mean 'bash'? " in slip
+    assert other.startswith(f"{file}, line 6: policy.dangerous_tools names 'run_pyton', ")
+    assert "did you mean 'run_python'? " in other
+    noted = load(None, {"ORCH_POLICY__PERMISSIONS__WRITE_FLIE": "deny"}, home=Path("/nowhere")).notes
+    assert "variable ORCH_POLICY__PERMISSIONS__WRITE_FLIE: policy.permissions names 'write_flie'" in noted[0]
+    assert "'write_file'?" in noted[0]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -145,3 +145,18 @@ async def test_where_a_conversation_may_be_read_is_on_record(tmp_path: Path) -> 
         assert world.refolded().nodes.by_id == nodes.by_id
     async with World(tmp_path / "home", run="r", config=rules(), policy=local) as world:
         assert (await (await world.get(agent.id)).query("again")).local
+
+
+@virtual
+async def test_a_slip_in_a_programs_own_rules_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, when the first agent is spawned; not of a name that a tool of the program's really has."""
+
+    def wirte_file(path: str) -> str:
+        """Write nothing."""
+        return path
+
+    async with opened(tmp_path, config=rules(permissions={"bahs": "deny", "wirte_file": "deny"})) as world:
+        await world.scripted("-", tools=[wirte_file])
+        await world.scripted("-")
+    [line] = capsys.readouterr().err.splitlines()
+    assert "'bahs', which is no built-in tool: did you mean 'bash'?" in line

@@ -16,7 +16,7 @@ from orch.services import call
 from orch_protocol.config import BudgetConfig, SummaryConfig, TriggerConfig
 from orch_protocol.errors import AgentError, BudgetExceededError, ConfigError, ProtocolError
 from orch_protocol.messages import Message, ToolResult, text_of
-from orch_protocol.services import Reserve, Settle, Shown
+from orch_protocol.services import Reserve, Resume, Settle, Shown
 from orch_worker.backends import registry
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from paid import price
@@ -241,6 +241,26 @@ async def test_a_budget_is_configured(tmp_path: Path) -> None:
         assert [(await row(agent))[1] for agent in told] == [1.5, 1.5, 2.5, 3.5]
 
 
+@virtual
+async def test_a_limit_is_taken_away(tmp_path: Path) -> None:
+    """From the next query on the agent spends as it likes, also in another life of the root; not so those below it."""
+    async with World(tmp_path, run="r") as world:
+        agent = await buy(world, {"loop": ["done"]}, max_cost=1.5, tools=NEST)
+        await agent.query("one")
+        with pytest.raises(BudgetExceededError):
+            await agent.query("two")
+        await agent.resume(max_cost=math.inf)
+        await agent.query("two")
+        assert await row(agent) == (2.0, None)
+        id = agent.id
+    async with World(tmp_path, run="r") as world:
+        agent = await world.get(id)
+        await agent.query("three")
+        assert await row(agent) == (3.0, None)
+        with pytest.raises(ConfigError, match="one of them"):
+            await call(world.supervisor, None, "resume", Resume(id, 2.0, unlimited=True))
+
+
 @pytest.mark.parametrize("usd", [0, -1.0, math.nan, math.inf, "much"])
 @virtual
 async def test_what_is_no_amount_is_refused(tmp_path: Path, usd: Any) -> None:
@@ -250,8 +270,9 @@ async def test_what_is_no_amount_is_refused(tmp_path: Path, usd: Any) -> None:
             with pytest.raises(ConfigError, match="a number of dollars above 0"):
                 await buy(world, **options)
         agent = await buy(world)
-        with pytest.raises(ConfigError, match="a number of dollars above 0"):
-            await agent.resume(max_cost=usd)
+        if usd != math.inf:  # which takes a limit away
+            with pytest.raises(ConfigError, match="a number of dollars above 0"):
+                await agent.resume(max_cost=usd)
         assert len(await world.agents(all=True)) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -552,6 +553,23 @@ async def test_a_worker_that_cannot_leave_well_leaves(tmp_path: Path) -> None:
         assert await worker.ended == 3
         await until(lambda: world.status(agent) == "died")
         assert (await agent.query("go")).text == "one"
+
+
+@virtual
+async def test_who_asks_an_agent_that_forgot_everything_is_told(tmp_path: Path) -> None:
+    """Once, with the first answer after its session folder was deleted; the agent goes on with its task."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("one", "again", "and again")
+        assert (await agent.query("go")).warning == ""
+        world.launcher.worker(agent.id).die(9)
+        await until(lambda: world.status(agent) == "died")
+        shutil.rmtree((await agent.state()).folder)
+        reply = await agent.query("what did I ask?")
+        assert reply.warning == "its transcript is gone: it remembers nothing of what it was asked before"
+        again = await agent.collect(again=True)
+        assert again is not None
+        assert again.warning == reply.warning
+        assert (await agent.query("and now?")).warning == ""
 
 
 # Workers that are not what they should be.

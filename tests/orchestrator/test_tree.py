@@ -589,6 +589,11 @@ def test_what_was_wrong_with_a_transcript_is_known_from_then_on() -> None:
     forest.ask(id, "q2")
     forest.handle(WorkerUp(id, 2, 8, commands.Ready(entries=0)))
     assert "transcript is gone" in forest.tree.nodes[id].repaired
+    forest.finish(id, "q2")
+    last = forest.tree.nodes[id].last
+    assert last is not None
+    assert last.reply is not None
+    assert "transcript is gone" in last.reply.warning
 
 
 # Steering.

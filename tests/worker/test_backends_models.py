@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from orch_protocol.spec import BackendSpec
 from orch_worker.backends import models
 from orch_worker.backends.models import Entry, Model, Models, Provider
 from orch_worker.backends.registry import APIS, PROVIDERS, complete, template_for
+from orch_worker.backends.remote import Dialect, Remote
 from sources import ROOT
 
 KNOWN = Models(
@@ -264,3 +266,12 @@ class TestOverrides:
         with pytest.raises(ConfigError, match=what) as caught:
             models.load(tmp_path)
         assert str(tmp_path / "models.json") in str(caught.value)
+
+
+def test_a_key_may_be_any_word() -> None:
+    """One that reads `none` is a key like another; only one that is not there is missing."""
+    spec = models.equip(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
+    dialect = cast(Dialect, None)  # which nothing is said in
+    assert Remote(spec, {"ACME_API_KEY": "none"}, dialect)._key == "none"
+    with pytest.raises(ConfigError, match="acme:a-1 needs a key: set ACME_API_KEY"):
+        Remote(spec, {}, dialect)

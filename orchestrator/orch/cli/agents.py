@@ -62,12 +62,17 @@ def _kill(arguments: Namespace) -> int:
 def _resume_arguments(parser: ArgumentParser) -> None:
     words.ref(parser)
     parser.add_argument(
-        "--max-cost", type=words.dollars, metavar="USD", help="what it may spend in all; for any agent, killed or not"
+        "--max-cost",
+        type=words.limit,
+        metavar="USD",
+        help="what it may spend in all, none for no limit of its own; for any agent, killed or not",
     )
 
 
 def _resume(arguments: Namespace) -> int:
-    row = Connection().call("resume", words.clean({"ref": arguments.ref, "max_cost_usd": arguments.max_cost}))
+    limit = arguments.max_cost
+    budget = {"unlimited": True} if limit == words.UNLIMITED else {"max_cost_usd": limit}
+    row = Connection().call("resume", words.clean({"ref": arguments.ref, **budget}))
     words.say(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 

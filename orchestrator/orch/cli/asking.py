@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS", "agreed", "ask", "progress_argument", "query", "query_arguments", "stream_argument"]
 
-REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed")
+REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
 
 
@@ -68,55 +68,66 @@ def query(arguments: Namespace) -> int:
     return 0
 
 
-def ask(arguments: Namespace, connection: Connection, params: dict[str, Any], *, ends: bool = False) -> None:
+def ask(
+    arguments: Namespace,
+    connection: Connection,
+    params: dict[str, Any],
+    *,
+    ends: bool = False,
+    known: dict[str, Any] | None = None,
+) -> None:
     """Ask, wait and show the answer, or with --stream the whole turn; answer what needs approval. Raises Failure.
 
-    With `ends` the caller ends the agent then.
+    With `ends` the caller ends the agent then. As data the answer is the `reply` beside what is `known` already.
     """
     mode = mode_of(arguments.approve)
     params = params | ({"progress": True} if arguments.progress else {})
     if mode == "deny":
-        _ask(arguments, connection, params, None, ends)
-        return
-    approver = Approver(connection.sibling(), mode)
-    try:
-        _ask(arguments, connection, params | {"approve": True}, approver, ends)
-    finally:
-        approver.close()
+        reply = _answer(arguments, connection, params, None, ends)
+    else:
+        approver = Approver(connection.sibling(), mode)
+        try:
+            reply = _answer(arguments, connection, params | {"approve": True}, approver, ends)
+        finally:
+            approver.close()
+    _show(arguments, reply, agreed(reply) if known is None else known | {"reply": agreed(reply)})
 
 
-def _ask(
+def _answer(
     arguments: Namespace, connection: Connection, params: dict[str, Any], approver: Approver | None, ends: bool
-) -> None:
-    def heard(others: OnEvent | None = None) -> OnEvent | None:
+) -> dict[str, Any]:
+    def waited(others: OnEvent | None, *, quiet: bool) -> dict[str, Any]:
         if arguments.progress and not (arguments.stream and arguments.json):
             others = before(others)
-        return approver.before(others) if approver is not None else others
+        on_event = approver.before(others) if approver is not None else others
+        reply: dict[str, Any] = wait(connection, "query", params, on_event=on_event, quiet=quiet, ends=ends)
+        return reply
 
     if not arguments.stream:
-        reply = wait(connection, "query", params, on_event=heard(), quiet=arguments.json, ends=ends)
-        words.say(arguments, agreed(reply), render.shown(reply["text"]))
-        _say_where(reply)
-        return
+        return waited(None, quiet=arguments.json)
     from .watching import Transcript, json_line
 
     params |= {"stream": True}
     if arguments.json:
-        reply = wait(connection, "query", params, on_event=heard(json_line), quiet=True, ends=ends)
-        words.say(arguments, agreed(reply), "")
-        return
+        return waited(json_line, quiet=True)
     transcript = Transcript()
     try:
-        on_event = heard(transcript.event)
-        reply = wait(connection, "query", params, on_event=on_event, quiet=True, ends=ends)
+        reply = waited(transcript.event, quiet=True)
         transcript.reply(reply)
-        _say_where(reply)
+        return reply
     finally:
         transcript.end()
 
 
-def _say_where(reply: dict[str, Any]) -> None:
-    """Tell a person who is there that the conversation goes on with a local model."""
+def _show(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> None:
+    """Print an answer, unless it was streamed; on stderr what a person is to know of it besides."""
+    streamed = arguments.stream and not arguments.json
+    if not streamed:
+        words.say(arguments, data, render.shown(reply["text"]))
+    if reply["warning"]:
+        print(f"orch: agent {reply['id']}: {render.line(reply['warning'])}", file=sys.stderr)
+    if not reply["tool_calls"] and (streamed or (sys.stderr.isatty() and not arguments.json)):
+        print("orch: no tool was called for this", file=sys.stderr)  # whatever it says was done
     if reply.get("local") and sys.stderr.isatty():
         print("orch: this conversation is for local models alone by now", file=sys.stderr)
 
@@ -132,7 +143,8 @@ def _collect(arguments: Namespace) -> int:
     timeout = 0 if arguments.no_wait else arguments.timeout
     params = {"ref": arguments.ref, "timeout": timeout, "again": arguments.again}
     reply = wait(Connection(), "collect", params, quiet=arguments.json)
-    words.say(arguments, agreed(reply), render.shown(reply["text"]))
+    arguments.stream = False
+    _show(arguments, reply, agreed(reply))
     return 0
 
 

@@ -7,13 +7,13 @@ import os
 import sys
 
 from ..interrupts import Presses
-from . import render, words
+from . import words
 from .approving import approve_argument, channel_of, mode_of
-from .asking import agreed, ask, progress_argument, stream_argument
+from .asking import ask, progress_argument, stream_argument
 from .connection import Connection
 from .failure import Failure
 from .verb import Verb
-from .waiting import INTERRUPTED, wait
+from .waiting import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,10 +87,13 @@ def _spawn_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--query", metavar="PROMPT", nargs="?", const=True, help="ask it at once (the task itself without PROMPT)"
     )
+    approve_argument(parser)
 
 
 def _spawn(arguments: Namespace) -> int:
-    arguments.channel, arguments.dry_run = channel_of(None), False
+    arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
+    if arguments.query is not None:
+        arguments.approve = mode_of(arguments.approve)
     params, says = _params(arguments)
     connection = Connection()
     spawned = _call(connection, params, says)
@@ -101,8 +104,8 @@ def _spawn(arguments: Namespace) -> int:
     if not arguments.json:
         print(spawned["id"], flush=True)
     prompt = params["task"] if arguments.query is True else words.text(arguments.query)
-    reply = wait(connection, "query", {"ref": spawned["id"], "prompt": prompt}, quiet=arguments.json)
-    words.say(arguments, told | {"reply": agreed(reply)}, render.shown(reply["text"]))
+    arguments.stream = arguments.progress = False
+    ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, known=told)
     return 0
 
 

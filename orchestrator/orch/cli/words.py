@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["Once", "clean", "dollars", "names", "number", "ref", "say", "seconds", "text"]
+__all__ = ["UNLIMITED", "Once", "clean", "dollars", "limit", "names", "number", "ref", "say", "seconds", "text"]
+
+UNLIMITED = float("inf")
 
 
 class Once(argparse.Action):
@@ -78,6 +80,11 @@ def dollars(text: str) -> float:
     if not 0 < number <= 1e9:
         raise ArgumentTypeError(f"{text!r} is no amount of US dollars above 0")
     return number
+
+
+def limit(text: str) -> float:
+    """Return the amount of money that `text` is, UNLIMITED for none. Raises ArgumentTypeError."""
+    return UNLIMITED if text.lower() == "none" else dollars(text)
 
 
 def names(text: str) -> list[str]:

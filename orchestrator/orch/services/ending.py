@@ -66,13 +66,15 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
 async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentRow:
     """Let a killed or failed agent answer again; its next query starts a process.
 
-    With a limit on what it may spend, it goes by that one from its next query on.
+    With a limit on what it may spend, or without any, it goes by that from its next query on.
     """
     node = resolve(root.tree.nodes, params.ref)
     own_subtree(root, caller, node, "resume")
     if (limit := checked_cost(params.max_cost_usd)) is not None:
+        if params.unlimited:
+            raise ConfigError(f"max_cost_usd = {limit:g}, or unlimited: one of them")
         check_priced(node.spec.backend)
-    root.handle(events.Resume(node.spec.id, limit))
+    root.handle(events.Resume(node.spec.id, limit, params.unlimited))
     return row(root, node)
 
 

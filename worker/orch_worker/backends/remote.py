@@ -122,9 +122,10 @@ class Remote(Conversation):
             self.model = msgspec.convert(spec.options, Model)
         except msgspec.ValidationError as error:
             raise ConfigError(f"the options of {spec.provider}:{spec.model} do not fit: {error}") from error
-        self._key = next((keys[name] for name in self.model.keys if name in keys), NO_KEY)
-        if self._key == NO_KEY and self.model.keys:
+        key = next((keys[name] for name in self.model.keys if name in keys), None)
+        if key is None and self.model.keys:
             raise ConfigError(f"{spec.provider}:{spec.model} needs a key: set {' or '.join(self.model.keys)}")
+        self._key = NO_KEY if key is None else key
         self._headers = _headers(keys.get(self.model.headers_variable, ""))
         self._headers |= {name: value.replace("{key}", self._key) for name, value in self.model.headers.items()}
         address = PASSWORD.sub("//", self.model.base_url)

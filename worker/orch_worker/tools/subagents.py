@@ -134,7 +134,8 @@ async def _answer(context: ToolContext, service: str, ref: str, what: str | floa
         reply = None
     if reply is None:
         return ToolOutput(f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent.")
-    text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls):\n\n{reply.text}"
+    warning = f"; {reply.warning}" if reply.warning else ""
+    text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{reply.text}"
     return ToolOutput(text, local=reply.local)
 
 
