@@ -15,8 +15,9 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-__all__ = ["END_BYTES", "Chain", "Sealed", "seal", "sealed_at", "unseal"]
+__all__ = ["END_BYTES", "UNCHECKED", "Chain", "Sealed", "seal", "sealed_at", "unseal"]
 
+UNCHECKED: Final = "follows lost lines, so that it cannot be checked"
 MORE: Final = b',"m":1'
 
 END_BYTES: Final = 64
@@ -132,7 +133,7 @@ class Chain:
             self._expected += known
             return False, "its checksum does not match"
         self._accept(sealed)
-        return True, "follows lost lines, so that it cannot be checked"
+        return True, UNCHECKED
 
     def _accept(self, sealed: Sealed) -> None:
         self.seq, self.checksum = sealed.seq, sealed.checksum

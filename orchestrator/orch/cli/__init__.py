@@ -32,6 +32,7 @@ VERBS = {
     "demo": ("demo", "two agents over this folder: asked, archived, recalled, killed, revived"),
     "replay": ("replay", "what a recorded session costs under other policies, and what stays findable"),
     "doctor": ("doctor", "check what orch needs of this machine"),
+    "fsck": ("fsck", "look for damaged files, and mend what can be mended"),
 }
 """Each verb, the module it lives in, and what it does."""
 
