@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
+from orch.cli.failure import Failure
 from orch.cli.session_tree import drawn
 from orch_protocol.messages import Reply, assistant, user
 from orch_worker.transcript import Transcript
@@ -59,6 +60,15 @@ class TestImport:
         assert (params["repair"], params["which"], params["agent"]["cwd"]) == (True, 2, "/")
         assert run(["session", "import", "a", "b", "--json"]) == 0
         assert [each["id"] for each in json.loads(capsys.readouterr().out)] == ["abc", "abc"]
+
+    def test_the_second_file_is_damaged(self, desk: Desk, capsys: Captured) -> None:
+        """The agents that there are by then are told all the same."""
+        desk.answers["import"] = [desk.answers["import"], Failure("DamagedError", "line 7")]
+        desk.in_turn.add("import")
+        assert run(["session", "import", "a", "b", "--json"]) == 1
+        out, err = capsys.readouterr()
+        assert [each["id"] for each in json.loads(out)] == ["abc"]
+        assert json.loads(err)["error"] == {"type": "DamagedError", "message": "line 7"}
 
     def test_a_name_is_for_one(self, desk: Desk, capsys: Captured) -> None:
         """Two agents cannot have one name; nothing is asked."""

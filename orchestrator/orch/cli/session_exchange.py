@@ -42,15 +42,18 @@ def _import(arguments: Namespace) -> int:
     asked["agent"] = params if arguments.cwd is not None else params | {"cwd": None}  # the file may say
     connection = Connection()
     imported = []
-    for file in arguments.files:
-        path = {"path": os.path.abspath(file)}
-        imported.append(connection.call("import", words.clean(asked | path)))
-        if not arguments.json:
-            print(imported[-1]["id"], flush=True)
-        _remark(file, imported[-1], json=arguments.json)
+    try:
+        for file in arguments.files:
+            path = {"path": os.path.abspath(file)}
+            imported.append(connection.call("import", words.clean(asked | path)))
+            if not arguments.json:
+                print(imported[-1]["id"], flush=True)
+            _remark(file, imported[-1], json=arguments.json)
+    finally:
+        if imported:  # these are there, whatever becomes of the others
+            words.say(arguments, imported if len(arguments.files) > 1 else imported[0], "")
     if says is not None and sys.stderr.isatty():
         print(says, file=sys.stderr)
-    words.say(arguments, imported[0] if len(imported) == 1 else imported, "")
     return 0
 
 

@@ -37,7 +37,13 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
     path = Path(params.here, params.path)
     found = await root.disk.do(lambda: read_conversation(path, params.which, repair=params.repair))
     spec = await _adopt(root, params, found, path, None)
-    below = [await _adopt(root, params, each, path, spec) for each in found.below if has_messages(each)]
+    below: list[AgentSpec] = []
+    left: list[str] = []
+    for each in filter(has_messages, found.below):
+        try:
+            below.append(await _adopt(root, params, each, path, spec))
+        except OrchError as error:  # the conversation itself is there, and goes on
+            left.append(f"the subagent in {each.name} is left out: {error}")
     parents = {entry.parent_id for entry in found.entries}
     notes = dict.fromkeys((*found.notes, *(note for each in found.below for note in each.notes)))
     return Imported(
@@ -51,7 +57,7 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
         branches=sum(entry.id not in parents for entry in found.entries) - 1,
         below=tuple(each.id for each in below),
         repairs=found.repairs,
-        notes=tuple(notes),
+        notes=(*notes, *left),
     )
 
 

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
-from orch import ScriptedBackend
+from orch import ArchivalConfig, Config, ScriptedBackend
+from orch.exchange.found import Found
+from orch.exchange.planting import plant
+from orch.services import exchanging
 from orch_protocol.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
+from orch_protocol.exchange import ImportSession
 from orch_protocol.messages import assistant, text_of, tool_uses
 from orchestrator.world import opened
 from past import PROFILES, Life, steps
-from recordings import chat, dump_lines
+from recordings import chat, dump_lines, pi
 from sessions import pi_tree, subagent_rows, tree_rows
 
 
@@ -70,6 +74,24 @@ async def test_its_subagents_are_below_it(tmp_path: Path) -> None:
         assert (below.parent_id, below.depth, below.status, below.task) == (agent.id, 2, "cold", "Count the lines")
         assert above.name == "top"
         assert (await (await world.get(below.id)).query("And now?")).text == "x"
+
+
+async def test_a_subagent_that_cannot_be_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its conversation is left out and told of; the one that had started it is there all the same."""
+    dump_lines(tmp_path / "agent-a1b2.jsonl", subagent_rows())
+
+    def full(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> None:
+        if found.name.startswith("agent-"):
+            raise StoreError("disk full")
+        plant(folder, agent, cwd, found, source)
+
+    monkeypatch.setattr(exchanging, "plant", full)
+    async with opened(tmp_path / "home") as world:
+        asked = ImportSession(str(written(tmp_path, tree_rows())), "/", agent={"script": ["x"], "tools": []})
+        imported = await world._call("import", asked)
+        assert imported.below == ()
+        assert imported.notes[-1] == "the subagent in agent-a1b2.jsonl is left out: disk full"
+        assert [row.id for row in await world.agents(all=True)] == [imported.id]
 
 
 async def test_the_folder_is_the_conversations_own(tmp_path: Path) -> None:
@@ -139,6 +161,23 @@ async def test_a_list_of_messages(tmp_path: Path) -> None:
         shown = (await agent.show(100)).messages
         assert [message.role for message in shown[:3]] == ["system", "user", "assistant"]
         assert tool_uses(shown[2])[0].input == {"n": 123}
+
+
+async def test_what_a_compaction_stands_for_is_archived_whole(tmp_path: Path) -> None:
+    """What the other program had summarised away is found again once archival has taken it in."""
+    lines = pi(6, steps=3, size=4000)
+    kept = len(lines)
+    lines.append({"type": "compaction", "summary": "Modules were fixed.", "firstKeptEntryIndex": kept, "timestamp": ""})
+    lines += pi(2, steps=3, size=4000)[1:]
+    config = Config(archival=ArchivalConfig(enabled=True, profile="economy", async_=False))
+    async with opened(tmp_path / "home", config=config) as world:
+        agent = await world.import_session(written(tmp_path, lines), backend=backend("done"), tools=[])
+        assert "took 0077 ms" not in str((await agent.show(1000)).messages[0])
+        await agent.query("And?")
+        rows = await world.archives(agent.id)
+        assert rows[0].messages >= 6 * 8
+        (hit, *_) = await world.search_archive("handler_4_1 src/mod_4.py", ref=agent.id)
+        assert hit.id == rows[0].id
 
 
 def test_archives_of_a_session_of_ours_come_along(tmp_path: Path) -> None:
