@@ -29,9 +29,10 @@ from orch_protocol.hooks import (
 )
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS
-from orch_worker.hook_calls import HookContext
+from orch_worker.chain import Late
+from orch_worker.hook_calls import HookContext, awaited, in_thread
 from orch_worker.hooks import Hook, Registry, make_hook
-from orch_worker.threads import Overdue, Threads
+from orch_worker.threads import Threads
 
 from .hook_records import record, summed
 
@@ -108,25 +109,15 @@ class RootHooks:
             return HookSaid(error=f"was given no event: {error}")
         try:
             return _said(await self._call(hook, event, self._context(hook, spec, say)))
-        except Overdue:
-            return HookSaid(error=f"did not answer within {hook.row.seconds:g} s", late=True)
+        except Late as error:
+            return HookSaid(error=str(error), late=True)
         except Exception as error:
             return HookSaid(error=f"failed: {type(error).__name__}: {error}")
 
     async def _call(self, hook: Hook, event: Event, context: HookContext) -> Any:
         if not hook.row.aside:
-            if hook.row.name in self._threads.overdue:
-                return HookSaid(error="is still at work on an earlier event", late=True)
-            return await self._threads.run(hook.row.name, lambda: hook.handler(event, context), hook.row.seconds)
-        task = asyncio.ensure_future(hook.handler(event, context))
-        try:
-            done, _ = await asyncio.wait({task}, timeout=hook.row.seconds)
-        finally:
-            if not task.done():
-                task.cancel()
-        if not done:
-            raise Overdue
-        return task.result()
+            return await in_thread(self._threads, hook, event, context)
+        return await awaited(hook, event, context)
 
     def _context(self, hook: Hook, spec: AgentSpec, say: Say) -> HookContext:
         key = (hook.row.name, spec.id)

@@ -24,7 +24,7 @@ from .hooks import Hook, Registry
 from .threads import Overdue, Threads
 from .tools.base import CallRoot
 
-__all__ = ["HookCalls", "HookContext", "Tell"]
+__all__ = ["HookCalls", "HookContext", "Tell", "awaited", "in_thread"]
 
 ROOT_SECONDS: Final = 2.0
 """What a call to the root may take beyond the time that the hook has there."""
@@ -199,45 +199,23 @@ class HookCalls:
     async def _call(self, hook: Hook, event: Event) -> Any:
         if isinstance(hook.handler, AtRoot):
             return await hook.handler.ask(hook, event)
-        name, seconds = hook.row.name, hook.row.seconds
         if isinstance(event, (ToolCall, ToolReturn)):
             event = replace(event, input=deepcopy(event.input))  # its own: who observes cannot change it in place
-        context = self._context(name)
+        context = self._context(hook.row.name)
         if not hook.row.aside:
-            if name in self._threads.overdue:
-                raise Late("is still at work on an earlier event")
-            try:
-                return await self._threads.run(name, lambda: hook.handler(event, context), seconds)
-            except Overdue:
-                raise Late(f"did not answer within {seconds:g} s") from None
+            return await in_thread(self._threads, hook, event, context)
         if hook.row.kind == "observe":
             task = asyncio.create_task(self._watch(hook, event, context))
             self._aside.add(task)
             task.add_done_callback(self._aside.discard)
             return None
-        return await self._within(hook, event, context)
-
-    async def _within(self, hook: Hook, event: Event, context: HookContext) -> Any:
-        """Return what an async hook says. One that ignores its deadline is left behind."""
-        task: asyncio.Task[Any] = asyncio.create_task(_leaving(hook.handler, event, context))
-        try:
-            done, _ = await asyncio.wait({task}, timeout=hook.row.seconds)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if not done:
-            task.cancel()
-            task.add_done_callback(_retrieve)
-            raise Late(f"did not answer within {hook.row.seconds:g} s")
-        if task.cancelled():
-            raise RuntimeError("cancelled itself")
-        return task.result()
+        return await awaited(hook, event, context)
 
     async def _watch(self, hook: Hook, event: Event, context: HookContext) -> None:
         """Let a hook that only observes run beside the agent, which does not wait for it."""
         why, late, began = "", False, time.perf_counter()
         try:
-            if await self._within(hook, event, context) is not None:
+            if await awaited(hook, event, context) is not None:
                 why = "returned something, but it is there to observe"
         except Late as error:
             why, late = str(error), True
@@ -305,6 +283,33 @@ def told(done: Done) -> str:
     over = "".join(f"; {field} over that of {other}" for field, other in done.overrode)
     why = f"; {done.error}" if done.error else ""
     return f"{done.stage}: {what}{over}{why}"[:MOST_SHOWN]
+
+
+async def in_thread(threads: Threads, hook: Hook, event: Event, context: HookContext) -> Any:
+    """Return what a plain hook says. Raises Late at its deadline, and at once while an earlier call hangs."""
+    if hook.row.name in threads.overdue:
+        raise Late("is still at work on an earlier event")
+    try:
+        return await threads.run(hook.row.name, lambda: hook.handler(event, context), hook.row.seconds)
+    except Overdue:
+        raise Late(f"did not answer within {hook.row.seconds:g} s") from None
+
+
+async def awaited(hook: Hook, event: Event, context: HookContext) -> Any:
+    """Return what an async hook says. Raises Late at its deadline; one that ignores that is left behind."""
+    task: asyncio.Task[Any] = asyncio.create_task(_leaving(hook.handler, event, context))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=hook.row.seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        task.add_done_callback(_retrieve)
+        raise Late(f"did not answer within {hook.row.seconds:g} s")
+    if task.cancelled():
+        raise RuntimeError("cancelled itself")
+    return task.result()
 
 
 async def _leaving(handler: Callable[..., Any], event: Event, context: HookContext) -> Any:

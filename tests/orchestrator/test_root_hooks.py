@@ -1,0 +1,126 @@
+"""Hooks of the root's program: what they are given, what they say, and what goes wrong in them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw, msgpack
+
+from orch.hook_records import tallies
+from orch.root_hooks import RootHooks
+from orch_protocol.errors import ConfigError
+from orch_protocol.hooks import STAGES, Abort, Event, HookSaid, HookTally, OutputPatch, RunHook, TurnEnd
+from orch_protocol.hooks import Output as Replied
+from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.hooks import make_hook
+
+SPEC = AgentSpec("a1", 1, "a", "task", BackendSpec("scripted"), "/nowhere", "/work", depth=3)
+SAID = Replied(text="hello", stop_reason="end_turn")
+
+
+async def run(hooks: RootHooks, event: Event = SAID, name: str = "h", stage: str | None = None) -> HookSaid:
+    """Let the agent ask for the hook `name`."""
+    asked = RunHook(name, stage or event.stage, Raw(msgpack.encode(event)))
+    return await hooks.run(asked, SPEC, lambda _id, _text, _follow_up: None)
+
+
+def holding(home: Path, handler: Callable[..., Any], stage: str = "before_output", **options: Any) -> RootHooks:
+    """Return hooks with one function."""
+    hooks = RootHooks(home)
+    hooks.register(make_hook(handler, stage, name="h", **options))
+    return hooks
+
+
+@pytest.mark.parametrize(
+    ("answer", "patch", "decision"),
+    [
+        (None, None, None),
+        (OutputPatch(text="x"), {"text": "x"}, None),
+        ({"text": "x"}, {"text": "x"}, None),
+        (Abort("no"), None, Abort("no")),
+    ],
+)
+async def test_what_a_function_returns_goes_back_as_data(
+    tmp_path: Path, answer: Any, patch: Any, decision: Any
+) -> None:
+    """A patch, a dictionary, a decision and nothing each come to the agent as what they are."""
+    said = await run(holding(tmp_path, lambda _event, _ctx: answer))
+    assert (msgpack.decode(said.patch), said.decision, said.error) == (patch, decision, "")
+
+
+async def test_it_is_told_of_the_agent_and_keeps_state(tmp_path: Path) -> None:
+    """A function is given the very event, knows whose it is, and finds what it kept for that agent."""
+    seen: list[Any] = []
+
+    def look(event: Event, ctx: Any) -> None:
+        ctx.state["n"] = ctx.state.get("n", 0) + 1
+        seen.append((event, ctx.agent_id, ctx.depth, str(ctx.cwd), ctx.state["n"], ctx.messages))
+
+    hooks = holding(tmp_path, look)
+    await run(hooks)
+    await run(hooks)
+    assert seen == [(SAID, "a1", 3, "/work", number, ()) for number in (1, 2)]
+    hooks.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
+async def test_whatever_it_raises_is_told(tmp_path: Path, error: BaseException) -> None:
+    """An error, and what would end the program, is told to the agent, from a thread and from a coroutine."""
+
+    def plain(_event: Any, _ctx: Any) -> None:
+        raise error
+
+    async def later(_event: Any, _ctx: Any) -> None:
+        raise error
+
+    for handler in (plain, later):
+        hooks = holding(tmp_path, handler)
+        assert type(error).__name__ in (await run(hooks)).error
+        hooks.close()
+
+
+async def test_one_that_hangs_is_late_at_once_the_next_time(tmp_path: Path) -> None:
+    """At its deadline a function is late; while it hangs it is not called again."""
+    go = threading.Event()
+    hooks = holding(tmp_path, lambda _event, _ctx: go.wait(30), timeout=0.01)
+    assert (await run(hooks)).late
+    said = await run(hooks)
+    assert (said.error, said.late) == ("is still at work on an earlier event", True)
+    go.set()
+
+
+async def test_what_an_agent_cannot_ask_for(tmp_path: Path) -> None:
+    """A hook that is not there, another stage, and what is no event are errors, and nothing is called."""
+    called: list[Any] = []
+    hooks = holding(tmp_path, lambda event, _ctx: called.append(event))
+    assert "no hook 'x'" in (await run(hooks, name="x")).error
+    assert "'turn_end'" in (await run(hooks, TurnEnd(text="", stop_reason="end_turn"))).error
+    assert "no event" in (await hooks.run(RunHook("h", "before_output", Raw(b"\x01")), SPEC, lambda *_: None)).error
+    assert "no patch" in (await run(holding(tmp_path, lambda _event, _ctx: 3))).error
+    assert called == []
+
+
+async def test_agents_are_told_what_there_is(tmp_path: Path) -> None:
+    """The rows are those of the hooks, in order, without stages at which the program may be gone."""
+    hooks = holding(tmp_path, print, "*")
+    assert [row.name for row in hooks.rows] == ["h"]
+    assert set(hooks.rows[0].stages) == set(STAGES) - {"session_end"}
+    with pytest.raises(ConfigError, match="name it under"):
+        hooks.register(make_hook(print, "session_end", name="late"))
+    hooks.remove("h")
+    assert hooks.rows == ()
+
+
+async def test_figures_are_on_record_when_it_is_closed(tmp_path: Path) -> None:
+    """What hooks did adds up, and is written at the end at the latest."""
+    hooks = holding(tmp_path, print)
+    written: list[Any] = []
+    for _ in range(2):
+        hooks.ran([HookTally(hooks.rows[0], 1, 0.5)], lambda *work: written.append(work))
+    hooks.close()
+    assert written == []
+    assert (tallies(tmp_path)["h"].tally.calls, tallies(tmp_path)["h"].tally.seconds) == (2, 1.0)
