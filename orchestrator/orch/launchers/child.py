@@ -86,8 +86,8 @@ class Child:
             self.ended.set_result(code)
 
     def orphan(self) -> None:
-        """End the process, of which nobody will report."""
-        self._reaper = kernel.exit_status
+        """End the process, of which nobody will report. Of the first process of a container it is a child now."""
+        self._reaper = kernel.reap
         self.kill()
         if self._patience is not None and not self.ended.done():
             self._gone()

@@ -12,7 +12,7 @@ from orch_protocol.errors import LaunchError
 from orch_protocol.spec import Template
 from orch_protocol.wire import DECODE_ERRORS
 from orch_protocol.zygote import Booted, BootFailed, Exited, Fork, Forked, ForkFailed, decode_report, encode
-from orch_worker.kernel import exit_status, kill
+from orch_worker.kernel import exit_status, kill, reap
 
 from .base import LaunchRequest
 from .child import Child, Children, birth_pipe
@@ -100,8 +100,11 @@ class Forker:
                 if self._waiting.pop(req, None) is not None:
                     release(lifeline)
 
-    def fail(self, reason: str) -> None:
-        """End the zygote and all its workers, and refuse what waits for it, for `reason`."""
+    def fail(self, reason: str, *, orphaned: bool = False) -> None:
+        """End the zygote and all its workers, and refuse what waits for it, for `reason`.
+
+        `orphaned`: its parent is gone, and it may have fallen to this process, which then buries it.
+        """
         if self.failure is not None:
             return
         self.failure = reason
@@ -112,7 +115,10 @@ class Forker:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             kill(self._pidfd)
-            release(self._pidfd)
+            if orphaned:
+                self._loop.add_reader(self._pidfd, self._bury)
+            else:
+                release(self._pidfd)
         for future, lifeline, _ in self._waiting.values():
             self._refuse(future, lifeline, reason)
         self._waiting.clear()
@@ -174,6 +180,11 @@ class Forker:
                 self._booting.cancel()
             case BootFailed(text):
                 self.fail(f"the {self._template} zygote could not load its template:\n{text}")
+
+    def _bury(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        reap(self._pidfd)
+        release(self._pidfd)
 
     def _refuse(self, future: asyncio.Future[Child], lifeline: int, reason: str) -> None:
         release(lifeline)

@@ -115,7 +115,7 @@ class ZygoteLauncher:
     def _shim_ended(self, reason: str) -> None:
         self._shim = None
         for forker in self._forkers.values():
-            forker.fail(reason)
+            forker.fail(reason, orphaned=True)
 
     def _sweep(self) -> None:
         if self._shim is not None:
