@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from orch_protocol.entries import BranchSummary, CompactionEntry, CustomMessage, MessageEntry, Telling
+from orch_protocol.entries import (
+    ArchiveEntry,
+    BranchSummary,
+    CompactionEntry,
+    CustomMessage,
+    MessageEntry,
+    Telling,
+    UpgradeEntry,
+)
 from orch_protocol.errors import DamagedError, ForeignFileError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage
 
 from ..exchange.found import Found, Told
 from ..exchange.reading import read_file
-from .recording import Compaction, Recorded, Recording
+from .recording import Archived, Change, Compaction, Recorded, Recording
 
 __all__ = ["read_recordings"]
 
@@ -41,7 +49,7 @@ def read_recordings(path: Path) -> list[Recording]:
 
 def _recording(found: Found) -> Recording:
     messages: list[Recorded] = []
-    compactions: list[Compaction] = []
+    changes: list[Change] = []
     places: dict[str, int] = {}
     for entry in _path(found):
         places[entry.id] = len(messages)
@@ -49,8 +57,11 @@ def _recording(found: Found) -> Recording:
             messages.append(_recorded(entry))
         elif isinstance(entry, CompactionEntry):
             kept = places[entry.first_kept_entry_id]
-            compactions.append(Compaction(len(messages), kept, entry.summary))
-    return Recording(found.name, found.shape, tuple(messages), tuple(compactions), found.ratios)
+            changes.append(Compaction(len(messages), kept, entry.summary))
+        elif isinstance(entry, (ArchiveEntry, UpgradeEntry)):
+            change = entry.collapse if isinstance(entry, ArchiveEntry) else entry.upgrade
+            changes.append(Archived(len(messages), change))
+    return Recording(found.name, found.shape, tuple(messages), tuple(changes), found.ratios)
 
 
 def _path(found: Found) -> Iterator[Told]:
@@ -66,11 +77,11 @@ def _path(found: Found) -> Iterator[Told]:
 
 def _recorded(entry: Telling) -> Recorded:
     if not isinstance(entry, MessageEntry):
-        return Recorded(entry.message, at=_seconds(entry.timestamp))
+        return Recorded(entry.message, at=_seconds(entry.timestamp), id=entry.id)
     told = entry.usage or (entry.origin.usage if entry.origin else None)
     usage = told if told is not None and entry.message.role == "assistant" else Usage()
     given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    return Recorded(entry.message, given or None, usage.output_tokens or None, _seconds(entry.timestamp))
+    return Recorded(entry.message, given or None, usage.output_tokens or None, _seconds(entry.timestamp), entry.id)
 
 
 def _seconds(timestamp: str) -> float | None:
@@ -96,8 +107,12 @@ def _whole_calls(recording: Recording) -> Recording:
             moved.append(len(found))
             found.append(each)
     moved.append(len(found))
-    compactions = tuple(
-        Compaction(moved[min(each.before, len(moved) - 1)], moved[min(each.kept, len(moved) - 1)], each.summary)
-        for each in recording.compactions
-    )
-    return msgspec.structs.replace(recording, messages=tuple(found), compactions=compactions)
+    changes = tuple(_moved(change, moved) for change in recording.changes)
+    return msgspec.structs.replace(recording, messages=tuple(found), changes=changes)
+
+
+def _moved(change: Change, moved: Sequence[int]) -> Change:
+    before = moved[change.before]
+    if isinstance(change, Compaction):
+        return Compaction(before, moved[change.kept], change.summary)
+    return Archived(before, change.change)

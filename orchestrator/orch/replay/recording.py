@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from orch_protocol.archive import Collapse, Upgrade
+from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message
 from orch_worker.estimate import PLAIN, Estimator, Ratios
-from orch_worker.stubs import summary_message
+from orch_worker.view import View
 
-__all__ = ["ASSUMED_BESIDE", "Compaction", "Recorded", "Recording", "Scale", "scale_of"]
+__all__ = ["ASSUMED_BESIDE", "Archived", "Change", "Compaction", "Recorded", "Recording", "Scale", "scale_of"]
 
 ASSUMED_BESIDE: Final = 12_000
 
@@ -19,13 +23,14 @@ ASSUMED_BESIDE: Final = 12_000
 class Recorded(Struct, frozen=True):
     """One message. Of an assistant's, `input_tokens` and `output_tokens` are what its call was reported to take.
 
-    `at` is when, in seconds, if the recording tells.
+    `at` is when, in seconds, if the recording tells; `id` the entry of a session file that it was.
     """
 
     message: Message
     input_tokens: int | None = None
     output_tokens: int | None = None
     at: float | None = None
+    id: str = ""
 
 
 class Compaction(Struct, frozen=True):
@@ -36,13 +41,24 @@ class Compaction(Struct, frozen=True):
     summary: str
 
 
+class Archived(Struct, frozen=True):
+    """What the session itself did before message `before`: a part of it went to a holder, or a stub reads better."""
+
+    before: int
+    change: Collapse | Upgrade
+
+
+Change: TypeAlias = Compaction | Archived
+"""What a session did about its own past."""
+
+
 class Recording(Struct, frozen=True):
     """One conversation. `shape` is what it was recorded as; `ratios` those of the model it was recorded with."""
 
     name: str
     shape: str
     messages: tuple[Recorded, ...]
-    compactions: tuple[Compaction, ...] = ()
+    changes: tuple[Change, ...] = ()
     ratios: Ratios = PLAIN
 
     @property
@@ -55,19 +71,32 @@ class Recording(Struct, frozen=True):
         ]
 
     def contexts(self) -> list[tuple[int, list[Message]]]:
-        """Return each call's place and the messages its request really had, the session's own compactions applied."""
+        """Return each call's place and the messages its request really had: what the session itself did is done."""
         found: list[tuple[int, list[Message]]] = []
         calls = set(self.calls)
-        compactions = {compaction.before: compaction for compaction in self.compactions}
-        context: list[tuple[int, Message]] = []
+        changes: dict[int, list[Change]] = defaultdict(list)
+        for change in self.changes:
+            changes[change.before].append(change)
+        view: View[int] = View()
         for place, each in enumerate(self.messages):
-            if compaction := compactions.get(place):
-                kept = [entry for entry in context if entry[0] >= compaction.kept]
-                context = [*([(-1, summary_message(compaction.summary))] if compaction.summary else []), *kept]
+            for change in changes.get(place, ()):
+                _apply(view, change)
             if place in calls:
-                found.append((place, [message for _, message in context]))
-            context.append((place, each.message))
+                found.append((place, [message for message in view if message.content]))
+            view.add(each.id or f"#{place}", each.message, place)
         return found
+
+
+def _apply(view: View[int], change: Change) -> None:
+    if isinstance(change, Compaction):
+        stop = next((at for at, item in enumerate(view.items) if item.note >= change.kept), len(view.items))
+        view.compact(change.summary, stop, f"#{change.before}", -1)
+    elif isinstance(change.change, Collapse):
+        with contextlib.suppress(StoreError):  # as in the session: what is not shown any more cannot leave
+            start, _ = view.part(change.change.first, change.change.last)
+            view.collapse(change.change, view.items[start].note)
+    else:
+        view.upgrade(change.change)
 
 
 class Scale:

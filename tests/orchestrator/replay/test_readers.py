@@ -120,7 +120,7 @@ def test_cut_off_calls_get_a_result(tmp_path: Path) -> None:
     calls = [block for each in found.messages for block in each.message.content if isinstance(block, ToolUse)]
     results = [block for each in found.messages for block in each.message.content if isinstance(block, ToolResult)]
     assert [call.id for call in calls] == [result.tool_use_id for result in results]
-    assert found.compactions[0].kept == 4
+    assert [(change.before, change.kept) for change in found.changes] == [(8, 4)]
     last = [*pi(1)[:3]]
     (open_end,) = read_recordings(dump_lines(tmp_path / "t.jsonl", last))
     assert len(open_end.messages) == 2
