@@ -131,7 +131,7 @@ def test_who_waits_at_a_terminal_sees_who_works(shell: Shell) -> None:
     seen += os.read(ours, 1000)
     os.close(ours)
     assert seen.startswith(b"\rreader: busy, ")
-    assert seen.endswith(b"\r\x1b[K")
+    assert seen.endswith(b"\r\x1b[Korch: no tool was called for this\r\n")
 
 
 def test_a_second_query_and_a_timeout_leave_the_agent_alone(shell: Shell) -> None:
