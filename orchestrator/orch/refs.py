@@ -1,4 +1,4 @@
-"""From what a person types to the agent that is meant: sequence number, id, unique prefix of an id, or name."""
+"""From what a person types to the agent that is meant: sequence number, id, unique prefix of an id, name, or latest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .nodes import Node, Nodes
 
 __all__ = ["resolve"]
 
+LATEST = "latest"
 SHOWN = 80
 MOST_COMPARED = 2000
 
@@ -17,7 +18,8 @@ MOST_COMPARED = 2000
 def resolve(nodes: Nodes, ref: str) -> Node:
     """Return the agent that `ref` means. Raises AgentNotFoundError or AmbiguousRefError, naming the candidates.
 
-    All digits are a sequence number. Then, first match wins: exact id, name, prefix of exactly one id.
+    All digits are a sequence number. Then, first match wins: exact id, name, prefix of exactly one id; `latest` is the
+    agent that was active last.
     """
     ref = ref.strip()
     if not ref:
@@ -36,6 +38,8 @@ def resolve(nodes: Nodes, ref: str) -> Node:
     named = [node for node in nodes if node.spec.name == ref]
     if named:
         return named[-1]
+    if ref == LATEST and (agents := [node for node in nodes if not node.is_holder]):
+        return max(agents, key=lambda node: node.last_activity)
     matches = [node for id, node in nodes.by_id.items() if id.startswith(ref)]
     if len(matches) == 1:
         return matches[0]

@@ -1,7 +1,7 @@
 """What can be asked of a root: the parameters and results of each service.
 
 One table serves workers (RootCall), the CLI and every other door. `caller` is never a parameter: the root knows who
-asks. A `ref` is a sequence number, an id, a unique prefix of an id, or a name.
+asks. A `ref` is a sequence number, an id, a unique prefix of an id, a name, or `latest`.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Edited(Struct, frozen=True, omit_defaults=True):
 
 
 class ShowSession(Struct, frozen=True, forbid_unknown_fields=True):
-    """The session of `ref`, or of the agent that was active last: `latest`; with its last `most` entries, None: all."""
+    """The session of `ref`, with its last `most` entries, None: all."""
 
     ref: str
     most: int | None = None

@@ -219,7 +219,7 @@ async def test_latest_is_who_was_active_last(tmp_path: Path) -> None:
         one, two = await spawned(o, "1", "2"), await spawned(o, "1")
         await two.query("go")
         await one.query("go")
-        assert (await o._call("session", ShowSession("latest"))).id == one.id
+        assert (await o._call("session", ShowSession("latest"))).id == (await o.get("latest")).id == one.id
         named = await spawned(o, "1", name="latest")
         await one.query("go")
         assert (await o._call("session", ShowSession("latest"))).id == named.id

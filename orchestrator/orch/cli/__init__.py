@@ -116,7 +116,7 @@ Agents that are processes: spawn one, ask it, kill it, ask it again.
 
 {verbs}
 
-REF is an agent's number, id, beginning of an id, or name. `orch COMMAND --help` has an example.
+REF is an agent's number, id, beginning of an id, or name, or latest. `orch COMMAND --help` has an example.
 Exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit reached, 130 interrupted."""
 
 

@@ -30,7 +30,7 @@ class Once(argparse.Action):
 
 def ref(parser: ArgumentParser) -> None:
     """Let the command take an agent."""
-    parser.add_argument("ref", metavar="REF", help="number, id, beginning of an id, or name of an agent")
+    parser.add_argument("ref", metavar="REF", help="number, id, beginning of an id, or name of an agent; or latest")
 
 
 def text(argument: str) -> str:

@@ -33,9 +33,8 @@ from ..tree import BOOT_SECONDS
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["LATEST", "change_session", "session", "session_of"]
+__all__ = ["change_session", "session", "session_of"]
 
-LATEST: Final = "latest"
 EDIT_SECONDS: Final = 30.0
 """A process reads its whole file again when its conversation goes back: large ones take seconds."""
 
@@ -61,13 +60,8 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
 
 
 def session_of(root: Supervisor, ref: str) -> Node:
-    """Return the agent that `ref` means; `latest` is the one that was active last. Raises AgentError, ConfigError."""
-    nodes = root.tree.nodes
-    if ref.strip() == LATEST and LATEST not in nodes.names:
-        agents = [node for node in nodes if not node.is_holder]
-        if agents:
-            return max(agents, key=lambda node: node.last_activity)
-    node = resolve(nodes, ref)
+    """Return the agent that `ref` means, which is no holder. Raises AgentError, ConfigError."""
+    node = resolve(root.tree.nodes, ref)
     if node.is_holder:
         raise ConfigError(f"{ref!r} is an archive, and no session of its own; `orch archive read` shows what it holds")
     return node
