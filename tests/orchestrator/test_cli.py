@@ -261,12 +261,12 @@ def test_query_prints_the_answer(desk: Desk, capsys: Captured) -> None:
 )
 def test_what_was_wrong_with_a_transcript_is_told_to_who_asks(desk: Desk, capsys: Captured, argv: list[str]) -> None:
     """On stderr as a line, as JSON beside the answer."""
-    told = REPLY | {"warning": "its transcript\x1b[2J is gone"}
+    told = REPLY | {"warning": f"its transcript\x1b[2J {'is gone ' * 30}"}
     desk.answers |= {"query": told, "collect": told}
     assert run(argv) == 0
     out, err = capsys.readouterr()
     assert "42" in out
-    assert err.splitlines()[-1] == "orch: agent abc: its transcript\\x1b[2J is gone"
+    assert err.splitlines()[-1] == f"orch: agent abc: its transcript\\x1b[2J {'is gone ' * 30}"
     assert run([*argv, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data.get("reply", data)["warning"] == told["warning"]

@@ -125,7 +125,7 @@ def _show(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> 
     if not streamed:
         words.say(arguments, data, render.shown(reply["text"]))
     if reply["warning"]:
-        print(f"orch: agent {reply['id']}: {render.line(reply['warning'])}", file=sys.stderr)
+        print(f"orch: agent {reply['id']}: {render.safe(reply['warning'])}", file=sys.stderr)
     if not reply["tool_calls"] and (streamed or (sys.stderr.isatty() and not arguments.json)):
         print("orch: no tool was called for this", file=sys.stderr)  # whatever it says was done
     if reply.get("local") and sys.stderr.isatty():
