@@ -89,8 +89,8 @@ class Session:
         """The query whose turn has messages and no end: cut short, or still running. None when there is none."""
         self.usage = Usage()
         """What all turns used together, on all branches, those cut short included, as far as it is on record."""
-        self.plan_approved = False
-        """Whether a plan of the agent's was approved, on whatever branch."""
+        self._approved: set[str] = set()
+        """Agents of whom a plan was approved, on whatever branch."""
         self.tasks: tuple[Task, ...] = ()
         """What the agent means to do, as the path has it."""
         self.turns = 0
@@ -151,6 +151,11 @@ class Session:
         return self._messages
 
     @property
+    def plan_approved(self) -> bool:
+        """Whether a plan of the agent's was approved: of this one, not of one whose conversation it goes on with."""
+        return self.header is not None and self.header.agent in self._approved
+
+    @property
     def unanswered(self) -> tuple[str, ...]:
         """Names of the tools that were called last, and of whose calls no result is on record."""
         last = self.view.items[-1].message if self.view.items else NOTHING
@@ -171,7 +176,7 @@ class Session:
         if isinstance(entry, (MessageEntry, TurnEnd)):
             self._count(entry)
         elif isinstance(entry, PlanApproved):
-            self.plan_approved = self.plan_approved or (self.header is not None and entry.agent == self.header.agent)
+            self._approved.add(entry.agent)
         if shown:
             self._tell(entry)
         elif not isinstance(entry, LeftEntry):
