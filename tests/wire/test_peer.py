@@ -117,7 +117,7 @@ async def test_parallel_calls_make_a_round_trip(talk: Talk) -> None:
 
 async def test_rate_limit(talk: Talk) -> None:
     """A rate limit is one, and the wait it names is the wait."""
-    talk.backend.policy = Policy(attempts=2)
+    talk.backend.policy = Policy(refusals=2)
     with pytest.raises(RateLimitError, match="Slow down"):
         await talk.ask("limited")
     assert talk.waits == [3.0]
