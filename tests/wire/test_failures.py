@@ -308,7 +308,7 @@ class TestDeadlines:
     async def test_silence_before_the_first_byte(self, server: ModelServer, talk: Talk) -> None:
         """A server that takes a request and says nothing is given up."""
         talk.backend.policy = Policy(attempts=2)
-        talk.backend.deadlines = Deadlines(first=0.05)
+        talk.backend.deadlines = Deadlines(first=0.25)
         server.otherwise = lambda _: Answer(gate=asyncio.Event())
         with pytest.raises(BackendTimeoutError, match="nothing was heard"):
             await talk.ask()
