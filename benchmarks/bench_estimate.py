@@ -1,7 +1,7 @@
 """How far estimated tokens are from those that providers reported, on recorded sessions.
 
 Each request is foretold from what was reported before it, as an agent does at work. Recorded sessions are given as
-files, or as a folder in $ORCH_BENCH_RECORDINGS; without any, or where one reports nothing, its rows are skipped.
+files, or as a folder in $BENCH_RECORDINGS; without any, or where one reports nothing, its rows are skipped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What archival saves on recorded sessions, and what it keeps findable.
 
-Recorded sessions are given as files, or as a folder in $ORCH_BENCH_RECORDINGS; without any, the rows are skipped.
+Recorded sessions are given as files, or as a folder in $BENCH_RECORDINGS; without any, the rows are skipped.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ import venvs
 
 PASS = (sys.executable, "-I", "-S", "-c", "pass")
 PEER_SECONDS = 120.0
-RECORDINGS = "ORCH_BENCH_RECORDINGS"
+RECORDINGS = "BENCH_RECORDINGS"
 PEERS = Path(__file__).resolve().parent / "peers"
 
 Side = Callable[[], float | Awaitable[float]]

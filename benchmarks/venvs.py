@@ -88,9 +88,9 @@ def reexec_in_own() -> None:
 
 
 def passed_on(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what of `env` a bench is run with: nothing that leads to a checkout or sets orch, but what is for it."""
+    """Return what of `env` a bench is run with: nothing that leads to a checkout or sets orch."""
     ours = ("PYTHONPATH", "ORCH_")
-    return {name: value for name, value in env.items() if name.startswith("ORCH_BENCH_") or not name.startswith(ours)}
+    return {name: value for name, value in env.items() if not name.startswith(ours)}
 
 
 def _text(file: Path) -> str | None:
