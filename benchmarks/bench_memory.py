@@ -36,7 +36,9 @@ async def measure(args: Args) -> list[Row]:
         async with AsyncOrchestrator(config=Config(), home=folder / "home", launcher=entries.launcher) as orchestrator:
 
             async def weigh(template: str) -> None:
-                agent = await orchestrator.spawn("nothing", backend=ScriptedBackend(["ok"]), template=template)
+                agent = await orchestrator.spawn(
+                    "nothing", backend=ScriptedBackend(["ok"]), template=template, context="none"
+                )
                 for state, _, _ in (FRESH, QUERIED):
                     os.kill(agent.pid, signal.SIGUSR1)
                     # The signal interrupts its waiting, so the ping is answered after the collection.
