@@ -127,9 +127,9 @@ class Nobody:
     def report(self, phase: str, detail: str, step: int) -> None:
         """Hear nothing."""
 
-    async def call_root(self, service: str, params: Any, seconds: float | None = None) -> Any:
+    async def call_root(self, service: str, *_: Any) -> Any:
         """Serve nothing."""
-        raise NotImplementedError(service)
+        raise RuntimeError(f"an agent of this bench asked its root for {service}")
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Hear nothing."""

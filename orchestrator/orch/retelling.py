@@ -24,8 +24,8 @@ from orch_worker.session import Session, UnknownEntry
 from orch_worker.tools.base import Tool, ToolContext, ToolOutput
 
 from .aio import AsyncOrchestrator
-from .exchange.found import Found, Kept, Told
-from .exchange.writing import TELLING, path_of
+from .exchange.found import Found, Kept, Told, path_of
+from .exchange.writing import TELLING
 from .testing import fake_world
 
 __all__ = ["retell", "source_of", "story_of"]

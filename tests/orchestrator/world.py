@@ -13,12 +13,13 @@ import msgspec
 
 from orch import AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend, SubagentsConfig
 from orch.journal import Journal
-from orch.testing import FakeLauncher, fake_world
+from orch.launchers.base import LaunchRequest
+from orch.testing import FakeLauncher, FakeWorker, fake_world
 from orch.tree import Tree
 from orch_protocol.wire import Frame
 from orch_worker.store import AppendLog
 
-__all__ = ["NEST", "Gate", "World", "fill", "kind_of", "nesting", "opened"]
+__all__ = ["NEST", "Gate", "Slow", "World", "fill", "kind_of", "nesting", "opened"]
 
 NEST = ["spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"]
 
@@ -126,3 +127,18 @@ class Gate:
             return "open"
 
         return gate
+
+
+class Slow(FakeLauncher):
+    """A launcher that launches when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def launch(self, request: LaunchRequest) -> FakeWorker:
+        """Return a worker, when `go` is set."""
+        self.asked.set()
+        await self.go.wait()
+        return await super().launch(request)

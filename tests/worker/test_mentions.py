@@ -104,15 +104,15 @@ class TestOnTheDisk:
     def test_a_link_is_followed(self, tmp_path: Path) -> None:
         """A name in the agent's folder that leads elsewhere is known by both places."""
         (tmp_path / "secret").mkdir()
-        (tmp_path / "work").mkdir()
-        (tmp_path / "work" / "link").symlink_to(tmp_path / "secret")
-        where = where_of(tmp_path / "work", {})
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "link").symlink_to(tmp_path / "secret")
+        where = where_of(tmp_path / "own", {})
         (place,) = [
             each
             for each in places_of("bash", {"command": "link/key"}, where) or ()
             if each.spelled.endswith("link/key")
         ]
-        assert (place.spelled, place.real) == (f"{tmp_path}/work/link/key", f"{tmp_path}/secret/key")
+        assert (place.spelled, place.real) == (f"{tmp_path}/own/link/key", f"{tmp_path}/secret/key")
 
     def test_a_rule_that_is_a_link_covers_where_it_leads(self, tmp_path: Path) -> None:
         """A rule counts for its path as it is spelled and for where that leads; `~` is the home of agent and user."""

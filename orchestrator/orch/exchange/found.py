@@ -29,7 +29,7 @@ from orch_protocol.errors import DamagedError, ForeignFileError
 from orch_protocol.messages import Message, Thinking, ToolResult, ToolUse
 from orch_worker.estimate import PLAIN, Ratios
 
-__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "Found", "Kept", "Reading", "Told", "fitting"]
+__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "Found", "Kept", "Reading", "Told", "fitting", "path_of"]
 
 DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 SHAPE_ERRORS: Final = (*DECODE_ERRORS, KeyError, TypeError, ValueError, AttributeError)
@@ -134,3 +134,14 @@ class Reading:
     def foreign(self, why: str = EXPECTED) -> ForeignFileError:
         """Return the error that the file is none that can be read."""
         return ForeignFileError(f"{self.path} is no recording that can be read: {why}")
+
+
+def path_of(found: Found) -> list[Told]:
+    """Return the entries from the root to the last one."""
+    by_id = {entry.id: entry for entry in found.entries}
+    path: list[Told] = []
+    at = found.entries[-1].id if found.entries else None
+    while at is not None:
+        path.append(by_id[at])
+        at = path[-1].parent_id
+    return path[::-1]

@@ -20,13 +20,13 @@ from orch_worker.transcript import NAME
 
 from ..archival.adapters import FORMATS, OWN, format_named, translated
 from ..outfile import write_out
-from .found import Found, Reading, Told
+from .found import Found, Reading, path_of
 from .lines import text_of_file
 from .own import read_own
 from .page import html_page, markdown_page
 from .pi_lines import Author, pi_lines
 
-__all__ = ["CHOICES", "TELLING", "Written", "exported", "found_of", "path_of", "written"]
+__all__ = ["CHOICES", "TELLING", "Written", "exported", "found_of", "written"]
 
 LISTS: Final = tuple(name for name in FORMATS if name != OWN)
 CHOICES: Final = ("pi", "md", "html", *LISTS, "jsonl")
@@ -96,17 +96,6 @@ def exported(agent: AgentRow, format: str, output: str | os.PathLike[str] | None
 def _author(agent: AgentRow) -> Author:
     provider, _, model = agent.model.partition(":")
     return Author(provider, provider, model)
-
-
-def path_of(found: Found) -> list[Told]:
-    """Return the entries from the root to the last one."""
-    by_id = {entry.id: entry for entry in found.entries}
-    path: list[Told] = []
-    at = found.entries[-1].id if found.entries else None
-    while at is not None:
-        path.append(by_id[at])
-        at = path[-1].parent_id
-    return path[::-1]
 
 
 def _entries(found: Found) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from orch_protocol.entries import (
 from orch_protocol.errors import DamagedError, ForeignFileError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage
 
-from ..exchange.found import Found, Told
+from ..exchange.found import Found, path_of
 from ..exchange.reading import read_file
 from .recording import Archived, Change, Compaction, Recorded, Recording
 
@@ -51,7 +51,7 @@ def _recording(found: Found) -> Recording:
     messages: list[Recorded] = []
     changes: list[Change] = []
     places: dict[str, int] = {}
-    for entry in _path(found):
+    for entry in path_of(found):
         places[entry.id] = len(messages)
         if isinstance(entry, (MessageEntry, CustomMessage, BranchSummary)):
             messages.append(_recorded(entry))
@@ -62,17 +62,6 @@ def _recording(found: Found) -> Recording:
             change = entry.collapse if isinstance(entry, ArchiveEntry) else entry.upgrade
             changes.append(Archived(len(messages), change))
     return Recording(found.name, found.shape, tuple(messages), tuple(changes), found.ratios)
-
-
-def _path(found: Found) -> Iterator[Told]:
-    """Return the entries from the root to the last one."""
-    by_id = {entry.id: entry for entry in found.entries}
-    path: list[Told] = []
-    at = found.entries[-1].id if found.entries else None
-    while at is not None:
-        path.append(by_id[at])
-        at = path[-1].parent_id
-    return reversed(path)
 
 
 def _recorded(entry: Telling) -> Recorded:
