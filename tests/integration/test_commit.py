@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -45,6 +47,25 @@ def put(path: Path, point: str | None) -> None:
         path.unlink()
     else:
         path.write_text(point)
+
+
+@asynccontextmanager
+async def mortal(
+    tmp_path: Path, deadly_file: Path, point: str
+) -> AsyncIterator[tuple[AsyncOrchestrator, AsyncSubagent]]:
+    """A root and an agent of its own, whose first process dies, or whose disk fails, at `point`."""
+    put(deadly_file, point)
+    async with AsyncOrchestrator(
+        home=tmp_path / "home",
+        env={},
+        run="r",
+        config=CONFIG,
+        launcher=lambda run, folder: ZygoteLauncher(run, folder, entry="deadly:main"),
+    ) as o:
+        script = ScriptedBackend(deadly.SCRIPT, deadly.SUMMARIES)
+        agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=tmp_path, name="a")
+        put(deadly_file, None)
+        yield o, agent
 
 
 async def survived(o: AsyncOrchestrator, agent: AsyncSubagent, answer: str = "second answer") -> list[str]:
@@ -90,17 +111,7 @@ async def reopened(home: Path, archives: list[str]) -> None:
 @pytest.mark.parametrize("point", deadly.worker_points())
 async def test_a_worker_dies_when(point: str, tmp_path: Path, deadly_file: Path) -> None:
     """Its reply is the turn's all the same: the transcript has it."""
-    put(deadly_file, point)
-    async with AsyncOrchestrator(
-        home=tmp_path / "home",
-        env={},
-        run="r",
-        config=CONFIG,
-        launcher=lambda run, folder: ZygoteLauncher(run, folder, entry="deadly:main"),
-    ) as o:
-        script = ScriptedBackend(deadly.SCRIPT, deadly.SUMMARIES)
-        agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=tmp_path, name="a")
-        put(deadly_file, None)
+    async with mortal(tmp_path, deadly_file, point) as (o, agent):
         assert (await agent.query("which port?")).text == "The port is 4711."
         assert (await agent.state()).status == "died", "it was not killed"
         archives = await survived(o, agent)
@@ -127,17 +138,7 @@ async def test_a_root_dies_when(point: str, tmp_path: Path, deadly_file: Path, m
 @pytest.mark.parametrize("fault", deadly.worker_faults())
 async def test_the_disk_fails(fault: str, tmp_path: Path, deadly_file: Path) -> None:
     """The turn stays where it is, which is said; it is archived with the next one, by a process that can."""
-    put(deadly_file, fault)
-    async with AsyncOrchestrator(
-        home=tmp_path / "home",
-        env={},
-        run="r",
-        config=CONFIG,
-        launcher=lambda run, folder: ZygoteLauncher(run, folder, entry="deadly:main"),
-    ) as o:
-        script = ScriptedBackend(deadly.SCRIPT, deadly.SUMMARIES)
-        agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=tmp_path, name="a")
-        put(deadly_file, None)
+    async with mortal(tmp_path, deadly_file, fault) as (o, agent):
         reply = await agent.query("which port?")
         assert (reply.text, reply.archived_to) == ("The port is 4711.", None)
         row = await agent.state()
