@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
     from .archival.archiver import Archiver
     from .handles import AsyncSubagent
-    from .sync import Orchestrator, Subagent
+    from .sync import Orchestrator
+    from .sync_handles import Subagent
 
 __all__ = [
     "Abort",
@@ -154,7 +155,7 @@ _HOMES = {
     "Question": "orch_protocol.approval",
     "Reply": "orch_protocol.messages",
     "ScriptedBackend": "orch_worker.backends.scripted",
-    "Subagent": "orch.sync",
+    "Subagent": "orch.sync_handles",
     "SubagentsConfig": "orch_protocol.config",
     "SummaryConfig": "orch_protocol.config",
     "ToolContext": "orch_worker.tools.base",

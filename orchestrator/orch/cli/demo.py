@@ -21,7 +21,8 @@ from orch_protocol.messages import Message
 from .. import paths
 from ..archival.index import message_text
 from ..leftovers import marked
-from ..sync import Orchestrator, Subagent
+from ..sync import Orchestrator
+from ..sync_handles import Subagent
 from . import render
 from .scratch import scratch
 from .verb import Verb, dump

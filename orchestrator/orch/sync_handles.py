@@ -1,0 +1,167 @@
+"""One agent, for programs without an event loop: each method is that of `handles.AsyncSubagent`, and waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from orch_protocol.messages import Reply
+from orch_protocol.services import AgentRow, Shown
+from orch_protocol.sessions import Branch, SessionShown
+
+from .handles import AsyncSubagent, OnEvent
+
+if TYPE_CHECKING:
+    from .sync import Orchestrator
+
+__all__ = ["Subagent"]
+
+T = TypeVar("T")
+
+
+class Subagent:
+    """One agent, for ordinary programs. Every method may raise AgentError; see `orch_protocol.errors`."""
+
+    def __init__(self, orchestrator: Orchestrator, agent: AsyncSubagent) -> None:
+        self._orchestrator = orchestrator
+        self._agent = agent
+        self.id = agent.id
+
+    def __repr__(self) -> str:
+        return repr(self._agent).replace(type(self._agent).__name__, type(self).__name__, 1)
+
+    @property
+    def seq(self) -> int:
+        """Its sequence number."""
+        return self._agent.seq
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._agent.name
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of its worker, None while it has none."""
+        return self._agent.pid
+
+    @overload
+    def query(
+        self, prompt: str, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
+    ) -> T: ...
+    @overload
+    def query(
+        self, prompt: str, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
+    ) -> Reply: ...
+    def query(
+        self,
+        prompt: str,
+        *,
+        timeout: float | None = None,
+        returns: type[T] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Reply | T:
+        """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on.
+
+        With `returns` (a msgspec Struct, or any type that JSON can be) the result is a value of it: the model is told
+        its schema, and once what was wrong with its answer; then BadReplyError. `on_event` is called with each
+        TurnEvent, on the orchestrator's thread, and must not raise.
+        """
+        if returns is None:
+            return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout, on_event=on_event))
+        return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout, returns=returns, on_event=on_event))
+
+    def submit(self, prompt: str) -> Future[Reply]:
+        """Ask and return a future of the reply. The answer can be collected as well, once."""
+        return self._orchestrator._start(self._submit(prompt))
+
+    def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
+        """Take the reply to the last query, once; None when it is not there within `timeout` seconds."""
+        return self._orchestrator._wait(self._agent.collect(timeout=timeout, again=again))
+
+    def state(self) -> AgentRow:
+        """Return what the agent is and does just now."""
+        return self._orchestrator._wait(self._agent.state())
+
+    def show(self, messages: int = 20) -> Shown:
+        """Return the agent with the last `messages` messages of its transcript."""
+        return self._orchestrator._wait(self._agent.show(messages))
+
+    def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
+        """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
+        self._orchestrator._wait(self._agent.ping(payload, timeout=timeout))
+
+    def steer(self, text: str) -> None:
+        """Say `text` to the agent: it hears it before its next model request, or with its next query."""
+        self._orchestrator._wait(self._agent.steer(text))
+
+    def follow_up(self, text: str) -> None:
+        """Let the agent go on with `text` when it would stop; one that does not work is asked at once."""
+        self._orchestrator._wait(self._agent.follow_up(text))
+
+    def narrow(self, tools: Iterable[str]) -> None:
+        """Let the agent keep of its tools only these (names, and categories), and everybody below it no more than that.
+
+        For good, and from when this returns: what runs then goes on. Raises ToolNotGrantedError for a tool that it may
+        not use: nothing is ever given.
+        """
+        self._orchestrator._wait(self._agent.narrow(tools))
+
+    def cancel(self, *, hard: bool = False) -> None:
+        """End the turn under way: its query is answered with stop reason `cancelled`. `hard` kills the process."""
+        self._orchestrator._wait(self._agent.cancel(hard=hard))
+
+    def kill(self) -> None:
+        """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""
+        self._orchestrator._wait(self._agent.kill())
+
+    def resume(self, *, max_cost: float | None = None) -> None:
+        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any."""
+        self._orchestrator._wait(self._agent.resume(max_cost=max_cost))
+
+    # Its session: a tree, of which the conversation is one path.
+
+    def tree(self, most: int | None = None) -> SessionShown:
+        """Return the agent's session, entry by entry, or its last `most` entries; read from the file."""
+        return self._orchestrator._wait(self._agent.tree(most))
+
+    def branches(self) -> list[Branch]:
+        """Return the ways that the conversation went, the current one among them."""
+        return self._orchestrator._wait(self._agent.branches())
+
+    def checkout(self, entry: str | None, *, summary: str | None = None) -> None:
+        """Let the conversation go on behind `entry`, None: anew. What was said since stays, on its own branch.
+
+        An entry is an id, the beginning of one, or a label. With `summary` the model is told what came of what it
+        leaves. Raises AgentBusyError while a turn runs, EntryNotFoundError.
+        """
+        self._orchestrator._wait(self._agent.checkout(entry, summary=summary))
+
+    def branch(self, entry: str, *, summary: str | None = None) -> str | None:
+        """Go back as `checkout` does, but before `entry` when it is a question; then return what was asked."""
+        return self._orchestrator._wait(self._agent.branch(entry, summary=summary))
+
+    def label(self, entry: str, label: str | None) -> None:
+        """Give an entry a name, by which it can be found; None takes it away."""
+        self._orchestrator._wait(self._agent.label(entry, label))
+
+    def title(self, title: str | None) -> None:
+        """Give the session a name."""
+        self._orchestrator._wait(self._agent.title(title))
+
+    def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
+        """Tell the model something between turns, without asking. People are shown it with `display` alone."""
+        self._orchestrator._wait(self._agent.inform(text, kind=kind, display=display))
+
+    def fork(self, entry: str | None = None, *, name: str | None = None, model: str | None = None) -> Subagent:
+        """Return another agent with a copy of the conversation up to `entry`, None: as it is, archives included.
+
+        It may do what this one may; each goes its own way from there. Entries keep their ids in the copy. `model` is
+        another one that is to answer. Raises AgentBusyError when a turn runs and no entry is named.
+        """
+        forked = self._orchestrator._wait(self._agent.fork(entry, name=name, model=model))
+        return Subagent(self._orchestrator, forked)
+
+    async def _submit(self, prompt: str) -> Reply:
+        return await self._agent.submit(prompt)
