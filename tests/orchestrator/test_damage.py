@@ -10,8 +10,10 @@ import pytest
 
 from orch.cli import run
 from orch.damage import examine, repair
+from orch.findings import in_session
 from orch.journal import Journal, Opened
 from orch_protocol.messages import assistant
+from orch_worker.lines import seal, unseal
 from orch_worker.lock import FolderLock
 from past import PROFILES, Life, steps
 from vandal import spoilt
@@ -95,6 +97,31 @@ def test_damage_inside_is_named_and_stays_where_it_is(home: Path) -> None:
     assert any(each.what.startswith(f"line {line} (bytes ") for each in found)
     assert not any(each.mended for each in found)
     assert {path: data for path, data in contents(home).items() if path in before} == before
+
+
+def test_a_tree_that_is_none_is_named_though_every_line_fits(home: Path) -> None:
+    """Ids that are there twice, parents that come later or not at all, circles, entries that say nothing, another's
+    file: each with its line. What lost lines explain is not said twice."""
+    path = session(home)
+    whole = path.read_bytes()
+    objects = [sealed.object for line in whole.splitlines() if (sealed := unseal(line))]
+    said = [place for place, each in enumerate(objects) if each.startswith(b'{"type":"message"')]
+    ids = [json.loads(each)["id"].encode() for each in objects]
+    parts = {
+        "has the id": (said[2], lambda each: each.replace(ids[said[2]], ids[said[0]])),
+        "which is not before it": (said[3], lambda each: each.replace(ids[said[2]], ids[said[3] + 1], 1)),
+        "follows itself": (said[1], lambda each: each.replace(ids[said[0]], ids[said[1]])),
+        "is no entry that can be read": (said[2], lambda each: each.replace(b'"role"', b'"rule"')),
+    }
+    for what, (place, change) in parts.items():
+        changed = [change(each) if number == place else each for number, each in enumerate(objects)]
+        path.write_bytes(seal(changed, 0, 0)[0])
+        told = [each.what for each in examine(home) if each.kind in ("tree", "entry")]
+        assert any(f"line {place + 1} " in each and what in each for each in told), (what, told)
+    path.write_bytes(whole)
+    assert [each.kind for each in in_session(path, "somebody")] == ["owner"]
+    path.write_bytes(whole.replace(objects[said[3]][:-1], b"?" * 20))
+    assert not any(each.kind == "tree" for each in examine(home))
 
 
 def test_a_file_of_somebody_else_is_named(home: Path) -> None:
