@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from orch_protocol.config import HooksConfig
 from orch_protocol.errors import StoreError
-from orch_protocol.hooks import HookOptions, HookRow, HooksSpec, HookTally
+from orch_protocol.hook_options import HookOptions
+from orch_protocol.hooks import HookRow, HooksSpec, HookTally
 from orch_worker.declared import Switches, read_switches
 
 from . import paths
@@ -53,7 +54,7 @@ class HookLine(Struct, frozen=True):
 
 def hooks_spec(configured: HooksConfig) -> HooksSpec:
     """Return what agents are told of the hooks that are configured."""
-    options = HookOptions(configured.loop_detection, configured.content_safety)
+    options = HookOptions(**{name: getattr(configured, name) for name in HookOptions.__struct_fields__})
     return HooksSpec(configured.load, options)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from .hooks import ContentSafety, LoopDetection
+from .hook_options import HookOptions
 from .policy import PolicyConfig
 from .project import ContextConfig
 from .spec import BackendSpec, Durability
@@ -75,13 +75,11 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     idle_minutes: Minutes = 15.0
 
 
-class HooksConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The hooks that every agent runs with."""
+class HooksConfig(HookOptions, frozen=True, forbid_unknown_fields=True):
+    """The hooks that every agent runs with, and what is set for those that are built in."""
 
     load: tuple[str, ...] = ()
     """Built-in hooks by name; import strings, `package.module:hook` or `package.module`; or the paths of files."""
-    loop_detection: LoopDetection = LoopDetection()
-    content_safety: ContentSafety = ContentSafety()
 
 
 class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):

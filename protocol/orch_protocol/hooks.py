@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from .hook_options import HookOptions
 from .messages import Message, StopReason, Usage
 
 __all__ = [
@@ -22,20 +23,17 @@ __all__ = [
     "Approve",
     "BeforeTurn",
     "Block",
-    "ContentSafety",
     "Context",
     "ContextPatch",
     "Decision",
     "Event",
     "Failed",
-    "HookOptions",
     "HookRow",
     "HookSaid",
     "HookTally",
     "HooksRan",
     "HooksSpec",
     "Kind",
-    "LoopDetection",
     "OnError",
     "Output",
     "OutputPatch",
@@ -379,29 +377,6 @@ class HookRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     does: tuple[str, ...] = ()
     source: str = ""
     aside: bool = False
-
-
-class LoopDetection(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an agent goes in circles, within one turn."""
-
-    repeats: Annotated[int, Meta(ge=1, le=1000)] = 3
-    """So often the same call may give the same result; then it is blocked."""
-    edits: Annotated[int, Meta(ge=2, le=1000)] = 6
-    """So many changes of one file, and the agent is told to look at it."""
-
-
-class ContentSafety(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is taken out of tool results and replies."""
-
-    kinds: tuple[str, ...] | None = None
-    """Names of what is looked for; None is all there is."""
-
-
-class HookOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the hooks that are built in."""
-
-    loop_detection: LoopDetection = LoopDetection()
-    content_safety: ContentSafety = ContentSafety()
 
 
 class HooksSpec(Struct, frozen=True, forbid_unknown_fields=True):

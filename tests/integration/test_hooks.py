@@ -13,7 +13,7 @@ from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, Scripted
 from orch.hook_records import lines, switch
 from orch_protocol.config import HooksConfig
 from orch_protocol.errors import ConfigError, LaunchError
-from orch_protocol.hooks import LoopDetection
+from orch_protocol.hook_options import LoopDetection
 from orch_protocol.messages import Message, ToolResult, text_of
 
 READ = {"tool": "read_file", "input": {"path": "one.txt"}}

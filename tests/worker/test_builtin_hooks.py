@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hooks import Block, ContentSafety, HookOptions, LoopDetection, ToolCall, ToolReturn
+from orch_protocol.hook_options import ContentSafety, HookOptions, LoopDetection
+from orch_protocol.hooks import Block, ToolCall, ToolReturn
 from orch_worker.builtin_hooks.content_safety import BASE62, KINDS, redacted
 from orch_worker.declared import BUILTIN, declared
 from orch_worker.hooks import Hook

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hooks import HookOptions
+from orch_protocol.hook_options import HookOptions
 from orch_worker.declared import declared, read_switches
 
 TEXT = """

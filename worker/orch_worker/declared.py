@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hooks import HookOptions
+from orch_protocol.hook_options import HookOptions
 
 from .hooks import OF_A_FILE, Hook
 

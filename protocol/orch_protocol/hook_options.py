@@ -1,0 +1,32 @@
+"""The settings of the hooks that are built in: one struct each, and all of them together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+__all__ = ["ContentSafety", "HookOptions", "LoopDetection"]
+
+
+class LoopDetection(Struct, frozen=True, forbid_unknown_fields=True):
+    """When an agent goes in circles, within one turn."""
+
+    repeats: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """So often the same call may give the same result; then it is blocked."""
+    edits: Annotated[int, Meta(ge=2, le=1000)] = 6
+    """So many changes of one file, and the agent is told to look at it."""
+
+
+class ContentSafety(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is taken out of tool results and replies."""
+
+    kinds: tuple[str, ...] | None = None
+    """Names of what is looked for; None is all there is."""
+
+
+class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of the hooks that are built in."""
+
+    loop_detection: LoopDetection = LoopDetection()
+    content_safety: ContentSafety = ContentSafety()
