@@ -14,12 +14,13 @@ from typing import Final
 import msgspec
 
 from orch_protocol.errors import LockedError, OrchError
+from orch_protocol.sessions import Finding
 from orch_worker.lock import FolderLock
 from orch_worker.store import AppendLog
 from orch_worker.transcript import NAME as SESSION
 
 from . import paths
-from .findings import JOURNAL, SESSION_HEADER, Finding, in_lines, in_session
+from .findings import JOURNAL, SESSION_HEADER, in_lines, in_session
 from .journal import HEADER
 
 __all__ = ["examine", "repair"]

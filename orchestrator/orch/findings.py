@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from orch_protocol.entries import Entry, MessageEntry, SessionHeader
 from orch_protocol.errors import DamagedError, OrchError, StoreError
+from orch_protocol.sessions import Finding
 from orch_worker.excerpt import KNOWN
 from orch_worker.files import open_regular
 from orch_worker.store import BLOCK, Loaded, load, scan
@@ -22,7 +23,7 @@ from orch_worker.store import BLOCK, Loaded, load, scan
 from .archival.ledger import Ledger
 from .exchange.found import DECODE_ERRORS, fitting
 
-__all__ = ["JOURNAL", "SESSION_HEADER", "Finding", "in_archives", "in_lines", "in_session", "in_tree"]
+__all__ = ["JOURNAL", "SESSION_HEADER", "in_archives", "in_lines", "in_session", "in_tree"]
 
 JOURNAL: Final = "journal.jsonl"
 SESSION_HEADER: Final = b'{"type":"session","version":3}'
@@ -37,20 +38,6 @@ class _Place(Struct, rename="camel"):
 
 
 _place: msgspec.json.Decoder[_Place] = msgspec.json.Decoder(_Place)
-
-
-class Finding(Struct, frozen=True):
-    """One thing that is wrong with the file or folder at `path`, and what to do about it.
-
-    `kind` is `torn` (a write that did not end), `damaged` (a line), `tree` (what a line follows), `entry` (what a line
-    says), `archive`, `owner`, `foreign`, or `open` (to other users). `mended` says what was done, if something was.
-    """
-
-    path: str
-    kind: str
-    what: str
-    do: str
-    mended: str = ""
 
 
 def in_session(path: Path, agent: str = "") -> Iterator[Finding]:

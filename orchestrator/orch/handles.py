@@ -30,10 +30,12 @@ from orch_protocol.sessions import (
     ChangeSession,
     Forked,
     ForkSession,
+    FsckSession,
     Inform,
     Move,
     Relabel,
     Rename,
+    SessionChecked,
     SessionShown,
     ShowSession,
 )
@@ -210,6 +212,15 @@ class AsyncSubagent:
     async def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         await self._change(Inform(kind, text, display))
+
+    async def fsck(self, *, repair: bool = False) -> SessionChecked:
+        """Return what is wrong with the session's file: torn writes, damage, ids twice, circles, another's file.
+
+        With `repair` a mended copy takes its place, and the damaged file is kept beside it (`kept`). Raises
+        AgentBusyError while a turn runs, ForeignFileError for a file that is none of the agent's, StoreError.
+        """
+        checked: SessionChecked = await self._call("fsck_session", FsckSession(self.id, repair))
+        return checked
 
     async def fork(
         self, entry: str | None = None, *, name: str | None = None, model: str | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Shown
-from orch_protocol.sessions import Branch, SessionShown
+from orch_protocol.sessions import Branch, SessionChecked, SessionShown
 
 from .handles import AsyncSubagent, OnEvent
 
@@ -153,6 +153,14 @@ class Subagent:
     def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         self._orchestrator._wait(self._agent.inform(text, kind=kind, display=display))
+
+    def fsck(self, *, repair: bool = False) -> SessionChecked:
+        """Return what is wrong with the session's file: torn writes, damage, ids twice, circles, another's file.
+
+        With `repair` a mended copy takes its place, and the damaged file is kept beside it (`kept`). Raises
+        AgentBusyError while a turn runs, ForeignFileError for a file that is none of the agent's, StoreError.
+        """
+        return self._orchestrator._wait(self._agent.fsck(repair=repair))
 
     def fork(self, entry: str | None = None, *, name: str | None = None, model: str | None = None) -> Subagent:
         """Return another agent with a copy of the conversation up to `entry`, None: as it is, archives included.

@@ -20,7 +20,16 @@ from .models import ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
-from .sessions import Changed, ChangeSession, Forked, ForkSession, SessionShown, ShowSession
+from .sessions import (
+    Changed,
+    ChangeSession,
+    Forked,
+    ForkSession,
+    FsckSession,
+    SessionChecked,
+    SessionShown,
+    ShowSession,
+)
 from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
 from .tasks import Task
 
@@ -460,6 +469,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "session": (ShowSession, SessionShown),
     "change_session": (ChangeSession, Changed),
     "fork": (ForkSession, Forked),
+    "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
     "run_tool": (RunTool, ToolRan),
     "judge": (PolicyCall, Verdict),

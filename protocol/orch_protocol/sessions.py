@@ -16,12 +16,15 @@ __all__ = [
     "Edit",
     "Edited",
     "EntryRow",
+    "Finding",
     "ForkSession",
     "Forked",
+    "FsckSession",
     "Inform",
     "Move",
     "Relabel",
     "Rename",
+    "SessionChecked",
     "SessionShown",
     "ShowSession",
 ]
@@ -178,3 +181,37 @@ class Forked(Struct, frozen=True):
     seq: int
     name: str
     leaf: str | None
+
+
+class Finding(Struct, frozen=True):
+    """One thing that is wrong with the file or folder at `path`, and what to do about it.
+
+    `kind` is `torn` (a write that did not end), `damaged` (a line), `tree` (what a line follows), `entry` (what a line
+    says), `archive`, `owner`, `foreign`, or `open` (to other users). `mended` says what was done, if something was.
+    """
+
+    path: str
+    kind: str
+    what: str
+    do: str
+    mended: str = ""
+
+
+class FsckSession(Struct, frozen=True, forbid_unknown_fields=True):
+    """Look for damage in the session file of `ref`; with `repair` put a mended copy in its place, if there is some."""
+
+    ref: str
+    repair: bool = False
+
+
+class SessionChecked(Struct, frozen=True):
+    """What is wrong with the session file of the agent `id`, at `path`.
+
+    What was `repaired`, in words; `kept` is where the damaged file is since, "" when nothing was done.
+    """
+
+    id: str
+    path: str
+    found: tuple[Finding, ...] = ()
+    repaired: tuple[str, ...] = ()
+    kept: str = ""

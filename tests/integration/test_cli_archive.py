@@ -191,7 +191,7 @@ def test_who_is_at_work_keeps_its_archives(archiving: Shell) -> None:
     archiving.until("one", "busy")
     done = archiving.run("archive", "prune", "--older", "0s", code=4)
     assert done.stdout == b"deleted 0 archives, 0 bytes\n"
-    assert "is at work: work on; wait for it, or cancel it, and prune again" in done.stderr.decode()
+    assert "is at work: work on; wait for it, or cancel it, and try again" in done.stderr.decode()
     assert archiving.data("archive", "read", id)
     archiving.run("cancel", "one")
     archiving.run("collect", "one")

@@ -175,7 +175,7 @@ async def test_who_is_at_work_keeps_its_archives(world: Open, home: Path, folder
     pruned = await o.prune_archives(older=0)
     assert [row.id for row in pruned.archives] == [gone]
     assert pruned.busy == {
-        busy.id: f"agent {busy.name!r} ({busy.id}) is at work: work on; wait for it, or cancel it, and prune again"
+        busy.id: f"agent {busy.name!r} ({busy.id}) is at work: work on; wait for it, or cancel it, and try again"
     }
     assert await o.read_archive(kept)
     await busy.cancel()

@@ -26,6 +26,7 @@ __all__ = ["HOLDERS", "Deleted", "delete", "session_bytes"]
 HOLDERS = "holders"
 """Where in an agent's folder its holders have theirs."""
 TORN = "session.jsonl.torn-*"
+DAMAGED = "session.jsonl.damaged-*"
 
 
 class Deleted(Struct, frozen=True):
@@ -56,6 +57,8 @@ def delete(ledger: Ledger, search: Search, before: str, when: str) -> Deleted:
             ledger.catch_up()
             keep_only(folder, {handle.decode() for handle in handles})
             _remove_torn(folder, until)
+            for damaged in folder.glob(DAMAGED):
+                damaged.unlink()  # what is deleted is in it, whatever else is
         dead = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
         _remove_sessions(folder / HOLDERS, dead)
         return Deleted(going, size, dead, dict(ledger.forgotten))

@@ -5,8 +5,9 @@ An agent's process asks (see `orch_worker.archiving`); what follows is worked ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from orch_protocol.archive import Source
 from orch_protocol.config import ArchivalConfig
@@ -33,6 +34,8 @@ from .shelves import Do, Shelves, Stacks
 from .summary import Style, questions, questions_beside
 
 __all__ = ["Archives", "merged"]
+
+T = TypeVar("T")
 
 
 class Archives:
@@ -113,6 +116,10 @@ class Archives:
         """
         return await self._stacks.work(Path(spec.folder), _deleted, before, when)
 
+    async def renew(self, spec: AgentSpec, change: Callable[[], T]) -> T:
+        """Return what `change` returns, which puts another file in the place of the agent's; all is known anew then."""
+        return await self._stacks.work(Path(spec.folder), _renewed, change)
+
     async def source(self, spec: AgentSpec, holder: str) -> Source:
         """Return where `holder`, an archive of the agent, has its messages.
 
@@ -192,6 +199,16 @@ def _doomed(shelves: Shelves, before: str) -> tuple[Doomed, int]:
 def _deleted(shelves: Shelves, before: str, when: str) -> Deleted:
     shelves.asking.clear()
     return delete(shelves.ledger, shelves.search, before, when)
+
+
+def _renewed(shelves: Shelves, change: Callable[[], T]) -> T:
+    shelves.asking.clear()
+    shelves.search.forget()
+    try:
+        return change()
+    finally:
+        shelves.ledger.forget()
+        shelves.ledger.catch_up()
 
 
 def _source(shelves: Shelves, spec: AgentSpec, holder: str) -> Source:

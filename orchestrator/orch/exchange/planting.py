@@ -26,7 +26,7 @@ from ..nodes import head_of, iso
 from ..paths import private_dir
 from .found import SHAPE_ERRORS, Found, Kept, Told
 
-__all__ = ["has_messages", "plant", "task_of"]
+__all__ = ["has_messages", "plant", "task_of", "write_entries"]
 
 ID: Final = 12
 
@@ -57,7 +57,9 @@ def plant(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> Non
         header = SessionHeader(id=new_id(), timestamp=now, cwd=cwd, agent=agent, parent_session=str(source))
         log, _ = AppendLog.open(folder / NAME, header=_encoded(header))
         try:
-            _write(log, found)
+            # Holders are known by their ids to the whole run: those of this session need their own.
+            archived = (entry.collapse.holder for entry in found.entries if isinstance(entry, ArchiveEntry))
+            write_entries(log, found, {holder: new_id() for holder in archived})
         finally:
             log.close()
     except BaseException:
@@ -65,10 +67,11 @@ def plant(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> Non
         raise
 
 
-def _write(log: AppendLog, found: Found) -> None:
-    # Holders are known by their ids to the whole run: those of this session need their own.
-    archived = (entry.collapse.holder for entry in found.entries if isinstance(entry, ArchiveEntry))
-    holders = {holder: new_id() for holder in archived}
+def write_entries(log: AppendLog, found: Found, holders: Mapping[str, str]) -> None:
+    """Append the entries of `found` to a log that has a header alone; `holders` go by other ids from now on.
+
+    Archives are found where their lines stand now. Raises StoreError.
+    """
     moved = _Moved(found.spans)
     for entry in found.entries:
         start = log.end

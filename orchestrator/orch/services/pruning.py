@@ -14,13 +14,13 @@ from .. import events
 from ..deletions import redacted
 from ..nodes import Node, iso
 from .recalling import archive_row, look_up, owners_in_sight
+from .resting import AtWork, holders_of, rest
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
 __all__ = ["prune", "seconds_of"]
 
-REST_SECONDS = 10.0
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
@@ -68,7 +68,7 @@ async def _prune(root: Supervisor, owners: Iterable[Node], before: str, when: st
             for owner in owners:
                 try:
                     done = await _prune_one(root, owner, before, when)
-                except _AtWork as error:
+                except AtWork as error:
                     busy[owner.spec.id] = str(error)
                     continue
                 rows += done.archives
@@ -78,10 +78,6 @@ async def _prune(root: Supervisor, owners: Iterable[Node], before: str, when: st
     return Pruned(tuple(rows), size, busy)
 
 
-class _AtWork(Exception):
-    """Somebody has to end what he does first; the message says who, and what."""
-
-
 async def _prune_one(root: Supervisor, owner: Node, before: str, when: str) -> Pruned:
     known = await root.archives.known(owner.spec)
     going, _ = await root.archives.doomed(owner.spec, before)
@@ -89,44 +85,12 @@ async def _prune_one(root: Supervisor, owner: Node, before: str, when: str) -> P
         return Pruned()
     doomed = {record.id for record in going.records}
     with root.holds.hold(owner.spec.id):
-        holders = _holders(root, owner)
-        await _rest(root, [owner, *(holder for holder in holders if holder.spec.id in doomed)], holders)
+        holders = holders_of(root, owner)
+        await rest(root, [owner, *(holder for holder in holders if holder.spec.id in doomed)], holders)
         done = await root.archives.delete(owner.spec, before, when)
         root.handle(events.Deleted(owner.spec.id, done.archives, done.turns))
-        for holder in _holders(root, owner):
+        for holder in holders_of(root, owner):
             if not holder.deleted:
                 await look_up(root, holder, eras=True)
     rows = tuple(archive_row(owner, record) for record in done.going.records)
     return Pruned(rows, done.going.bytes + done.bytes)
-
-
-def _holders(root: Supervisor, owner: Node) -> list[Node]:
-    return [node for node in (root.tree.nodes[id] for id in owner.children) if node.is_holder]
-
-
-async def _rest(root: Supervisor, resting: Iterable[Node], starting: Iterable[Node]) -> None:
-    """Let the agents `resting` go cold, who get no process meanwhile. Raises _AtWork for one that works.
-
-    Those of `starting` that have just been asked are about to read what would move under them.
-    """
-    for node in [*resting, *(node for node in starting if node.status == "starting")]:
-        if node.pending is not None or node.status in ("starting", "busy"):
-            doing = f": {node.pending.head}" if node.pending is not None else ""
-            raise _AtWork(f"{_named(node)} is at work{doing}; wait for it, or cancel it, and prune again")
-    waiting = {}
-    for node in resting:
-        if node.running:
-            waiting[root.waiters.watch(f"gone:{node.spec.id}:{node.incarnation}")] = node
-            root.handle(events.Rest(node.spec.id))
-    try:
-        if waiting:
-            _, still = await asyncio.wait(waiting, timeout=REST_SECONDS)
-            for watcher in still:
-                raise _AtWork(f"the process of {_named(waiting[watcher])} does not end; kill it, and prune again")
-    finally:
-        for watcher in waiting:
-            watcher.cancel()
-
-
-def _named(node: Node) -> str:
-    return f"the holder of {node.spec.id}" if node.is_holder else f"agent {node.spec.name!r} ({node.spec.id})"
