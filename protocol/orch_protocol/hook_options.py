@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-__all__ = ["ContentSafety", "HookOptions", "LoopDetection"]
+__all__ = ["CompletionChecklist", "ContentSafety", "HookOptions", "LoopDetection", "NarrationGuard"]
 
 
 class LoopDetection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,8 +25,26 @@ class ContentSafety(Struct, frozen=True, forbid_unknown_fields=True):
     """Names of what is looked for; None is all there is."""
 
 
+class NarrationGuard(Struct, frozen=True, forbid_unknown_fields=True):
+    """When an agent that says nothing is reminded to."""
+
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """After so many responses in a row that call tools and say nothing."""
+
+
+class CompletionChecklist(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent is asked when it stops after changing files."""
+
+    reminders: Annotated[int, Meta(ge=1, le=20)] = 2
+    """So often in a turn; then it may stop."""
+    ignore: tuple[str, ...] = ("*.md", "*.rst", "*.txt")
+    """Patterns of files that need no check."""
+
+
 class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of the hooks that are built in."""
 
     loop_detection: LoopDetection = LoopDetection()
     content_safety: ContentSafety = ContentSafety()
+    narration_guard: NarrationGuard = NarrationGuard()
+    completion_checklist: CompletionChecklist = CompletionChecklist()

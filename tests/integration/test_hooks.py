@@ -13,7 +13,7 @@ from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, Scripted
 from orch.hook_records import lines, switch
 from orch_protocol.config import HooksConfig
 from orch_protocol.errors import ConfigError, LaunchError
-from orch_protocol.hook_options import LoopDetection
+from orch_protocol.hook_options import CompletionChecklist, LoopDetection, NarrationGuard
 from orch_protocol.messages import Message, ToolResult, text_of
 
 READ = {"tool": "read_file", "input": {"path": "one.txt"}}
@@ -167,6 +167,28 @@ async def test_built_in_hooks_act_in_a_real_run(tmp_path: Path) -> None:
     assert said[0] == said[1]
     assert "the very same call was made 2 times in this turn" in said[2]
     assert reply.tool_calls == 2
+
+
+async def test_an_agent_checks_its_work_before_it_stops(tmp_path: Path) -> None:
+    """Told that it has run nothing since its change, and silent for long, it goes on in the same turn."""
+    config = Config(
+        hooks=HooksConfig(
+            ("completion_checklist", "narration_guard"),
+            narration_guard=NarrationGuard(1),
+            completion_checklist=CompletionChecklist(reminders=3),
+        )
+    )
+    write = {"tool": "write_file", "input": {"path": "pump.py", "content": "print(82)"}}
+    fails, passes = ({"tool": "bash", "input": {"command": command}} for command in ("false", "true"))
+    async with AsyncOrchestrator(config=config, home=tmp_path / "home", approve=lambda _asked: True) as root:
+        script = ScriptedBackend([write, "Done.", fails, "Done.", passes, "It runs."])
+        agent = await root.spawn("Write", tools=["write_file", "bash"], cwd=tmp_path, backend=script)
+        reply = await agent.query("Go")
+        said = [text_of(message) for message in (await agent.show()).messages if message.role == "user"]
+    assert reply.text == "It runs."
+    assert sum("without a word" in text for text in said) == 3
+    assert sum("you changed pump.py, and have run nothing since" in text for text in said) == 1
+    assert sum("what you ran last (bash) failed" in text for text in said) == 1
 
 
 async def test_what_hooks_did_is_kept_for_the_list(tmp_path: Path) -> None:

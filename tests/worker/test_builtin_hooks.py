@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from hook_events import Ctx, call, returned
 from orch_protocol.errors import ConfigError
 from orch_protocol.hook_options import ContentSafety, HookOptions, LoopDetection
-from orch_protocol.hooks import Block, ToolCall, ToolReturn
+from orch_protocol.hooks import Block, ToolCall
 from orch_worker.builtin_hooks.content_safety import BASE62, KINDS, redacted
 from orch_worker.declared import BUILTIN, declared
-from orch_worker.hooks import Hook
 
 
 def github_token(body: str = "a" * 30) -> str:
@@ -92,28 +92,6 @@ class TestContentSafety:
             began = time.process_time()
             redacted(unit * (300_000 // len(unit)))
             assert time.process_time() - began < 2.0, unit
-
-
-class Ctx:
-    """A context that keeps state and what was said."""
-
-    def __init__(self) -> None:
-        self.turn_state: dict[str, Any] = {}
-        self.said: list[str] = []
-
-    def steer(self, text: str) -> None:
-        """Keep what is said to the agent."""
-        self.said.append(text)
-
-
-def call(hook: Hook, event: Any, ctx: Ctx | None = None) -> Any:
-    """Return what the hook says of the event."""
-    return hook.handler(event, ctx or Ctx())
-
-
-def returned(name: str = "read_file", input: dict[str, Any] | None = None, **fields: Any) -> ToolReturn:
-    """Return the result of a call."""
-    return ToolReturn(id="1", name=name, input=input or {}, **{"text": "same", **fields})
 
 
 class Circling:

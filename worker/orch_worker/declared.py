@@ -24,7 +24,8 @@ __all__ = ["BUILTIN", "Switches", "declared", "read_switches"]
 
 CONFIGURED: Final = "config"
 BUILTIN: Final[dict[str, str]] = {
-    name: f"orch_worker.builtin_hooks.{name}" for name in ("content_safety", "loop_detection")
+    name: f"orch_worker.builtin_hooks.{name}"
+    for name in ("completion_checklist", "content_safety", "loop_detection", "narration_guard")
 }
 """The hooks that come with orch, and the module of each."""
 

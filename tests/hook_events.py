@@ -1,0 +1,49 @@
+"""What tests of hooks are made of: events as a loop would make them, and a context that keeps what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from orch_protocol.hooks import ProviderResponse, ToolReturn
+from orch_protocol.messages import Message, Text, ToolUse
+from orch_worker.hooks import Hook
+
+
+class Ctx:
+    """A context that keeps state, and what was said to the agent."""
+
+    def __init__(self) -> None:
+        self.turn_state: dict[str, Any] = {}
+        self.said: list[str] = []
+
+    def steer(self, text: str) -> None:
+        """Keep what is said to the agent."""
+        self.said.append(text)
+
+    def follow_up(self, text: str) -> None:
+        """Keep what is said to the agent when it would stop."""
+        self.said.append(text)
+
+
+def call(hook: Hook, event: Any, ctx: Ctx | None = None) -> Any:
+    """Return what the hook says of the event."""
+    return hook.handler(event, ctx or Ctx())
+
+
+def returned(name: str = "read_file", input: dict[str, Any] | None = None, **fields: Any) -> ToolReturn:
+    """Return the result of a call."""
+    return ToolReturn(id="1", name=name, input=input or {}, **{"text": "same", **fields})
+
+
+def responded(text: str = "", calls: Sequence[str] = ()) -> ProviderResponse:
+    """Return the response that says `text` and calls the tools `calls`."""
+    said = [Text(text)] if text else []
+    uses = [ToolUse(f"c{number}", name, {}) for number, name in enumerate(calls)]
+    return ProviderResponse(
+        provider="scripted",
+        model="scripted",
+        text=text,
+        message=Message("assistant", (*said, *uses)),
+        stop_reason="tool_use" if uses else "end_turn",
+    )
