@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orch_protocol.hooks import ProviderResponse, ToolReturn
+from orch_protocol.hook_events import ProviderResponse, ToolReturn
 from orch_protocol.messages import Message, Text, ToolUse
 from orch_worker.hooks import Hook
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         UnsupportedPlatformError,
         VersionMismatchError,
     )
-    from orch_protocol.hooks import Abort, Approve, Block
+    from orch_protocol.hook_events import Abort, Approve, Block
     from orch_protocol.messages import Message, Reply, Usage
     from orch_protocol.observing import CallEvent
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict

@@ -13,20 +13,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from orch_protocol.errors import ConfigError, StoreError
-from orch_protocol.hooks import (
-    STAGES,
-    Abort,
-    Approve,
-    Block,
-    Event,
-    HookRow,
-    HookSaid,
-    HookTally,
-    Kind,
-    OnError,
-    Patch,
-    RunHook,
-)
+from orch_protocol.hook_events import Abort, Approve, Block, Event, Patch
+from orch_protocol.hooks import STAGES, HookRow, HookSaid, HookTally, Kind, OnError, RunHook
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.chain import Late

@@ -1,4 +1,4 @@
-"""What happens in an agent, and what may be done about it: one struct an event, one patch type and one row a stage.
+"""The stages at which hooks are called, one row each; hooks as data, and what they did.
 
 A hook is called with an event and answers with nothing, with a patch of the stage, or with a decision. What a stage
 does not honour is in no row here, and is refused when a hook is registered.
@@ -6,28 +6,49 @@ does not honour is in no row here, and is refused when a hook is registered.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Struct
 
+from .hook_events import (
+    Abort,
+    Approve,
+    BeforeArchive,
+    BeforeCompaction,
+    BeforeTurn,
+    Block,
+    Compacted,
+    Context,
+    Decision,
+    Event,
+    Failed,
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    Output,
+    PartArchived,
+    Patch,
+    ProviderRequest,
+    ProviderResponse,
+    SessionEnd,
+    SessionStart,
+    SteeringReceived,
+    StepEnd,
+    StepStart,
+    ToolCall,
+    ToolReturn,
+    TurnEnd,
+    TurnStart,
+    name_of,
+)
 from .hook_options import HookOptions
-from .messages import Message, StopReason, Usage
 
 __all__ = [
     "ABSENT",
     "ALIASES",
     "EVERYTHING",
     "STAGES",
-    "Abort",
-    "Approve",
-    "BeforeTurn",
-    "Block",
-    "Context",
-    "ContextPatch",
-    "Decision",
-    "Event",
-    "Failed",
     "HookRow",
     "HookSaid",
     "HookTally",
@@ -35,249 +56,13 @@ __all__ = [
     "HooksSpec",
     "Kind",
     "OnError",
-    "Output",
-    "OutputPatch",
-    "Patch",
-    "ProviderRequest",
-    "ProviderResponse",
-    "RequestPatch",
-    "ResponsePatch",
-    "ResultPatch",
     "RunHook",
-    "SessionEnd",
-    "SessionStart",
     "Stage",
-    "SteeringPatch",
-    "SteeringReceived",
-    "StepEnd",
-    "StepStart",
-    "ToolCall",
-    "ToolCallPatch",
-    "ToolReturn",
-    "TurnEnd",
-    "TurnPatch",
-    "TurnStart",
 ]
 
 Kind: TypeAlias = Literal["observe", "transform", "control"]
 OnError: TypeAlias = Literal["open", "closed"]
 """What a hook that fails, or is late, leaves behind: everything as it was, or a decision against."""
-
-Words = Annotated[str, Meta(pattern=r"\S")]
-Texts = tuple[Words, ...]
-
-
-class Abort(Struct, frozen=True, tag="abort"):
-    """End the turn. `message` is the reply."""
-
-    message: str = "A hook ended the turn."
-
-
-class Block(Struct, frozen=True, tag="block"):
-    """Let this one thing not happen: the call, the result, what was said. `reason` stands in its place."""
-
-    reason: str = "a hook does not allow it"
-
-
-class Approve(Struct, frozen=True, tag="approve"):
-    """Let the call run, with exactly these arguments, where a person would be asked. What is denied stays denied."""
-
-    reason: str = ""
-
-
-Decision: TypeAlias = Abort | Block | Approve
-
-
-class Patch(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a hook changes. Fields that are not given stay as they are."""
-
-
-class TurnPatch(Patch, frozen=True):
-    """Another prompt, and user messages after it. Both go on record in place of what was asked."""
-
-    prompt: Words | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class ContextPatch(Patch, frozen=True):
-    """Other messages for this request, and user messages at their end. The conversation itself stays as it is."""
-
-    messages: tuple[Message, ...] | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class RequestPatch(Patch, frozen=True):
-    """Another system text and other last words, for this request."""
-
-    system: str | UnsetType = UNSET
-    tail: str | UnsetType = UNSET
-
-
-class ResponsePatch(Patch, frozen=True):
-    """Another text of the response, in place of all of its text, before it goes on record. Its calls stay."""
-
-    text: str | UnsetType = UNSET
-
-
-class ToolCallPatch(Patch, frozen=True):
-    """Other arguments, which are checked and judged like the model's own."""
-
-    input: dict[str, Any] | UnsetType = UNSET
-
-
-class ResultPatch(Patch, frozen=True):
-    """Another text of the result, before any of it is kept or shown; and whether it is an error."""
-
-    text: str | UnsetType = UNSET
-    is_error: bool | UnsetType = UNSET
-
-
-class SteeringPatch(Patch, frozen=True):
-    """Other words, and user messages after them."""
-
-    text: Words | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class OutputPatch(Patch, frozen=True):
-    """Another text of the reply. The conversation keeps what the model said."""
-
-    text: str | UnsetType = UNSET
-
-
-class Event(Struct, frozen=True, kw_only=True, tag_field="stage"):
-    """Something that happens. `n` counts the events of one process of an agent from 1; `at` is Unix time in seconds.
-
-    `turn` is the query's id; `step` how many responses the turn has had so far.
-    """
-
-    n: int = 0
-    at: float = 0.0
-    agent_id: str = ""
-    depth: int = 0
-    turn: str = ""
-    step: int = 0
-
-    @property
-    def stage(self) -> str:
-        """Return the name of the stage."""
-        return str(type(self).__struct_config__.tag)
-
-    def patch(self, **changes: Any) -> Patch:
-        """Return the stage's patch with `changes`. Raises TypeError for what cannot be changed here."""
-        kind = STAGES[self.stage].patch
-        if kind is None:
-            raise TypeError(f"{self.stage} is there to be observed: nothing can be changed")
-        return kind(**changes)
-
-
-class SessionStart(Event, frozen=True, tag="session_start"):
-    """A process of the agent takes its first query, with `messages` in the conversation."""
-
-    messages: int = 0
-
-
-class SessionEnd(Event, frozen=True, tag="session_end"):
-    """The process ends, and was not killed."""
-
-
-class BeforeTurn(Event, frozen=True, tag="before_turn"):
-    """Somebody asks `prompt`; nothing is on record yet."""
-
-    prompt: str
-
-
-class TurnStart(Event, frozen=True, tag="turn_start"):
-    """A turn begins with `prompt`."""
-
-    prompt: str
-
-
-class StepStart(Event, frozen=True, tag="step_start"):
-    """The model is to be asked."""
-
-
-class Context(Event, frozen=True, tag="context"):
-    """These `messages` are to be sent."""
-
-    messages: tuple[Message, ...]
-
-
-class ProviderRequest(Event, frozen=True, tag="before_provider_request"):
-    """This is to be sent. `tail` are last words that are in no conversation; `tools` the names of those on offer."""
-
-    provider: str
-    model: str
-    system: str
-    tools: tuple[str, ...]
-    messages: tuple[Message, ...]
-    tail: str = ""
-
-
-class ProviderResponse(Event, frozen=True, tag="after_provider_response"):
-    """The model answered `message`, whose text is `text`; nothing is on record yet."""
-
-    provider: str
-    model: str
-    text: str
-    message: Message
-    stop_reason: StopReason
-    usage: Usage = Usage()
-
-
-class ToolCall(Event, frozen=True, tag="tool_call"):
-    """Tool `name` is called. The arguments are the model's own, not checked yet."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class ToolReturn(Event, frozen=True, tag="tool_result"):
-    """The call came to `text`, all of it that was captured; one that did not run (`ran`) to why not."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-    text: str
-    is_error: bool = False
-    ran: bool = True
-    files_changed: tuple[str, ...] = ()
-
-
-class StepEnd(Event, frozen=True, tag="step_end"):
-    """The response is on record, and the results of its calls to the tools `calls`."""
-
-    calls: tuple[str, ...] = ()
-
-
-class SteeringReceived(Event, frozen=True, tag="steering_received"):
-    """`text` was said to the agent while it worked, and it is about to hear it."""
-
-    text: str
-
-
-class Output(Event, frozen=True, tag="before_output"):
-    """The turn comes to this reply."""
-
-    text: str
-    stop_reason: StopReason
-
-
-class TurnEnd(Event, frozen=True, tag="turn_end"):
-    """The reply is on record."""
-
-    text: str
-    stop_reason: StopReason
-    usage: Usage = Usage()
-    tool_calls: int = 0
-
-
-class Failed(Event, frozen=True, tag="error"):
-    """The turn ended without a reply."""
-
-    kind: str
-    message: str
 
 
 class Stage(Struct, frozen=True):
@@ -288,7 +73,6 @@ class Stage(Struct, frozen=True):
     """
 
     event: type[Event]
-    patch: type[Patch] | None = None
     decisions: tuple[type[Decision], ...] = ()
     aliases: tuple[str, ...] = ()
     in_root: bool = True
@@ -297,6 +81,11 @@ class Stage(Struct, frozen=True):
     def name(self) -> str:
         """Return the stage's own name."""
         return str(self.event.__struct_config__.tag)
+
+    @property
+    def patch(self) -> type[Patch] | None:
+        """Return the type of what may be changed."""
+        return self.event.takes
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -326,28 +115,30 @@ class Stage(Struct, frozen=True):
         return (*self.fields, *decisions)
 
 
-def name_of(decision: type[Decision]) -> str:
-    """Return the name of a decision as an action."""
-    return str(decision.__struct_config__.tag)
-
-
 STAGES: Final[dict[str, Stage]] = {
     stage.name: stage
     for stage in (
         Stage(SessionStart),
         Stage(SessionEnd, in_root=False),
-        Stage(BeforeTurn, TurnPatch, (Abort,), ("pre-assess", "post-assess")),
+        Stage(BeforeTurn, (Abort,), ("pre-assess", "post-assess")),
         Stage(TurnStart),
         Stage(StepStart),
-        Stage(Context, ContextPatch, (Abort,), ("pre-reason",)),
-        Stage(ProviderRequest, RequestPatch, (Abort,), ("pre-llm",)),
-        Stage(ProviderResponse, ResponsePatch, (Abort,), ("post-llm", "post-reason")),
-        Stage(ToolCall, ToolCallPatch, (Block, Approve, Abort), ("pre-tool",)),
-        Stage(ToolReturn, ResultPatch, (Block, Abort), ("post-tool",)),
+        Stage(Context, (Abort,), ("pre-reason",)),
+        Stage(ProviderRequest, (Abort,), ("pre-llm",)),
+        Stage(MessageStart),
+        Stage(MessageUpdate),
+        Stage(ProviderResponse, (Abort,), ("post-llm", "post-reason")),
+        Stage(MessageEnd),
+        Stage(ToolCall, (Block, Approve, Abort), ("pre-tool",)),
+        Stage(ToolReturn, (Block, Abort), ("post-tool",)),
         Stage(StepEnd),
-        Stage(SteeringReceived, SteeringPatch, (Block,)),
-        Stage(Output, OutputPatch, (Abort,), ("pre-output",)),
+        Stage(SteeringReceived, (Block,)),
+        Stage(Output, (Abort,), ("pre-output",)),
         Stage(TurnEnd, aliases=("post-output",)),
+        Stage(BeforeArchive, (Block,)),
+        Stage(PartArchived),
+        Stage(BeforeCompaction, (Block,)),
+        Stage(Compacted),
         Stage(Failed),
     )
 }

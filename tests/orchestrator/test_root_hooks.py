@@ -13,8 +13,9 @@ from msgspec import Raw, msgpack
 from orch.hook_records import tallies
 from orch.root_hooks import RootHooks
 from orch_protocol.errors import ConfigError
-from orch_protocol.hooks import STAGES, Abort, Event, HookSaid, HookTally, OutputPatch, RunHook, TurnEnd
-from orch_protocol.hooks import Output as Replied
+from orch_protocol.hook_events import Abort, Event, OutputPatch, TurnEnd
+from orch_protocol.hook_events import Output as Replied
+from orch_protocol.hooks import STAGES, HookSaid, HookTally, RunHook
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.hooks import make_hook
 

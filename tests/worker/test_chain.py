@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.hooks import (
+from orch_protocol.hook_events import (
     Abort,
     Approve,
     Block,
     Event,
-    Kind,
     OutputPatch,
     ResultPatch,
     SteeringReceived,
@@ -20,6 +19,7 @@ from orch_protocol.hooks import (
     ToolReturn,
     TurnEnd,
 )
+from orch_protocol.hooks import Kind
 from orch_worker.chain import Followed, Late, run_chain
 from orch_worker.hooks import Hook, make_hook
 

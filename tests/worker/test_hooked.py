@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.hooks import STAGES, Abort, Approve, Block, Event, HookRow, HookSaid, HooksRan, RunHook
+from orch_protocol.hook_events import Abort, Approve, Block, Event
+from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, RunHook
 from orch_protocol.messages import Message, Reply, Text, ToolUse, assistant, text_of, user
 from orch_protocol.policy import PolicyConfig, PolicySpec
 from orch_protocol.spec import AgentSpec, BackendSpec, HooksSpec
@@ -124,6 +125,18 @@ class TestEveryAction:
         await talk.ask("worse")
         assert talk.recorded[:2] == [user("better"), user("and this")]
         assert talk.backend.sent[0][1] == ["better", "and this"]  # type: ignore[attr-defined]
+
+    async def test_tools_of_one_turn(self) -> None:
+        """What is left out is refused in this turn alone, and what one hook has left out no other brings back."""
+        none = on("before_turn", lambda event: {"tools": ()} if event.n == 1 else None, "none")
+        all_of_them = on("before_turn", {"tools": ("shout", "no such tool")}, "all", priority=60)
+        talk = Hooked(Watched(CALL, "done", CALL, "done"), none, all_of_them)
+        await talk.ask()
+        assert "a hook keeps it from this turn" in talk.texts()[0]
+        assert talk.box.resting == ("shout",)
+        talk.box.turn_began()
+        await talk.ask()
+        assert talk.texts()[1] == "A"
 
     async def test_abort_before_the_turn(self) -> None:
         """A turn that is ended before it begins asks no model and records nothing; the message is the reply."""
@@ -420,11 +433,12 @@ class TestEvents:
         talk = Hooked(Watched(CALL, "done"), on("*", seen.append, kind="observe"))
         talk.waiting = ["psst"]
         await talk.ask()
-        step = ["step_start", "context", "before_provider_request", "after_provider_response"]
+        step = ["step_start", "context", "before_provider_request", "message_start"]
+        said = ["after_provider_response", "message_end"]
         assert [event.stage for event in seen] == [
             *("session_start", "before_turn", "turn_start", "steering_received"),
-            *(*step, "tool_call", "tool_result", "step_end"),
-            *(*step, "step_end"),
+            *(*step, *said, "tool_call", "tool_result", "step_end"),
+            *(*step, "message_update", *said, "step_end"),
             *("before_output", "turn_end"),
         ]
         assert [event.n for event in seen] == list(range(1, len(seen) + 1))

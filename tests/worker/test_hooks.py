@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hooks import STAGES, Abort, Block, Kind, ResultPatch, ToolCallPatch
+from orch_protocol.hook_events import Abort, Block, ResultPatch, ToolCallPatch
+from orch_protocol.hooks import STAGES, Kind
 from orch_worker.hooks import Hook, Registry, hook, make_hook
 
 ACTIONS = sorted({action for stage in STAGES.values() for action in stage.actions("control")})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.errors import OrchError, StoreError
@@ -21,6 +21,9 @@ from .backends.base import Backend
 from .block import Live, live_block
 from .summarising import Summariser
 from .transcript import Transcript
+
+if TYPE_CHECKING:
+    from .hooked import AgentHooks
 
 __all__ = ["Archiving"]
 
@@ -35,7 +38,7 @@ class Archiving:
     """What one agent does about its past.
 
     `call` asks the root; `system` and `tools` are what its requests begin with. `on_fault` is told when something could
-    not be put on record.
+    not be put on record; `hooks` returns those there are.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Archiving:
         system: str,
         tools: Sequence[ToolSpec],
         on_fault: Callable[[], None] = lambda: None,
+        hooks: Callable[[], AgentHooks | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._transcript = transcript
@@ -59,6 +63,7 @@ class Archiving:
         self._tools = tools
         self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
         self._on_fault = on_fault
+        self._hooks = hooks
         self._work: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
         self._hurried = asyncio.Event()
@@ -209,12 +214,18 @@ class Archiving:
             plan: ArchivePlan = await self._call("archive", ask, PLAN_SECONDS)
             if not plan.collapses:
                 return
-            requests = await self._carry_out(plan.collapses)
-            done = tuple(collapse.holder for collapse in plan.collapses)
+            collapses, orders = await self._looked_at(plan)
+            if not collapses:
+                return
+            requests = await self._carry_out(collapses)
+            done = tuple(collapse.holder for collapse in collapses)
             await self._call("archived", Archived(done, self._backend.context_tokens()), PLAN_SECONDS)
-            if plan.summarise:
+            if (hooks := self._hooks()) is not None:
+                for collapse in collapses:
+                    await hooks.archived(collapse)
+            if orders:
                 # What is to be archived next does not wait for a model.
-                asking = asyncio.create_task(self._summarise(plan.summarise, conversation, requests))
+                asking = asyncio.create_task(self._summarise(orders, conversation, requests))
                 self._summaries.add(asking)
                 asking.add_done_callback(self._summaries.discard)
         except OrchError as error:
@@ -225,6 +236,31 @@ class Archiving:
                 self._on_fault()
         except Exception:
             traceback.print_exc()
+
+    async def _looked_at(self, plan: ArchivePlan) -> tuple[tuple[Collapse, ...], tuple[SummaryOrder, ...]]:
+        """Return what hooks let go on record of `plan`, and what a model is still to write."""
+        hooks = self._hooks()
+        if hooks is None:
+            return plan.collapses, plan.summarise
+        session = self._transcript.session
+        view, blocked = session.view.copy(), list[range]()
+        kept: list[Collapse] = []
+        written: set[str] = set()
+        for collapse in plan.collapses:
+            entries = range(session.places[collapse.first], session.places[collapse.last] + 1)
+            if any(entries.start < other.stop and other.start < entries.stop for other in blocked):
+                continue  # it would take along what is to stay
+            start, stop = view.part(collapse.first, collapse.last)
+            said = await hooks.before_archive(collapse, [item.message for item in view.items[start:stop]])
+            if said is None:
+                blocked.append(entries)
+                continue
+            view.collapse(said.collapse, 0)
+            kept.append(said.collapse)
+            if said.supplied:
+                written.add(collapse.holder)
+        holders = {collapse.holder for collapse in kept} - written
+        return tuple(kept), tuple(order for order in plan.summarise if order.holder in holders)
 
     async def _tell(self, problem: str) -> None:
         try:

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from orch_protocol.hooks import STAGES, Abort, Approve, Block, Decision, Event, Patch, Stage, check_value, name_of
+from orch_protocol.hook_events import Abort, Approve, Block, Decision, Event, Patch, name_of
+from orch_protocol.hooks import STAGES, Stage, check_value
 
 from .hooks import Hook
 
@@ -115,6 +116,8 @@ class _State:
         changes = _changes(said)
         added = changes.pop("inject", ())
         self.inject += added
+        if "tools" in changes:  # taken away alone: what one hook has left out no other brings back
+            changes["tools"] = tuple(name for name in getattr(self.event, "tools") if name in changes["tools"])  # noqa: B009
         given = {name: value for name, value in changes.items() if getattr(self.event, name) != value}
         overrode = [(name, self._changed[name]) for name in given if name in self._changed]
         if given:

@@ -14,7 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError, OrchError, QueryTimeoutError
-from orch_protocol.hooks import STAGES, Event, HookRow, HookSaid, HooksRan, HookTally, RunHook, ToolCall, ToolReturn
+from orch_protocol.hook_events import Event, ToolCall, ToolReturn
+from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, HookTally, RunHook
 from orch_protocol.messages import Message
 from orch_protocol.spec import AgentSpec
 

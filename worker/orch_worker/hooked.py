@@ -11,27 +11,60 @@ from copy import deepcopy
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol import hooks as stages
-from orch_protocol.hooks import Abort
-from orch_protocol.messages import Block, Message, Opaque, Reply, StopReason, Text, ToolUse, assistant, text_of, user
+from orch_protocol import hook_events as stages
+from orch_protocol.archive import Collapse
+from orch_protocol.hook_events import Abort
+from orch_protocol.hooks import STAGES
+from orch_protocol.messages import (
+    Block,
+    Message,
+    Opaque,
+    Reply,
+    StopReason,
+    Text,
+    ToolUse,
+    assistant,
+    text_of,
+    tool_uses,
+    user,
+)
 from orch_protocol.text import scrub
 
-from .backends.base import AssistantTurn, Backend, BackendInfo, Instead
+from .arriving import Arriving
+from .backends.base import AssistantTurn, Backend, BackendInfo, Instead, OnText
 from .chain import Followed
 from .hook_calls import HookCalls
 from .loop import Aborted
 from .session import acceptable
-from .tools.toolbox import MAX_CAPTURED, Outcome, text_in, with_text
+from .stubs import body_of, replaced, stubs_in, with_body
+from .tools.toolbox import MAX_CAPTURED, Executor, Outcome, text_in, with_text
 
-__all__ = ["AgentHooks"]
+__all__ = ["AgentHooks", "Compacting", "Kept"]
 
 WITHHELD: Final = "[Withheld: {why}]"
 ENDED: Final = "a hook ended the turn"
 CUT: Final = "(The response was withheld: the turn was ended while hooks looked at it.)"
 
 Dispatch = Callable[..., Awaitable[Outcome]]
+
+
+class Kept(Struct, frozen=True):
+    """An archive as it goes on record. Of one whose summary is `supplied` no model writes another."""
+
+    collapse: Collapse
+    supplied: bool = False
+
+
+class Compacting(Struct, frozen=True):
+    """What hooks say of a compaction: what its writer is told, the `summary` itself, "" for one that is to be written,
+    and the lines that are added to it."""
+
+    instructions: str = ""
+    summary: str = ""
+    added: tuple[str, ...] = ()
 
 
 class AgentHooks:
@@ -42,20 +75,24 @@ class AgentHooks:
         self._gate = asyncio.Lock()
         self._ended: Aborted | None = None
         self._begun = False
+        self._arriving: Arriving | None = None
 
     # Around a turn.
 
-    async def before_turn(self, prompt: str, messages: int) -> tuple[str, tuple[str, ...]]:
-        """Return the prompt to take down, and what is to be said after it. Raises Aborted."""
+    async def before_turn(self, prompt: str, messages: int, toolbox: Executor) -> tuple[str, tuple[str, ...]]:
+        """Return the prompt to take down, and what is to be said after it; `toolbox` rests what it is to. Raises
+        Aborted."""
         self._ended = None
         if not self._begun:
             self._begun = True
             await self._note("session_start", messages=messages)
-        followed = await self._run("before_turn", prompt=prompt)
+        followed = await self._run("before_turn", prompt=prompt, tools=toolbox.active)
         if followed is not None:
             _check(followed)
             assert isinstance(followed.event, stages.BeforeTurn)
             prompt, more = followed.event.prompt, followed.inject
+            if any("tools" in done.actions for done in followed.done):
+                toolbox.rest(followed.event.tools)
         else:
             more = ()
         await self._note("turn_start", prompt=prompt)
@@ -63,6 +100,7 @@ class AgentHooks:
 
     async def output(self, text: str, stop: StopReason) -> tuple[str, StopReason]:
         """Return the text of the reply, and why the turn ended."""
+        self._hush()
         followed = await self._run("before_output", text=text, stop_reason=stop)
         if followed is None:
             return text, stop
@@ -78,6 +116,7 @@ class AgentHooks:
 
     async def error(self, error: Exception) -> None:
         """The turn ended without a reply."""
+        self._hush()
         await self._note("error", kind=type(error).__name__, message=str(error))
 
     # A step.
@@ -118,13 +157,40 @@ class AgentHooks:
             return None
         return Instead(messages, system, tail)
 
+    def listening(self, on_text: OnText | None, info: BackendInfo) -> OnText | None:
+        """Return what is to be called with the text of the response as it arrives, if anything is; `on_text` is."""
+        self._hush()
+        listened = self.calls.on & {"message_start", "message_update"}
+        if not listened:
+            return on_text
+        arriving = self._arriving = Arriving(self.calls.run, listened, info.provider, info.model)
+
+        def both(text: str) -> None:
+            if on_text is not None:
+                on_text(text)
+            arriving.add(text)
+
+        return both
+
+    def again(self) -> None:
+        """The request is made again: what came of the response is void."""
+        if self._arriving is not None:
+            self._arriving.again()
+
+    def _hush(self) -> None:
+        if self._arriving is not None:
+            self._arriving.stop()
+            self._arriving = None
+
     async def response(self, turn: AssistantTurn, info: BackendInfo) -> tuple[AssistantTurn, BaseException | None]:
         """Return the response to take down, and what is to be raised once it is on record."""
         self.calls.step += 1
-        if "after_provider_response" not in self.calls.on:
+        if self.calls.on.isdisjoint(("message_start", "message_update", "after_provider_response")):
             return turn, None
         text = text_of(turn.message)
         try:
+            if self._arriving is not None:
+                await self._arriving.whole()
             followed = await self._run(
                 "after_provider_response",
                 provider=info.provider,
@@ -136,7 +202,8 @@ class AgentHooks:
             )
         except asyncio.CancelledError as cancelled:  # it is paid for, and nobody has said that it may be seen
             return replace(turn, message=assistant(CUT)), cancelled
-        assert followed is not None
+        if followed is None:
+            return turn, None
         assert isinstance(followed.event, stages.ProviderResponse)
         if isinstance(followed.decision, Abort):
             message = assistant(scrub(followed.decision.message) or CUT)
@@ -144,6 +211,12 @@ class AgentHooks:
         if followed.event.text == text:
             return turn, None
         return replace(turn, message=_said(turn.message, scrub(followed.event.text))), None
+
+    async def message_end(self, turn: AssistantTurn, message: Message) -> None:
+        """The response is on record, as `message`."""
+        calls = tuple(call.name for call in tool_uses(message))
+        told = {"text": text_of(message), "stop_reason": turn.stop_reason, "usage": turn.usage}
+        await self._note("message_end", **told, calls=calls)
 
     async def call(self, dispatch: Dispatch, call: ToolUse) -> Outcome:
         """Return what `call` comes to: changed, refused, or run by `dispatch`, and its result as it may be seen.
@@ -215,11 +288,66 @@ class AgentHooks:
         assert isinstance(followed.event, stages.SteeringReceived)
         return [followed.event.text, *followed.inject]
 
+    # What becomes of the conversation.
+
+    async def before_archive(self, collapse: Collapse, messages: Sequence[Message]) -> Kept | None:
+        """Return what is to go on record of the archive of `messages`, None when it is not to be made."""
+        asked = [text for message in collapse.messages for text in stubs_in(message).values()]
+        if "before_archive" not in self.calls.on or not asked:
+            return Kept(collapse)
+        event = stages.BeforeArchive(
+            holder=collapse.holder,
+            kind=collapse.kind,
+            task=collapse.task,
+            messages=detached(messages),
+            summary=body_of(asked[-1]),
+        )
+        followed = await self.calls.run(event)
+        assert isinstance(followed.event, stages.BeforeArchive)
+        if followed.decision is not None:
+            return None
+        supplied = any("summary" in done.actions for done in followed.done)
+        if not supplied and not followed.inject:
+            return Kept(collapse)
+        body = scrub("\n".join((followed.event.summary, *followed.inject)))
+        stub = with_body(asked[-1], body)
+        return Kept(replace(collapse, messages=tuple(replaced(each, stub) for each in collapse.messages)), supplied)
+
+    async def archived(self, collapse: Collapse) -> None:
+        """The archive is on record."""
+        await self._note("archived", holder=collapse.holder, kind=collapse.kind, task=collapse.task)
+
+    async def before_compaction(
+        self, reason: str, messages: Sequence[Message], tokens: int, instructions: str = ""
+    ) -> Compacting | None:
+        """Return what hooks say of a compaction of `messages`, a conversation of `tokens`, None when it is not to be.
+
+        `reason` is `size`, `asked` or `refused`.
+        """
+        if "before_compaction" not in self.calls.on:
+            return Compacting(instructions)
+        event = stages.BeforeCompaction(
+            reason=reason, messages=detached(messages), tokens=tokens, instructions=instructions
+        )
+        followed = await self.calls.run(event)
+        if followed.decision is not None:
+            return None
+        said = followed.event
+        assert isinstance(said, stages.BeforeCompaction)
+        return Compacting(scrub(said.instructions), scrub(said.summary), tuple(map(scrub, followed.inject)))
+
+    async def compacted(
+        self, reason: str, summary: str, *, tokens_before: int, tokens_after: int, supplied: bool
+    ) -> None:
+        """The compaction is on record."""
+        told = {"tokens_before": tokens_before, "tokens_after": tokens_after, "supplied": supplied}
+        await self._note("compaction", reason=reason, summary=summary, **told)
+
     async def _run(self, stage: str, **fields: Any) -> Followed | None:
         """Return what came of `stage`, None when there is no hook for it."""
         if stage not in self.calls.on:
             return None
-        return await self.calls.run(stages.STAGES[stage].event(**fields))
+        return await self.calls.run(STAGES[stage].event(**fields))
 
     async def _note(self, stage: str, **fields: Any) -> None:
         await self._run(stage, **fields)

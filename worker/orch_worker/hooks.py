@@ -12,21 +12,8 @@ from typing import Any, Final, overload
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hooks import (
-    ABSENT,
-    ALIASES,
-    EVERYTHING,
-    STAGES,
-    Abort,
-    Approve,
-    Block,
-    Decision,
-    HookRow,
-    Kind,
-    OnError,
-    Patch,
-    name_of,
-)
+from orch_protocol.hook_events import Abort, Approve, Block, Decision, Patch, name_of
+from orch_protocol.hooks import ABSENT, ALIASES, EVERYTHING, STAGES, HookRow, Kind, OnError
 
 __all__ = ["OF_A_FILE", "Handler", "Hook", "Registry", "hook", "make_hook", "stage_of"]
 

@@ -28,7 +28,7 @@ from orch_protocol.messages import (
 from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
-from .backends.base import AssistantTurn, Backend
+from .backends.base import AssistantTurn, Backend, OnText
 from .markers import interrupted
 from .prompt import continued_prompt
 from .purse import Purse
@@ -216,7 +216,7 @@ class _Turn:
         """Take the prompt down, and what was said before the agent began; return it as it was taken down."""
         more: Sequence[str] = ()
         if self._hooks is not None:
-            prompt, more = await self._hooks.before_turn(prompt, len(self._backend.transcript()))
+            prompt, more = await self._hooks.before_turn(prompt, len(self._backend.transcript()), self._toolbox)
         prompt = frame(prompt)
         for text in (prompt, *more):
             self._say(text)
@@ -298,7 +298,9 @@ class _Turn:
         self._report("model", who, step)
         self._backend.instead = await self._hooks.request(self._backend, info) if self._hooks is not None else None
         self._backend.on_retry = partial(self._on_retry, who, step)
-        on_text = partial(self._tell, "text") if self._emit is not None else None
+        on_text: OnText | None = partial(self._tell, "text") if self._emit is not None else None
+        if self._hooks is not None:
+            on_text = self._hooks.listening(on_text, info)
         hold = await self._purse.reserve(self._backend) if self._purse is not None else None
         try:
             turn = await self._backend.assistant_turn(on_text)
@@ -319,12 +321,16 @@ class _Turn:
             self._short = hold.why
             hold.settle(turn.usage)
         self._tell("message", text_of(turn.message))
+        if self._hooks is not None:
+            await self._hooks.message_end(turn, message)
         if end is not None:
             raise end
         return turn
 
     def _on_retry(self, who: str, step: int, retry: object) -> None:
         self._report("model", f"{who}: {retry}", step)
+        if self._hooks is not None:
+            self._hooks.again()
         self._tell("retry", str(retry))
 
     async def _run_calls(self, calls: Sequence[ToolUse]) -> None:

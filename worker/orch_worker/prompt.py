@@ -86,9 +86,12 @@ def system_prompt(spec: AgentSpec, names: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
-def taken(names: Sequence[str]) -> str:
-    """Return what the end of a request says of tools that are on offer in it and not the agent's any more."""
-    return f"{TAKEN}\n\nNot yours any more, and denied: {', '.join(names)}." if names else ""
+def taken(names: Sequence[str], resting: Sequence[str] = ()) -> str:
+    """Return what the end of a request says of tools that are on offer in it and not the agent's, or not just now."""
+    gone = f"Not yours any more, and denied: {', '.join(names)}." if names else ""
+    later = f"Denied in this turn: {', '.join(resting)}." if resting else ""
+    said = " ".join(filter(None, (gone, later)))
+    return f"{TAKEN}\n\n{said}" if said else ""
 
 
 def first_prompt(spec: AgentSpec, prompt: str) -> str:

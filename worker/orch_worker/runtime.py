@@ -143,6 +143,7 @@ class Runtime:
                     system=system,
                     tools=tools,
                     on_fault=self._leave_if_broken,
+                    hooks=lambda: self._hooks,
                 )
                 if spec.local:
                     self._archiving.stay(spec.backend)
@@ -325,7 +326,7 @@ class Runtime:
     async def _prepare(self) -> None:
         """Let the next request end with what is true now and may not be so at the one after it."""
         archived = await self._archiving.before_request() if self._archiving is not None else ""
-        parts = (archived, taken(self.toolbox.withdrawn), self._agenda.block())
+        parts = (archived, taken(self.toolbox.withdrawn, self.toolbox.resting), self._agenda.block())
         self.backend.tail = "\n\n".join(filter(None, parts))
 
     def _frame(self, query: Query) -> Callable[[str], str]:

@@ -8,7 +8,18 @@ from typing import Final
 from orch_protocol.archive import ArchiveKind
 from orch_protocol.messages import Message, Text, user
 
-__all__ = ["HEADS", "era_prompt", "holder_of", "holders_in", "replaced", "stub_text", "stubs_in", "summary_message"]
+__all__ = [
+    "HEADS",
+    "body_of",
+    "era_prompt",
+    "holder_of",
+    "holders_in",
+    "replaced",
+    "stub_text",
+    "stubs_in",
+    "summary_message",
+    "with_body",
+]
 
 HEADS: Final[dict[ArchiveKind, str]] = {
     "turn": "[archived turn]",
@@ -23,6 +34,16 @@ def stub_text(kind: ArchiveKind, id: str, record: str, answer: str = "") -> str:
     """Return what the conversation keeps of the archive `id`: `record`, and the final `answer` if there was one."""
     ending = f"\n\nFinal answer:\n{answer}" if answer else ""
     return f"{HEADS[kind]}\nsubagent_id: {id}\n\n{record}{ending}"
+
+
+def body_of(stub: str) -> str:
+    """Return what a stub says below its head."""
+    return stub[match.end() :].lstrip("\n") if (match := _STUB.match(stub)) else stub
+
+
+def with_body(stub: str, body: str) -> str:
+    """Return `stub` with `body` below its head."""
+    return f"{match[0]}\n{body}" if (match := _STUB.match(stub)) else body
 
 
 def era_prompt(turns: int) -> str:

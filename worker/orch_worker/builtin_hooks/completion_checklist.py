@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from orch_protocol.hook_events import ProviderResponse, ToolReturn
 from orch_protocol.hook_options import HookOptions
-from orch_protocol.hooks import ProviderResponse, ToolReturn
 from orch_protocol.messages import ToolUse
 
 from ..hooks import Hook, make_hook

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from orch_protocol.hook_events import Block, ToolCall, ToolReturn
 from orch_protocol.hook_options import HookOptions
-from orch_protocol.hooks import Block, ToolCall, ToolReturn
 from orch_protocol.policy import DANGEROUS
 
 from ..hooks import Hook, make_hook

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from orch_protocol.hook_events import ProviderResponse
 from orch_protocol.hook_options import HookOptions
-from orch_protocol.hooks import ProviderResponse
 from orch_protocol.messages import ToolUse
 
 from ..hooks import Hook, make_hook

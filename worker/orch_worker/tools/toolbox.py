@@ -35,6 +35,7 @@ MAX_SHOWN: Final = 30_000
 MAX_SHOWN_A_STEP: Final = 100_000
 READER: Final = "read_handle"
 WITHDRAWN: Final = "it was taken from this agent"
+RESTING: Final = "a hook keeps it from this turn"
 
 
 class Outcome(Struct, frozen=True):
@@ -61,6 +62,13 @@ class Executor(Protocol):
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Return the outcomes of one step in the size that the model sees."""
 
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of the tools that may be used now."""
+
+    def rest(self, keep: Iterable[str]) -> None:
+        """Refuse what is not among `keep` until the turn is over."""
+
 
 class Toolbox:
     """The tools one agent was granted. Whatever else it calls for is refused here, at dispatch.
@@ -74,6 +82,8 @@ class Toolbox:
         self._guard = guard
         self.withdrawn: tuple[str, ...] = ()
         """Tools that may not be used any more. They stay on offer, so that what is cached of that holds."""
+        self.resting: tuple[str, ...] = ()
+        """Others that may not be used in this turn; on offer too."""
         self.observe: Observe | None = None
         """Told of what becomes of each call; None when nobody wants to know."""
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
@@ -91,6 +101,20 @@ class Toolbox:
         """Refuse the tools called `names` from now on; what runs of them goes on."""
         gone = frozenset(names)
         self.withdrawn = tuple(name for name in self._tools if name in gone)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of the tools that may be used now."""
+        return tuple(name for name in self._tools if not self._denied(name))
+
+    def rest(self, keep: Iterable[str]) -> None:
+        """Refuse what is not among `keep` until the turn is over."""
+        kept = frozenset(keep)
+        self.resting = tuple(name for name in self._tools if name not in kept and name not in self.withdrawn)
+
+    def _denied(self, name: str) -> str:
+        """Return why the tool may not be used now, "" when it may."""
+        return WITHDRAWN if name in self.withdrawn else RESTING if name in self.resting else ""
 
     async def dispatch(self, call: ToolUse, *, approved: bool = False, blocked: str = "") -> Outcome:
         """Run `call` and return its one result, of at most 1 Mi characters. Never raises: an error is a result too.
@@ -120,8 +144,8 @@ class Toolbox:
                 ruling = await self._guard.rule(call, verdict, approved=approved)
             else:
                 ruling = Ruling("start", verdict)
-            if call.name in self.withdrawn:  # while somebody was asked, or it waited for its turn
-                ruling = Ruling("deny", ruling.verdict, denied(call.name, WITHDRAWN), WITHDRAWN)
+            if why := self._denied(call.name):  # while somebody was asked, or it waited for its turn
+                ruling = Ruling("deny", ruling.verdict, denied(call.name, why), why)
             if ruling.outcome != "start":
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
                 return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
@@ -137,8 +161,8 @@ class Toolbox:
         if tool is None:
             granted = ", ".join(self._tools) or "none"
             return None, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}."
-        if call.name in self.withdrawn:
-            return None, denied(call.name, WITHDRAWN)
+        if why := self._denied(call.name):
+            return None, denied(call.name, why)
         if why := tool.missing(self._context):
             return None, why
         try:
@@ -164,7 +188,8 @@ class Toolbox:
         ]
 
     def turn_began(self) -> None:
-        """Begin a turn: what the last one touched no longer counts against a call."""
+        """Begin a turn: what the last one touched no longer counts against a call, and what rested in it does not."""
+        self.resting = ()
         if self._guard is not None:
             self._guard.turn_began()
 
