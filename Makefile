@@ -26,11 +26,15 @@ demo: $(VENV)/ready  ## Two agents over this folder: asked, archived, recalled, 
 test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".
 	$(BIN)/python -m pytest $(ARGS)
 
-chaos: $(VENV)/ready-to-test  ## Kill 300 processes of a working daemon, for at most 4 minutes, and look for what is lost.
-	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 240 $(ARGS)
+chaos: $(VENV)/ready-to-test  ## For at most 5 minutes: kill 300 processes of a working daemon, let each call to a file fail.
+	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 180 $(ARGS)
+	$(BIN)/python tests/chaos/injector.py --seconds 45
+	$(BIN)/python tests/chaos/injector.py --way strace --every 40 --seconds 30
 
-chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, which takes half an hour.
+chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills and each system call, for an hour.
 	$(BIN)/python tests/chaos/killer.py --kills 2000 --seconds 7200 $(ARGS)
+	$(BIN)/python tests/chaos/injector.py
+	$(BIN)/python tests/chaos/injector.py --way strace
 
 bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)

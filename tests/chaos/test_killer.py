@@ -82,6 +82,12 @@ def leaves(folder: Path) -> None:
         file.write(json.dumps({"left": [4711]}) + "\n")
 
 
+def forgets(folder: Path) -> None:
+    """Tell of an archive that nothing is on record of."""
+    with (folder / "told.jsonl").open("a") as file:
+        file.write(json.dumps({"agent": last_answer(folder)["agent"], "archive": "0123456789ab"}) + "\n")
+
+
 def mixes_up(folder: Path) -> None:
     """Give somebody the answer of somebody else."""
     with (folder / "told.jsonl").open("a") as file:
@@ -96,6 +102,7 @@ def mixes_up(folder: Path) -> None:
         (alters, "does not hold what it was given"),
         (collects, "collected 2 times"),
         (leaves, "process 4711 was left behind"),
+        (forgets, "archive 0123456789ab was told of and is lost"),
         (mixes_up, "with something else"),
     ],
 )

@@ -2,7 +2,8 @@
 
 It shares no code with what it judges: it reads session files and the journal as anybody could. Told are
 `{"agent", "token", "answered", "right"}` for each question that came to an end, with `takers` where several asked for
-the answer at once, and `{"left": [pid...]}` for processes that were still there in the end.
+the answer at once, `{"agent", "archive"}` for each archive somebody heard of, and `{"left": [pid...]}` for processes
+that were still there in the end.
 """
 
 from __future__ import annotations
@@ -66,9 +67,13 @@ def judge(home: Path, log: Path) -> list[str]:
     wrong: list[str] = []
     told: dict[str, Told] = {}
     last: dict[str, str] = {}
+    archived: list[str] = []
     for row in rows(log):
         if "left" in row:
             wrong += [f"process {pid} was left behind" for pid in row["left"]]
+            continue
+        if "archive" in row:
+            archived.append(row["archive"])
             continue
         agent, token = row["agent"], row["token"]
         if agent not in told:
@@ -85,11 +90,13 @@ def judge(home: Path, log: Path) -> list[str]:
             wrong.append(f"{token} was answered by {agent} with something else")
         if not found.asked[token] or not found.ended[token]:
             wrong.append(f"{token} was answered by {agent} and is lost")
-        elif found.ended[token] > 1:
+            continue
+        if found.ended[token] > 1:
             wrong.append(f"{token} has {found.ended[token]} answers in the file of {agent}")
         elif agent in last and found.order.index(token) <= found.order.index(last[agent]):
             wrong.append(f"{token} stands before {last[agent]} in the file of {agent}, and was asked after it")
         last[agent] = token
+    there: set[str] = set()
     for folder in sorted((home / "sessions").iterdir()):
         try:
             remains = Remains(folder)
@@ -97,10 +104,12 @@ def judge(home: Path, log: Path) -> list[str]:
         except AssertionError as error:
             wrong.append(f"{folder.name}: {error}")
             continue
+        there |= set(remains.collapses)
         for holder, collapse in remains.collapses.items():
             held = b"".join(remains.data[start : start + length] for start, length in collapse["spans"])
             if hashlib.sha256(held).hexdigest() != collapse["sha256"]:
                 wrong.append(f"{holder} does not hold what it was given")
+    wrong += [f"archive {each} was told of and is lost" for each in archived if each not in there]
     collected = Counter(
         row["query_id"]
         for path in home.glob("runs/*/journal.jsonl")

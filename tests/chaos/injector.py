@@ -1,0 +1,328 @@
+"""Lets each thing that a life does to a file fail, one after the other, and looks at what is left: `injector.py`.
+
+The life is `ordeal.py`'s. It begins with files that a death has left half done, so that mending them is part of it. In
+one call it is killed before, after or in the middle, or the disk fails, once or for good. Then it goes on without a
+fault, and `verdict.py`, which shares no code with the product, says what is lost or twice.
+
+`--way calls` puts the faults into the calls that Python makes: a fork for each. `--way strace` lets the kernel make
+them, below everything, SQLite included. `--every K` takes each Kth point alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+TESTS: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+
+from chaos import ordeal  # noqa: E402
+from chaos.verdict import judge, rows  # noqa: E402
+
+SECONDS: Final = 60.0
+"""After which a life hangs: its clock waits for nothing, so it takes none."""
+FULL, BROKEN = str(errno.ENOSPC), str(errno.EIO)
+DEATHS: Final = ("kill", "after")
+KINDS: Final = {
+    "write": (*DEATHS, "half", "part", FULL, BROKEN, f"{FULL}+"),
+    "pwrite": (*DEATHS, "half", FULL, BROKEN),
+    "open": ("kill", FULL, BROKEN),
+    "mkdir": (*DEATHS, FULL),
+    "fsync": ("kill", BROKEN, FULL),
+    "fdatasync": ("kill", BROKEN, FULL, f"{BROKEN}+"),
+    "replace": (*DEATHS, FULL, BROKEN),
+    "rename": (*DEATHS, FULL, BROKEN),
+    "unlink": (*DEATHS, BROKEN),
+    "ftruncate": (*DEATHS, BROKEN),
+}
+"""What can befall each call of Python's."""
+CHANGES: Final = ("write", "pwrite64", "openat", "mkdir", "fsync", "fdatasync", "rename", "unlink", "ftruncate")
+READS: Final = ("read", "pread64")
+LOOKS: Final = (*READS, "close", "newfstatat", "lseek", "flock", "getdents64")
+"""System calls of the kernel: what changes something fails in each way, what looks is died at, and read in vain."""
+
+
+class Point(NamedTuple):
+    """One place where something befalls a life."""
+
+    call: str
+    kind: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.call} {self.number}: {self.kind}"
+
+
+class Stage:
+    """A folder in which one life after another is lived, always from the same beginning."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home, self.told = folder, folder / "home", folder / "told.jsonl"
+        self.says = folder / "says"
+        self.home.mkdir(mode=0o700, parents=True)
+        (folder / "note.txt").write_text("The port is 4711.\n")
+        ended(forked(lambda: ordeal.main(self.home, self.told, 0), self.says), 0, "the life that goes before")
+        self._spoil()
+        self.before = folder / "before"
+        shutil.copytree(self.home, self.before)
+        self.said = self.told.read_bytes()
+
+    def _spoil(self) -> None:
+        """Leave what deaths leave: torn ends, a file half written anew, an index that is none."""
+        self.session = next(self.home.glob("sessions/*/session.jsonl"))
+        self.journal = self.home / "runs" / "r" / "journal.jsonl"
+        for path in (self.session, self.journal):
+            with path.open("ab") as file:
+                file.write(b'{"type":"message","id":"tor')
+            path.with_name(f"{path.name}.new").write_bytes(b"half of it")
+        self.session.with_name("index.sqlite").write_bytes(b"SQLite format 3\0 it is not")
+
+    def paths(self) -> Iterator[Path]:
+        """Yield every path that a life touches, as far as that can be told before."""
+        for path in (self.session, self.journal):
+            yield path.parent
+            yield path.parent.parent
+            for name in (path.name, f"{path.name}.new", f"{path.name}.torn-1", f"{path.name}.torn-2", "lock"):
+                yield path.with_name(name)
+        yield self.session.with_name("index.sqlite")
+        yield self.session.with_name("index.sqlite-journal")
+
+    def reset(self) -> None:
+        """Let all be as it was before."""
+        shutil.rmtree(self.home)
+        shutil.copytree(self.before, self.home)
+        self.told.write_bytes(self.said)
+
+    def last_words(self) -> str:
+        """Return the last that the last life said of what went wrong."""
+        return (self.says.read_text(errors="replace").splitlines() or [""])[-1]
+
+    def asked(self) -> int:
+        """Return how many questions were asked so far, the one included whose answer nobody heard."""
+        return sum("token" in row for row in rows(self.told))
+
+
+def forked(work: Callable[[], int], says: Path | None = None) -> int:
+    """Do `work` in a fork, whose errors go to the file `says`; return its pid."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        if says is not None:
+            descriptor = os.open(says, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def waited(pid: int) -> int | None:
+    """Return how a child ended, as `subprocess` says it; None when it hung, and was killed."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        there, status = os.waitpid(pid, os.WNOHANG)
+        if there:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None
+        time.sleep(0.002)
+
+
+def ended(pid: int, code: int, what: str) -> None:
+    """Hold that a child ends so. Raises AssertionError."""
+    found = waited(pid)
+    assert found == code, f"{what} ended with {found}"
+
+
+# Two ways of letting a call fail.
+
+
+class ByCalls:
+    """The calls that Python makes are watched, in a fork."""
+
+    def points(self, stage: Stage) -> list[Point]:
+        """Return all the places that a life comes to."""
+        counts = stage.folder / "counts"
+
+        def life() -> int:
+            ordeal.fault = ordeal.Fault(stage.home)
+            code = ordeal.main(stage.home, stage.told, stage.asked())
+            ordeal.fault, seen = None, ordeal.fault.seen
+            counts.write_text(json.dumps(seen))
+            return code
+
+        ended(forked(life, stage.says), 0, "the life that is counted")
+        seen = json.loads(counts.read_text())
+        return [
+            Point(call, kind, number)
+            for call, kinds in KINDS.items()
+            for number in range(1, seen.get(call, 0) + 1)
+            for kind in kinds
+        ]
+
+    def live(self, stage: Stage, point: Point) -> int | None:
+        """Live, and let it happen; return how that ended."""
+
+        def life() -> int:
+            ordeal.fault = ordeal.Fault(stage.home, *point)
+            return ordeal.main(stage.home, stage.told, stage.asked())
+
+        return waited(forked(life, stage.says))
+
+
+class ByStrace:
+    """The kernel's own calls fail, by strace."""
+
+    def __init__(self) -> None:
+        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def points(self, stage: Stage) -> list[Point]:
+        """Return all the places that a life comes to."""
+        log = stage.folder / "trace"
+        code = self._strace(stage, log, ["-e", f"trace={','.join(CHANGES + LOOKS)}"])
+        assert code == 0, f"the life that is counted ended with {code}"
+        seen = Counter(line.split()[1].partition("(")[0] for line in log.read_text(errors="replace").splitlines())
+        kinds = dict.fromkeys(CHANGES, ("signal=KILL", "error=ENOSPC", "error=EIO"))
+        kinds |= dict.fromkeys(LOOKS, ("signal=KILL",)) | dict.fromkeys(READS, ("signal=KILL", "error=EIO"))
+        return [
+            Point(call, kind, number)
+            for call in CHANGES + LOOKS
+            for number in range(1, seen[call] + 1)
+            for kind in kinds[call]
+        ]
+
+    def live(self, stage: Stage, point: Point) -> int | None:
+        """Live, and let it happen; return how that ended."""
+        rule = f"inject={point.call}:{point.kind}:when={point.number}"
+        return self._strace(stage, Path(os.devnull), ["-e", f"trace={point.call}", "-e", rule])
+
+    def _strace(self, stage: Stage, log: Path, rules: Sequence[str]) -> int | None:
+        only = [word for path in stage.paths() for word in ("-P", str(path))]
+        life = [sys.executable, str(TESTS / "chaos" / "ordeal.py"), stage.home, stage.told, str(stage.asked())]
+        command: list[Any] = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", log, *only, *rules, *life]
+        try:
+            with stage.says.open("w") as says:
+                done = subprocess.run(
+                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=says, stderr=says, timeout=SECONDS
+                )
+        except subprocess.TimeoutExpired:
+            return None
+        return done.returncode
+
+
+def no_strace() -> str:
+    """Return why the kernel's calls cannot be made to fail here, "" when they can."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    probe = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", os.devnull, "-e", "trace=write", "true"]
+    done = subprocess.run(probe, capture_output=True, text=True, timeout=SECONDS)
+    return f"nothing can be traced here: {done.stderr.strip()}" if done.returncode or done.stderr else ""
+
+
+# What is held.
+
+
+def tried(stage: Stage, way: ByCalls | ByStrace, point: Point) -> list[str]:
+    """Let it happen at `point`, go on without, and return what is wrong, a sentence each."""
+    stage.reset()
+    code = way.live(stage, point)
+    if code not in (0, ordeal.GAVE_UP, -signal.SIGKILL, 128 + signal.SIGKILL):
+        return [f"{point}: {'it hangs' if code is None else f'it ends with {code}'}: {stage.last_words()}"]
+    code = waited(forked(lambda: ordeal.main(stage.home, stage.told, stage.asked(), again=True), stage.says))
+    wrong = [] if code == 0 else [f"{point}: what follows ends with {code}: {stage.last_words()}"]
+    return wrong + [f"{point}: {each}" for each in judge(stage.home, stage.told)]
+
+
+class Choice(NamedTuple):
+    """Which points to try: each `every`th of those whose names fit `only`; none after `seconds`."""
+
+    every: int = 1
+    only: str = "*"
+    seconds: float = 3600.0
+
+    def of(self, points: list[Point]) -> list[Point]:
+        """Return those of `points`."""
+        return [point for point in points if fnmatch(str(point), self.only)][:: self.every]
+
+
+def share(folder: Path, way: ByCalls | ByStrace, part: int, parts: int, choice: Choice) -> int:
+    """Try a part of the points; what is found goes to a file each."""
+    end = time.monotonic() + choice.seconds
+    stage = Stage(folder / f"stage{part}")
+    points = choice.of(way.points(stage))
+    wrong: list[str] = []
+    done = 0
+    for point in points[part::parts]:
+        if time.monotonic() > end:
+            break
+        wrong += tried(stage, way, point)
+        done += 1
+    (folder / f"found{part}").write_text(json.dumps({"points": len(points), "done": done, "wrong": wrong}))
+    return 0
+
+
+def run(folder: Path, way: ByCalls | ByStrace, choice: Choice, jobs: int) -> tuple[int, int, list[str]]:
+    """Try the points, some at once; return how many there are, how many were tried, and what is wrong."""
+    pids = [forked(lambda part=part: share(folder, way, part, jobs, choice)) for part in range(jobs)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    found = [json.loads(path.read_text()) for path in folder.glob("found*")]
+    wrong = [each for part in found for each in part["wrong"]]
+    wrong += [f"a part of it ended with {code}" for code in codes if code]
+    return max((part["points"] for part in found), default=0), sum(part["done"] for part in found), wrong
+
+
+def main() -> int:
+    """Let things fail, and say how that went. What went wrong leaves its files behind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--way", choices=["calls", "strace"], default="calls")
+    parser.add_argument("--every", type=int, default=1, help="each Kth point alone")
+    parser.add_argument("--only", default="*", help="the points whose names fit this, such as 'write 1?: part'")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no longer, however many points that are")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args()
+    if arguments.way == "strace" and (reason := no_strace()):
+        print(f"skipped: {reason}")
+        return 0
+    ordeal.watch()
+    for name in ("orch.aio", "orch.testing"):
+        importlib.import_module(name)  # each fork has it then
+
+    folder = Path(tempfile.mkdtemp(prefix="orch-faults-"))
+    way = ByCalls() if arguments.way == "calls" else ByStrace()
+    began = time.monotonic()
+    choice = Choice(arguments.every, arguments.only, arguments.seconds)
+    points, done, wrong = run(folder, way, choice, arguments.jobs)
+    print(f"{arguments.way}: {done} of {points} points in {time.monotonic() - began:.0f} s, {len(wrong)} went wrong")
+    if wrong:
+        print("\n".join(wrong))
+    if wrong or not done:
+        print(f"see {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
