@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from orch_protocol.commands import TurnEvent
 from orch_protocol.errors import BadReplyError, OrchError, QueryTimeoutError
 from orch_protocol.messages import Reply
+from orch_protocol.queue import SteerAgent
 from orch_protocol.services import (
     AgentRow,
     CancelTurn,
@@ -21,7 +22,6 @@ from orch_protocol.services import (
     Resume,
     Show,
     Shown,
-    SteerAgent,
 )
 from orch_protocol.sessions import (
     Branch,

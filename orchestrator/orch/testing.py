@@ -18,7 +18,8 @@ from typing import Any
 
 from orch_protocol.errors import LaunchError
 from orch_protocol.spec import Template
-from orch_worker.host import Host, Line
+from orch_worker.host import Host, Line, Make
+from orch_worker.runtime import Runtime
 
 from .launchers.base import LaunchRequest
 from .router import Deliver, PeerTable
@@ -78,9 +79,9 @@ class _MemoryLine:
 
 
 class FakeWorker:
-    """A worker on the test's event loop."""
+    """A worker on the test's event loop. `make` makes its agent."""
 
-    def __init__(self, request: LaunchRequest, board: MemoryBoard) -> None:
+    def __init__(self, request: LaunchRequest, board: MemoryBoard, make: Make = Runtime) -> None:
         self.pid = os.getpid()
         self.request = request
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -90,6 +91,7 @@ class FakeWorker:
             birth=request.birth,
             incarnation=request.incarnation,
             spool=Path(request.spool),
+            make=make,
         )
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
@@ -117,7 +119,8 @@ class FakeWorker:
 class FakeLauncher:
     """Starts agents on the test's event loop. `workers` are all it started, `failures` the errors to raise next."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Make = Runtime) -> None:
+        self._make = make
         self.board: MemoryBoard | None = None
         self.workers: list[FakeWorker] = []
         self.failures: list[str] = []
@@ -144,7 +147,7 @@ class FakeLauncher:
         if self.failures:
             raise LaunchError(self.failures.pop(0))
         assert self.board is not None, "pass this launcher's `connect` to the orchestrator, as `fake_world` does"
-        worker = FakeWorker(request, self.board)
+        worker = FakeWorker(request, self.board, self._make)
         self.workers.append(worker)
         return worker
 

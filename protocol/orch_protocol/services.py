@@ -19,6 +19,7 @@ from .messages import Message, Reply, StopReason, Usage
 from .models import ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
+from .queue import AgentSteered, SteerAgent
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
 from .sessions import (
     Changed,
@@ -30,13 +31,12 @@ from .sessions import (
     SessionShown,
     ShowSession,
 )
-from .spec import BackendSpec, Limits, QueueMode, Template, ToolSpec
+from .spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
 from .tasks import Task
 
 __all__ = [
     "SERVICES",
     "AgentRow",
-    "AgentSteered",
     "Archive",
     "ArchivePlan",
     "ArchiveRow",
@@ -71,7 +71,6 @@ __all__ = [
     "Spawn",
     "Spawned",
     "Status",
-    "SteerAgent",
     "Submitted",
     "Summarise",
     "SummaryOrder",
@@ -199,25 +198,6 @@ class Killed(Struct, frozen=True):
     """Ids of the agents that are (or with `dry_run` would be) killed, children before parents."""
 
     ids: tuple[str, ...]
-
-
-class SteerAgent(Struct, frozen=True, forbid_unknown_fields=True):
-    """Say `text` to `ref` while it works: before its next model request, or (`follow_up`) when it would stop.
-
-    An agent that does not work hears it with its next query; a follow-up to such an agent is a query.
-    """
-
-    ref: str
-    text: str
-    follow_up: bool = False
-
-
-class AgentSteered(Struct, frozen=True):
-    """It will be heard: `steer_id` names it, or `query_id` the query that it became."""
-
-    id: str
-    steer_id: str | None = None
-    query_id: str | None = None
 
 
 class CancelTurn(Struct, frozen=True, forbid_unknown_fields=True):
@@ -471,6 +451,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "fork": (ForkSession, Forked),
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
+    "spec": (Ref, AgentSpec),
     "run_tool": (RunTool, ToolRan),
     "judge": (PolicyCall, Verdict),
     "approve": (ApproveCall, Approved),

@@ -14,6 +14,7 @@ from orch_protocol.messages import Reply, assistant, user
 from orch_worker.transcript import Transcript
 from orchestrator.desk import ROW, Desk, opened
 
+MADE = {"id": "abc", "seq": 1, "name": "n", "task": "Look", "backend": {"provider": "x"}, "folder": "f", "cwd": "/"}
 Captured = pytest.CaptureFixture[str]
 
 
@@ -235,6 +236,7 @@ class TestToTest:
         transcript.turn_end("t1", Reply("abc", "t1", "4711"))
         transcript.close()
         desk.answers["state"] = desk.answers["state"] | {"folder": str(tmp_path / "talk")}
+        desk.answers["spec"] = MADE
         assert run(["session", "to-test", "latest", "--output", str(tmp_path / "test_it.py")]) == 0
         assert capsys.readouterr().out == f"{tmp_path}/test_it.py\n"
         source = (tmp_path / "test_it.py").read_text()
@@ -247,6 +249,7 @@ class TestToTest:
         transcript.seed([user("Which port?")])
         transcript.close()
         desk.answers["state"] = desk.answers["state"] | {"folder": str(tmp_path / "talk")}
+        desk.answers["spec"] = MADE
         assert run(["session", "to-test", "reader", "--output", str(tmp_path / "test_it.py")]) == 2
         assert "no finished turn" in capsys.readouterr().err
         assert not (tmp_path / "test_it.py").exists()

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -41,15 +41,15 @@ from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
 from orch_protocol.services import SERVICES
 from orch_protocol.sessions import Edit, Edited
-from orch_protocol.spec import Birth
+from orch_protocol.spec import AgentSpec, Birth
 from orch_protocol.wire import VERSION, Channel, encode_body
 
 from .courier import Courier
 from .interjections import Interjection
 from .loop import Brake
-from .runtime import Runtime
+from .runtime import Root, Runtime
 
-__all__ = ["Host", "Line"]
+__all__ = ["Host", "Line", "Make"]
 
 ROOT_CALL_SECONDS = 3600.0
 CONNECT_SECONDS = 10.0
@@ -57,6 +57,7 @@ PROGRESS_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
 
 T = TypeVar("T")
+Make: TypeAlias = Callable[[AgentSpec, dict[str, str], Root], Runtime]
 
 
 class Line(Protocol):
@@ -72,7 +73,8 @@ class Line(Protocol):
 class Host:
     """Serves one agent over the line that `connect` opens with a callback for arriving frames.
 
-    `enter` is called with the agent's folder before anything else of it; a process of its own goes there.
+    `enter` is called with the agent's folder before anything else of it; a process of its own goes there. `make` makes
+    the agent.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class Host:
         incarnation: int,
         spool: Path,
         enter: Callable[[str], None] | None = None,
+        make: Make = Runtime,
     ) -> None:
+        self._make = make
         self._enter = enter
         self._birth = birth
         self._runtime: Runtime | None = None
@@ -196,7 +200,7 @@ class Host:
         try:
             if self._enter is not None:
                 self._enter(body.spec.cwd)
-            self._runtime = Runtime(body.spec, self._birth.keys, self)
+            self._runtime = self._make(body.spec, self._birth.keys, self)
             for lane in body.crowded:
                 self._runtime.gate.limit(lane)
         except Exception as error:

@@ -128,11 +128,22 @@ def _test_arguments(parser: ArgumentParser) -> None:
 
 
 def _to_test(arguments: Namespace) -> int:
+    import msgspec
+
+    from orch_protocol.entries import ArchiveEntry
+    from orch_protocol.spec import AgentSpec
+
     from ..exchange.writing import found_of
-    from ..retelling import source_of, story_of
+    from ..retelling import told_again
+    from ..stories import source_of
 
     row = _agent(arguments.key)
-    _write(arguments, row.id, [source_of(row.name, story_of(found_of(row), row.task))], [])
+    spec = msgspec.convert(Connection().call("spec", {"ref": row.id}), AgentSpec)
+    found = found_of(row)
+    notes = ["what a function of the program decided is not asked again"] if spec.policy.asks_root else []
+    if any(isinstance(entry, ArchiveEntry) for entry in found.entries):
+        notes.append("nothing is archived in the test: what was archived is told whole")
+    _write(arguments, row.id, [source_of(row.name, told_again(found, spec))], notes)
     return 0
 
 
@@ -159,7 +170,8 @@ ACTIONS = {
     "to-test": (
         "a conversation as a test that tells it again",
         Verb(
-            "Write a pytest module that tells a conversation again: model and tools answer as recorded.",
+            "Write a pytest module that tells a conversation again: model and tools answer as recorded, and what a "
+            "model would be sent is compared.",
             "orch session to-test reader --output test_reader.py",
             _test_arguments,
             _to_test,

@@ -64,6 +64,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "fork": forking.fork,
     "fsck_session": mending.fsck_session,
     "state": looking.state,
+    "spec": looking.spec,
     "run_tool": tools.run_tool,
     "run_hook": hooking.run_hook,
     "hooks_ran": hooking.hooks_ran,

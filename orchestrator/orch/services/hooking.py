@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.errors import OrchError
 from orch_protocol.hooks import HookSaid, HooksRan, RunHook
-from orch_protocol.services import Empty, SteerAgent
+from orch_protocol.queue import SteerAgent
+from orch_protocol.services import Empty
 
 from .steering import steer
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from orch_protocol.services import AgentRow, List, Ref, Show, Shown
+from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import read_session
 
 from ..nodes import Node, iso
@@ -17,7 +18,7 @@ from .recalling import archive_row, found
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["list_agents", "row", "show", "state"]
+__all__ = ["list_agents", "row", "show", "spec", "state"]
 
 KEPT = "(for local models alone)"
 
@@ -37,6 +38,13 @@ async def list_agents(root: Supervisor, caller: str | None, params: List) -> lis
 async def state(root: Supervisor, _: str | None, params: Ref) -> AgentRow:
     """Return one agent."""
     return row(root, await found(root, params.ref))
+
+
+async def spec(root: Supervisor, _: str | None, params: Ref) -> AgentSpec:
+    """Return what an agent was made as, without what may be secret: its tools' environment, its model's options."""
+    made = (await found(root, params.ref)).spec
+    bare = BackendSpec(made.backend.provider, made.backend.model)
+    return msgspec.structs.replace(made, env={}, backend=bare)
 
 
 async def show(root: Supervisor, _: str | None, params: Show) -> Shown:

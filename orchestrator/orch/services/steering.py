@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from orch_protocol.errors import AgentDiedError, ConfigError, ToolNotGrantedError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Usage
-from orch_protocol.services import AgentRow, AgentSteered, CancelTurn, NarrowAgent, SteerAgent
+from orch_protocol.queue import AgentSteered, SteerAgent
+from orch_protocol.services import AgentRow, CancelTurn, NarrowAgent
 from orch_protocol.spec import AgentSpec
 from orch_protocol.text import scrub
 from orch_worker.tools.presets import CATEGORIES, resolve

@@ -7,15 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orch import ScriptedBackend, tool
+from orch.exchange.found import Found
 from orch.exchange.reading import read_conversation
 from orch.exchange.writing import found_of
-from orch.retelling import retell, source_of, story_of
+from orch.retelling import retell, told_again
+from orch.stories import differences, source_of, story_of
+from orch_protocol.config import Config, HooksConfig
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply, Text, assistant, user
-from orch_protocol.services import AgentRow
+from orch_protocol.policy import PolicyConfig
+from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import Transcript
 from orchestrator.world import opened
 from recordings import dump_lines
@@ -39,32 +44,34 @@ def roll(sides: int) -> str:
 
 
 ROLLED = ["four"]
+SPEC = AgentSpec("a", 1, "a", "task", BackendSpec("scripted"), "", "/")
 
 
-def lived(tmp_path: Path, session: Path | None = None) -> AgentRow:
-    """Return an agent that was asked twice, and called tools: one fails, one answers differently each time."""
+def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[Found, AgentSpec]:
+    """Return the conversation of an agent that was asked twice, and called tools: one fails, one answers differently
+    each time; and what agent that was."""
     (tmp_path / "one.txt").write_text("this is one\n")
     ROLLED[:] = ["four"]
+    script, tools = options.pop("script", SCRIPT), options.pop("tools", ["read_file", roll])
 
-    async def live() -> AgentRow:
-        async with opened(tmp_path / "home") as world:
-            backend = ScriptedBackend(SCRIPT)
+    async def live() -> tuple[Found, AgentSpec]:
+        async with opened(tmp_path / "home", **options) as world:
+            backend = ScriptedBackend(script)
             if session is None:
-                agent = await world.spawn("Look", backend=backend, tools=["read_file", roll], cwd=tmp_path, name="a-b")
+                agent = await world.spawn("Look", backend=backend, tools=tools, cwd=tmp_path, name="a-b")
             else:
                 agent = await world.import_session(session, backend=backend, tools=["read_file"], cwd=tmp_path)
             await agent.query("What is there?")
             await agent.query("Is that all?")
-            return await agent.state()
+            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
 
     return asyncio.run(live())
 
 
-def generated(row: AgentRow) -> Callable[[Path], None]:
-    """Return the test in the module that is written for the agent."""
-    source = source_of(row.name, story_of(found_of(row), row.task))
-    scope: dict[str, Any] = {"__file__": str(Path(row.cwd) / "test_it.py"), "__name__": "test_it"}
-    exec(compile(source, "test_it.py", "exec"), scope)
+def generated(story: dict[str, Any]) -> Callable[[Path], None]:
+    """Return the test in the module that is written for the story."""
+    scope: dict[str, Any] = {"__file__": "test_it.py", "__name__": "test_it"}
+    exec(compile(source_of("a-b", story), "test_it.py", "exec"), scope)
     (found,) = [value for name, value in scope.items() if name.startswith("test_")]
     made: Callable[[Path], None] = found
     return made
@@ -72,38 +79,125 @@ def generated(row: AgentRow) -> Callable[[Path], None]:
 
 def test_a_recorded_conversation_is_a_test_that_passes(tmp_path: Path) -> None:
     """Two turns, calls at once, a failing one, the same call with two answers: all as recorded, without the files."""
-    row = lived(tmp_path)
-    test = generated(row)
+    test = generated(told_again(*lived(tmp_path)))
     assert test.__name__ == "test_a_b"
     (tmp_path / "one.txt").unlink()
     test(tmp_path / "again")
 
 
+def test_requests_are_those_that_the_model_was_sent(tmp_path: Path) -> None:
+    """System text, tools with their schemas, and each message, as the real request has them; no secret."""
+    found, spec = lived(tmp_path)
+    story = told_again(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}))
+    assert len(story["requests"]) == 5
+    assert len(story["systems"]) == len(story["offers"]) == 1
+    assert "Stay on the task" in story["systems"][0]
+    assert [offer[0] for offer in story["offers"][0]] == ["read_file", "roll"]
+    assert story["offers"][0][1][1:] == ["Roll a die.", roll.input_schema]
+    said = [message for request in story["requests"] for message in request["more"]]
+    assert said[0]["content"][0]["text"] == "Task: Look\n\nQuery: What is there?"
+    assert "s3cret" not in str(story)
+    assert str(tmp_path) not in str({name: story[name] for name in ("agent", "systems", "offers")})
+
+
 def test_what_has_changed_fails_it(tmp_path: Path) -> None:
-    """Another result, another prompt, a call more: the conversation is not the recorded one."""
-    row = lived(tmp_path)
-    story = story_of(found_of(row), row.task)
-    assert retell(story, tmp_path / "1") == story["conversation"]
-    other = retell(story | {"turns": [story["turns"][0] | {"prompt": "Else?"}, story["turns"][1]]}, tmp_path / "2")
-    assert other != story["conversation"]
-    assert other[1:] == story["conversation"][1:]
+    """Another prompt, system text, tool, or request more: the test says which request, and what."""
+    story = told_again(*lived(tmp_path))
+    assert differences(story, retell(story, tmp_path / "1")) == []
+    other = story | {"turns": [story["turns"][0] | {"prompt": "Else?"}, story["turns"][1]]}
+    told = differences(story, retell(other, tmp_path / "2"))
+    assert told[0].startswith("message 1: was ")
+    assert any("request 1: message 1" in each and "Else?" in each for each in told)
+    told = differences(story, retell(story | {"agent": story["agent"] | {"system": "Be brief."}}, tmp_path / "3"))
+    assert told[0].startswith("request 1: its system text: was 'You are a subagent")
+    more = story["agent"] | {"tools": ["read_file", "list_files"]}
+    told = differences(story, retell(story | {"agent": more}, tmp_path / "4"))
+    assert any('tool 2: was \'["roll"' in each for each in told)
+    fewer = story | {"turns": story["turns"][:1]}
+    assert "4 requests are made, where 5 were" in " ".join(differences(story, retell(fewer, tmp_path / "5")))
 
 
 def test_tools_that_run(tmp_path: Path) -> None:
     """A tool that is named runs in the folder: as long as the files are the same, so is the conversation."""
-    row = lived(tmp_path)
-    story = story_of(found_of(row), row.task)
-    assert retell(story, tmp_path / "1", folder=tmp_path, live=["read_file"]) == story["conversation"]
+    story = told_again(*lived(tmp_path))
+    assert differences(story, retell(story, tmp_path / "1", folder=tmp_path, live=["read_file"])) == []
     (tmp_path / "one.txt").write_text("changed\n")
-    assert retell(story, tmp_path / "2", folder=tmp_path, live=["read_file"]) != story["conversation"]
+    assert differences(story, retell(story, tmp_path / "2", folder=tmp_path, live=["read_file"])) != []
 
 
 def test_what_went_before_is_there(tmp_path: Path) -> None:
     """Of an imported conversation, what was said elsewhere is the beginning."""
-    row = lived(tmp_path, dump_lines(tmp_path / "s.jsonl", pi_tree()))
-    story = story_of(found_of(row), row.task)
+    story = told_again(*lived(tmp_path, dump_lines(tmp_path / "s.jsonl", pi_tree())))
     assert "We read two files." in str(story["history"][0])
-    assert retell(story, tmp_path / "1") == story["conversation"]
+    assert differences(story, retell(story, tmp_path / "1")) == []
+
+
+WRITING = [
+    {"tool": "write_file", "input": {"path": "new.txt", "content": "x"}},
+    {
+        "tools": [
+            {"tool": "bash", "input": {"command": "rm -rf /"}},
+            {"tool": "task_create", "input": {"tasks": ["think"]}},
+        ]
+    },
+    "Done.",
+    "Yes.",
+]
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_policy_has_its_say_again(tmp_path: Path, *, approved: bool) -> None:
+    """What was approved runs, what was declined does not; nothing is done for it. Another policy fails the test."""
+    config = Config(policy=PolicyConfig(permissions={"bash": "deny", "write_file": "ask"}))
+    tools = ["write_file", "bash", "task_create"]
+    found, spec = lived(tmp_path, script=WRITING, tools=tools, config=config, approve=lambda _: approved)
+    assert (tmp_path / "new.txt").exists() == approved
+    (tmp_path / "new.txt").unlink(missing_ok=True)
+    story = told_again(found, spec)
+    assert ("[Denied: write_file" in str(story["conversation"])) != approved
+    assert "[Denied: bash" in str(story["conversation"])
+    assert ("think" in story["requests"][2].get("tail", "")) == approved
+    assert differences(story, retell(story, tmp_path / "1", folder=tmp_path)) == []
+    assert not (tmp_path / "new.txt").exists()
+    rules = story["agent"]["policy"]["rules"] | {"permissions": {"write_file": "deny" if approved else "allow"}}
+    strict = story["agent"] | {"policy": story["agent"]["policy"] | {"rules": rules}}
+    assert differences(story, retell(story | {"agent": strict}, tmp_path / "2")) != []
+
+
+HOOKS = """
+from orch import hook
+
+@hook("tool_result")
+def tidy(event, ctx):
+    return event.patch(text=event.text.replace("one", "ONE"))
+
+@hook("context")
+def note(event, ctx):
+    return event.patch(inject=("Be brief.",))
+"""
+
+
+def test_hooks_have_their_say_again(tmp_path: Path) -> None:
+    """They run over what is on record, and what they put into a request is in it; without them the test fails."""
+    (tmp_path / "mine.py").write_text(HOOKS)
+    config = Config(hooks=HooksConfig(load=(str(tmp_path / "mine.py"),)))
+    story = told_again(*lived(tmp_path, config=config))
+    assert "this is ONE" in str(story["conversation"])
+    assert "Be brief." in str(story["requests"][0])
+    assert "Be brief." not in str(story["conversation"])
+    without = story | {"agent": story["agent"] | {"hooks": {}}}
+    assert differences(story, retell(without, tmp_path / "1")) != []
+
+
+def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
+    """A prompt that a hook had changed is changed twice: who asks for the test is told where it differs."""
+    (tmp_path / "mine.py").write_text(
+        "from orch import hook\n\n@hook('before_turn')\ndef more(event, ctx):\n"
+        "    return event.patch(prompt=event.prompt + ' Please.')\n"
+    )
+    config = Config(hooks=HooksConfig(load=(str(tmp_path / "mine.py"),)))
+    with pytest.raises(ConfigError, match=r"it goes another way: message 1: .*Please\. Please"):
+        told_again(*lived(tmp_path, config=config))
 
 
 @pytest.mark.parametrize(
@@ -135,4 +229,4 @@ def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> Non
     transcript.close()
     found = read_conversation(tmp_path / "a" / "session.jsonl")
     with pytest.raises(ConfigError, match=words):
-        story_of(found, "task")
+        story_of(found, SPEC)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from orch_protocol.errors import BackendError, ConfigError, ErrorInfo, OrchError, error_from
 from orch_protocol.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of, tool_uses
-from orch_protocol.spec import BackendSpec
+from orch_protocol.spec import BackendSpec, ToolSpec
 
 from ..prompt import split_first_prompt
 from .base import AssistantTurn, BackendInfo, Conversation, OnText
 
-__all__ = ["ScriptedBackend", "from_spec"]
+__all__ = ["Request", "ScriptedBackend", "from_spec"]
 
 
 class _Call(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +51,18 @@ class _Loop(Struct, frozen=True):
     times: int | None
 
 
+class Request(Struct, frozen=True):
+    """What a model would have got: system text, tools on offer, messages, and what the request ends with."""
+
+    system: str
+    tools: tuple[ToolSpec, ...]
+    messages: tuple[Message, ...]
+    tail: str
+
+
+OnRequest: TypeAlias = Callable[[Request], None]
+
+
 class ScriptedBackend(Conversation):
     """Answers with `items`, one a response:
 
@@ -76,6 +88,8 @@ class ScriptedBackend(Conversation):
         self._items = tuple(items)
         self._summaries = tuple(summaries)
         self._next = 0
+        self.on_request: OnRequest | None = None
+        """Told of each request before it is answered."""
 
     def spec(self) -> BackendSpec:
         """Return the script as data, for `spawn` and the worker."""
@@ -84,6 +98,9 @@ class ScriptedBackend(Conversation):
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next item as a response."""
+        if self.on_request is not None:
+            system, messages, tail = self._request()
+            self.on_request(Request(system, self.tools, tuple(messages), tail))
         item = self._at(self._next)
         if item is None:
             raise BackendError(

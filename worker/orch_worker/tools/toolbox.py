@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,8 @@ class Toolbox:
         """Others that may not be used in this turn; on offer too."""
         self.observe: Observe | None = None
         """Told of what becomes of each call; None when nobody wants to know."""
+        self.answer: Callable[[ToolUse], ToolOutput | None] | None = None
+        """Says what a call that may run returns, in place of its tool; None lets the tool run."""
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
         self._turnstile = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -150,7 +152,8 @@ class Toolbox:
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
                 return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
             account.began(ruling.verdict)
-            output = await self._within_deadline(tool, arguments)
+            said = self.answer(call) if self.answer is not None else None
+            output = said if said is not None else await self._within_deadline(tool, arguments)
             if output.local and self._guard is not None and (why := await self._guard.stay()):
                 output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
         account.ended(output.text, success=not output.is_error, files_changed=output.files_changed)

@@ -1,0 +1,270 @@
+"""A recorded conversation as a story: the same agent, questions, answers of the model, and results of tools.
+
+Told again (see `retelling`), whatever is different is a change in what lies between: what the agent is told, which
+tools it is offered, what policy and hooks make of its calls, how results are shown.
+"""
+
+from __future__ import annotations
+
+import pprint
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from orch_protocol.entries import MessageEntry, TurnEnd, TurnStart
+from orch_protocol.errors import ConfigError
+from orch_protocol.hooks import HooksSpec
+from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
+from orch_protocol.project import ContextSpec
+from orch_protocol.spec import AgentSpec
+from orch_worker.backends.scripted import Request
+from orch_worker.prompt import split_first_prompt
+from orch_worker.session import Session, UnknownEntry, acceptable
+
+from .exchange.found import Found, Kept, Told, path_of
+from .exchange.writing import TELLING
+
+__all__ = ["Retold", "differences", "plain", "source_of", "story_of", "with_requests"]
+
+ENDS: Final = ("end_turn", "stop_sequence", "max_tokens", "refusal")
+"""How a turn may have ended that can be told again: by the model's own doing."""
+OWN: Final = frozenset({"id", "seq", "name", "task", "backend", "folder", "cwd"})
+"""What of an agent is its alone, and in no request."""
+MOST_SAID: Final = 5
+
+
+class Retold(NamedTuple):
+    """A conversation as it goes now, in the form a story has it in; and the requests that a model would have got."""
+
+    conversation: list[Any]
+    requests: list[Request]
+
+
+def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
+    """Return the conversation on the path to its end as a story, all JSON data: what `agent` and `task` it was, its
+    `history`, `turns` (`prompt` and `script` of each) and `conversation`.
+
+    Of the agent what makes its requests is kept: not its environment, keys, model, or folders. What it archived is told
+    whole. Raises ConfigError when the conversation is none that can be told again, and why.
+    """
+    path = path_of(found)
+    first = next(
+        (place for place, entry in enumerate(path) if isinstance(entry, MessageEntry) and entry.turn), len(path)
+    )
+    history = _history(path[:first])
+    ended = {entry.turn: entry for entry in path if isinstance(entry, TurnEnd)}
+    turns: list[list[MessageEntry]] = []
+    for entry in path[first:]:
+        if isinstance(entry, TurnStart):
+            raise ConfigError(f"turn {len(turns)} was cut short, and goes on from there: that cannot be told again")
+        if isinstance(entry, MessageEntry) and entry.turn:
+            if not turns or turns[-1][0].turn != entry.turn:
+                turns.append([])
+            turns[-1].append(entry)
+        elif isinstance(entry, TELLING):
+            raise ConfigError(f"entry {entry.id} was said between turns by a program: that cannot be told again")
+    if turns and turns[-1][0].turn not in ended:
+        turns.pop()  # it is not over
+    if not turns:
+        raise ConfigError("there is no finished turn: ask the agent something first")
+    told = [_turn(number, turn, ended, hooks=bool(spec.hooks.load)) for number, turn in enumerate(turns, 1)]
+    messages = [entry.message for turn in turns for entry in turn]
+    return {
+        "task": spec.task,
+        "agent": _made(spec),
+        "history": _data(history),
+        "turns": told,
+        "conversation": plain(acceptable([*history, *messages])),
+    }
+
+
+def _made(spec: AgentSpec) -> dict[str, Any]:
+    """Return of an agent what makes its requests, as far as it is not as it is for every agent."""
+    bare = AgentSpec(spec.id, 0, "", spec.task, spec.backend, "", "")
+    own = replace(
+        spec,
+        depth=1,
+        parent_id=None,
+        env={},
+        limits=replace(spec.limits, max_cost_usd=None),
+        history=(),
+        durability="process",
+        template="lean",
+        archival=None,
+        policy=replace(spec.policy, asks_root=False),
+        local=False,
+        context=ContextSpec("none"),
+        hooks=replace(spec.hooks, switches="") if spec.hooks.load else HooksSpec(),
+    )
+    data, plain_data = (msgspec.json.decode(msgspec.json.encode(each)) for each in (own, bare))
+    return {name: data[name] for name in data if data[name] != plain_data[name] and name not in OWN}
+
+
+def with_requests(story: dict[str, Any], retold: Retold) -> dict[str, Any]:
+    """Return `story` with the requests of `retold`, each as what is new in it. Raises ConfigError when the conversation
+    went another way than on record: what did that cannot be told again.
+    """
+    if different := _different_talk(story, retold):
+        raise ConfigError(f"told again with the agent's tools, hooks and policy, it goes another way: {different[0]}")
+    systems: dict[str, None] = {}
+    offers: dict[str, Any] = {}
+    requests = []
+    before: list[Any] = []
+    for request in retold.requests:
+        offer = _offer(request)
+        systems[request.system] = None
+        offers[_text(offer)] = offer
+        messages = _data(request.messages)
+        same = _common(before, messages)
+        requests.append(
+            {
+                "system": list(systems).index(request.system),
+                "tools": list(offers).index(_text(offer)),
+                "kept": same,
+                "more": messages[same:],
+            }
+            | ({"tail": request.tail} if request.tail else {})
+        )
+        before = messages
+    return story | {"systems": list(systems), "offers": list(offers.values()), "requests": requests}
+
+
+def differences(story: dict[str, Any], retold: Retold) -> list[str]:
+    """Return what of `retold` is not as `story` (see `with_requests`) has it, in words; nothing when all is."""
+    found = _different_talk(story, retold)
+    if len(story["requests"]) != len(retold.requests):
+        found.append(f"{len(retold.requests)} requests are made, where {len(story['requests'])} were")
+    messages: list[Any] = []
+    for number, (was, now) in enumerate(zip(story["requests"], retold.requests, strict=False), 1):
+        messages = [*messages[: was["kept"]], *was["more"]]
+        parts = {
+            "system text": (story["systems"][was["system"]], now.system),
+            "end": (was.get("tail", ""), now.tail),
+        }
+        found += [f"request {number}: its {what}: {_diff(*pair)}" for what, pair in parts.items() if pair[0] != pair[1]]
+        found += _apart(f"request {number}: tool", story["offers"][was["tools"]], _offer(now))
+        found += _apart(f"request {number}: message", messages, _data(now.messages))
+    return found
+
+
+def _different_talk(story: dict[str, Any], retold: Retold) -> list[str]:
+    return _apart("message", story["conversation"], retold.conversation)
+
+
+def _apart(what: str, was: list[Any], now: list[Any]) -> list[str]:
+    pairs = enumerate(zip_longest(map(_text, was), map(_text, now), fillvalue="nothing"), 1)
+    return [f"{what} {number}: {_diff(*pair)}" for number, pair in pairs if pair[0] != pair[1]][:MOST_SAID]
+
+
+def _offer(request: Request) -> list[Any]:
+    return _data([[each.name, each.description, each.input_schema] for each in request.tools])
+
+
+def _data(value: Iterable[Any]) -> list[Any]:
+    return msgspec.json.decode(msgspec.json.encode(value), type=list[Any])
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many of the first items are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+def _diff(was: str, now: str) -> str:
+    """Return two texts from shortly before the place where they part."""
+    at = _common(was, now)
+    start = max(0, at - 30)
+    return f"was {was[start : at + 90]!r}, is {now[start : at + 90]!r}"
+
+
+def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
+    kept = [
+        UnknownEntry(entry.id, entry.parent_id, entry.type) if isinstance(entry, Kept) else entry for entry in entries
+    ]
+    return Session.fold(kept).messages
+
+
+def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEnd], *, hooks: bool) -> dict[str, Any]:
+    prompt, *rest = [entry.message for entry in turn]
+    if turn[0].turn not in ended:
+        raise ConfigError(f"turn {number} was cut short: that cannot be told again")
+    stop = ended[turn[0].turn].reply.stop_reason
+    if stop not in ENDS:
+        raise ConfigError(
+            f"turn {number} ended with {stop!r}, which was not the model's doing: it cannot be told again"
+        )
+    for message in rest:
+        # Hooks may have said it, and say it again; when it was somebody else, it goes another way then.
+        said = message.role != "assistant" and not all(isinstance(block, ToolResult) for block in message.content)
+        if said and not hooks:
+            raise ConfigError(f"in turn {number} something was said to the agent meanwhile: it cannot be told when")
+    script = [_item(message) for message in rest if message.role == "assistant"]
+    if script and stop != "end_turn":
+        script[-1]["stop_reason"] = stop
+    text = text_of(prompt)
+    return {"prompt": split_first_prompt(text)[1] or text, "script": script}
+
+
+def _item(message: Message) -> dict[str, Any]:
+    calls = [{"tool": call.name, "input": call.input, "id": call.id} for call in tool_uses(message)]
+    text = text_of(message)
+    return ({"text": text} if text or not calls else {}) | ({"tools": calls} if calls else {})
+
+
+def plain(messages: Iterable[Message]) -> list[Any]:
+    """Return what a script can say of `messages`, as JSON data: no thinking, no pictures, one text each."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        text = text_of(message)
+        text = (split_first_prompt(text)[1] or text) if message.role == "user" else text
+        results = [block for block in message.content if isinstance(block, ToolResult)]
+        said: dict[str, Any] = {"text": text} if text else {}
+        if calls := [block for block in message.content if isinstance(block, ToolUse)]:
+            said["calls"] = [[call.id, call.name, call.input] for call in calls]
+        if results:
+            said["results"] = [[each.tool_use_id, _said(each), each.is_error] for each in results]
+        if said:
+            found.append({"role": message.role} | said)
+    return _data(found)
+
+
+def _said(result: ToolResult) -> str:
+    return "\n".join(part.text for part in result.content if isinstance(part, Text))
+
+
+def source_of(name: str, story: dict[str, Any]) -> str:
+    """Return the source of a pytest module that tells `story` (see `with_requests`), of the agent `name`, again."""
+    word = "".join(each if each.isascii() and each.isalnum() else "_" for each in name)
+    return f'''"""The conversation of {name!a}, told again: the same questions, answers, tools, hooks and policy.
+
+What a model would be sent is compared: system text, tools and messages of each request. Tools return what is on record.
+Name some in LIVE, and they run, in FOLDER: then what they return is compared, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orch.retelling import retell
+from orch.stories import differences
+
+LIVE: tuple[str, ...] = ()
+FOLDER = Path(__file__).parent
+
+# fmt: off
+STORY: dict[str, Any] = {pprint.pformat(story, width=116, sort_dicts=False)}
+# fmt: on
+
+
+def test_{word}(tmp_path: Path) -> None:
+    """Each request is the one that was recorded."""
+    assert differences(STORY, retell(STORY, tmp_path, folder=FOLDER, live=LIVE)) == []
+'''
