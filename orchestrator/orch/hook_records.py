@@ -15,14 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.config import HooksConfig
-from orch_protocol.errors import StoreError
+from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.hook_options import HookOptions
-from orch_protocol.hooks import HookRow, HooksSpec, HookTally
+from orch_protocol.hooks import STAGES, HookRow, HooksSpec, HookTally
 from orch_worker.declared import Switches, read_switches
 
 from . import paths
 
-__all__ = ["HookLine", "hooks_spec", "lines", "record", "summed", "switch", "switches_file", "tallies"]
+__all__ = ["AUDIT_LOG", "HookLine", "hooks_spec", "lines", "record", "summed", "switch", "switches_file", "tallies"]
 
 MOST_KEPT: Final = 200
 LAST_ERROR: Final = 500
@@ -50,6 +50,19 @@ class HookLine(Struct, frozen=True):
     on_error: str = "open"
     timeout: float = 0.0
     last_error: str = ""
+
+
+AUDIT_LOG: Final = HookLine(
+    name="audit_log",
+    stages=tuple(STAGES),
+    priority=150,
+    kind="observe",
+    enabled=True,
+    source="built-in, always on",
+    mean_ms=None,
+    errors=0,
+)
+"""What a session's own file is: all of it is there, whoever reads it. It stands in lists, and is never off."""
 
 
 def hooks_spec(configured: HooksConfig) -> HooksSpec:
@@ -95,7 +108,12 @@ def lines(home: Path, configured: Iterable[HookRow]) -> list[HookLine]:
 
 
 def switch(home: Path, name: str, *, enabled: bool) -> bool:
-    """Switch the hook `name` on or off for every process of this user; return whether that changed anything."""
+    """Switch the hook `name` on or off for every process of this user; return whether that changed anything.
+
+    Raises ConfigError for the one that cannot be off.
+    """
+    if name == AUDIT_LOG.name and not enabled:
+        raise ConfigError("audit_log is what session files are, and is always on: read it with orch session audit")
     with _locked(home):
         off = set(read_switches(str(switches_file(home))))
         before = set(off)

@@ -10,7 +10,10 @@ import pytest
 
 from orch.cli import run
 from orch.hook_records import lines, record, switch, tallies
+from orch_protocol.errors import ConfigError
+from orch_protocol.hook_options import HookOptions
 from orch_protocol.hooks import HookRow, HookTally
+from orch_worker.declared import declared
 
 Captured = pytest.CaptureFixture[str]
 
@@ -47,8 +50,8 @@ def test_what_is_configured_and_what_was_heard_of(home: Path, capsys: Captured) 
     """Each hook is a row with its stages, kind, priority, whether it is on, where it is from, time and errors."""
     record(home, [HookTally(FAR, calls=4, seconds=0.002, errors=1, last_error="failed: ValueError: x")])
     rows = data(capsys, "list")
-    assert [row["name"] for row in rows] == ["house.redact", "watch", "far"]
-    first, _, far = rows
+    assert [row["name"] for row in rows] == ["house.redact", "watch", "far", "audit_log"]
+    first, _, far, _ = rows
     asked = ("name", "stages", "priority", "kind", "enabled", "source", "mean_ms", "errors")
     assert [first[key] for key in asked] == [
         *("house.redact", ["tool_result", "tool_call"], 7, "control", True),
@@ -65,16 +68,28 @@ def test_off_and_on_again(home: Path, capsys: Captured) -> None:
     """A hook that is disabled stays so, whoever looks, until it is enabled."""
     assert data(capsys, "disable", "house.redact") == {"name": "house.redact", "enabled": False, "changed": True}
     assert data(capsys, "disable", "house.redact")["changed"] is False
-    assert [row["enabled"] for row in data(capsys, "list")] == [False, True]
+    assert [row["enabled"] for row in data(capsys, "list")] == [False, True, True]
     assert json.loads((home / "hooks.json").read_text()) == {"disabled": ["house.redact"]}
     assert data(capsys, "enable", "house.redact")["changed"] is True
-    assert [row["enabled"] for row in data(capsys, "list")] == [True, True]
+    assert [row["enabled"] for row in data(capsys, "list")] == [True, True, True]
+
+
+def test_the_audit_log_is_never_off(home: Path, capsys: Captured) -> None:
+    """It is in the list and on, cannot be switched off by a command or a program, and need not be loaded."""
+    assert data(capsys, "list")[-1]["source"] == "built-in, always on"
+    assert run(["hooks", "disable", "audit_log"]) == 2
+    assert "always on: read it with orch session audit" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="always on"):
+        switch(home, "audit_log", enabled=False)
+    assert not (home / "hooks.json").exists()
+    with pytest.raises(ConfigError, match=r"take it out, and read it with orch session audit"):
+        declared(["audit_log"], HookOptions())
 
 
 def test_a_name_that_is_none(capsys: Captured) -> None:
     """A hook that nobody knows is not found, and the error says which there are."""
     assert run(["hooks", "disable", "redcat"]) == 3
-    assert "there are: house.redact, watch" in capsys.readouterr().err
+    assert "there are: house.redact, watch, audit_log" in capsys.readouterr().err
 
 
 def test_one_that_is_gone_can_be_enabled(home: Path, capsys: Captured) -> None:
@@ -89,7 +104,7 @@ def test_what_cannot_be_imported_is_told(home: Path, capsys: Captured) -> None:
     (home / "config.toml").write_text(f'[hooks]\nload = ["{home}/bad.py", "{home}/house.py:redact"]\n')
     assert run(["hooks", "list", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert [row["name"] for row in json.loads(out)] == ["house.redact"]
+    assert [row["name"] for row in json.loads(out)] == ["house.redact", "audit_log"]
     assert "No module named 'nowhere'" in err
 
 
@@ -102,7 +117,7 @@ def test_an_untrusted_projects_hooks_are_not_run(home: Path, tmp_path: Path, cap
     (project / ".orch" / "config.toml").write_text(f'[hooks]\nload = ["{project}/evil.py"]\n')
     assert run(["hooks", "list", str(project), "--json"]) == 0
     out, err = capsys.readouterr()
-    assert [row["name"] for row in json.loads(out)] == ["house.redact", "watch"]
+    assert [row["name"] for row in json.loads(out)] == ["house.redact", "watch", "audit_log"]
     assert "hooks.load" in err
     assert not marker.exists()
     assert home == tmp_path

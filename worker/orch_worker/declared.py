@@ -23,6 +23,7 @@ from .hooks import OF_A_FILE, Hook
 __all__ = ["BUILTIN", "Switches", "declared", "read_switches"]
 
 CONFIGURED: Final = "config"
+ALWAYS: Final = "audit_log"
 BUILTIN: Final[dict[str, str]] = {
     name: f"orch_worker.builtin_hooks.{name}"
     for name in ("completion_checklist", "content_safety", "loop_detection", "narration_guard")
@@ -58,6 +59,8 @@ def declared(names: Iterable[str], options: HookOptions) -> list[Hook]:
     """
     found: list[Hook] = []
     for name in names:
+        if name == ALWAYS:
+            raise ConfigError(f"hooks.load: {name!r} is always on: take it out, and read it with orch session audit")
         if name in BUILTIN:
             made = importlib.import_module(BUILTIN[name]).make(options)
             found += (replace(each, row=replace(each.row, source="built-in")) for each in made)

@@ -16,7 +16,7 @@ from orch_protocol.hooks import HookRow
 from orch_worker.declared import declared, read_switches
 
 from .. import config, paths
-from ..hook_records import HookLine, hooks_spec, lines, switch, switches_file
+from ..hook_records import AUDIT_LOG, HookLine, hooks_spec, lines, switch, switches_file
 from . import render, words
 from .failure import Failure
 from .verb import Group, Verb
@@ -38,8 +38,7 @@ def _list(arguments: Namespace) -> int:
     for each in found:
         if each.last_error:
             print(f"orch: {each.name}, the last error: {render.line(each.last_error)}", file=sys.stderr)
-    text = render.columns([HEAD, *map(_cells, found)], RIGHT) if found else "no hooks: see docs/hooks.md"
-    words.say(arguments, msgspec.to_builtins(found), text)
+    words.say(arguments, msgspec.to_builtins(found), render.columns([HEAD, *map(_cells, found)], RIGHT))
     return 0
 
 
@@ -55,7 +54,7 @@ def _known(folder: Path) -> list[HookLine]:
             rows += (hook.row for hook in declared([name], options))
         except ConfigError as error:
             print(f"orch: {error}", file=sys.stderr)
-    return lines(paths.home(os.environ), rows)
+    return [*lines(paths.home(os.environ), rows), AUDIT_LOG]
 
 
 def _cells(line: HookLine) -> list[str]:
