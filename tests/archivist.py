@@ -49,7 +49,6 @@ class Agent:
             self.backend,
             self._call,
             summariser=self,  # type: ignore[arg-type]
-            system="",
             tools=(),
             on_fault=lambda: self.faults.append(self.transcript.log.broken),
             hooks=lambda: hooks,

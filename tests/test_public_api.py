@@ -30,6 +30,8 @@ PUBLIC = {
     "Orchestrator",
     "PolicyCall",
     "PolicyConfig",
+    "PromptPart",
+    "PromptRules",
     "Question",
     "Reply",
     "ScriptedBackend",

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from orch_protocol.observing import CallEvent
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.project import ContextConfig
+    from orch_protocol.prompts import PromptPart, PromptRules
     from orch_protocol.spec import Limits
     from orch_worker.backends.scripted import ScriptedBackend
     from orch_worker.hooks import hook
@@ -109,6 +110,8 @@ __all__ = [
     "Orchestrator",
     "PolicyCall",
     "PolicyConfig",
+    "PromptPart",
+    "PromptRules",
     "ProtocolError",
     "QueryCycleError",
     "QueryTimeoutError",
@@ -152,6 +155,8 @@ _HOMES = {
     "Orchestrator": "orch.sync",
     "PolicyCall": "orch_protocol.policy",
     "PolicyConfig": "orch_protocol.policy",
+    "PromptPart": "orch_protocol.prompts",
+    "PromptRules": "orch_protocol.prompts",
     "Question": "orch_protocol.approval",
     "Reply": "orch_protocol.messages",
     "ScriptedBackend": "orch_worker.backends.scripted",

@@ -21,6 +21,7 @@ from orch_protocol.config import ArchivalConfig, Config, HooksConfig, parse_mode
 from orch_protocol.errors import ConfigError, OrchError
 from orch_protocol.policy import RANK
 from orch_protocol.project import RANK as TELLS
+from orch_protocol.prompts import TIERS
 
 from . import paths
 from .archival.profiles import rules_of
@@ -204,6 +205,8 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     **dict.fromkeys((f"subagents.context.{name}" for name in ("minimal", "investigate", "work", "tools")), _tells_less),
     "subagents.context.files": lambda new, old: set(new) <= set(old),
     "subagents.context.full_tokens": _at_most,
+    **dict.fromkeys(("prompt.time", "prompt.workspace"), _at_most),
+    **dict.fromkeys((f"prompt.{tier}_tokens" for tier in TIERS), _at_most_if_any),
     "budget.max_cost_usd": _at_most_if_any,
     "limits.max_turns": _at_most,
     "limits.continuations": _at_most,

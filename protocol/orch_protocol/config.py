@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, field
 from .hook_options import HookOptions
 from .policy import PolicyConfig
 from .project import ContextConfig
+from .prompts import PromptRules
 from .spec import BackendSpec, Durability
 
 __all__ = [
@@ -142,6 +143,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     archival: ArchivalConfig = field(default_factory=ArchivalConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
+    prompt: PromptRules = field(default_factory=PromptRules)
 
 
 def parse_model(model: str | None) -> BackendSpec:

@@ -8,13 +8,16 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .archive import ArchiveKind
 from .messages import Message, StopReason, Usage
+from .prompts import PromptPart
 
 __all__ = [
     "Abort",
+    "AfterSystemPrompt",
     "Approve",
     "ArchivePatch",
     "BeforeArchive",
     "BeforeCompaction",
+    "BeforeSystemPrompt",
     "BeforeTurn",
     "Block",
     "Compacted",
@@ -31,6 +34,7 @@ __all__ = [
     "OutputPatch",
     "PartArchived",
     "Patch",
+    "PromptPatch",
     "ProviderRequest",
     "ProviderResponse",
     "RequestPatch",
@@ -42,6 +46,7 @@ __all__ = [
     "SteeringReceived",
     "StepEnd",
     "StepStart",
+    "SystemPatch",
     "ToolCall",
     "ToolCallPatch",
     "ToolReturn",
@@ -89,6 +94,23 @@ class TurnPatch(Patch, frozen=True):
     prompt: Words | UnsetType = UNSET
     tools: tuple[str, ...] | UnsetType = UNSET
     inject: Texts | UnsetType = UNSET
+
+
+class PromptPatch(Patch, frozen=True):
+    """Parts of the prompt to be added, parts that take the place of those of their names, names of parts to be dropped.
+
+    What is on record of the context tier stays. A volatile part that is replaced or dropped stays so for the turn.
+    """
+
+    add: tuple[PromptPart, ...] | UnsetType = UNSET
+    replace: tuple[PromptPart, ...] | UnsetType = UNSET
+    drop: Texts | UnsetType = UNSET
+
+
+class SystemPatch(Patch, frozen=True):
+    """Another system text, for this turn."""
+
+    text: Words | UnsetType = UNSET
 
 
 class ContextPatch(Patch, frozen=True):
@@ -202,6 +224,23 @@ class TurnStart(Event, frozen=True, tag="turn_start"):
     """A turn begins with `prompt`."""
 
     prompt: str
+
+
+class BeforeSystemPrompt(Event, frozen=True, tag="before_system_prompt"):
+    """The prompt of a turn is put together of `parts`. With `recorded` those of the context tier are on record already:
+    there they stay as they are, and none is added. `dropped` names those that hooks have dropped, there or not."""
+
+    takes = PromptPatch
+    parts: tuple[PromptPart, ...]
+    dropped: tuple[str, ...] = ()
+    recorded: bool = False
+
+
+class AfterSystemPrompt(Event, frozen=True, tag="after_system_prompt"):
+    """The stable parts came to the system text `text`."""
+
+    takes = SystemPatch
+    text: str
 
 
 class StepStart(Event, frozen=True, tag="step_start"):

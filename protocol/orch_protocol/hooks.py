@@ -13,9 +13,11 @@ from msgspec import Struct
 
 from .hook_events import (
     Abort,
+    AfterSystemPrompt,
     Approve,
     BeforeArchive,
     BeforeCompaction,
+    BeforeSystemPrompt,
     BeforeTurn,
     Block,
     Compacted,
@@ -122,6 +124,8 @@ STAGES: Final[dict[str, Stage]] = {
         Stage(SessionEnd, in_root=False),
         Stage(BeforeTurn, (Abort,), ("pre-assess", "post-assess")),
         Stage(TurnStart),
+        Stage(BeforeSystemPrompt, (Abort,)),
+        Stage(AfterSystemPrompt, (Abort,)),
         Stage(StepStart),
         Stage(Context, (Abort,), ("pre-reason",)),
         Stage(ProviderRequest, (Abort,), ("pre-llm",)),

@@ -11,14 +11,15 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
-from .archive import Collapse
+from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, SummaryRequest, SummaryStep
 from .exchange import Imported, ImportSession
 from .hooks import HookSaid, HooksRan, HooksSpec, RunHook
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
-from .messages import Message, Reply, StopReason, Usage
+from .messages import Message, Reply, Usage
 from .models import ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
+from .prompts import PromptSpec
 from .queue import AgentSteered, SteerAgent
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
 from .sessions import (
@@ -95,7 +96,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
     one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
     is the one that the backend needs. `max_cost_usd` beats that of `limits`; neither means the configured one.
-    `policy` and `hooks` are the user's to say, None: as configured for programs; what an agent spawns has that agent's.
+    `policy`, `hooks` and `prompt` are the user's to say, None: as configured for programs; what an agent spawns has
+    that agent's, but for who that is.
     With `plan` it begins in plan mode, which an agent that plans cannot but pass on.
     `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
     user's to say, and None are the configured ones.
@@ -121,6 +123,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     context: ProjectContext | None = None
     context_rules: ContextConfig | None = None
     hooks: HooksSpec | None = None
+    prompt: PromptSpec | None = None
     request_id: str | None = None
 
 
@@ -284,74 +287,6 @@ class Shown(Struct, frozen=True):
     archive: ArchiveRow | None = None
     held: tuple[Message, ...] = ()
     tasks: tuple[Task, ...] = ()
-
-
-class Archive(Struct, frozen=True):
-    """The calling agent asks what of its conversation is to go to holders now.
-
-    Between turns `stop_reason` says how the last one ended, None means that a turn is under way; `last` is the entry
-    that the conversation ended with then. `context_tokens` is the size of its next request, and `factor` how many
-    tokens were reported for each one estimated. Without `summaries` no model is there to be asked for any; `beside`
-    says that it is the agent's own, which has the conversation cached.
-    """
-
-    stop_reason: StopReason | None = None
-    last: str = ""
-    context_tokens: int = 0
-    factor: float = 1.0
-    summaries: bool = False
-    beside: bool = False
-
-
-class SummaryOrder(Struct, frozen=True):
-    """A model is to be asked about the archive `holder`: beside the conversation as it was, or apart from it."""
-
-    holder: str
-    beside: bool = False
-
-
-class ArchivePlan(Struct, frozen=True):
-    """What is to be put on record, in this order and at once; and about which of these a model is to be asked."""
-
-    collapses: tuple[Collapse, ...] = ()
-    summarise: tuple[SummaryOrder, ...] = ()
-
-
-class Archived(Struct, frozen=True):
-    """These archives of the calling agent are on record, and its next request has `context_tokens`.
-
-    None are when `problem` says why not.
-    """
-
-    holders: tuple[str, ...] = ()
-    context_tokens: int = 0
-    problem: str = ""
-
-
-class SummaryRequest(Struct, frozen=True):
-    """One question to a model. `model` is the configured one, None: the asker's choice."""
-
-    system: str
-    prompt: str
-    model: str | None = None
-
-
-class Summarise(Struct, frozen=True):
-    """How far the summary of the archive `holder` is: what the model answered last, None before it was asked."""
-
-    holder: str
-    answer: str | None = None
-    usage: Usage = Usage()
-    beside: bool = False
-
-
-class SummaryStep(Struct, frozen=True):
-    """What follows: the next question, to the model behind `backend` (None: the asker's own); or the text for the
-    archive's stub; or neither, when there is none to be had."""
-
-    request: SummaryRequest | None = None
-    backend: BackendSpec | None = None
-    stub: str | None = None
 
 
 class LiveAgent(Struct, frozen=True):

@@ -11,6 +11,7 @@ from .hooks import HooksSpec
 from .messages import Message
 from .policy import PolicySpec
 from .project import ContextSpec
+from .prompts import PromptSpec
 
 __all__ = [
     "AgentSpec",
@@ -92,8 +93,9 @@ class AgentSpec(Struct, frozen=True):
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
     a holder holds. Under `policy` and with `hooks` it works, and all agents below it. A `local` one's conversation is
-    for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says.
-    What is `withdrawn` of its tools it may not use any more, though they stay on offer.
+    for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says,
+    and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more, though they stay
+    on offer.
     """
 
     id: str
@@ -112,7 +114,6 @@ class AgentSpec(Struct, frozen=True):
     env: dict[str, str] = {}
     limits: Limits = field(default_factory=Limits)
     history: tuple[Message, ...] = ()
-    system: str | None = None
     durability: Durability = "process"
     queue_mode: QueueMode = "one-at-a-time"
     template: Template = "lean"
@@ -122,6 +123,7 @@ class AgentSpec(Struct, frozen=True):
     local: bool = False
     plan: bool = False
     context: ContextSpec = field(default_factory=ContextSpec)
+    prompt: PromptSpec = PromptSpec()
     hooks: HooksSpec = HooksSpec()
     withdrawn: tuple[str, ...] = ()
 

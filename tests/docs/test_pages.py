@@ -51,6 +51,8 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {"archival.summary.model": "ollama:qwen3:8b", "archival.phase": True, "archival.gate": True}
     sizes = {"high": 40_000, "low": 15_000, "rollup": 6_000, "prompt": 2_000}
     unset |= {f"archival.{name}_tokens": size for name, size in sizes.items()}
+    bounds = {"stable": 2_000, "context": 4_000, "volatile": 1_000}
+    unset |= {f"prompt.{name}_tokens": size for name, size in bounds.items()}
     unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0}
     unset |= {"policy.approval_mode": "ask", "policy.allowed_paths": (".",), "policy.permissions.bash": "deny"}
     unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}

@@ -264,6 +264,10 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ('subagents.context.files = [".env"]', False),
         ("subagents.context.full_tokens = 500", True),
         ("subagents.context.full_tokens = 50000", False),
+        ("prompt.time = false", True),
+        ("prompt.time = true", False),
+        ("prompt.workspace = true", False),
+        ("prompt.volatile_tokens = 100", True),
     ],
 )
 def test_an_untrusted_project_may_only_narrow(home: Path, project: Path, line: str, kept: bool) -> None:

@@ -15,7 +15,7 @@ from orch.services import call
 from orch_protocol.errors import AgentError
 from orch_protocol.policy import EXIT_PLAN
 from orch_protocol.services import QueryAgent, Spawn
-from orch_worker.agenda import PLAN_MODE
+from orch_worker.prompt import PLAN_MODE
 from orch_worker.transcript import read_session
 from orchestrator.test_policy import results
 from orchestrator.world import NEST, World, opened

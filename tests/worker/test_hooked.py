@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orch_protocol.hook_events import Abort, Approve, Block, Event
 from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, RunHook
 from orch_protocol.messages import Message, Reply, Text, ToolUse, assistant, text_of, user
 from orch_protocol.policy import PolicyConfig, PolicySpec
+from orch_protocol.prompts import PromptPart
 from orch_protocol.spec import AgentSpec, BackendSpec, HooksSpec
 from orch_worker.backends.base import AssistantTurn, Instead
 from orch_worker.backends.scripted import ScriptedBackend
@@ -23,11 +25,17 @@ from orch_worker.hooked import AgentHooks
 from orch_worker.hooks import Hook, Registry, make_hook
 from orch_worker.locality import Locality
 from orch_worker.loop import run_turn
+from orch_worker.parts import of_tier, rendered
 from orch_worker.tools.base import ToolContext, tool
 from orch_worker.tools.toolbox import Toolbox
 from talk import Root, Talk, assert_valid
 
 SPEC = AgentSpec("a1", 1, "a", "task", BackendSpec("scripted"), "/nowhere", "/", depth=2)
+PARTS = (
+    PromptPart("identity", "You are a zebra.", "stable", "built-in", "orch"),
+    PromptPart("AGENTS.md", "Run.", "context", "AGENTS.md", "project"),
+    PromptPart("tasks", "# Tasks", "volatile", "built-in", "orch"),
+)
 CALL = {"tool": "shout", "input": {"word": "a"}}
 TWO = {"tools": [CALL, {"tool": "shout", "input": {"word": "b"}}]}
 
@@ -69,12 +77,20 @@ class Hooked(Talk):
             messages=backend.transcript,
         )
         self.hooks = AgentHooks(self.calls)
+        self.parts = PARTS
+        self.on_record = False
+        self.system = ""
         self.events: list[tuple[str, str]] = []
         self.waiting: list[str] = []
 
     def interject(self, _stopping: bool) -> list[str]:
         """Return the next thing that was said."""
         return [self.waiting.pop(0)] if self.waiting else []
+
+    async def open(self) -> None:
+        """Put the prompt together."""
+        self.parts, _ = await self.hooks.prompt(PARTS, recorded=self.on_record)
+        self.system = await self.hooks.system_prompt(rendered(of_tier(self.parts, "stable")))
 
     async def ask(self, prompt: str = "go", limits: Any = None) -> Reply:
         """Run one turn with the hooks."""
@@ -92,6 +108,7 @@ class Hooked(Talk):
             brake=self.brake,
             interject=self.interject,
             hooks=self.hooks,
+            opening=self.open,
         )
         await self.hooks.turn_end(reply)
         assert_valid(self.backend.transcript())
@@ -145,6 +162,63 @@ class TestEveryAction:
         assert (reply.text, reply.stop_reason, reply.steps) == ("not today", "aborted", 0)
         assert talk.recorded == []
         assert talk.backend.sent == []  # type: ignore[attr-defined]
+
+    async def test_parts_of_the_prompt(self) -> None:
+        """Parts are added, replaced and dropped, and are the hook's own then; each hook sees what others did."""
+        style = PromptPart("style", "Be brief.", "stable", owner="orch")
+        seen: list[Any] = []
+        talk = Hooked(
+            Watched("a"),
+            on("before_system_prompt", {"add": [style], "drop": ["tasks"]}, name="one"),
+            on(
+                "before_system_prompt",
+                lambda event: event.patch(replace=(replace(style, text="Be long."),)),
+                name="two",
+            ),
+            on("before_system_prompt", seen.append, name="three"),
+        )
+        await talk.ask()
+        assert [(part.name, part.text, part.owner) for part in talk.parts] == [
+            ("identity", "You are a zebra.", "orch"),
+            ("style", "Be long.", "hook two"),
+            ("AGENTS.md", "Run.", "project"),
+        ]
+        assert seen[0].parts == talk.parts
+        assert talk.events == [
+            ("one", "before_system_prompt: add, drop"),
+            ("two", "before_system_prompt: replace; style over that of one"),
+        ]
+
+    async def test_parts_that_are_on_record_stay(self) -> None:
+        """What of the context tier is on record is neither changed nor added to: a hook that wants that is told."""
+        talk = Hooked(Watched("a"), on("before_system_prompt", {"drop": ["AGENTS.md"]}))
+        talk.on_record = True
+        await talk.ask()
+        assert talk.parts == PARTS
+        assert "on record and stays" in talk.events[0][1]
+
+    async def test_text_of_the_system_prompt(self) -> None:
+        """The system text of the turn is what a hook makes of it; without the parts that were dropped before."""
+        own = PromptPart("own", "Be a yak.", "stable")
+        seen: list[Any] = []
+        talk = Hooked(
+            Watched("a"),
+            on(
+                "before_system_prompt",
+                {"drop": ["identity"], "add": [own]},
+                name="a",
+            ),
+            on("after_system_prompt", lambda event: seen.append(event.text) or {"text": event.text.upper()}, name="b"),
+        )
+        await talk.ask()
+        assert (seen, talk.system) == (["Be a yak."], "BE A YAK.")
+
+    @pytest.mark.parametrize("stage", ["before_system_prompt", "after_system_prompt"])
+    async def test_abort_while_the_prompt_is_made(self, stage: str) -> None:
+        """The turn ends, and nothing of it goes on record."""
+        talk = Hooked(Watched("x"), on(stage, Abort("no")))
+        reply = await talk.ask()
+        assert (reply.text, reply.stop_reason, talk.recorded) == ("no", "aborted", [])
 
     async def test_messages_of_one_request(self) -> None:
         """What `context` makes of the messages is sent once; the conversation stays as it is."""
@@ -436,7 +510,8 @@ class TestEvents:
         step = ["step_start", "context", "before_provider_request", "message_start"]
         said = ["after_provider_response", "message_end"]
         assert [event.stage for event in seen] == [
-            *("session_start", "before_turn", "turn_start", "steering_received"),
+            *("session_start", "before_turn", "turn_start", "before_system_prompt", "after_system_prompt"),
+            "steering_received",
             *(*step, *said, "tool_call", "tool_result", "step_end"),
             *(*step, "message_update", *said, "step_end"),
             *("before_output", "turn_end"),

@@ -11,7 +11,16 @@ from orch_protocol.project import ContextConfig
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.backends.families import CLAUDE, GPT
 from orch_worker.estimate import PLAIN, Estimator, Ratios
-from orch_worker.project import BRIEF_TOKENS, Folder, Page, Project, is_project, project_text, without_project
+from orch_worker.project import (
+    BRIEF_TOKENS,
+    Folder,
+    Page,
+    Project,
+    context_text,
+    is_project,
+    project_parts,
+    without_project,
+)
 from orch_worker.prompt import first_prompt, split_first_prompt
 
 RULES = ContextConfig()
@@ -27,7 +36,7 @@ HUGE = Project(
 
 def text(project: Project, level: Any = "brief", rules: ContextConfig = RULES, ratios: Ratios = PLAIN) -> str:
     """Return what is told of `project`."""
-    return project_text(project, level, rules, Estimator(ratios))
+    return context_text(project_parts(project, level, rules, Estimator(ratios)))
 
 
 @pytest.mark.parametrize("ratios", [PLAIN, CLAUDE, GPT])

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from orch_protocol.prompts import PromptSpec
 from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.prompt import continued_prompt, first_prompt, question_in, split_first_prompt, system_prompt
+from orch_worker.parts import rendered
+from orch_worker.prompt import continued_prompt, first_prompt, question_in, split_first_prompt, stable_parts
 
-SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), "/folder", "/cwd")
 TOOLS = ["read_file"]
+SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), "/folder", "/cwd")
+
+
+def system_prompt(spec: AgentSpec, names: list[str]) -> str:
+    """Return the system text of an agent."""
+    return rendered(stable_parts(spec, names))
 
 
 def test_siblings_share_the_system_text() -> None:
@@ -35,9 +42,11 @@ def test_blocked_agents_report() -> None:
     assert "report that you are blocked" in system_prompt(SPEC, TOOLS)
 
 
-def test_own_system_text() -> None:
-    """A system text of the user's takes the place of ours."""
-    assert system_prompt(replace(SPEC, system="Be a pirate."), TOOLS) == "Be a pirate."
+def test_an_identity_of_the_users() -> None:
+    """What the user says of who an agent is takes the place of ours; what its tools are is said all the same."""
+    told = system_prompt(replace(SPEC, prompt=PromptSpec("Be a pirate.")), TOOLS)
+    assert told.startswith("Be a pirate.\n\nYour tools")
+    assert "subagent" not in told
 
 
 def test_first_prompt_carries_the_task() -> None:

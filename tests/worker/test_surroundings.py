@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.messages import text_of
 from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.project import ContextConfig, ContextSpec
 from orch_protocol.spec import AgentSpec, BackendSpec
@@ -17,7 +16,7 @@ from orch_worker import surroundings
 from orch_worker.estimate import Estimator
 from orch_worker.guard import Guard
 from orch_worker.locality import Locality
-from orch_worker.project import Page, Project
+from orch_worker.project import Page, Project, context_text
 from orch_worker.surroundings import MAX_BELOW, MAX_FILES, MAX_FOLDERS, Surroundings, survey
 from orch_worker.tools.base import ToolContext
 
@@ -53,8 +52,7 @@ async def told(folder: Path, level: Any = "brief", policy: PolicySpec | None = N
     """Return what an agent in `folder` is told, "" for nothing."""
     context = ToolContext(folder, env={"HOME": str(folder.parent)}, **root)
     guard = guard_of(policy or PolicySpec(), context)
-    message = await Surroundings(ContextSpec(level, RULES), context, guard, Estimator()).look()
-    return text_of(message) if message else ""
+    return context_text(await Surroundings(ContextSpec(level, RULES), context, guard, Estimator()).look())
 
 
 async def test_a_project_is_told_in_a_few_lines(tmp_path: Path) -> None:
@@ -159,7 +157,7 @@ async def test_a_folder_that_hangs_is_told_nothing_of(
     context = ToolContext(tmp_path)
     try:
         looking = Surroundings(ContextSpec("brief"), context, guard_of(PolicySpec(), context), Estimator())
-        assert await looking.look() is None
+        assert await looking.look() == ()
     finally:
         go_on.set()
     assert "not looked at" in capfd.readouterr().out

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from orch_protocol.tasks import Task
 
-from . import tasks
 from .transcript import Transcript
 
-__all__ = ["PLAN_MODE", "Agenda"]
-
-PLAN_MODE: Final = """\
-# Plan mode
-
-You plan: look, and change nothing. Whatever writes or runs something is denied, to you and to subagents you start. \
-Find out what you need, then call exit_plan_mode with a concrete plan in Markdown: what is to be changed, where, in \
-which order, and how it will be checked. Where that is denied for an agent above you, the plan is your answer."""
+__all__ = ["Agenda"]
 
 
 class Agenda:
@@ -53,10 +43,3 @@ class Agenda:
     def approve_plan(self) -> None:
         """End plan mode, for good. Raises StoreError, and it goes on, when that cannot be recorded."""
         self._transcript.plan_approved()
-
-    def block(self) -> str:
-        """Return what is to be said of it at the end of the next request, "" for nothing."""
-        if not self.planning and not self.tasks:
-            return ""
-        parts = (PLAN_MODE if self.planning else "", tasks.block(self.tasks))
-        return "\n\n".join(filter(None, parts))

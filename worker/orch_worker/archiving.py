@@ -17,7 +17,7 @@ from orch_protocol.messages import Message, StopReason
 from orch_protocol.services import Archive, Archived, ArchivePlan, Empty, LiveAgent, SummaryOrder
 from orch_protocol.spec import ArchivalSpec, BackendSpec, ToolSpec
 
-from .backends.base import Backend
+from .backends.base import Backend, Prefix
 from .block import Live, live_block
 from .summarising import Summariser
 from .transcript import Transcript
@@ -37,8 +37,8 @@ CACHE_SECONDS: Final = 300.0
 class Archiving:
     """What one agent does about its past.
 
-    `call` asks the root; `system` and `tools` are what its requests begin with. `on_fault` is told when something could
-    not be put on record; `hooks` returns those there are.
+    `call` asks the root; with `tools` that start subagents it tells of these too. `on_fault` is told when something
+    could not be put on record; `hooks` returns those there are.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class Archiving:
         call: Callable[..., Awaitable[Any]],
         *,
         summariser: Summariser,
-        system: str,
         tools: Sequence[ToolSpec],
         on_fault: Callable[[], None] = lambda: None,
         hooks: Callable[[], AgentHooks | None] = lambda: None,
@@ -59,8 +58,6 @@ class Archiving:
         self._backend = backend
         self._call = call
         self._summariser = summariser
-        self._system = system
-        self._tools = tools
         self._may_spawn = any(tool.name == "spawn_subagent" for tool in tools)
         self._on_fault = on_fault
         self._hooks = hooks
@@ -126,7 +123,7 @@ class Archiving:
             hurried.cancel()
 
     async def before_request(self) -> str:
-        """The next request is to be made: what is due leaves the conversation. Return what it is to end with."""
+        """The next request is to be made: what is due leaves the conversation. Return what it says of who is live."""
         now = asyncio.get_running_loop().time()
         if self._late_is_free(now):
             try:
@@ -137,12 +134,16 @@ class Archiving:
         if self._spec.high_tokens and self._backend.context_tokens() > self._spec.high_tokens:
             await self._relieve()
         self._requests, self._asked_at = self._requests + 1, now
-        block = await self._block()
-        if self._spec.in_tail:
-            return block
-        self._summariser.system = "\n\n".join(filter(None, (self._system, block)))
-        self._backend.append_system(self._summariser.system, self._tools)
-        return ""
+        return await self.block()
+
+    @property
+    def in_tail(self) -> bool:
+        """Whether requests say in their end who is live, rather than in their system text."""
+        return self._spec.in_tail
+
+    def told(self, system: str, prefix: Prefix) -> None:
+        """The next request begins with `system`: so do those beside it, which ask for summaries."""
+        self._summariser.system, self._summariser.prefix = system, prefix
 
     def stay(self, backend: BackendSpec) -> None:
         """Let nobody but models of this machine read what was archived: the one behind `backend`, as a rule."""
@@ -330,7 +331,8 @@ class Archiving:
 
     # The block of live subagents.
 
-    async def _block(self) -> str:
+    async def block(self) -> str:
+        """Return what there is to be said of who is live now, "" for nothing."""
         children: Sequence[LiveAgent] = ()
         if self._may_spawn:
             try:

@@ -10,10 +10,21 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from orch_protocol.hook_events import Abort, Approve, Block, Decision, Event, Patch, name_of
+from orch_protocol.hook_events import (
+    Abort,
+    Approve,
+    BeforeSystemPrompt,
+    Block,
+    Decision,
+    Event,
+    Patch,
+    PromptPatch,
+    name_of,
+)
 from orch_protocol.hooks import STAGES, Stage, check_value
 
 from .hooks import Hook
+from .parts import PartError, patched
 
 __all__ = ["Call", "Done", "Followed", "Late", "Misuse", "run_chain"]
 
@@ -113,6 +124,8 @@ class _State:
             undone = (("approve", self.approved),) if self.approved else ()
             self.decision, self.by, self.approved = said, hook.row.name, ""
             return (name_of(type(said)),), undone
+        if isinstance(said, PromptPatch):
+            return self._take_parts(hook, said)
         changes = _changes(said)
         added = changes.pop("inject", ())
         self.inject += added
@@ -127,6 +140,22 @@ class _State:
                 overrode.append(("approve", self.approved))
                 self.approved = ""
         return (*given, *(("inject",) if added else ())), tuple(overrode)
+
+    def _take_parts(self, hook: Hook, said: PromptPatch) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Let a hook change the parts of a prompt; one that a hook before it changed too is told of by its name."""
+        assert isinstance(self.event, BeforeSystemPrompt)
+        before = {part.name: part for part in self.event.parts}
+        try:
+            parts = patched(self.event.parts, said, hook.row.name, recorded=self.event.recorded)
+        except PartError as error:
+            raise Misuse(str(error)) from error
+        after = {part.name: part for part in parts}
+        names = [name for name in before | after if before.get(name) != after.get(name)]
+        overrode = tuple((name, self._changed[name]) for name in names if name in self._changed)
+        dropped = dict.fromkeys((*self.event.dropped, *(() if said.drop is UNSET else said.drop)))
+        self.event = replace(self.event, parts=parts, dropped=tuple(name for name in dropped if name not in after))
+        self._changed |= dict.fromkeys(names, hook.row.name)
+        return tuple(_changes(said)) if names else (), overrode
 
     def fail(self, hook: Hook, stage: Stage, why: str, error: Exception) -> tuple[str, ...]:
         """Apply the fail mode of `hook`. A decision that it was not to take stops things all the same."""

@@ -31,6 +31,7 @@ from orch_protocol.messages import (
     tool_uses,
     user,
 )
+from orch_protocol.prompts import PromptPart
 from orch_protocol.text import scrub
 
 from .arriving import Arriving
@@ -97,6 +98,30 @@ class AgentHooks:
             more = ()
         await self._note("turn_start", prompt=prompt)
         return scrub(prompt), scrub(more)
+
+    async def prompt(
+        self, parts: tuple[PromptPart, ...], *, recorded: bool
+    ) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
+        """Return the parts that the turn's prompt is put together of, in place of `parts`, and names of dropped ones.
+
+        Raises Aborted.
+        """
+        followed = await self._run("before_system_prompt", parts=parts, recorded=recorded)
+        if followed is None:
+            return parts, ()
+        _check(followed)
+        assert isinstance(followed.event, stages.BeforeSystemPrompt)
+        changed = zip(followed.event.parts, scrub([part.text for part in followed.event.parts]), strict=True)
+        return tuple(replace(part, text=text) for part, text in changed), followed.event.dropped
+
+    async def system_prompt(self, text: str) -> str:
+        """Return the system text of the turn. Raises Aborted."""
+        followed = await self._run("after_system_prompt", text=text)
+        if followed is None:
+            return text
+        _check(followed)
+        assert isinstance(followed.event, stages.AfterSystemPrompt)
+        return str(scrub(followed.event.text))
 
     async def output(self, text: str, stop: StopReason) -> tuple[str, StopReason]:
         """Return the text of the reply, and why the turn ended."""

@@ -123,6 +123,7 @@ async def run_turn(
     pause: Prepare | None = None,
     purse: Purse | None = None,
     hooks: AgentHooks | None = None,
+    opening: Prepare | None = None,
     frame: Frame = str,
 ) -> Reply:
     """Run one turn and return its reply.
@@ -137,12 +138,14 @@ async def run_turn(
     everything that happens, see TurnEvent. `prepare` is awaited before each model request, and may change what the
     conversation holds; so may `pause`, awaited when the turn goes on past its steps. None of them may raise.
 
-    `hooks` may change what happens, and end the turn with stop reason `aborted`; `frame` puts around the prompt what
-    the agent is told besides.
+    `hooks` may change what happens, and end the turn with stop reason `aborted`; `opening` is awaited before the prompt
+    is taken down, and `frame` puts around it what the agent is told besides.
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(backend, toolbox, record, limits, report, brake, interject, emit, prepare, pause, purse, hooks)
+    turn = _Turn(
+        backend, toolbox, record, limits, report, brake, interject, emit, prepare, pause, purse, hooks, opening
+    )
     return await turn.run(query_id, agent_id, scrub(prompt), frame)
 
 
@@ -161,6 +164,7 @@ class _Turn:
         pause: Prepare | None,
         purse: Purse | None,
         hooks: AgentHooks | None,
+        opening: Prepare | None,
     ) -> None:
         self._backend = backend
         self._toolbox = toolbox
@@ -174,6 +178,7 @@ class _Turn:
         self._pause = pause
         self._purse = purse
         self._hooks = hooks
+        self._opening = opening
         self._short = ""
         self._usage = Usage()
         self._steps = 0
@@ -217,6 +222,8 @@ class _Turn:
         more: Sequence[str] = ()
         if self._hooks is not None:
             prompt, more = await self._hooks.before_turn(prompt, len(self._backend.transcript()), self._toolbox)
+        if self._opening is not None:
+            await self._opening()
         prompt = frame(prompt)
         for text in (prompt, *more):
             self._say(text)

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.archive import ArchiveKind
+from orch_protocol.prompts import PromptPart
 from orch_protocol.spec import AgentSpec
+from orch_protocol.tasks import Task
 
+from .parts import LIVE
 from .project import without_project
+from .tasks import block
 from .tokens import clip
 
 __all__ = [
+    "PLAN_MODE",
     "TAKEN",
     "continued_prompt",
     "first_prompt",
     "question_in",
     "split_first_prompt",
-    "system_prompt",
-    "taken",
+    "stable_parts",
+    "volatile_parts",
 ]
 
 TASK: Final = "Task: "
@@ -45,6 +50,13 @@ again: report that you are blocked, and by what."""
 NO_TOOLS: Final = "You have no tools. Answer from this conversation alone."
 TOOLS: Final = "Your tools, fixed for your life: {names}. File paths are relative to your working folder."
 TAKEN: Final = "# Tools taken"
+TODAY: Final = "Today is {date}."
+PLAN_MODE: Final = """\
+# Plan mode
+
+You plan: look, and change nothing. Whatever writes or runs something is denied, to you and to subagents you start. \
+Find out what you need, then call exit_plan_mode with a concrete plan in Markdown: what is to be changed, where, in \
+which order, and how it will be checked. Where that is denied for an agent above you, the plan is your answer."""
 SUBAGENTS: Final = """\
 You may start subagents for parts that stand on their own. A subagent sees nothing of this conversation: put all it \
 needs into its task."""
@@ -70,28 +82,45 @@ the ids they are from: say these.""",
 }
 
 
-def system_prompt(spec: AgentSpec, names: Sequence[str]) -> str:
+def stable_parts(spec: AgentSpec, names: Sequence[str]) -> tuple[PromptPart, ...]:
     """Return the system text of an agent: the same for all agents with the same tools, so that they share a prefix.
 
-    `names` are the tools it can use. `spec.system` takes the place of all of it. The task is not in it; see
-    `first_prompt`.
+    `names` are the tools it can use. The task is not in it; see `first_prompt`.
     """
-    if spec.system is not None:
-        return spec.system
     if spec.source is not None:
-        return WITNESS[spec.source.kind].format(task=spec.source.task)
-    parts = [WHO, TOOLS.format(names=", ".join(names)) if names else NO_TOOLS]
+        return (_stable("identity", WITNESS[spec.source.kind].format(task=spec.source.task)),)
+    said = spec.prompt
+    who = _stable("identity", WHO) if said.identity is None else _stable("identity", said.identity, said.source, "user")
+    parts = [who, _stable("tool_guidance", TOOLS.format(names=", ".join(names)) if names else NO_TOOLS)]
     if "spawn_subagent" in names:
-        parts.append(SUBAGENTS)
-    return "\n\n".join(parts)
+        parts.append(_stable("subagents", SUBAGENTS))
+    return tuple(parts)
 
 
-def taken(names: Sequence[str], resting: Sequence[str] = ()) -> str:
-    """Return what the end of a request says of tools that are on offer in it and not the agent's, or not just now."""
-    gone = f"Not yours any more, and denied: {', '.join(names)}." if names else ""
-    later = f"Denied in this turn: {', '.join(resting)}." if resting else ""
-    said = " ".join(filter(None, (gone, later)))
-    return f"{TAKEN}\n\n{said}" if said else ""
+def volatile_parts(
+    *,
+    date: str = "",
+    workspace: str = "",
+    taken: Sequence[str] = (),
+    resting: Sequence[str] = (),
+    planning: bool = False,
+    tasks: Sequence[Task] = (),
+    live: str = "",
+) -> tuple[PromptPart, ...]:
+    """Return what the end of a request says: what is true now and may not be so in the next one.
+
+    `taken` are tools that are on offer in it and not the agent's any more, `resting` those that are not in this turn;
+    `live` tells of its subagents.
+    """
+    said = (
+        ("time", TODAY.format(date=date) if date else ""),
+        ("workspace", workspace),
+        ("tools_taken", _taken(taken, resting)),
+        ("plan_mode", PLAN_MODE if planning else ""),
+        ("tasks", block(tasks)),
+        (LIVE, live),
+    )
+    return tuple(PromptPart(name, text, "volatile", "built-in", "orch") for name, text in said if text)
 
 
 def first_prompt(spec: AgentSpec, prompt: str) -> str:
@@ -122,3 +151,14 @@ def split_first_prompt(text: str) -> tuple[str, str]:
     if found and task.startswith(TASK):
         return task.removeprefix(TASK), query
     return "", text
+
+
+def _stable(name: str, text: str, source: str = "built-in", owner: str = "orch") -> PromptPart:
+    return PromptPart(name, text, "stable", source, owner)
+
+
+def _taken(names: Sequence[str], resting: Sequence[str]) -> str:
+    gone = f"Not yours any more, and denied: {', '.join(names)}." if names else ""
+    later = f"Denied in this turn: {', '.join(resting)}." if resting else ""
+    said = " ".join(filter(None, (gone, later)))
+    return f"{TAKEN}\n\n{said}" if said else ""

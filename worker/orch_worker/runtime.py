@@ -32,12 +32,12 @@ from .interjections import Interjection, Interjections
 from .locality import Locality
 from .loop import Brake, run_turn
 from .markers import after_cut, after_interruption
-from .project import is_project
-from .prompt import first_prompt, system_prompt, taken
+from .prompt import first_prompt
 from .purse import Purse
 from .session import Session
 from .summarising import Summariser
 from .surroundings import Surroundings
+from .tiers import Prompt
 from .tools.base import Keys, ToolContext
 from .tools.presets import make_toolbox
 from .transcript import Transcript
@@ -112,11 +112,18 @@ class Runtime:
             self._locality = Locality(spec, context.call_root, partial(self._stay, keys))
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
-            self._surroundings = Surroundings(spec.context, context, guard, Estimator(ratios_of(spec.backend)))
             self.toolbox.withdraw(spec.withdrawn)
             tools, session = self.toolbox.specs(), self.transcript.session
-            system = system_prompt(spec, [tool.name for tool in tools])
-            self.backend.append_system(system, tools)
+            estimator = Estimator(ratios_of(spec.backend))
+            self._prompt = Prompt(
+                spec,
+                self.backend,
+                self.toolbox,
+                agenda=self._agenda,
+                transcript=self.transcript,
+                surroundings=Surroundings(spec.context, context, guard, estimator),
+                estimator=estimator,
+            )
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
             self._fresh = _is_fresh(session)
             self._hooks = self._make_hooks() if spec.hooks.load else None
@@ -136,11 +143,9 @@ class Runtime:
                         partial(make_backend, keys=keys, gate=self.gate),
                         root.call_root,
                         self._purse,
-                        system=system,
                         tools=tools,
                         seconds=spec.archival.summary_seconds,
                     ),
-                    system=system,
                     tools=tools,
                     on_fault=self._leave_if_broken,
                     hooks=lambda: self._hooks,
@@ -189,8 +194,6 @@ class Runtime:
             frame = self._frame(query)
             if session.interrupted is not None:
                 self.transcript.turn_start(query_id, session.interrupted)
-            if self._fresh:
-                await self._tell_project()
             hooks = self._hooks_for(query_id, query)
             reply = await run_turn(
                 query_id=query_id,
@@ -208,6 +211,7 @@ class Runtime:
                 pause=archiving.turn_paused if archiving is not None else None,
                 purse=self._purse,
                 hooks=hooks,
+                opening=partial(self._open, hooks),
                 frame=frame,
             )
             if self._locality.bound:
@@ -287,6 +291,7 @@ class Runtime:
     def _load(self) -> None:
         session = self.transcript.session
         self.backend.load((*self._held, *session.messages), session.responses)
+        self._prompt.loaded()
 
     def cancel(self) -> None:
         """End the running turn at its next safe point."""
@@ -325,9 +330,8 @@ class Runtime:
 
     async def _prepare(self) -> None:
         """Let the next request end with what is true now and may not be so at the one after it."""
-        archived = await self._archiving.before_request() if self._archiving is not None else ""
-        parts = (archived, taken(self.toolbox.withdrawn, self.toolbox.resting), self._agenda.block())
-        self.backend.tail = "\n\n".join(filter(None, parts))
+        live = await self._archiving.before_request() if self._archiving is not None else ""
+        self._prompt.before_request(live, self._archiving)
 
     def _frame(self, query: Query) -> Callable[[str], str]:
         """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it
@@ -341,13 +345,10 @@ class Runtime:
             mark = partial(after_interruption, unfinished=last.unfinished)
         return lambda prompt: first_prompt(self.spec, mark(prompt)) if fresh else mark(prompt)
 
-    async def _tell_project(self) -> None:
-        """Let the agent's own part of the conversation begin with what it is told of its project, once."""
-        if any(map(is_project, self.transcript.session.view)):
-            return  # that was recorded, and its task was not
-        if (told := await self._surroundings.look()) is not None:
-            self.transcript.message(told)
-            self.backend.append_user(told.content)
+    async def _open(self, hooks: AgentHooks | None) -> None:
+        """Let the turn's prompt be put together, and the agent be told, once, what stands before its task."""
+        live = self._archiving.block if self._archiving is not None else None
+        await self._prompt.begin(hooks, live, fresh=self._fresh)
 
     def _record(self, turn: str, message: Message, usage: Usage | None = None) -> None:
         self.transcript.message(message, turn, usage)

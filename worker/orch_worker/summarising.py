@@ -12,7 +12,7 @@ from orch_protocol.messages import Message, Text, Usage, text_of
 from orch_protocol.services import Summarise, SummaryOrder, SummaryStep
 from orch_protocol.spec import BackendSpec, ToolSpec
 
-from .backends.base import Backend
+from .backends.base import Backend, Prefix
 from .backends.registry import is_remote
 from .purse import Hold, Purse
 
@@ -44,7 +44,6 @@ class Summariser:
         call: Call,
         purse: Purse,
         *,
-        system: str,
         tools: Sequence[ToolSpec],
         seconds: float,
     ) -> None:
@@ -54,7 +53,7 @@ class Summariser:
         self._make = make
         self._call = call
         self._purse = purse
-        self.system = system
+        self.system, self.prefix = "", Prefix()
         """What the agent's last request began with, which its provider has cached."""
         self._tools = tools
         self._seconds = seconds
@@ -98,6 +97,7 @@ class Summariser:
                     backend.load(conversation if order.beside else (), asked)
                     if order.beside:
                         backend.append_system(self.system, self._tools)
+                        backend.prefix = self.prefix
                     else:
                         backend.append_system(step.request.system, ())
                     backend.append_user((Text(step.request.prompt),))

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from orch_protocol.messages import Message, ToolUse, user
+from orch_protocol.messages import ToolUse
 from orch_protocol.project import ContextConfig, ContextSpec
+from orch_protocol.prompts import PromptPart
 from orch_protocol.text import scrub
 
 from .estimate import Estimator
 from .guard import Guard
-from .project import Folder, Page, Project, project_text
+from .project import Folder, Page, Project, project_parts
 from .tools.base import ToolContext, ToolError
 from .tools.files import opened
 from .tools.ignore import top, walk
@@ -59,27 +61,27 @@ class Surroundings:
         self._guard = guard
         self._estimator = estimator
 
-    async def look(self) -> Message | None:
-        """Return it, None when there is nothing to tell, or when that takes over LOOK_SECONDS. Blocks nobody."""
+    async def look(self) -> tuple[PromptPart, ...]:
+        """Return its parts, none when there is nothing to tell, or when that takes over LOOK_SECONDS. Blocks nobody."""
         if self._spec.level == "none":
-            return None
+            return ()
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                text = await self._text()
+                return await self._parts()
         except TimeoutError:
             print(f"{self._context.cwd}: not looked at for a project: over {LOOK_SECONDS:g} s", flush=True)
-            return None
-        return user(scrub(text)) if text else None
+            return ()
 
-    async def _text(self) -> str:
+    async def _parts(self) -> tuple[PromptPart, ...]:
         rules, context = self._spec.rules, self._context
         there = await asyncio.to_thread(_there, rules, context)
         free = {name for name in there if await self._is_free("read_file", name)}
         listed = await self._is_free("list_files", ".")
 
-        def found() -> str:
+        def found() -> tuple[PromptPart, ...]:
             project = survey(rules, context, lambda tool, path: listed if tool == "list_files" else path in free)
-            return project_text(project, self._spec.level, rules, self._estimator)
+            parts = project_parts(project, self._spec.level, rules, self._estimator)
+            return tuple(replace(part, name=scrub(part.name), text=scrub(part.text)) for part in parts)
 
         return await asyncio.to_thread(found)
 

@@ -67,6 +67,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     rules["dry_run"] |= arguments.dry_run
     settings["policy"] = {"channel": arguments.channel, "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
+    settings["prompt"] = {"rules": msgspec.to_builtins(loaded.config.prompt)}
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model

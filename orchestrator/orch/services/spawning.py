@@ -16,6 +16,7 @@ from orch_protocol.hooks import HooksSpec
 from orch_protocol.ids import new_id
 from orch_protocol.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.project import RANK, ContextSpec
+from orch_protocol.prompts import PromptSpec
 from orch_protocol.services import Spawn, Spawned
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
 from orch_worker.backends.fare import check_priced
@@ -115,6 +116,7 @@ def describe(
         policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
         plan=plan,
         context=_context(request, preset, parent, config),
+        prompt=PromptSpec(rules=parent.prompt.rules) if parent else request.prompt or PromptSpec(rules=config.prompt),
         hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
     )
 

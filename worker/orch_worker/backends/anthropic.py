@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 import anthropic
@@ -53,7 +54,8 @@ class Messages:
         flags = ask.model.flags
         wants = Wants(ask.provider, IDS, images=flags.images, system=flags.system_messages)
         messages = arrange(ask.messages, wants)
-        system = [ask.system] if ask.system.strip() else []
+        stable, rest = _stable(ask)
+        system = [text for text in (stable, rest) if text.strip()]
         while messages and messages[0].role == "system":
             system.append(text_of(messages.pop(0)))
         parts: list[dict[str, Any]] = [{"type": "text", "text": text} for text in system]
@@ -63,8 +65,8 @@ class Messages:
         ]
         wire = [{"role": message.role, "content": _content(message)} for message in messages]
         if flags.cache_markers:
-            _mark(parts or tools)
-            _mark_messages(wire)
+            _mark(parts[:1] if stable.strip() and rest else parts or tools)
+            _mark_messages(wire, ask.prefix.context)
         if ask.tail:
             _end_with(wire, {"type": "text", "text": ask.tail})
         request = {
@@ -147,17 +149,26 @@ def _mark(parts: list[dict[str, Any]]) -> None:
             return
 
 
-def _mark_messages(wire: list[dict[str, Any]]) -> None:
+def _stable(ask: Ask) -> tuple[str, str]:
+    """Return what of the system text stays the same, and the rest of it; where nothing does, all of it is taken so."""
+    stable = ask.prefix.system
+    if not stable or not ask.system.startswith(stable):
+        return ask.system, ""
+    return stable, ask.system[len(stable) :].lstrip("\n")
+
+
+def _mark_messages(wire: list[dict[str, Any]], context: str) -> None:
     """Mark the end of the conversation, where the request before this one ended, and what siblings have in common.
 
-    A cached prefix is looked for some twenty blocks back from a marker only; a step with many calls is longer. What an
-    agent is told of its project stands in a block of its own before its task, and is the same for all in that folder.
+    A cached prefix is looked for some twenty blocks back from a marker only; a step with many calls is longer. The
+    `context` that an agent was told before its task is the same for all in its folder.
     """
-    users = [place for place, message in enumerate(wire) if message["role"] == "user"]
-    if users and len(first := wire[users[0]]["content"]) > 1:
-        _mark(first[:1])
-    for place in users[-2:]:
-        _mark(wire[place]["content"])
+    users = [message["content"] for message in wire if message["role"] == "user"]
+    if context:
+        told = (part for content in users for part in content if part.get("text") == context)
+        _mark(list(islice(told, 1)))
+    for content in users[-2:]:
+        _mark(content)
 
 
 def _end_with(wire: list[dict[str, Any]], part: dict[str, Any]) -> None:

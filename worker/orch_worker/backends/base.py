@@ -25,6 +25,7 @@ __all__ = [
     "Instead",
     "OnRetry",
     "OnText",
+    "Prefix",
     "Quote",
     "Retry",
     "check_backend",
@@ -85,6 +86,17 @@ class Instead(Struct, frozen=True):
     tail: str | None = None
 
 
+class Prefix(Struct, frozen=True):
+    """What stays the same at the beginning of an agent's requests, so that it is worth to be cached.
+
+    `system` is what the system text begins with, all of it when empty; `context` what the agent was told before its
+    first question, a text of its own in the conversation, nothing when empty.
+    """
+
+    system: str = ""
+    context: str = ""
+
+
 class Quote(Struct, frozen=True):
     """USD that the next response may cost: with the shortest answer, with one as long as most are, and at most."""
 
@@ -110,6 +122,8 @@ class Backend(Protocol):
     """
     instead: Instead | None
     """What the next requests hold in place of what is in the conversation, which stays as it is."""
+    prefix: Prefix
+    """What of the next requests stays the same in those after them."""
     most_usd: float | None
     """What the next response may cost, requests that are made again included; None is whatever it takes.
 
@@ -189,6 +203,7 @@ class Conversation:
         self.on_retry: OnRetry | None = None
         self.tail = ""
         self.instead: Instead | None = None
+        self.prefix = Prefix()
         self.most_usd: float | None = None
         self.gate: Gate | None = None
         self.system = ""

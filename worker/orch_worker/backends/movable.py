@@ -8,7 +8,7 @@ from orch_protocol.messages import Block, Message, ToolResult
 from orch_protocol.spec import ToolSpec
 
 from ..estimate import Estimator
-from .base import AssistantTurn, Backend, BackendInfo, Conversation, Gate, Instead, OnRetry, OnText, Quote
+from .base import AssistantTurn, Backend, BackendInfo, Conversation, Gate, Instead, OnRetry, OnText, Prefix, Quote
 
 __all__ = ["Movable"]
 
@@ -26,7 +26,7 @@ class Movable:
         left, self._now = self._now, to
         to.append_system(self.system, self.tools)
         to.load(left.transcript())
-        to.on_retry, to.tail, to.instead = left.on_retry, left.tail, left.instead
+        to.on_retry, to.tail, to.instead, to.prefix = left.on_retry, left.tail, left.instead, left.prefix
         await left.close()
 
     @property
@@ -60,6 +60,15 @@ class Movable:
     @instead.setter
     def instead(self, instead: Instead | None) -> None:
         self._now.instead = instead
+
+    @property
+    def prefix(self) -> Prefix:
+        """What of the next requests stays the same."""
+        return self._now.prefix
+
+    @prefix.setter
+    def prefix(self, prefix: Prefix) -> None:
+        self._now.prefix = prefix
 
     @property
     def most_usd(self) -> float | None:

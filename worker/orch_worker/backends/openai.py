@@ -72,7 +72,8 @@ def functions(ask: Ask) -> list[dict[str, Any]]:
 
 def cache_key(ask: Ask) -> str:
     """Return a name for the prefix that agents of a kind share, so that their requests go to where it is cached."""
-    prefix = msgspec.json.encode((scrub(ask.system), scrub(msgspec.to_builtins(ask.tools))))
+    stable = ask.prefix.system if ask.system.startswith(ask.prefix.system) else ""
+    prefix = msgspec.json.encode((scrub(stable or ask.system), scrub(msgspec.to_builtins(ask.tools))))
     return hashlib.sha256(prefix).hexdigest()[:32]
 
 

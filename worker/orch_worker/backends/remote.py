@@ -20,7 +20,7 @@ from orch_protocol.text import scrub
 from ..estimate import input_tokens
 from ..secret import masked
 from .arrange import whole
-from .base import AssistantTurn, BackendInfo, Conversation, OnText, Quote
+from .base import AssistantTurn, BackendInfo, Conversation, OnText, Prefix, Quote
 from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
 from .families import ratios_of
 from .fare import Fare, fare, narrowed
@@ -40,6 +40,7 @@ CLOSE_SECONDS: Final = 2.0
 class Ask(Struct, frozen=True):
     """What is asked of a model, and the `tail` it ends with, which is no part of the conversation.
 
+    What of it is the same in the requests after it is said by `prefix`.
     `most_output` is the most tokens it may answer with; 0 leaves that to the provider.
     """
 
@@ -50,6 +51,7 @@ class Ask(Struct, frozen=True):
     tools: tuple[ToolSpec, ...]
     messages: tuple[Message, ...]
     tail: str
+    prefix: Prefix
     most_output: int
 
 
@@ -182,6 +184,7 @@ class Remote(Conversation):
             tools=self.tools,
             messages=tuple(messages),
             tail=tail if tail.strip() else "",
+            prefix=self.prefix,
             most_output=longest,
         )
 

@@ -1,0 +1,173 @@
+"""The prompts of agents in a tree: what each request says besides the conversation, and what hooks make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import Config, PolicyConfig
+from orch.services.spawning import describe
+from orch_protocol.hooks import ProviderRequest
+from orch_protocol.messages import text_of
+from orch_protocol.prompts import PromptPart, PromptRules, PromptSpec
+from orch_protocol.services import Spawn
+from orch_protocol.spec import BackendSpec
+from orch_worker import tiers
+from orch_worker.workspace import branch_of, said
+from orchestrator.world import World, opened
+from virtual import virtual
+
+MADE = [{"tool": "task_create", "input": {"tasks": ["look"]}}, "made"]
+
+
+def config(**rules: Any) -> Config:
+    """Return a configuration of prompts."""
+    return Config(prompt=PromptRules(**rules), policy=PolicyConfig(permissions={"task_create": "allow"}))
+
+
+class Seen:
+    """What each request of a world's agents holds."""
+
+    def __init__(self, world: World) -> None:
+        self.requests: list[ProviderRequest] = []
+        world.register_hook(self._take, "before_provider_request", kind="observe", name="seen")
+
+    def _take(self, event: ProviderRequest, _ctx: Any) -> None:
+        self.requests.append(event)
+
+    def tails(self) -> list[str]:
+        """Return what the requests end with."""
+        return [each.tail for each in self.requests]
+
+    def systems(self) -> list[str]:
+        """Return their system texts."""
+        return [each.system for each in self.requests]
+
+
+@virtual
+async def test_nothing_is_said_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """Without settings and without anything to tell, a request ends with the conversation."""
+    async with opened(tmp_path) as world:
+        seen = Seen(world)
+        agent = await world.scripted("done", tools=[])
+        await agent.query("go")
+        assert seen.tails() == [""]
+        assert text_of(seen.requests[0].messages[0]).startswith("Task: ")
+
+
+@virtual
+async def test_the_day_and_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at the end of each request, as they are then: a day later another day, and the files changed meanwhile."""
+    folder = tmp_path / "p"
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/feature/zebras\n")
+    write = {"tool": "write_file", "input": {"path": "a.txt", "content": "x"}}
+    async with opened(tmp_path / "home", config=config(time=True, workspace=True)) as world:
+        seen = Seen(world)
+        agent = await world.scripted(write, "done", "again", tools=["write_file"], cwd=folder)
+        monkeypatch.setattr(tiers, "today", lambda: "2026-05-01")
+        await agent.query("go")
+        monkeypatch.setattr(tiers, "today", lambda: "2026-05-02")
+        await agent.query("go on")
+    one, _, three = seen.tails()
+    assert one == f"Today is 2026-05-01.\n\n# Workspace\n\nFolder: {folder}\nBranch: feature/zebras"
+    assert three.startswith("Today is 2026-05-02.\n\n# Workspace")
+    assert three.endswith("Files you have changed: a.txt")
+    assert len(set(seen.systems())) == 1
+
+
+@virtual
+async def test_hooks_change_the_prompt_of_a_turn(tmp_path: Path) -> None:
+    """A hook of the program adds a stable part, one before the first question and one at the end of requests; what it
+    drops is not said, and what is on record stays, also when the hook is gone."""
+    parts = [
+        PromptPart("style", "Be brief.", "stable"),
+        PromptPart("house", "We use metres.", "context"),
+        PromptPart("mood", "It is late.", "volatile"),
+    ]
+    async with opened(tmp_path, config=config()) as world:
+        seen = Seen(world)
+        world.on("before_system_prompt", name="h")(lambda event, _ctx: event.patch(add=parts, drop=["tasks"]))
+        agent = await world.scripted(*MADE, "two", "three", tools=["tasks"])
+        await agent.query("go")
+        await agent.query("go on")
+        world.unregister_hook("h")
+        await agent.query("and?")
+    with_hook, without = seen.systems()[:3], seen.systems()[3]
+    assert with_hook == [f"{without}\n\nBe brief."] * 3
+    assert seen.tails()[:3] == ["It is late."] * 3
+    assert seen.tails()[3].startswith("# Tasks")
+    house = '<context name="house" of="hook h">\nWe use metres.\n</context>'
+    for request in seen.requests:
+        assert text_of(request.messages[0]).startswith(house)
+        assert "\n".join(map(text_of, request.messages)).count(house) == 1
+
+
+@virtual
+async def test_the_system_text_of_a_turn(tmp_path: Path) -> None:
+    """A hook on the text changes it, for the turn, in each of its requests."""
+    async with opened(tmp_path) as world:
+        seen = Seen(world)
+        world.on("after_system_prompt", name="h")(lambda event, _ctx: event.patch(text=event.text.upper()))
+        agent = await world.scripted(*MADE, "two", tools=["tasks"])
+        await agent.query("go")
+        world.unregister_hook("h")
+        await agent.query("go on")
+    first, second, third = seen.systems()
+    assert first == second == third.upper() != third
+
+
+@virtual
+async def test_a_tier_has_its_bound(tmp_path: Path) -> None:
+    """What does not fit is cut, and the text says so, in each tier."""
+    long = "\n".join(f"line {number}" for number in range(1000))
+    parts = [PromptPart(f"{tier} part", long, tier) for tier in ("stable", "context", "volatile")]
+    bounds = config(stable_tokens=500, context_tokens=100, volatile_tokens=50)
+    async with opened(tmp_path, config=bounds) as world:
+        seen = Seen(world)
+        world.on("before_system_prompt", name="h")(lambda event, _ctx: event.patch(add=parts))
+        agent = await world.scripted("done", tools=[])
+        await agent.query("go")
+    [request] = seen.requests
+    for text, size in ((request.system, 2000), (text_of(request.messages[0]), 700), (request.tail, 200)):
+        assert "part is cut" in text
+        assert "line 3\n" in text
+        assert len(text) <= size
+
+
+def test_who_an_agent_is_does_not_pass_on_to_those_below_it(tmp_path: Path) -> None:
+    """The rules are its parent's, whatever it asks for itself; its identity is its own."""
+    asked = Spawn("t", prompt=PromptSpec("A pirate.", "p", PromptRules(time=True)))
+    made = describe(asked, None, Config(), tmp_path, BackendSpec("scripted"))
+    below = describe(asked, made, Config(), tmp_path, BackendSpec("scripted"))
+    assert (made.prompt, below.prompt) == (asked.prompt, PromptSpec(rules=PromptRules(time=True)))
+    bare = describe(Spawn("t"), None, config(time=True), tmp_path, BackendSpec("scripted"))
+    assert bare.prompt.rules.time
+
+
+class TestWorkspace:
+    """What is said of the folder that an agent works in."""
+
+    def test_a_commit_where_there_is_no_branch(self, tmp_path: Path) -> None:
+        """The beginning of its name; nothing for what is neither."""
+        (tmp_path / ".git").mkdir()
+        (tmp_path / ".git" / "HEAD").write_text("ab" * 20 + "\n")
+        assert branch_of(str(tmp_path)) == "ab" * 6
+        (tmp_path / ".git" / "HEAD").write_text("# Do as I say\n")
+        assert branch_of(str(tmp_path)) == ""
+
+    def test_a_folder_below_and_one_that_is_linked(self, tmp_path: Path) -> None:
+        """The repository may be above, or its data elsewhere."""
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "HEAD").write_text("ref: refs/heads/main\n")
+        (tmp_path / "tree" / "below").mkdir(parents=True)
+        (tmp_path / "tree" / ".git").write_text("gitdir: ../data\n")
+        assert branch_of(str(tmp_path / "tree" / "below")) == "main"
+
+    def test_the_last_files_and_no_line_of_their_own(self) -> None:
+        """Of many files the latest are named; a name cannot begin a line."""
+        text = said("/w", "", [f"f{number}" for number in range(30)] + ["a\nb"])
+        assert "f29, a?b, and 11 before these" in text
+        assert len(text.splitlines()) == 4

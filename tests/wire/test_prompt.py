@@ -1,0 +1,150 @@
+"""The tiers of a prompt on the wire: what stays the same comes first, and that is what caching is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import ArchivalConfig, AsyncOrchestrator, Config, PolicyConfig
+from orch.testing import FakeLauncher, fake_world
+from orch_protocol.config import TriggerConfig
+from orch_protocol.prompts import PromptPart, PromptRules
+from orch_worker import tiers
+from wire.model_server import ModelServer, Request, call, say
+from wire.sent import assert_goes_on, of_agents
+
+MODELS = ("anthropic:claude-sonnet-5-5", "openai:gpt-4o", "openai:gpt-6-luna")
+CREATE = {"call": "task_create", "input": {"tasks": ["look"]}}
+READ = {"call": "read_file", "input": {"path": "AGENTS.md"}}
+STYLE = PromptPart("style", "Be brief.", "stable")
+HOUSE = PromptPart("house", "We use metres.", "context")
+MARK = {"type": "ephemeral"}
+
+Begin = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A project with a context file."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "AGENTS.md").write_text("Count in dozens.\n")
+    return folder
+
+
+@pytest.fixture
+async def begin(server: ModelServer, tmp_path: Path) -> AsyncIterator[Begin]:
+    """Opens a root whose models are the server's, with a hook on its prompts and agents on the test's own loop."""
+    opened: list[AsyncOrchestrator] = []
+
+    async def begin(model: str, **archival: Any) -> tuple[AsyncOrchestrator, FakeLauncher]:
+        env = {"ANTHROPIC_API_KEY": "k1", "ANTHROPIC_BASE_URL": server.url}
+        env |= {"OPENAI_API_KEY": "k2", "OPENAI_BASE_URL": f"{server.url}/v1"}
+        seed = TriggerConfig(tool_call_threshold=1)
+        config = Config(
+            prompt=PromptRules(time=True, workspace=True),
+            policy=PolicyConfig(permissions={"task_create": "allow", "write_file": "allow"}),
+            archival=ArchivalConfig(enabled=True, async_=False, profile="seed", trigger=seed, **archival)
+            if archival
+            else ArchivalConfig(),
+        )
+        launcher = FakeLauncher()
+        root = AsyncOrchestrator(model, config=config, home=tmp_path / "home", env=env, **fake_world(launcher))
+        root.on("before_system_prompt", name="h")(lambda event, _ctx: event.patch(add=(STYLE, HOUSE)))
+        opened.append(await root.start())
+        return root, launcher
+
+    yield begin
+    await opened[-1].close()
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_consecutive_requests_differ_only_behind_what_is_stable(
+    server: ModelServer, begin: Begin, folder: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With everything on that can change, and a day that is another one each time: system text, tools, what was told
+    before the task and the conversation so far are the same, byte for byte, also after a death; the end is not."""
+    days = count(1)
+    monkeypatch.setattr(tiers, "today", lambda: f"2026-05-{next(days):02}")
+    root, launcher = await begin(model)
+    agent = await root.spawn("Count", tools=["tasks", "read_file", "write_file"], context="full", cwd=folder)
+    write = {"call": "write_file", "input": {"path": "a.txt", "content": "x"}}
+    server.script += [call(CREATE), call(write), say("one"), say("two"), say("three")]
+    await agent.query("How many?")
+    await agent.query("And now?")
+    launcher.worker(agent.id).die(9)
+    (folder / "AGENTS.md").write_text("Count in scores.\n")
+    await agent.query("And then?")
+    assert server.refused == []
+    sent = of_agents(server.requests)
+    assert len(sent) == 5
+    for before, after in pairwise(sent):
+        assert_goes_on(before, after)
+    assert len({each.tail for each in sent}) == 5
+    assert all(each.system.endswith("Be brief.") for each in sent)
+    begun = [each.bare[: each.bare.index(b"Task: ")] for each in sent]
+    assert len(set(begun)) == 1
+    assert begun[0].count(b"We use metres.") == begun[0].count(b"Count in dozens.") == 1
+    assert ["# Tasks" in each.tail for each in sent] == [False, True, True, True, True]
+    assert "a.txt" in sent[-1].tail
+    assert not any("scores" in piece for each in sent for piece in each.pieces)
+
+
+async def test_there_is_a_marker_behind_each_tier_that_stays(server: ModelServer, begin: Begin, folder: Path) -> None:
+    """One behind the system text, one behind what was told at first, two in the conversation, none at its end."""
+    root, _ = await begin(MODELS[0])
+    agent = await root.spawn("Count", tools=["tasks", "read_file"], context="full", cwd=folder)
+    server.script += [call(CREATE), call(READ), say("one"), say("two")]
+    await agent.query("How many?")
+    await agent.query("And now?")
+    for request in server.requests:
+        assert [part.get("cache_control") for part in request.body["system"]] == [MARK]
+        first = request.body["messages"][0]["content"]
+        assert "Count in dozens" in first[0]["text"]
+        assert "We use metres" in first[0]["text"]
+        assert first[0]["cache_control"] == MARK
+        assert marks(request) <= 4
+        last = request.body["messages"][-1]["content"]
+        assert last[-1]["text"].startswith("Today is ")
+        assert "cache_control" not in last[-1]
+        assert last[-2]["cache_control"] == MARK
+    assert marks(server.requests[-1]) == 4
+
+
+async def test_what_changes_in_a_system_text_stands_behind_its_marker(
+    server: ModelServer, begin: Begin, folder: Path
+) -> None:
+    """With the live subagents in the system text, the text before them is what is cached, and is the same each time."""
+    root, _ = await begin(MODELS[0], placement="system")
+    agent = await root.spawn("Count", tools=["read_file"], context="none", cwd=folder)
+    server.script += [call(READ), say("one"), say('{"outcome": "Read."}'), say("two")]
+    await agent.query("How many?")
+    await agent.query("And now?")
+    assert server.refused == []
+    first, last = server.requests[0].body["system"], server.requests[-1].body["system"]
+    assert [part.get("cache_control") for part in last] == [MARK, None]
+    assert last[0] == first[0]
+    assert "# Live Subagents" in last[1]["text"]
+    assert marks(server.requests[-1]) <= 4
+
+
+async def test_a_cache_key_is_that_of_what_stays(server: ModelServer, begin: Begin, folder: Path) -> None:
+    """Where requests are sent by a key to where they are cached, it does not change with who is live."""
+    root, _ = await begin(MODELS[1], placement="system")
+    agent = await root.spawn("Count", tools=["read_file"], context="none", cwd=folder)
+    server.script += [call(READ), say("one"), say('{"outcome": "Read."}'), say("two")]
+    await agent.query("How many?")
+    await agent.query("And now?")
+    bodies = [request.body for request in server.requests]
+    assert "# Live Subagents" in bodies[-1]["messages"][0]["content"]
+    assert bodies[0]["prompt_cache_key"] == bodies[-1]["prompt_cache_key"]
+
+
+def marks(request: Request) -> int:
+    """Return how many cache markers a request has."""
+    return json.dumps(request.body).count("cache_control")

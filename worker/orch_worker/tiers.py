@@ -1,0 +1,164 @@
+"""The prompt of one agent: its parts as they stand, what hooks made of them, and where a request says them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from orch_protocol.messages import text_of, user
+from orch_protocol.prompts import PromptPart
+from orch_protocol.spec import AgentSpec
+
+from .agenda import Agenda
+from .backends.base import Backend, Prefix
+from .estimate import Estimator
+from .parts import LIVE, fitted, of_tier, put, rendered
+from .project import context_parts, context_text, is_project
+from .prompt import stable_parts, volatile_parts
+from .surroundings import Surroundings
+from .tools.toolbox import Toolbox
+from .transcript import Transcript
+from .workspace import workspace_text
+
+if TYPE_CHECKING:
+    from .archiving import Archiving
+    from .hooked import AgentHooks
+
+__all__ = ["Prompt", "today"]
+
+SPACE: Final = "\n\n"
+
+
+def today() -> str:
+    """Return the day that it is here, as ISO 8601 has it."""
+    return time.strftime("%Y-%m-%d")
+
+
+class Overlay(Struct, frozen=True):
+    """What hooks made of the volatile parts, for the turn: some replaced, some dropped, some added."""
+
+    replaced: dict[str, PromptPart] = {}
+    dropped: tuple[str, ...] = ()
+    added: tuple[PromptPart, ...] = ()
+
+    @classmethod
+    def of(cls, before: Sequence[PromptPart], after: Sequence[PromptPart], dropped: tuple[str, ...]) -> Overlay:
+        """Return what was done to `before` so that it became `after`."""
+        known = {part.name: part for part in before}
+        replaced = {part.name: part for part in after if part.name in known and part != known[part.name]}
+        return cls(replaced, dropped, tuple(part for part in after if part.name not in known))
+
+    def over(self, parts: Sequence[PromptPart]) -> tuple[PromptPart, ...]:
+        """Return `parts` with it."""
+        taken = frozenset(self.dropped) | {part.name for part in self.added}
+        return put([self.replaced.get(part.name, part) for part in parts if part.name not in taken], self.added)
+
+
+NONE: Final = Overlay()
+
+
+class Prompt:
+    """The prompt of the agent `spec`, as `backend` is told it."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        backend: Backend,
+        toolbox: Toolbox,
+        *,
+        agenda: Agenda,
+        transcript: Transcript,
+        surroundings: Surroundings,
+        estimator: Estimator,
+    ) -> None:
+        self._spec, self._rules = spec, spec.prompt.rules
+        self._backend, self._toolbox = backend, toolbox
+        self._agenda, self._transcript, self._surroundings = agenda, transcript, surroundings
+        self._estimator = estimator
+        self._tools = toolbox.specs()
+        self._built = stable_parts(spec, [tool.name for tool in self._tools])
+        self._stable, self._notes = fitted(self._built, "stable", self._rules, estimator)
+        self._context = ""
+        self._overlay = NONE
+        self._place = ""
+        self._system = rendered(self._stable)
+        backend.append_system(self._system, self._tools)
+
+    def loaded(self) -> None:
+        """The conversation is another one: what it begins with may be so too."""
+        told = next((message for message in self._transcript.session.view if is_project(message)), None)
+        self._context = text_of(told) if told is not None else ""
+        self._backend.prefix = Prefix(self._system, self._context)
+
+    async def begin(self, hooks: AgentHooks | None, live: Callable[[], Awaitable[str]] | None, *, fresh: bool) -> None:
+        """A turn begins: let hooks change the parts, and tell a `fresh` agent, once, what it is told before its task.
+
+        `live` returns what there is to be said of its subagents. Raises StoreError.
+        """
+        if self._rules.workspace:
+            self._place = await workspace_text(self._spec.cwd, self._transcript.session.replies.values())
+        recorded = bool(self._context) or not fresh
+        context = () if recorded else await self._surroundings.look()
+        stable = self._built
+        self._overlay = NONE
+        if hooks is not None and "before_system_prompt" in hooks.calls.on:
+            shown = self._recorded() if recorded else context
+            volatile = self._volatile(await live() if live is not None else "")
+            parts, dropped = await hooks.prompt((*stable, *shown, *volatile), recorded=recorded)
+            stable, context = of_tier(parts, "stable"), of_tier(parts, "context")
+            self._overlay = Overlay.of(volatile, of_tier(parts, "volatile"), dropped)
+        self._stable, self._notes = fitted(stable, "stable", self._rules, self._estimator)
+        text = rendered(self._stable)
+        if hooks is not None:
+            text = await hooks.system_prompt(text)
+        self._tell(text)
+        if not recorded:
+            self._record(context)
+
+    def before_request(self, live: str = "", archiving: Archiving | None = None) -> None:
+        """The next request is to be made: let it end with what is true now. `live` tells of the agent's subagents.
+
+        Where these stand in the system text, that is told to `archiving` too.
+        """
+        parts = self._overlay.over(self._volatile(live))
+        parts, _ = fitted(parts, "volatile", self._rules, self._estimator)
+        system = self._system
+        if archiving is not None:
+            if not archiving.in_tail:
+                system = SPACE.join(filter(None, (system, *(part.text for part in parts if part.name == LIVE))))
+                parts = tuple(part for part in parts if part.name != LIVE)
+                self._backend.append_system(system, self._tools)
+            archiving.told(system, self._backend.prefix)
+        self._backend.tail = rendered(parts)
+
+    def _volatile(self, live: str) -> tuple[PromptPart, ...]:
+        return volatile_parts(
+            date=today() if self._rules.time else "",
+            workspace=self._place,
+            taken=self._toolbox.withdrawn,
+            resting=self._toolbox.resting,
+            planning=self._agenda.planning,
+            tasks=self._agenda.tasks,
+            live=live,
+        )
+
+    def _recorded(self) -> tuple[PromptPart, ...]:
+        return context_parts(self._context, self._spec.context.rules.files)
+
+    def _tell(self, text: str) -> None:
+        if text != self._system:
+            self._system = text
+            self._backend.append_system(text, self._tools)
+            self._backend.prefix = Prefix(text, self._context)
+
+    def _record(self, parts: Sequence[PromptPart]) -> None:
+        parts, notes = fitted(parts, "context", self._rules, self._estimator)
+        self._notes += notes
+        if text := context_text(parts):
+            told = user(text)
+            self._transcript.message(told)
+            self._backend.append_user(told.content)
+            self.loaded()
