@@ -6,7 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-__all__ = ["CompletionChecklist", "ContentSafety", "HookOptions", "LoopDetection", "NarrationGuard"]
+__all__ = [
+    "CompletionChecklist",
+    "ContentSafety",
+    "HookOptions",
+    "LoopDetection",
+    "NarrationGuard",
+    "ToolRouter",
+]
 
 
 class LoopDetection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +48,17 @@ class CompletionChecklist(Struct, frozen=True, forbid_unknown_fields=True):
     """Patterns of files that need no check."""
 
 
+class ToolRouter(Struct, frozen=True, forbid_unknown_fields=True):
+    """When an agent is told which tools did well for questions like the one it is asked."""
+
+    least: Annotated[float, Meta(gt=0, le=1000)] = 2.5
+    """So many turns with a tool, likeness and age taken into account, before anything is said of it."""
+    most: Annotated[int, Meta(ge=1, le=100)] = 3
+    """So many tools are named."""
+    narrow: bool = False
+    """Tools that kept failing for such questions cannot be used in the turn."""
+
+
 class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of the hooks that are built in."""
 
@@ -48,3 +66,6 @@ class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     content_safety: ContentSafety = ContentSafety()
     narration_guard: NarrationGuard = NarrationGuard()
     completion_checklist: CompletionChecklist = CompletionChecklist()
+    tool_router: ToolRouter = ToolRouter()
+    evidence: str = ""
+    """The folder of what routers have measured; unset: `evidence` in $ORCH_HOME."""

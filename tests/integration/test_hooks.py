@@ -191,6 +191,22 @@ async def test_an_agent_checks_its_work_before_it_stops(tmp_path: Path) -> None:
     assert sum("what you ran last (bash) failed" in text for text in said) == 1
 
 
+async def test_agents_learn_which_tools_do_well_from_one_another(tmp_path: Path) -> None:
+    """What came of the calls of some agents is told to another one that is asked the like, in its first request."""
+    (tmp_path / "one.txt").write_text("one\n")
+    tails: list[str] = []
+    async with AsyncOrchestrator(config=Config(hooks=HooksConfig(("tool_router",))), home=tmp_path / "home") as root:
+
+        @root.on("before_provider_request", kind="observe")
+        def listen(event: Any, _ctx: Any) -> None:
+            tails.append(event.tail)
+
+        for _ in range(4):
+            agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=ScriptedBackend([READ, "1"]))
+            await agent.query("Which pump is on?")
+    assert ["read_file did well" in tail for tail in tails] == [False] * 6 + [True, False]
+
+
 async def test_what_hooks_did_is_kept_for_the_list(tmp_path: Path) -> None:
     """What hooks did is on record when the program has ended; one that is switched off is not called."""
     (tmp_path / "one.txt").write_text("one\n")

@@ -148,7 +148,8 @@ def check_name(name: str | None) -> None:
 
 def _hooks(request: Spawn, config: Config, home: Path) -> HooksSpec:
     said = request.hooks or hooks_spec(config.hooks)
-    return replace(said, switches=str(switches_file(home)))
+    options = said.options if said.options.evidence else replace(said.options, evidence=str(home / "evidence"))
+    return replace(said, options=options, switches=str(switches_file(home)))
 
 
 def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:
