@@ -15,7 +15,7 @@ ARGS =
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos chaos-long bench bench-peers stress lint types layers check clean
+.PHONY: help demo test chaos chaos-long hostile bench bench-peers stress lint types layers check clean
 
 help:  ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -31,10 +31,14 @@ chaos: $(VENV)/ready-to-test  ## For at most 5 minutes: kill 300 processes of a 
 	$(BIN)/python tests/chaos/injector.py --seconds 45
 	$(BIN)/python tests/chaos/injector.py --way strace --every 40 --seconds 30
 
-chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills and each system call, for an hour.
+chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, each system call and hostile input, for an hour or two.
 	$(BIN)/python tests/chaos/killer.py --kills 2000 --seconds 7200 $(ARGS)
 	$(BIN)/python tests/chaos/injector.py
 	$(BIN)/python tests/chaos/injector.py --way strace
+	$(BIN)/python tests/chaos/hostile.py
+
+hostile: $(VENV)/ready-to-test  ## A million altered frames, 10,000 strangers, 100,000 transcripts, 10,000 configurations.
+	$(BIN)/python tests/chaos/hostile.py $(ARGS)
 
 bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -42,7 +46,7 @@ bench: $(VENV)/ready-to-test  ## Measure, and write the table in README.md.
 bench-peers: $(VENV)/ready-to-test  ## Install what the benches compare to (Ray, ripgrep: 300 MB), in a venv of its own.
 	$(BIN)/python benchmarks/venvs.py
 
-stress: $(VENV)/ready-to-test  ## Thousands of spawns, pings and kills in a row.
+stress: $(VENV)/ready-to-test  ## Thousands of spawns, pings and kills in a row: nothing hangs, is lost or piles up.
 	$(BIN)/python benchmarks/stress_spawn.py --check $(ARGS)
 
 lint: $(VENV)/ready-to-test  ## Check style and formatting.

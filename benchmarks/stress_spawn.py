@@ -1,17 +1,25 @@
-"""Spawn, ping and kill, twenty thousand times: nothing may hang, no frame be bad, no exit code be lost."""
+"""Spawn, ping and kill, twenty thousand times: nothing may hang, be lost or pile up.
+
+Then some agents are killed and asked again ten thousand times: their root must stay as it was after the first thousand.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import harness
+from bench_kill import descendants, stat
 from harness import Args, Row
 
 CYCLES, QUICK_CYCLES = 20_000, 500
+LIVES, QUICK_LIVES = 10_000, 400
 AT_ONCE = 8
 CYCLE_SECONDS = 30.0
 PROGRESS = 1000
@@ -27,45 +35,107 @@ def lost(home: Path) -> int:
     return launched - ended
 
 
+def zombies() -> int:
+    """Return how many processes below this one have ended and are not buried."""
+    return sum(stat(pid)[:1] == ["Z"] for pid in descendants(os.getpid()))
+
+
+def held() -> tuple[int, float]:
+    """Return how many descriptors this process has, and how much memory, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGESIZE") / (1 << 20)
+
+
+class Toil:
+    """Does something over and over, some at a time, and counts what goes wrong."""
+
+    def __init__(self) -> None:
+        self.hangs = 0
+        self.failures: list[str] = []
+
+    async def again_and_again(self, count: int, cycles: list[Callable[[], Awaitable[None]]]) -> None:
+        """Run `count` cycles, all of `cycles` at once, each one after itself."""
+        started = 0
+
+        async def repeat(cycle: Callable[[], Awaitable[None]]) -> None:
+            nonlocal started
+            while started < count:
+                started += 1
+                if started % PROGRESS == 0:
+                    print(f"{started} of {count}", file=sys.stderr, flush=True)
+                try:
+                    await asyncio.wait_for(cycle(), CYCLE_SECONDS)
+                except TimeoutError:
+                    self.hangs += 1
+                except Exception as error:
+                    self.failures.append(f"{type(error).__name__}: {error}")
+
+        await asyncio.gather(*map(repeat, cycles))
+
+
+def one_life_each(orchestrator: Any) -> Callable[[], Awaitable[None]]:
+    """Return what spawns an agent, speaks with it and kills it."""
+    from orch import ScriptedBackend
+
+    async def cycle() -> None:
+        agent = await orchestrator.spawn("nothing", backend=ScriptedBackend([]))
+        await agent.ping()
+        await agent.kill()
+
+    return cycle
+
+
+async def many_lives(orchestrator: Any) -> Callable[[], Awaitable[None]]:
+    """Return what asks an agent, always the same, kills it and resumes it."""
+    from orch import ScriptedBackend
+
+    agent = await orchestrator.spawn("nothing", backend=ScriptedBackend([{"loop": ["x"]}]))
+
+    async def cycle() -> None:
+        await agent.query("go")
+        await agent.kill()
+        await agent.resume()
+
+    return cycle
+
+
 async def measure(args: Args) -> list[Row]:
-    """Run the cycles, a few at a time, under one root."""
-    from orch import AsyncOrchestrator, Config, ScriptedBackend, SubagentsConfig
+    """Run the cycles, a few at a time, under one root each."""
+    from orch import AsyncOrchestrator, Config, SubagentsConfig
 
-    cycles = QUICK_CYCLES if args.quick else CYCLES
-    hangs, started, failures = 0, 0, list[str]()
+    cycles, lives = (QUICK_CYCLES, QUICK_LIVES) if args.quick else (CYCLES, LIVES)
+    config = Config(subagents=SubagentsConfig(max_concurrent=4 * AT_ONCE))
     with harness.scratch() as home:
-        config = Config(subagents=SubagentsConfig(max_concurrent=4 * AT_ONCE))
         async with AsyncOrchestrator(config=config, home=home, run=RUN) as orchestrator:
-
-            async def cycle() -> None:
-                agent = await orchestrator.spawn("nothing", backend=ScriptedBackend([]))
-                await agent.ping()
-                await agent.kill()
-
-            async def cycle_again_and_again() -> None:
-                nonlocal started, hangs
-                while started < cycles:
-                    started += 1
-                    if started % PROGRESS == 0:
-                        print(f"{started} of {cycles}", file=sys.stderr, flush=True)
-                    try:
-                        await asyncio.wait_for(cycle(), CYCLE_SECONDS)
-                    except TimeoutError:
-                        hangs += 1
-                    except Exception as error:
-                        failures.append(f"{type(error).__name__}: {error}")
-
-            await asyncio.gather(*(cycle_again_and_again() for _ in range(AT_ONCE)))
+            spawns = Toil()
+            await spawns.again_and_again(cycles // 10, [one_life_each(orchestrator)] * AT_ONCE)
+            fds, mib = held()
+            await spawns.again_and_again(cycles - cycles // 10, [one_life_each(orchestrator)] * AT_ONCE)
+            left, (more_fds, more_mib) = zombies(), held()
             bad = orchestrator.supervisor.counters.total()
         missing = lost(home)
+    each = 1024 * (more_mib - mib) / (cycles - cycles // 10)
+    with harness.scratch() as home:
+        async with AsyncOrchestrator(config=config, home=home, run=RUN) as orchestrator:
+            again = Toil()
+            agents = [await many_lives(orchestrator) for _ in range(AT_ONCE)]
+            await again.again_and_again(lives // 10, agents)
+            _, mib = held()
+            await again.again_and_again(lives - lives // 10, agents)
+            growth = 100 * (held()[1] / mib - 1)
+    failures = spawns.failures + again.failures
     for failure in failures[:10]:
         print(failure, file=sys.stderr)
     title = f"{cycles} spawn-ping-kill cycles, {AT_ONCE} at once: "
     return [
-        harness.counted(f"{title}hangs", hangs, must="== 0"),
+        harness.counted(f"{title}hangs", spawns.hangs + again.hangs, must="== 0"),
         harness.counted(f"{title}errors", len(failures), must="== 0"),
         harness.counted(f"{title}bad frames", bad, must="== 0"),
         harness.counted(f"{title}lost exit codes", missing, must="== 0"),
+        harness.counted(f"{title}zombies", left, must="== 0"),
+        harness.counted(f"{title}more descriptors of the root after nine tenths", more_fds - fds, must="<= 5"),
+        harness.counted(f"{title}memory of the root for an agent on record (KiB)", each, must="<= 5"),
+        harness.counted(f"{lives} processes of the same agents: growth of the root (%)", growth, must="<= 10"),
     ]
 
 

@@ -12,8 +12,10 @@ it to `spool` and sends a `FileRef`; the receiver checks length and SHA-256, rea
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 from collections import deque
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -185,14 +187,30 @@ class Channel:
             ref = _ref_decoder.decode(frame.body)
         except DECODE_ERRORS as error:
             raise ProtocolError(f"not a file reference: {error}") from error
-        if "/" in ref.name or ref.name.startswith("."):
+        if "/" in ref.name or "\0" in ref.name or ref.name.startswith("."):
             raise ProtocolError(f"file reference {ref.name!r} leaves the spool folder")
+        if not 0 <= ref.size <= MAX_SPILL:
+            raise ProtocolError(f"file reference {ref.name!r} is for {ref.size} bytes, the most is {MAX_SPILL}")
         path = self._spool / ref.name
         try:
-            data = path.read_bytes()
-            path.unlink()
+            data = _taken(path, ref.size)
         except OSError as error:
             raise ProtocolError(f"spilled body {ref.name!r} cannot be read: {error}") from error
         if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
             raise ProtocolError(f"spilled body {ref.name!r} is not the one that was sent")
         return data
+
+
+def _taken(path: Path, size: int) -> bytes:
+    """Return what is in the file at `path`, as far as it is not longer than `size` bytes, and remove it."""
+    # The peer names the file: it may be a FIFO that nobody writes to, or a link to what is not the peer's.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(size + 1)
+    finally:
+        os.close(descriptor)
+    path.unlink()
+    return data

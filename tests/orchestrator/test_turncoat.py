@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from frames import KINDS, mutated, some_body
 from orch.router import PeerTable
-from orch_protocol.commands import BODIES, Finished, Hello, Ready, RootCall
+from orch_protocol.commands import BODIES, Hello
 from orch_protocol.errors import ErrorInfo, OrchError
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.services import SERVICES
 from orch_protocol.wire import VERSION, Channel
 from orchestrator.world import opened
 from virtual import passed, virtual
 
 MUTATED = 20_000
-KINDS = sorted(set(BODIES) - {"init", "edit"})
-
-
-def some_body(kind: str, luck: random.Random, ids: list[str]) -> Any:
-    """Return a body that may come with a frame of that kind, or the next best for another."""
-    id = luck.choice(ids)
-    match kind:
-        case "hello":
-            return Hello(b"nonsense", VERSION, 1)
-        case "ready":
-            return Ready(entries=luck.randrange(-5, 5), context_tokens=-1, model="x" * luck.randrange(100))
-        case "finished":
-            reply = Reply(id=id, query_id=luck.choice(ids), text="mine", stop_reason="end_turn")
-            failed = Finished(error=ErrorInfo("KeyError", "?"), usage=Usage(input_tokens=-1))
-            return luck.choice([Finished(reply=reply), Finished(), failed])
-        case "root_call":
-            payload = luck.choice([b"\x80", b"\xc1", msgspec.msgpack.encode({"ref": id}), b""])
-            return RootCall(luck.choice([*SERVICES, "none"]), msgspec.Raw(payload))
-    try:
-        return msgspec.convert({}, BODIES[kind])
-    except msgspec.ValidationError:
-        return msgspec.convert([], list)  # no body of that kind
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -74,25 +49,6 @@ async def test_the_root_outlives_whatever_a_worker_says(tmp_path: Path, seed: in
         assert (await asked).text == "for you alone"
         assert (await victim.query("you?")).text == "fine"
         assert faults == []
-
-
-def mutated(data: bytes, luck: random.Random) -> bytes:
-    """Return `data` with some of its bytes altered, lost or doubled."""
-    spoilt = bytearray(data)
-    for _ in range(luck.randint(1, 6)):
-        at = luck.randrange(len(spoilt))
-        change: Callable[[], Any] = luck.choice(
-            [
-                lambda at=at: spoilt.__setitem__(at, luck.randrange(256)),
-                lambda at=at: spoilt.__delitem__(slice(at, at + luck.randint(1, 9))),
-                lambda at=at: spoilt.extend(spoilt[at:]),
-                lambda at=at: spoilt.insert(at, luck.choice([0xC1, 0xDF, 0xDD, 0xC6, 0xFF, 0x92])),
-            ]
-        )
-        change()
-        if not spoilt:
-            break
-    return bytes(spoilt[:4096])
 
 
 async def test_mutated_frames_of_a_believed_worker_are_dropped_or_what_they_say(tmp_path: Path) -> None:

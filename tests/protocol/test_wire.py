@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from msgspec import Struct
 from orch_protocol.commands import Finished, Hello, Nothing, Ping, Query
 from orch_protocol.errors import ErrorInfo, MessageTooLargeError, ProtocolError, StoreError
 from orch_protocol.messages import Reply
-from orch_protocol.wire import MAX_BODY, RESEND_SECONDS, Channel, Frame, decode_body, encode_body
+from orch_protocol.wire import MAX_BODY, MAX_SPILL, RESEND_SECONDS, Channel, Frame, decode_body, encode_body
 
 
 def unreadable(received: tuple[Frame, Struct] | None, id: str) -> str:
@@ -156,6 +158,34 @@ def test_a_file_reference_cannot_leave_the_spool(ends: tuple[Channel, Channel]) 
     body = msgspec.msgpack.encode(["../../etc/passwd", 1, "0"])
     data = msgspec.msgpack.encode(Frame("query", "", 3, 0, 0, True, msgspec.Raw(body)))
     assert "leaves the spool" in unreadable(ends[1].decode(data), "")
+
+
+@pytest.mark.parametrize("name", ["pipe", "link", "folder", "long", "nul\0", "", "."])
+def test_a_file_reference_to_what_is_no_body_is_an_error(
+    name: str, ends: tuple[Channel, Channel], tmp_path: Path
+) -> None:
+    """A FIFO holds nobody up, a link is not followed, and of a longer file no more is read than was announced."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (tmp_path / "secret").write_bytes(b"\x92\xa1x\xc0")
+    os.mkfifo(spool / "pipe")
+    (spool / "link").symlink_to(tmp_path / "secret")
+    (spool / "folder").mkdir()
+    with (spool / "long").open("wb") as file:
+        file.truncate(1 << 40)
+    digest = hashlib.sha256(b"\x92\xa1x\xc0").hexdigest()
+    body = msgspec.msgpack.encode([name, 4, digest])
+    data = msgspec.msgpack.encode(Frame("query", "q", 3, 0, 0, True, msgspec.Raw(body)))
+    assert unreadable(ends[1].decode(data), "q")
+    assert (tmp_path / "secret").exists()
+
+
+@pytest.mark.parametrize("size", [-1, MAX_SPILL + 1, 1 << 62])
+def test_a_file_reference_of_impossible_size_is_an_error(size: int, ends: tuple[Channel, Channel]) -> None:
+    """Nothing is read for it, and no memory is asked for."""
+    body = msgspec.msgpack.encode(["body", size, "0"])
+    data = msgspec.msgpack.encode(Frame("query", "q", 3, 0, 0, True, msgspec.Raw(body)))
+    assert "the most is" in unreadable(ends[1].decode(data), "q")
 
 
 def test_another_incarnations_frame_is_refused(ends: tuple[Channel, Channel], tmp_path: Path) -> None:

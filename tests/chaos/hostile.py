@@ -1,0 +1,415 @@
+"""Hostile input by the million: `hostile.py --frames N --streams N --transcripts N --configs N`, by a seed.
+
+Frames are altered ones of a worker that is believed, streams are strangers' bytes on the root's own socket, transcripts
+are spoilt lines with and without a checksum that fits, configurations are what a file or a variable may say. Whatever
+comes out must be data or an error of ours: nothing else is raised, nothing takes longer than a minute, and memory does
+not grow past a bound. Each kind has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+TESTS: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+
+import msgspec  # noqa: E402
+
+from frames import KINDS, mutated, some_body  # noqa: E402
+from orch.archival.ledger import Ledger  # noqa: E402
+from orch.config import flat, load  # noqa: E402
+from orch.findings import in_session  # noqa: E402
+from orch.router import PeerTable, Router  # noqa: E402
+from orch_protocol.commands import BODIES, Hello, Ready  # noqa: E402
+from orch_protocol.config import Config  # noqa: E402
+from orch_protocol.errors import ConfigError, ErrorInfo, OrchError, ProtocolError  # noqa: E402
+from orch_protocol.messages import assistant  # noqa: E402
+from orch_protocol.wire import VERSION, Channel, Frame  # noqa: E402
+from orch_worker.lines import seal, unseal  # noqa: E402
+from orch_worker.store import AppendLog  # noqa: E402
+from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage  # noqa: E402
+from past import PROFILES, Life, steps  # noqa: E402
+from vandal import spoilt  # noqa: E402
+
+HANGS: Final = 60.0
+MOST_MIB: Final = 50
+COUNTS: Final = {"frames": 1_000_000, "streams": 10_000, "transcripts": 100_000, "configs": 10_000}
+BATCH: Final = 100
+Attempt = Callable[[random.Random], str]
+"""Does one hostile thing, and returns what became of it."""
+
+
+# Frames.
+
+
+@contextlib.contextmanager
+def frames(folder: Path) -> Iterator[Attempt]:
+    """Frames of a believed worker, altered; and the root's, on their way to a worker that stands alone."""
+    delivered: list[tuple[str, Any]] = []
+    table = PeerTable(folder, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
+    peer = table.expect("a", 1, b"i", b"t" * 32)
+    table.confirm(peer, 1)
+    worker = Channel(1, folder)
+    table.accept(b"i", worker.encode("hello", Hello(b"t" * 32, VERSION, 1)), 1)
+    luck = random.Random(1)
+    plain = [worker.encode(kind, some_body(kind, luck, ["a", "q"]), "q") for kind in KINDS for _ in range(5)]
+    named = [b"x", b"..", b"\0", b"a/b", b"\xff", b"x" * 300]
+    spilled = [
+        msgspec.msgpack.encode(
+            Frame("root_call", "q", 1, 0, 0, True, msgspec.Raw(msgspec.msgpack.encode([name.decode("latin1"), 4, ""])))
+        )
+        for name in named
+    ]
+    some = plain + spilled
+    depth = b"\x97\xa5ready\xa1q\x01\x00\x00\xc2" + b"\x91" * 5000
+    lies = [
+        b"\x97\xa5ready\xa1q\x01\x00\x00\xc2" + head + b"\xff\xff\xff\xff"
+        for head in (b"\xdd", b"\xdf", b"\xdb", b"\xc6")
+    ]
+    far = Channel(1, folder)
+
+    def attempt(luck: random.Random) -> str:
+        chance = luck.random()
+        data = depth if chance < 0.001 else luck.choice(lies) if chance < 0.002 else mutated(luck.choice(some), luck)
+        before = len(delivered)
+        table.accept(b"i", data, 1)
+        with contextlib.suppress(ProtocolError):
+            far.decode(data)
+        for kind, body in delivered[before:]:
+            assert isinstance(body, (BODIES[kind], ErrorInfo)), f"a {kind} is a {type(body).__name__}"
+        found = "delivered" if len(delivered) > before else "dropped"
+        delivered.clear()
+        return found
+
+    yield attempt
+    table.forget(peer)
+
+
+# Streams.
+
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+READY: Final = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+
+
+async def streams(folder: Path, count: int, seed: int) -> tuple[Counter[str], float]:
+    """Let strangers connect, say altered greetings, commands and frames, and leave; a worker is heard all the while."""
+    import zmq
+
+    heard: list[str] = []
+    router = Router(folder / "r.sock", folder, lambda _peer, kind, _id, _body: heard.append(kind))
+    peer = router.peers.expect("a", 1, b"worker", b"t" * 32)
+    router.peers.confirm(peer, os.getpid())
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    line: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    line.setsockopt(zmq.IDENTITY, b"worker")
+    line.setsockopt(zmq.LINGER, 0)
+    line.connect(router.address)
+    worker, luck, said = Channel(1, folder), random.Random(seed), 0
+    line.send(worker.encode("hello", Hello(b"t" * 32, VERSION, os.getpid())))
+    bounded = Bounds()
+    try:
+        for number in range(count):
+            message = luck.randbytes(luck.randrange(200))
+            frame = luck.choice([b"\x00", b"\x01", b"\x02", b"\x04"]) + bytes([len(message)]) + message
+            whole = GREETING + READY + frame * luck.randrange(1, 50)
+            stranger(router.address, mutated(whole, luck) if luck.random() < 0.8 else whole)
+            if number % BATCH == BATCH - 1:
+                bounded.check()
+                said += 1
+                line.send(worker.encode("ready", Ready(), now=0.0))
+                async with asyncio.timeout(HANGS):
+                    while heard.count("ready") < said:  # noqa: ASYNC110  # gives way; there is no event to wait for
+                        await asyncio.sleep(0)
+        assert set(heard) == {"hello", "ready"}, f"a stranger was believed: {set(heard)}"
+        return Counter(strangers=count, heard=said), bounded.grown
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        line.close()
+        context.term()
+        router.peers.forget(peer)
+        router.close()
+
+
+def stranger(address: str, data: bytes) -> None:
+    """Connect, say `data`, as far as anybody takes it, and leave."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(address.removeprefix("ipc://"))
+        line.setblocking(False)
+        with contextlib.suppress(OSError):  # hung up on, or full
+            line.send(data)
+
+
+# Transcripts.
+
+WORDS: Final = (
+    *(
+        b"null",
+        b"-1",
+        b"1e999",
+        b"9" * 400,
+        b'"\\ud800"',
+        b'"\\u0000"',
+        b"[]",
+        b"{}",
+        b"true",
+        b'""',
+        b'"' + b"x" * 9999 + b'"',
+    ),
+    *(b"[" * 3000 + b"]" * 3000, b'{"a":' * 2000 + b"1" + b"}" * 2000, b"0.1", b'"9999-99-99T99:99:99Z"'),
+)
+
+
+def hostile_values(data: bytes, luck: random.Random) -> bytes:
+    """Return the lines of a file with some values replaced, and checksums that fit."""
+    lines = data.splitlines()
+    for _ in range(luck.randint(1, 5)):
+        at = luck.randrange(1, len(lines))
+        sealed = unseal(lines[at])
+        if sealed is None:
+            continue
+        parts = sealed.object.split(b":")
+        place = luck.randrange(1, len(parts))
+        value, comma, rest = parts[place].partition(b",")
+        parts[place] = luck.choice(WORDS) + (comma + rest if comma else b"}" * value.count(b"}"))
+        lines[at] = seal([b":".join(parts)], at, 0)[0][:-1]
+    objects = [sealed.object if (sealed := unseal(line)) else line for line in lines]
+    return seal(objects, 0, 0)[0]
+
+
+@contextlib.contextmanager
+def transcripts(folder: Path) -> Iterator[Attempt]:
+    """Transcripts that were spoilt are read by everybody who reads them, and now and then gone on with."""
+    AppendLog._fdatasync = staticmethod(lambda _: None)
+    life = Life(folder / "before", PROFILES["tight"])
+    for turn in range(1, 4):
+        life.begin(f"ask {turn}")
+        for step in range(3):
+            life.say(*steps(1, f"t{turn}.{step}", 60))
+            life.archive(None)
+        life.say(assistant(f"answer {turn}"))
+        life.end()
+        life.archive()
+    life.close()
+    data = (folder / "before" / "session.jsonl").read_bytes()
+    agent = folder / "agent"
+    path = agent / "session.jsonl"
+
+    def attempt(luck: random.Random) -> str:
+        shutil.rmtree(agent, ignore_errors=True)
+        agent.mkdir()
+        chance = luck.random()
+        if chance < 0.4:
+            path.write_bytes(spoilt(data, luck.randrange(1 << 40)))
+        elif chance < 0.8:
+            path.write_bytes(hostile_values(data, luck))
+        else:
+            path.write_bytes(mutated(data, luck) + data[4096:])
+        try:
+            read_session(agent), read_last_turn(agent), read_usage(agent, "q1")
+            ledger = Ledger(agent)
+            ledger.catch_up()
+            for id in list(ledger.records):
+                with contextlib.suppress(OrchError):
+                    ledger.read(id)
+        except OrchError:
+            return "refused"
+        finally:
+            for _ in in_session(path):
+                pass
+        if luck.random() < 0.1:
+            try:
+                transcript = Transcript.open(agent, agent="agent", cwd="/")
+            except OrchError:
+                return "refused"
+            with contextlib.suppress(OrchError):
+                transcript.message(assistant("more"), "q9")
+            transcript.close()
+            return "gone on with"
+        return "read"
+
+    yield attempt
+
+
+# Configurations.
+
+VALUES: Final = (
+    *("nan", "inf", "-inf", "-1", "0", "1e400", "9" * 5000, "true", '""', "[]", "{}", "[" * 2000, "[[]]", "1979-05-27"),
+    *(
+        '"\\u0000"',
+        '"\\uD800"',
+        '"' + "x" * 5000 + '"',
+        "'''",
+        '["a", 1]',
+        "{a = {b = {}}}",
+        '["*"]',
+        '"no:such"',
+        "07:32:00",
+    ),
+    *('"local"', '"extractive:"', '"anthropic:*"', '"../../x"', '"a.b:c"', "0x7fffffffffffffffff", '"ask"', '["bash"]'),
+)
+
+
+@contextlib.contextmanager
+def configs(folder: Path) -> Iterator[Attempt]:
+    """What the user's file, a project's and variables may say: a configuration, or an error that says something."""
+    home, project = folder / "home", folder / "project"
+    for each in (home, project / ".orch"):
+        each.mkdir(parents=True)
+    keys = list(flat(Config()))
+
+    def setting(luck: random.Random) -> str:
+        key = luck.choice(keys)
+        if luck.random() < 0.1:
+            key = luck.choice(
+                [key.upper(), f"{key}.x", key.rpartition(".")[0] or "x", f'"{key}"', "policy.permissions.bash"]
+            )
+        return f"{key} = {luck.choice(VALUES)}"
+
+    def text(luck: random.Random) -> bytes:
+        if luck.random() < 0.3:
+            # Nothing but what has a right to be there, so that it comes to the contradictions.
+            return b""
+        written = "\n".join(setting(luck) for _ in range(luck.choice([1, 1, 1, 2, 4]))).encode()
+        return mutated(written, luck) if luck.random() < 0.3 else written
+
+    def attempt(luck: random.Random) -> str:
+        (home / "config.toml").write_bytes(text(luck))
+        (project / ".orch" / "config.toml").write_bytes(text(luck))
+        env = {"ORCH_HOME": str(home)}
+        if luck.random() < 0.3:
+            key = luck.choice(keys).upper().replace(".", "__")
+            env[f"ORCH_{key}"] = luck.choice(VALUES).strip('"').replace("\0", "")
+        try:
+            loaded = load(project, env, home=home)
+        except ConfigError as error:
+            return "refused" if str(error) else "refused without a word"
+        return "loaded" if isinstance(loaded.config, Config) else "loaded something else"
+
+    yield attempt
+
+
+# All of them.
+
+
+class Bounds:
+    """Memory that may be used from here on, and time until the next check."""
+
+    def __init__(self) -> None:
+        self._before, self.grown = resident(), 0.0
+        """The most that memory had grown by, in MiB, when it was looked at."""
+        self.check()
+
+    def __enter__(self) -> Bounds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+    def check(self) -> None:
+        """Raise AssertionError when memory grew too much. When this is not called for a minute, the process ends."""
+        faulthandler.dump_traceback_later(HANGS, exit=True)
+        self.grown = max(self.grown, (resident() - self._before) / (1 << 20))
+        assert self.grown < MOST_MIB, f"memory grew by {self.grown:.0f} MiB"
+
+
+def resident() -> int:
+    """Return how much memory is resident, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def again_and_again(attempt: Attempt, count: int, seed: int) -> tuple[Counter[str], float]:
+    """Attempt so often; return what became of it, and by how many MiB memory grew after the first of them."""
+    outcomes = Counter[str]()
+
+    def some(numbers: range) -> None:
+        for number in numbers:
+            try:
+                outcomes[attempt(random.Random(f"{seed} {number}"))] += 1
+            except BaseException as error:
+                error.add_note(f"at number {number} of seed {seed}")
+                raise
+
+    some(range(min(BATCH, count)))
+    with Bounds() as bounds:
+        for first in range(BATCH, count, BATCH):
+            some(range(first, min(first + BATCH, count)))
+            bounds.check()
+    return outcomes, bounds.grown
+
+
+async def on_a_loop(folder: Path, count: int, seed: int) -> tuple[Counter[str], float]:
+    """Attempt frames, whose acknowledgements want an event loop."""
+    with frames(folder) as attempt:
+        return again_and_again(attempt, count, seed)
+
+
+def tried(kind: str, folder: Path, count: int, seed: int) -> tuple[Counter[str], float]:
+    """Try one kind of input; return what became of it, and by how many MiB memory grew."""
+    if kind == "frames":
+        return asyncio.run(on_a_loop(folder, count, seed))
+    if kind == "streams":
+        return asyncio.run(streams(folder, count, seed))
+    with transcripts(folder) if kind == "transcripts" else configs(folder) as attempt:
+        return again_and_again(attempt, count, seed)
+
+
+def share(kind: str, count: int, seed: int) -> int:
+    """Try one kind of input, and say how it went; return the exit code."""
+    folder, began = Path(tempfile.mkdtemp(prefix="orch-hostile-")), time.monotonic()
+    try:
+        outcomes, grown = tried(kind, folder, count, seed)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    took = time.monotonic() - began
+    print(f"{count} {kind} in {took:.0f} s: {json.dumps(outcomes)}, memory +{grown:.0f} MiB", flush=True)
+    return 0
+
+
+def main() -> int:
+    """Try each kind in a process of its own, all at once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for kind, count in COUNTS.items():
+        parser.add_argument(f"--{kind}", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--alone", choices=COUNTS, help="this kind alone, in this process")
+    arguments = parser.parse_args()
+    if arguments.alone:
+        return share(arguments.alone, getattr(arguments, arguments.alone), arguments.seed)
+    processes = {
+        kind: subprocess.Popen(
+            [
+                sys.executable,
+                __file__,
+                "--alone",
+                kind,
+                f"--{kind}={getattr(arguments, kind)}",
+                f"--seed={arguments.seed}",
+            ],
+            stdin=subprocess.DEVNULL,
+        )
+        for kind in COUNTS
+        if getattr(arguments, kind)
+    }
+    failed = [kind for kind, process in processes.items() if process.wait()]
+    print(f"seed {arguments.seed}: " + (f"{', '.join(failed)} did harm" if failed else "no harm was done"))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What a worker that went over to somebody else may put into its frames, and frames that were altered, by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from orch_protocol.commands import BODIES, Finished, Hello, Ready, RootCall
+from orch_protocol.errors import ErrorInfo
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.services import SERVICES
+from orch_protocol.wire import VERSION
+
+__all__ = ["KINDS", "mutated", "some_body"]
+
+KINDS = sorted(set(BODIES) - {"init", "edit"})
+
+
+def some_body(kind: str, luck: random.Random, ids: list[str]) -> Any:
+    """Return a body that may come with a frame of that kind, or the next best for another."""
+    id = luck.choice(ids)
+    match kind:
+        case "hello":
+            return Hello(b"nonsense", VERSION, 1)
+        case "ready":
+            return Ready(entries=luck.randrange(-5, 5), context_tokens=-1, model="x" * luck.randrange(100))
+        case "finished":
+            reply = Reply(id=id, query_id=luck.choice(ids), text="mine", stop_reason="end_turn")
+            failed = Finished(error=ErrorInfo("KeyError", "?"), usage=Usage(input_tokens=-1))
+            return luck.choice([Finished(reply=reply), Finished(), failed])
+        case "root_call":
+            payload = luck.choice([b"\x80", b"\xc1", msgspec.msgpack.encode({"ref": id}), b""])
+            return RootCall(luck.choice([*SERVICES, "none"]), msgspec.Raw(payload))
+    try:
+        return msgspec.convert({}, BODIES[kind])
+    except msgspec.ValidationError:
+        return msgspec.convert([], list)  # no body of that kind
+
+
+def mutated(data: bytes, luck: random.Random) -> bytes:
+    """Return `data` with some of its bytes altered, lost or doubled."""
+    spoilt = bytearray(data)
+    for _ in range(luck.randint(1, 6)):
+        at = luck.randrange(len(spoilt))
+        change: Callable[[], Any] = luck.choice(
+            [
+                lambda at=at: spoilt.__setitem__(at, luck.randrange(256)),
+                lambda at=at: spoilt.__delitem__(slice(at, at + luck.randint(1, 9))),
+                lambda at=at: spoilt.extend(spoilt[at:]),
+                lambda at=at: spoilt.insert(at, luck.choice([0xC1, 0xDF, 0xDD, 0xC6, 0xFF, 0x92])),
+            ]
+        )
+        change()
+        if not spoilt:
+            break
+    return bytes(spoilt[:4096])
