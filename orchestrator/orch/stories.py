@@ -97,6 +97,7 @@ def _made(spec: AgentSpec) -> dict[str, Any]:
         policy=replace(spec.policy, asks_root=False),
         local=False,
         context=ContextSpec("none"),
+        prompt=replace(spec.prompt, rules=replace(spec.prompt.rules, time=False, workspace=False)),
         hooks=replace(spec.hooks, switches="") if spec.hooks.load else HooksSpec(),
     )
     data, plain_data = (msgspec.json.decode(msgspec.json.encode(each)) for each in (own, bare))

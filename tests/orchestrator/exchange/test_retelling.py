@@ -108,7 +108,8 @@ def test_what_has_changed_fails_it(tmp_path: Path) -> None:
     told = differences(story, retell(other, tmp_path / "2"))
     assert told[0].startswith("message 1: was ")
     assert any("request 1: message 1" in each and "Else?" in each for each in told)
-    told = differences(story, retell(story | {"agent": story["agent"] | {"system": "Be brief."}}, tmp_path / "3"))
+    brief = story["agent"] | {"prompt": {"identity": "Be brief."}}
+    told = differences(story, retell(story | {"agent": brief}, tmp_path / "3"))
     assert told[0].startswith("request 1: its system text: was 'You are a subagent")
     more = story["agent"] | {"tools": ["read_file", "list_files"]}
     told = differences(story, retell(story | {"agent": more}, tmp_path / "4"))
