@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from orch_protocol.budget import Amounts
 from orch_protocol.messages import Usage, text_of
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.base import AssistantTurn, OnText, Quote
@@ -30,18 +31,19 @@ class Paid(ScriptedBackend):
         super().__init__(items)
         self.covered: list[float | None] = []
 
-    def quote(self) -> Quote:
+    def quote(self, *, priced: bool) -> Quote:  # noqa: ARG002
         """Return a dollar for the least, two for enough."""
-        return Quote(1.0, 2.0, MOST)
+        return Quote(Amounts(usd=1.0), Amounts(usd=2.0), Amounts(usd=MOST))
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next item as a response, cut short when it costs more than is covered."""
-        self.covered.append(self.most_usd)
+        most = self.most.usd if self.most is not None else None
+        self.covered.append(most)
         turn = await super().assistant_turn(on_text)
         cost = float(text_of(turn.message).rpartition("$")[2] or 1) if "$" in text_of(turn.message) else 1.0
         stop = turn.stop_reason
-        if self.most_usd is not None and cost > self.most_usd:
-            cost, stop = self.most_usd, "budget"
+        if most is not None and cost > most:
+            cost, stop = most, "budget"
         return msgspec.structs.replace(turn, usage=Usage(10, 10, cost_usd=cost), stop_reason=stop)
 
 

@@ -16,6 +16,8 @@ PUBLIC = {
     "Abort",
     "Approve",
     "Block",
+    "Budget",
+    "BudgetConfig",
     "ArchivalConfig",
     "Archiver",
     "AsyncOrchestrator",

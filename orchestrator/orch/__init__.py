@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orch_protocol.approval import Consent, Question
-    from orch_protocol.config import ArchivalConfig, Config, HooksConfig, SubagentsConfig, SummaryConfig, TriggerConfig
+    from orch_protocol.budget import Budget
+    from orch_protocol.config import (
+        ArchivalConfig,
+        BudgetConfig,
+        Config,
+        HooksConfig,
+        SubagentsConfig,
+        SummaryConfig,
+        TriggerConfig,
+    )
     from orch_protocol.errors import (
         AgentBusyError,
         AgentDiedError,
@@ -87,6 +96,8 @@ __all__ = [
     "BackendTimeoutError",
     "BadReplyError",
     "Block",
+    "Budget",
+    "BudgetConfig",
     "BudgetExceededError",
     "CallEvent",
     "ConcurrencyLimitError",
@@ -145,6 +156,8 @@ _HOMES = {
     "Archiver": "orch.archival.archiver",
     "AsyncOrchestrator": "orch.aio",
     "AsyncSubagent": "orch.handles",
+    "Budget": "orch_protocol.budget",
+    "BudgetConfig": "orch_protocol.config",
     "CallEvent": "orch_protocol.observing",
     "Config": "orch_protocol.config",
     "Consent": "orch_protocol.approval",

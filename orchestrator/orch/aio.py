@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from orch_protocol.approval import ListPermissions, Permission, Revoke
+from orch_protocol.budget import Budget, BudgetShown, ChangeBudget
 from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, UnsupportedPlatformError
 from orch_protocol.exchange import Imported, ImportSession
@@ -34,6 +35,7 @@ from orch_protocol.services import (
     Pruned,
     ReadArchive,
     Ref,
+    Resume,
     SearchArchive,
     Spawn,
     Wait,
@@ -49,11 +51,12 @@ from orch_worker.tools.base import ToolContext
 
 from . import config as configuration
 from . import paths
+from .allowances import budget_of, change_of
 from .approvals import Approvals, Approver
 from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, script_of, split_tools
 from .catalog import Catalog
 from .exchange.writing import exported
-from .handles import AsyncSubagent, resumed
+from .handles import AsyncSubagent
 from .journal import Journal
 from .launchers import default_launcher
 from .launchers.base import Launcher
@@ -228,6 +231,7 @@ class AsyncOrchestrator(Hookable):
         history: Sequence[Message] = (),
         limits: Limits | None = None,
         max_cost: float | None = None,
+        budget: Budget | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
         plan: bool = False,
@@ -236,7 +240,7 @@ class AsyncOrchestrator(Hookable):
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
-        `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
+        `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Raises SpawnError, ConfigError.
@@ -261,7 +265,7 @@ class AsyncOrchestrator(Hookable):
             env=dict(env) if env is not None else None,
             history=tuple(history),
             limits=limits,
-            max_cost_usd=max_cost,
+            budget=budget_of(max_cost, budget),
             template=template,
             queue_mode=queue_mode,
             plan=plan,
@@ -289,6 +293,7 @@ class AsyncOrchestrator(Hookable):
         cwd: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
         max_cost: float | None = None,
+        budget: Budget | None = None,
     ) -> AsyncSubagent:
         """Return a new agent that goes on with the conversation in the file at `path`, and has no process until it is
         asked: a session of ours or of pi's, a transcript of a coding assistant, a list of messages.
@@ -307,7 +312,7 @@ class AsyncOrchestrator(Hookable):
             "name": name,
             "cwd": None if cwd is None else os.fspath(cwd),
             "limits": limits,
-            "max_cost_usd": max_cost,
+            "budget": budget_of(max_cost, budget),
         }
         asked = ImportSession(os.fspath(path), os.getcwd(), which, repair, agent)
         imported: Imported = await self._call("import", as_data(asked))
@@ -415,13 +420,24 @@ class AsyncOrchestrator(Hookable):
         killed: Killed = await self._call("kill", Kill(tuple(map(str, refs)), all))
         return killed.ids
 
-    async def resume(self, ref: str | int, *, max_cost: float | None = None) -> AsyncSubagent:
+    async def resume(
+        self, ref: str | int, *, max_cost: float | None = None, budget: Budget | None = None
+    ) -> AsyncSubagent:
         """Let a killed or failed agent answer again.
 
-        With `max_cost` any agent may spend so many USD in all, with `math.inf` as much as it likes.
+        With `max_cost` any agent may spend so many USD in all, with `math.inf` as much as it likes; so with each limit
+        of `budget`.
         """
-        row: AgentRow = await self._call("resume", resumed(str(ref), max_cost))
+        row: AgentRow = await self._call("resume", Resume(str(ref), change_of(max_cost, budget)))
         return AsyncSubagent(self, row.id)
+
+    async def budget(self, *, max_cost: float | None = None, budget: Budget | None = None) -> BudgetShown:
+        """Let all agents together use so much from now on, `math.inf` for no limit; return what they may and did use.
+
+        It holds, also when the run is opened anew, until the configuration says something else than it does now.
+        """
+        shown: BudgetShown = await self._call("budget", ChangeBudget(change_of(max_cost, budget)))
+        return shown
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
         return await call(self.supervisor, None, method, params)

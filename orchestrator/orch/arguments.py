@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from orch_protocol.budget import Budget
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.exchange import ImportSession
@@ -19,7 +20,7 @@ from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.tools.base import Tool, tool
 
 from . import paths
-from .budgets import checked_cost
+from .allowances import checked
 
 __all__ = ["SECRETS", "Scripted", "ToolLike", "as_data", "check_arguments", "keys_in", "script_of", "split_tools"]
 
@@ -57,8 +58,8 @@ def script_of(backend: Scripted | None) -> tuple[tuple[Any, ...] | None, tuple[A
 def as_data(request: Request) -> Request:
     """Return `request` as it is when it comes from another process and as files hold it. Raises ConfigError."""
     said = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
-    for cost in (said.get("max_cost_usd"), getattr(said.get("limits"), "max_cost_usd", None)):
-        checked_cost(cost)  # as JSON, what is no number would be no limit
+    for budget in (said.get("budget"), said.get("limits")):
+        checked(budget or Budget())  # as JSON, what is no number would be no limit
     try:
         try:
             data = msgspec.json.encode(request)

@@ -1,148 +1,202 @@
-"""Who may spend how much: what is spent by the agents' own records, and what is put aside for responses under way.
+"""Who may use how much: what is used by the agents' own records, and what is put aside for what is under way.
 
 A budget is an agent's and holds for it and everything below it; one more, the root's, holds for all of its agents.
-What was spent in turns that are over is part of the tree. What a turn under way spends is kept here, and counts as
-long as that turn is the one under way; what is put aside beside a turn, as long as that process is there: nothing has
-to be undone when they end, however they do.
+Each bounds any number of kinds of amounts, and for each kind there is one account. What was used in turns that are over
+is part of the tree. What a turn under way uses is kept here, and counts as long as that turn is the one under way; what
+is put aside beside a turn, as long as that process is there: nothing has to be undone when they end, however they do.
+Time at work and processes are in the tree at once: nothing is put aside of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.config import Dollars
-from orch_protocol.errors import BudgetExceededError, ConfigError, ProtocolError
+from orch_protocol.budget import (
+    KINDS,
+    Amounts,
+    Budget,
+    BudgetChange,
+    Reserve,
+    Reserved,
+    amounts_of,
+    budget_in,
+    limit_of,
+)
+from orch_protocol.errors import BudgetExceededError, ProtocolError
 from orch_protocol.ids import new_id
-from orch_protocol.services import Reserve, Reserved
 
+from .allowances import LOW, Account, low, reached, share, short, shortened
+from .journal import RootBudgeted
 from .nodes import Node, Nodes
 
-__all__ = ["Budgets", "checked_cost", "dollars", "share"]
+__all__ = ["Budgets"]
+
+NOTHING: Final = Amounts()
 
 
 class _Hold(Struct, frozen=True):
-    """Money that is put aside: for a turn, or (None) beside it, for the process that asked."""
+    """What is put aside: for a turn, or (None) beside it, for the process that asked."""
 
-    usd: float
+    amounts: Amounts
     query_id: str | None
     incarnation: int
 
 
-class _Account(Struct, frozen=True):
-    """One budget: `owner` None is the root. `held` is what is put aside."""
-
-    owner: Node | None
-    limit: float
-    spent: float
-    held: float
-
-    @property
-    def left(self) -> float:
-        """What can be put aside now."""
-        return max(0.0, self.limit - self.spent - self.held)
-
-    @property
-    def soon(self) -> float:
-        """What could be if nothing of what is held were spent."""
-        return max(0.0, self.limit - self.spent)
-
-
 class Budgets:
-    """The budgets of the agents in `nodes`, and `ceiling` USD for all of them together if that is not None."""
+    """The budgets of the agents in `nodes`, and what is `configured` for all of them together. `clock` is the time."""
 
-    def __init__(self, nodes: Nodes, ceiling: float | None = None) -> None:
+    def __init__(self, nodes: Nodes, configured: Budget, clock: Callable[[], float]) -> None:
         self._nodes = nodes
-        self._ceiling = ceiling
+        self._clock = clock
+        self.configured = budget_in(configured)
         self._holds: dict[str, dict[str, _Hold]] = {}
-        self._spent: dict[str, tuple[str, float]] = {}
-        """What agents have spent in a turn: the query's id, and USD."""
+        self._spent: dict[str, tuple[str, Amounts]] = {}
+        """What agents have used in a turn: the query's id, and how much."""
 
-    def holds_for(self, id: str | None) -> bool:
-        """Whether what the agent spends counts against any budget; None is an agent without parent that is to be."""
-        return self._ceiling is not None or any(node.spec.limits.max_cost_usd is not None for node in self._chain(id))
+    @property
+    def of_all(self) -> Budget:
+        """What all agents together may use: as configured, but for what was set anew while that was so."""
+        budget = self.configured
+        for entry in self._nodes.root_budgets:
+            still = {
+                name: limit
+                for name, limit in entry.change.limits().items()
+                if getattr(entry.configured, name) == getattr(self.configured, name)
+            }
+            budget = msgspec.structs.replace(budget, **still)
+        return budget
 
-    def under_way(self, node: Node) -> float:
-        """Return what the agent and everything below it has spent in turns that are not over."""
-        return sum(map(self._unrecorded, self._nodes.subtree(node.spec.id))) if self._spent else 0.0
+    def change(self, change: BudgetChange) -> RootBudgeted | None:
+        """Return what is to be on record when the budget of all is to be `change`d."""
+        if not change.limits():
+            return None
+        return RootBudgeted(at=self._clock(), change=change, configured=self.configured)
+
+    def kinds_for(self, id: str | None) -> tuple[str, ...]:
+        """Return of what the agent may not use as much as it likes; None is an agent without parent that is to be."""
+        budgets = [self.of_all, *(node.spec.limits for node in self._nodes.chain(id))]
+        return tuple(kind for kind in KINDS if any(getattr(budget, limit_of(kind)) is not None for budget in budgets))
+
+    def under_way(self, node: Node) -> Amounts:
+        """Return what the agent and everything below it has used in turns that are not over."""
+        return sum(map(self._unrecorded, self._nodes.subtree(node.spec.id)), NOTHING) if self._spent else NOTHING
+
+    def spent(self, owner: Node | None) -> Amounts:
+        """Return all that the agent and those below it have used, None: all agents."""
+        scope = self._scope(owner)
+        used = sum((amounts_of(node.usage) + self._unrecorded(node) for node in scope), NOTHING)
+        worked = self._nodes.worked if owner is None else owner.worked
+        return used + Amounts(seconds=worked.seconds(self._clock()), processes=_processes(scope))
 
     def reserve(self, id: str, want: Reserve) -> Reserved | None:
-        """Put money aside for a response of the agent; None: not now, others hold what it needs.
+        """Put aside what the agent is about to use; None: not now, others hold what it needs.
 
         Raises BudgetExceededError when what it needs is not there.
         """
         node = self._nodes[id]
         query_id = node.pending.query_id if node.pending is not None and not want.beside else None
         if query_id is None and not (want.beside and node.running):
-            raise ProtocolError(f"agent {node.spec.name!r} is in no turn: there is nothing to put money aside for")
-        accounts = list(self._accounts(node))
-        tightest = min(accounts, key=lambda account: account.left, default=None)
-        if tightest is None:
-            return Reserved(new_id(), want.most)
-        usd = share(want, tightest.left, min(account.soon for account in accounts), others=self._others(node, tightest))
-        if usd is None:
-            return None
-        if usd < want.least:
-            short = min(accounts, key=lambda account: account.soon)
-            raise BudgetExceededError(
-                f"the next request may cost {dollars(want.least)} or more, and {dollars(short.soon)} is left: "
-                f"{_told(short)}"
-            )
-        reserved = Reserved(new_id(), usd, "" if usd >= want.most else _shortened(tightest, usd))
+            raise ProtocolError(f"agent {node.spec.name!r} is in no turn: there is nothing to put aside for")
+        granted: dict[str, float] = {}
+        why = ""
+        for kind in KINDS:
+            least, enough, most = (getattr(each, kind) for each in (want.least, want.enough, want.most))
+            granted[kind] = most
+            accounts = list(self._accounts(node, kind)) if most else []
+            if not accounts:
+                continue
+            tightest = min(accounts, key=lambda account: account.left)
+            soon = min(accounts, key=lambda account: account.soon)
+            others = self._others(node, tightest)
+            amount = share(least, enough, most, tightest.left, soon.soon, others=others)
+            if amount is None:
+                return None
+            if amount < least:
+                raise BudgetExceededError(short(soon, least))
+            granted[kind] = amount
+            if amount < most:
+                why = shortened(tightest, amount)
+        reserved = Reserved(new_id(), Amounts(**granted), why)
         held = {each: hold for each, hold in self._holds.get(id, {}).items() if _is_held(node, hold)}
-        self._holds[id] = held | {reserved.id: _Hold(usd, query_id, node.incarnation)}
-        if query_id is not None and self._spent.get(id, ("", 0.0))[0] != query_id:
-            self._spent[id] = (query_id, 0.0)
+        self._holds[id] = held | {reserved.id: _Hold(reserved.amounts, query_id, node.incarnation)}
+        if query_id is not None and self._spent.get(id, ("", NOTHING))[0] != query_id:
+            self._spent[id] = (query_id, NOTHING)
         return reserved
 
-    def settle(self, id: str, hold: str, usd: float) -> None:
-        """Let go what was put aside; what a turn spent counts as spent. Beside turns that is on record already."""
+    def settle(self, id: str, hold: str, used: Amounts) -> None:
+        """Let go what was put aside; what a turn used counts as used. Beside turns that is on record already."""
         held = self._holds.get(id, {}).pop(hold, None)
-        query_id, spent = self._spent.get(id, ("", 0.0))
+        query_id, spent = self._spent.get(id, ("", NOTHING))
         if held is not None and held.query_id == query_id:
-            self._spent[id] = (query_id, spent + usd)
+            self._spent[id] = (query_id, spent + used)
+
+    def low(self, id: str) -> str:
+        """Return what the agent is to be told of budgets that it is bound by and that are nearly used up."""
+        accounts = (account for kind in self.kinds_for(id) for account in self._accounts(self._nodes[id], kind))
+        return low([account for account in accounts if account.spent >= LOW * account.limit])
 
     def holders(self) -> list[str]:
-        """Return the topics by which it is told that turns or processes end for which money is put aside."""
+        """Return the topics by which it is told that turns or processes end for which something is put aside."""
         held = [(id, hold) for id in self._holds for hold in self._held(self._nodes[id])]
         return [
             f"gone:{id}:{hold.incarnation}" if hold.query_id is None else f"query:{hold.query_id}" for id, hold in held
         ]
 
-    def _chain(self, id: str | None) -> Iterator[Node]:
-        node = self._nodes.get(id)
-        while node is not None:
-            yield node
-            node = self._nodes.get(node.spec.parent_id)
+    def require_process(self, id: str | None) -> None:
+        """Raise BudgetExceededError unless one more process may be started for the agent, None: for a new one."""
+        for account in self._accounts(self._nodes.get(id), "processes"):
+            if account.left < 1:
+                raise BudgetExceededError(short(account, 1))
 
-    def _accounts(self, asker: Node) -> Iterator[_Account]:
-        for node in self._chain(asker.spec.id):
-            if node.spec.limits.max_cost_usd is not None:
-                yield self._account(node, node.spec.limits.max_cost_usd)
-        if self._ceiling is not None:
-            yield self._account(None, self._ceiling)
+    def require_time(self, id: str) -> None:
+        """Raise BudgetExceededError unless the agent may be at work for a while."""
+        if (left := self.time_left(id)) is not None and left[0] <= 0:
+            raise BudgetExceededError(left[1])
 
-    def _account(self, owner: Node | None, limit: float) -> _Account:
+    def time_left(self, id: str) -> tuple[float, str] | None:
+        """Return how many more seconds the agent may be at work and what it is told when they are over; None for no
+        limit."""
+        tightest = min(self._accounts(self._nodes[id], "seconds"), key=lambda account: account.left, default=None)
+        return None if tightest is None else (tightest.left, reached(tightest))
+
+    def _accounts(self, asker: Node | None, kind: str) -> Iterator[Account]:
+        """Yield the accounts that bind `asker`, None: an agent without parent."""
+        limit = limit_of(kind)
+        for node in self._nodes.chain(asker.spec.id) if asker is not None else ():
+            if (most := getattr(node.spec.limits, limit)) is not None:
+                yield self._account(node, kind, most)
+        if (most := getattr(self.of_all, limit)) is not None:
+            yield self._account(None, kind, most)
+
+    def _account(self, owner: Node | None, kind: str, limit: float) -> Account:
         scope = self._scope(owner)
-        spent = sum(node.usage.cost_usd + self._unrecorded(node) for node in scope)
-        return _Account(owner, limit, spent, sum(hold.usd for node in scope for hold in self._held(node)))
+        if kind == "seconds":
+            worked = self._nodes.worked if owner is None else owner.worked
+            return Account(kind, owner, limit, worked.seconds(self._clock()), 0.0)
+        if kind == "processes":
+            return Account(kind, owner, limit, _processes(scope), 0.0)
+        spent = sum(getattr(amounts_of(node.usage), kind) + getattr(self._unrecorded(node), kind) for node in scope)
+        held = sum(getattr(hold.amounts, kind) for node in scope for hold in self._held(node))
+        return Account(kind, owner, limit, spent, held)
 
     def _scope(self, owner: Node | None) -> Sequence[Node]:
         return list(self._nodes) if owner is None else self._nodes.subtree(owner.spec.id)
 
-    def _others(self, asker: Node, account: _Account) -> bool:
+    def _others(self, asker: Node, account: Account) -> bool:
         """Whether others are at work on the same budget. Those above the asker wait for it."""
-        above = {node.spec.id for node in self._chain(asker.spec.id)}
-        return any(node.spec.id not in above and self._is_paid(node) for node in self._scope(account.owner))
+        above = {node.spec.id for node in self._nodes.chain(asker.spec.id)}
+        return any(node.spec.id not in above and self._is_counted(node) for node in self._scope(account.owner))
 
-    def _is_paid(self, node: Node) -> bool:
-        """Whether the agent is in a turn that costs money."""
-        return node.pending is not None and self._spent.get(node.spec.id, ("", 0.0))[0] == node.pending.query_id
+    def _is_counted(self, node: Node) -> bool:
+        """Whether the agent is in a turn of which something is counted."""
+        return node.pending is not None and self._spent.get(node.spec.id, ("", NOTHING))[0] == node.pending.query_id
 
-    def _unrecorded(self, node: Node) -> float:
-        return self._spent[node.spec.id][1] if self._is_paid(node) else 0.0
+    def _unrecorded(self, node: Node) -> Amounts:
+        return self._spent[node.spec.id][1] if self._is_counted(node) else NOTHING
 
     def _held(self, node: Node) -> Iterator[_Hold]:
         return (hold for hold in self._holds.get(node.spec.id, {}).values() if _is_held(node, hold))
@@ -154,48 +208,6 @@ def _is_held(node: Node, hold: _Hold) -> bool:
     return node.pending is not None and node.pending.query_id == hold.query_id
 
 
-def share(want: Reserve, left: float, soon: float, *, others: bool) -> float | None:
-    """Return how much of `left` to put aside for what is wanted, less than `want.least` for no; None is to wait.
-
-    `soon` is what there is when everybody else is done, if nobody takes any of it. Where `others` share the money, half
-    of what is left stays for them, as long as that is enough for most answers.
-    """
-    room = max(left / 2, min(left, want.enough)) if others else left
-    usd = min(want.most, room)
-    if usd >= min(want.enough, soon) and usd >= want.least:
-        return usd
-    return None if soon > left and soon >= want.least else usd
-
-
-def checked_cost(usd: float | None) -> float | None:
-    """Return what an agent may spend. Raises ConfigError for what is no amount of money."""
-    try:
-        return msgspec.convert(usd, Dollars | None)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"max_cost_usd = {usd!r} does not do: a number of dollars above 0, or left out for no limit"
-        ) from error
-
-
-def dollars(usd: float) -> str:
-    """Return an amount of money for people, to the millionth."""
-    return f"${usd:.6f}".rstrip("0").rstrip(".") if usd < 1 else f"${usd:,.2f}"
-
-
-def _told(account: _Account) -> str:
-    """Return whose the budget is, how much of it is gone, and what raises it."""
-    spent, limit = dollars(account.spent), dollars(account.limit)
-    if account.owner is None:
-        return (
-            f"all agents together spent {spent} of {limit}, which is budget.max_cost_usd; set a higher one and start "
-            "anew (orch daemon stop)"
-        )
-    spec = account.owner.spec
-    return (
-        f"agent {spec.name!r} and those below it spent {spent} of {limit}; "
-        f"`orch resume {spec.seq} --max-cost USD` sets another limit"
-    )
-
-
-def _shortened(account: _Account, usd: float) -> str:
-    return f"its last response could cost no more than {dollars(usd)}. Before it, {_told(account)}"
+def _processes(scope: Sequence[Node]) -> int:
+    """Return how many processes were started; those of holders are what asking an archive takes, and bounded so."""
+    return sum(node.incarnation for node in scope if not node.is_holder)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.budget import Budget
 from orch_protocol.config import ArchivalConfig, Config, HooksConfig, parse_model
 from orch_protocol.errors import ConfigError, OrchError
 from orch_protocol.policy import RANK
@@ -53,7 +54,7 @@ def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
-    "budget.max_cost_usd",
+    *(f"budget.{limit}" for limit in Budget.__struct_fields__),
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.chat_models"),
     *(key for key, _ in _fields(ArchivalConfig, "archival.")),
 )
@@ -201,13 +202,13 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "subagents.default_preset": lambda new, old: new in ("minimal", old),
     "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
     "subagents.chat_models": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
-    "subagents.max_cost_usd": _at_most_if_any,
+    **dict.fromkeys((f"subagents.{limit}" for limit in Budget.__struct_fields__), _at_most_if_any),
     **dict.fromkeys((f"subagents.context.{name}" for name in ("minimal", "investigate", "work", "tools")), _tells_less),
     "subagents.context.files": lambda new, old: set(new) <= set(old),
     "subagents.context.full_tokens": _at_most,
     **dict.fromkeys(("prompt.time", "prompt.workspace"), _at_most),
     **dict.fromkeys((f"prompt.{tier}_tokens" for tier in TIERS), _at_most_if_any),
-    "budget.max_cost_usd": _at_most_if_any,
+    **dict.fromkeys((f"budget.{limit}" for limit in Budget.__struct_fields__), _at_most_if_any),
     "limits.max_turns": _at_most,
     "limits.continuations": _at_most,
     "limits.turn_seconds": _at_most,

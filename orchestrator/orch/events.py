@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from orch_protocol.budget import BudgetChange
 from orch_protocol.commands import Ready
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
@@ -233,12 +234,10 @@ class Cancel(Struct, frozen=True, gc=False):
 
 
 class Resume(Struct, frozen=True, gc=False):
-    """Let a killed or failed agent answer again; with `max_cost_usd` that is its limit from now on, whatever it is;
-    `unlimited` there is none."""
+    """Let a killed or failed agent answer again; what `budget` sets holds from now on, whatever the agent's status."""
 
     id: str
-    max_cost_usd: float | None = None
-    unlimited: bool = False
+    budget: BudgetChange = BudgetChange()
 
 
 class Localise(Struct, frozen=True, gc=False):

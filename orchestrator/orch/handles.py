@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from orch_protocol.budget import Budget
 from orch_protocol.commands import TurnEvent
 from orch_protocol.errors import BadReplyError, OrchError, QueryTimeoutError
 from orch_protocol.messages import Reply
@@ -41,6 +41,7 @@ from orch_protocol.sessions import (
 )
 
 from . import typed
+from .allowances import change_of
 from .services import call, check_seconds
 from .services.asking import answer, ask
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
     from .nodes import Node
 
-__all__ = ["AsyncSubagent", "OnEvent", "resumed"]
+__all__ = ["AsyncSubagent", "OnEvent"]
 
 T = TypeVar("T")
 OnEvent = Callable[[TurnEvent], None]
@@ -174,9 +175,10 @@ class AsyncSubagent:
         """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""
         await self._call("kill", Kill((self.id,)))
 
-    async def resume(self, *, max_cost: float | None = None) -> None:
-        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any."""
-        await self._call("resume", resumed(self.id, max_cost))
+    async def resume(self, *, max_cost: float | None = None, budget: Budget | None = None) -> None:
+        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any; so
+        with each limit of `budget`."""
+        await self._call("resume", Resume(self.id, change_of(max_cost, budget)))
 
     # Its session: a tree, of which the conversation is one path.
 
@@ -249,9 +251,3 @@ def _retrieve(reply: asyncio.Future[Reply]) -> None:
     """Nobody need look at the future: a failure can be collected too, and is no news to the event loop."""
     if not reply.cancelled():
         reply.exception()
-
-
-def resumed(ref: str, max_cost: float | None) -> Resume:
-    """Return the request to let an agent answer again, and spend so much; endless is no amount that JSON knows."""
-    unlimited = max_cost == math.inf
-    return Resume(ref, None if unlimited else max_cost, unlimited)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Source
+from orch_protocol.budget import Budget, BudgetChange
 from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability
@@ -41,6 +42,7 @@ __all__ = [
     "PlanApproved",
     "Pruned",
     "Resumed",
+    "RootBudgeted",
     "Spawned",
     "Spent",
     "Steered",
@@ -152,10 +154,18 @@ class Resumed(_Agent, frozen=True, gc=False, kw_only=True, tag="resumed"):
     """A killed or failed agent may answer again."""
 
 
-class Budgeted(_Agent, frozen=True, gc=False, kw_only=True, tag="budgeted"):
-    """The agent may spend so much from now on, with everything that it spent before; None: as it likes."""
+class Budgeted(BudgetChange, frozen=True, gc=False, kw_only=True, tag_field="type", tag="budgeted"):
+    """The agent may use so much from now on, with everything that it used before."""
 
-    max_cost_usd: float | None
+    at: float
+    id: str
+
+
+class RootBudgeted(_Entry, frozen=True, gc=False, kw_only=True, tag="root_budgeted"):
+    """All agents together may use so much, for as long as the configuration says what it said then."""
+
+    change: BudgetChange
+    configured: Budget
 
 
 class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):
@@ -238,6 +248,7 @@ Entry: TypeAlias = (
     | Killed
     | Resumed
     | Budgeted
+    | RootBudgeted
     | Localised
     | PlanApproved
     | Narrowed
@@ -291,14 +302,14 @@ class Journal:
                 entries.append(_decoder.decode(line))
             except DECODE_ERRORS as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        synced = (Collected, Killed, Localised, Narrowed, PlanApproved)
+        synced = (Budgeted, Collected, Killed, Localised, Narrowed, PlanApproved, RootBudgeted)
         return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
 
     def append(self, entries: list[Entry]) -> None:
         """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
 
-        A collect, a kill, an approved plan, what was taken from an agent and where a conversation may be read are on
-        the disk when this returns, with durability "power" a spawn too: no transcript has it.
+        A collect, a kill, a budget, an approved plan, what was taken from an agent and where a conversation may be read
+        are on the disk when this returns, with durability "power" a spawn too: no transcript has it.
         """
         if self._owed:
             entries = self._owed + entries

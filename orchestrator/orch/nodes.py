@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from orch_protocol.budget import changed
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
@@ -31,6 +32,7 @@ from .journal import (
     PlanApproved,
     Pruned,
     Resumed,
+    RootBudgeted,
     Spawned,
     Spent,
     Steered,
@@ -40,6 +42,7 @@ from .journal import (
 )
 from .news import news_line
 from .tombstones import marker, silent
+from .worked import Worked
 
 __all__ = ["Node", "Nodes", "Result", "head_of", "iso"]
 
@@ -76,6 +79,8 @@ class Node:
     stopping: bool = False
     last: Result | None = None
     usage: Usage = field(default_factory=Usage)
+    worked: Worked = field(default_factory=Worked)
+    """For how long it, or any agent below it, was at work."""
     queries: int = 0
     model: str = ""
     context_tokens: int = 0
@@ -144,6 +149,11 @@ class Nodes:
         self.holders: dict[str, str] = {}
         """Whose conversation each holder has a part of: ids by ids, of holders that were never asked too."""
         self.requests: dict[str, str] = {}
+        self.worked = Worked()
+        """For how long any of them was at work."""
+        self.root_budgets: list[RootBudgeted] = []
+        """How the budget of all of them was changed, in order."""
+        self._at = 0.0
         for entry in entries:
             self.apply(entry)
 
@@ -185,7 +195,13 @@ class Nodes:
 
     def apply(self, entry: Entry) -> None:
         """Make `entry` true. Entries about agents that no entry introduced are skipped."""
+        away, self._at = entry.at - self._at, entry.at
         if isinstance(entry, Opened):
+            for worked in (self.worked, *(node.worked for node in self)):
+                worked.skip(max(0.0, away))
+            return
+        if isinstance(entry, RootBudgeted):
+            self.root_budgets.append(entry)
             return
         if isinstance(entry, Spawned):
             node = self._apply_spawned(entry)
@@ -241,7 +257,22 @@ class Nodes:
         # The transcript holds the seeded history from here on.
         node.spec = msgspec.structs.replace(node.spec, history=())
 
+    def chain(self, id: str | None) -> Iterator[Node]:
+        """Yield the agent and those above it; nobody for None."""
+        node = self.get(id)
+        while node is not None:
+            yield node
+            node = self.get(node.spec.parent_id)
+
+    def _working(self, node: Node) -> Iterator[Worked]:
+        yield self.worked
+        for above in self.chain(node.spec.id):
+            yield above.worked
+
     def _apply_asked(self, node: Node, entry: Asked) -> None:
+        if node.pending is None:
+            for worked in self._working(node):
+                worked.begin(entry.at)
         node.pending, node.last_activity, node.retried = entry, entry.at, False
         node.queries += 1
         if node.status == "idle" and not node.stopping:
@@ -256,6 +287,9 @@ class Nodes:
 
     def _apply_answered(self, node: Node, entry: Answered) -> None:
         pending = node.pending
+        if pending is not None:
+            for worked in self._working(node):
+                worked.end(entry.at)
         taken_at = entry.at if entry.taken_by else None
         asked_by = pending.asker if pending else None
         node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended)
@@ -290,7 +324,7 @@ class Nodes:
         node.status, node.error, node.last_activity = "cold", None, entry.at
 
     def _apply_budgeted(self, node: Node, entry: Budgeted) -> None:
-        limits = msgspec.structs.replace(node.spec.limits, max_cost_usd=entry.max_cost_usd)
+        limits = changed(node.spec.limits, entry)
         node.spec = msgspec.structs.replace(node.spec, limits=limits)
 
     def _apply_localised(self, node: Node, entry: Localised) -> None:

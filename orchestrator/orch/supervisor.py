@@ -14,7 +14,20 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Init, Ping, Progress, Query, Ready, RootCall, RootReply, Steered, TurnEvent
+from orch_protocol.budget import BudgetChange
+from orch_protocol.commands import (
+    Cancel,
+    Finished,
+    Init,
+    Ping,
+    Progress,
+    Query,
+    Ready,
+    RootCall,
+    RootReply,
+    Steered,
+    TurnEvent,
+)
 from orch_protocol.config import Config
 from orch_protocol.errors import (
     AgentDiedError,
@@ -58,6 +71,7 @@ from .journal import Journal
 from .lanes import Lanes
 from .launchers.base import Launcher
 from .nodes import Node, head_of
+from .overtime import Overtime
 from .pings import Pings
 from .pulses import Pulses
 from .remains import Remains, recovery, remains_of
@@ -65,7 +79,7 @@ from .root_hooks import RootHooks
 from .router import Deliver, Peer, Switchboard
 from .tree import Tree
 from .turns import CHECK_SECONDS, Turns
-from .waiters import Waiters
+from .waiters import SETTLED, Waiters
 from .watchers import Watcher, Watchers
 from .workers import Workers
 
@@ -113,7 +127,8 @@ class Supervisor:
         self.activity: dict[str, Progress] = {}
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.entries, warm_holders=config.archival.warm_holders)
-        self.budgets = Budgets(self.tree.nodes, config.budget.max_cost_usd)
+        self.budgets = Budgets(self.tree.nodes, config.budget, clock)
+        self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self._later)
         self._journal = journal
         self.disk = Disk(journal)
         self.archives = Archives(config.archival, self.disk.do)
@@ -191,8 +206,11 @@ class Supervisor:
             if self._closed:
                 raise OrchError("this orchestrator is being closed: open another one")
             decision = self.tree.decide(event, self.clock())
-            if Launch in map(type, decision.instructions):
-                self.workers.require_room()
+            for launch in decision.instructions:
+                if isinstance(launch, Launch):
+                    self.workers.require_room()
+                    known = launch.id in self.tree.nodes.by_id
+                    self.budgets.require_process(launch.id if known else getattr(event, "caller", None))
             self._journal.append(decision.entries)
         else:
             decision = self.tree.decide(event, self.clock())
@@ -225,7 +243,7 @@ class Supervisor:
             with contextlib.suppress(OrchError):
                 self.workers.send(send.id, send.kind, send.body, send.query_id)
             return
-        node = self.tree.nodes[send.id]
+        node, budgeted = self.tree.nodes[send.id], self.budgets.kinds_for(send.id)
         limit = node.spec.limits.turn_seconds
         prompt, seconds = self._turns.send(send.query_id, send.id, node.incarnation, limit)
         try:
@@ -233,13 +251,15 @@ class Supervisor:
                 prompt,
                 seconds,
                 stream=self.watchers.attends(send.query_id),
-                budgeted=self.budgets.holds_for(send.id),
+                budgeted=budgeted,
                 observed=self.watchers.observing,
                 ended=node.was_ended,
                 local=node.spec.local,
                 hooks=self.hooks.rows,
             )
             self.workers.send(send.id, "query", query, send.query_id)
+            if "seconds" in budgeted:
+                self._overtime.look()
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.
             failed = Finish(send.id, send.query_id, error=error_info(error))
@@ -260,6 +280,23 @@ class Supervisor:
             self.watchers.leave(rest)
         self.waiters.tell(notify.topic, notify.value, notify.error)
 
+    def change_budget(self, change: BudgetChange) -> None:
+        """Let all agents together use so much. Raises StoreError."""
+        if (entry := self.budgets.change(change)) is not None:
+            self._journal.append([entry])
+            self.tree.apply([entry])
+            self.budgets_changed()
+
+    def budgets_changed(self) -> None:
+        """Let those who wait for more, or are to end when time is over, look again."""
+        self.waiters.tell(SETTLED)
+        self._overtime.look()
+
+    def _end_for_budget(self, id: str, query_id: str, short: str) -> None:
+        self._turns.end_now(query_id)
+        with contextlib.suppress(OrchError):  # what cannot be told to end is ended
+            self.workers.send(id, "cancel", Cancel(short), query_id)
+
     # What callers wait for.
 
     def ask(
@@ -278,6 +315,7 @@ class Supervisor:
 
         `watcher` is called with each TurnEvent of the turn, until its end. Must not raise.
         """
+        self.budgets.require_time(node.spec.id)
         query_id, prompt = new_id(), scrub(prompt)
         self.watchers.attend(query_id, watcher)
         # Who waits does so in a turn of its own, and what it waits for is to end before that.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from orch_protocol.approval import Permission
+from orch_protocol.budget import Budget, BudgetShown
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message
@@ -144,6 +145,7 @@ class Orchestrator(Hookable):
         history: Sequence[Message] = (),
         limits: Limits | None = None,
         max_cost: float | None = None,
+        budget: Budget | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
         plan: bool = False,
@@ -152,7 +154,7 @@ class Orchestrator(Hookable):
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
-        `max_cost` is what it may spend in USD, with everything that it spawns; it beats that of `limits`.
+        `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Raises SpawnError, ConfigError.
@@ -170,6 +172,7 @@ class Orchestrator(Hookable):
                 history=history,
                 limits=limits,
                 max_cost=max_cost,
+                budget=budget,
                 template=template,
                 queue_mode=queue_mode,
                 plan=plan,
@@ -192,6 +195,7 @@ class Orchestrator(Hookable):
         cwd: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
         max_cost: float | None = None,
+        budget: Budget | None = None,
     ) -> Subagent:
         """Return a new agent that goes on with the conversation in the file at `path`, and has no process until it is
         asked. The file is only read; see AsyncOrchestrator.import_session.
@@ -209,6 +213,7 @@ class Orchestrator(Hookable):
                 cwd=cwd,
                 limits=limits,
                 max_cost=max_cost,
+                budget=budget,
             )
         )
         return Subagent(self, agent)
@@ -289,12 +294,13 @@ class Orchestrator(Hookable):
         """End agents and everything below them; return the ids, children first. Transcripts stay."""
         return self._wait(self._aio.kill(*refs, all=all))
 
-    def resume(self, ref: str | int, *, max_cost: float | None = None) -> Subagent:
-        """Let a killed or failed agent answer again.
+    def resume(self, ref: str | int, *, max_cost: float | None = None, budget: Budget | None = None) -> Subagent:
+        """Let a killed or failed agent answer again, and any agent use so much in all. See AsyncOrchestrator.resume."""
+        return Subagent(self, self._wait(self._aio.resume(ref, max_cost=max_cost, budget=budget)))
 
-        With `max_cost` any agent may spend so many USD in all, with `math.inf` as much as it likes.
-        """
-        return Subagent(self, self._wait(self._aio.resume(ref, max_cost=max_cost)))
+    def budget(self, *, max_cost: float | None = None, budget: Budget | None = None) -> BudgetShown:
+        """Let all agents together use so much; return what they may and did use. See AsyncOrchestrator.budget."""
+        return self._wait(self._aio.budget(max_cost=max_cost, budget=budget))
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` on the loop's thread; its future cancels it when cancelled."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar, overload
 
+from orch_protocol.budget import Budget
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Shown
 from orch_protocol.sessions import Branch, SessionChecked, SessionShown
@@ -116,9 +117,9 @@ class Subagent:
         """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""
         self._orchestrator._wait(self._agent.kill())
 
-    def resume(self, *, max_cost: float | None = None) -> None:
-        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any."""
-        self._orchestrator._wait(self._agent.resume(max_cost=max_cost))
+    def resume(self, *, max_cost: float | None = None, budget: Budget | None = None) -> None:
+        """Let the agent answer again after a kill, and use so much in all. See AsyncSubagent.resume."""
+        self._orchestrator._wait(self._agent.resume(max_cost=max_cost, budget=budget))
 
     # Its session: a tree, of which the conversation is one path.
 

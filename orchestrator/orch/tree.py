@@ -433,9 +433,8 @@ class Tree:
         node = self.nodes[event.id]
         if node.deleted:
             raise refusal(event.id, node.deleted)
-        usd, limit = event.max_cost_usd, list[Entry]()
-        if usd is not None or event.unlimited:
-            limit.append(Budgeted(at=now, id=event.id, max_cost_usd=usd))
+        change = event.budget.limits()
+        limit: list[Entry] = [Budgeted(at=now, id=event.id, **change)] if change else []
         if node.status not in ("killed", "failed"):
             return Decision(limit)
         if node.running:

@@ -48,6 +48,12 @@ class Turns:
         if seconds:
             self._sent = {query: (id, number, end + seconds) for query, (id, number, end) in self._sent.items()}
 
+    def end_now(self, query_id: str) -> None:
+        """Its turn is to end: it was told so."""
+        if query_id in self._sent:
+            agent_id, incarnation, end = self._sent[query_id]
+            self._sent[query_id] = agent_id, incarnation, min(end, self._now())
+
     def overdue(self) -> Iterator[tuple[str, str, int]]:
         """Yield query id, agent id and incarnation of each turn that did not end by itself."""
         now = self._now()

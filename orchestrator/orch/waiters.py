@@ -8,7 +8,10 @@ from typing import Any
 
 from orch_protocol.errors import ErrorInfo, error_from
 
-__all__ = ["Waiters", "expire"]
+__all__ = ["SETTLED", "Waiters", "expire"]
+
+SETTLED = "settled"
+"""The topic of what was put aside, and is free again."""
 
 
 class Waiters:

@@ -80,7 +80,8 @@ class Ping(Struct, frozen=True, gc=False):
 class Query(Struct, frozen=True, gc=False):
     """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline.
 
-    With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` when what it costs has a limit.
+    With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` are the kinds of
+    Amounts that have a limit.
     `ended` says that the user ended the turn before it together with the agent's process.
     What is said in a `local` one is for models of this machine alone, and so is the conversation from then on. With
     `observed` the worker tells of each call, as Called. `hooks` are those of the root's program.
@@ -89,7 +90,7 @@ class Query(Struct, frozen=True, gc=False):
     prompt: str
     seconds: float | None = None
     stream: bool = False
-    budgeted: bool = False
+    budgeted: tuple[str, ...] = ()
     ended: bool = False
     local: bool = False
     observed: bool = False
@@ -122,12 +123,13 @@ class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
     `text`: a piece of the response. `tool_call`: tool `name` is called with `text`, JSON. `tool_result`: it returned
     `text`, cut short; `is_error` if so. `message`: a response is complete. `steered`: `text` was said to the agent.
     `continued`: it has reached its limit of responses and goes on, which `text` told the agent.
-    `retry`: a request failed and is made again, all text of the response so far is void. `hook`: hook `name` changed or
-    decided something, or failed (`is_error`), as `text` says.
+    `budget`: it is nearly used up, which `text` tells the agent too. `retry`: a request failed and is made again, all
+    text of the response so far is void. `hook`: hook `name` changed or decided something, or failed (`is_error`), as
+    `text` says.
     """
 
     n: int
-    kind: Literal["text", "tool_call", "tool_result", "message", "steered", "continued", "retry", "hook"]
+    kind: Literal["text", "tool_call", "tool_result", "message", "steered", "continued", "budget", "retry", "hook"]
     text: str = ""
     name: str = ""
     step: int = 0
@@ -147,10 +149,13 @@ class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Cancel(Struct, frozen=True, gc=False):
-    """End the running turn at the next safe point; it finishes with stop reason `cancelled`.
+    """End the running turn at the next safe point; it finishes with stop reason `cancelled`, or `budget` when that is
+    used up, as `short` tells.
 
     From a worker: it does not wait any more for the answer to the RootCall of that frame id.
     """
+
+    short: str = ""
 
 
 class Limit(Struct, frozen=True, gc=False):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from .budget import Budget
 from .hook_options import HookOptions
 from .policy import PolicyConfig
 from .project import ContextConfig
@@ -27,14 +28,16 @@ __all__ = [
 
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Minutes = Annotated[float, Meta(gt=0, le=1e7)]
-Dollars = Annotated[float, Meta(gt=0, le=1e9)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Amount = Annotated[int, Meta(ge=0, le=10**9)]
 Profile: TypeAlias = Literal["seed", "economy", "balanced", "roomy"]
 
 
-class SubagentsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What spawning may do. Enforced by the root, for its own callers and for every worker's."""
+class SubagentsConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """What spawning may do. Enforced by the root, for its own callers and for every worker's.
+
+    Its budget is that of an agent spawned without limits of its own, with everything below it.
+    """
 
     enabled: bool = True
     max_concurrent: Count = 16
@@ -45,8 +48,6 @@ class SubagentsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     default_preset: str = "investigate"
     default_tools: tuple[str, ...] | None = None
     """Tools of an agent spawned with neither preset nor tools; None means `default_preset`'s."""
-    max_cost_usd: Dollars | None = None
-    """What an agent spawned without a limit of its own may spend, with everything below it."""
     chat_models: tuple[str, ...] | None = None
     """Models that the tool `chat` may ask, `provider:name` with `*` for anything; None: all that can be reached."""
     context: ContextConfig = field(default_factory=ContextConfig)
@@ -64,10 +65,8 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     reply_tokens: Count = 4000
 
 
-class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What all agents of a root may spend together, over all turns that are on its record."""
-
-    max_cost_usd: Dollars | None = None
+class BudgetConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """What all agents of a root may use together, over all turns that are on its record."""
 
 
 class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):

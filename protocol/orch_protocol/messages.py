@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 __all__ = [
@@ -98,7 +99,10 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """Tokens and money. `cost_usd` is a floor while `cost_known` is false (a price was missing)."""
+    """What was used: tokens and money, responses of models, calls of tools and the seconds these ran.
+
+    `cost_usd` is a floor while `cost_known` is false (a price was missing).
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -106,6 +110,9 @@ class Usage(Struct, frozen=True, gc=False):
     cache_write_tokens: int = 0
     cost_usd: float = 0.0
     cost_known: bool = True
+    model_calls: int = 0
+    tool_calls: int = 0
+    tool_seconds: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -115,7 +122,14 @@ class Usage(Struct, frozen=True, gc=False):
             self.cache_write_tokens + other.cache_write_tokens,
             self.cost_usd + other.cost_usd,
             self.cost_known and other.cost_known,
+            self.model_calls + other.model_calls,
+            self.tool_calls + other.tool_calls,
+            self.tool_seconds + other.tool_seconds,
         )
+
+    def of_a_response(self) -> Usage:
+        """Return this as what one response of a model took."""
+        return msgspec.structs.replace(self, model_calls=1)
 
 
 class Reply(Struct, frozen=True, gc=False):

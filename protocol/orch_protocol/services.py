@@ -6,12 +6,13 @@ asks. A `ref` is a sequence number, an id, a unique prefix of an id, a name, or 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
 from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, SummaryRequest, SummaryStep
+from .budget import Amounts, Budget, BudgetChange, BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
 from .exchange import Imported, ImportSession
 from .hooks import HookSaid, HooksRan, HooksSpec, RunHook
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
@@ -62,12 +63,9 @@ __all__ = [
     "QueryAgent",
     "ReadArchive",
     "Ref",
-    "Reserve",
-    "Reserved",
     "Resume",
     "RunTool",
     "SearchArchive",
-    "Settle",
     "Show",
     "Spawn",
     "Spawned",
@@ -82,7 +80,6 @@ __all__ = [
     "Waited",
 ]
 
-Dollars = Annotated[float, Meta(ge=0, le=1e9)]
 Status = Literal["starting", "idle", "busy", "cold", "died", "failed", "killed"]
 
 
@@ -95,7 +92,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
 
     `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
     one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
-    is the one that the backend needs. `max_cost_usd` beats that of `limits`; neither means the configured one.
+    is the one that the backend needs. Each limit of `budget` beats that of `limits`; neither means the configured one.
     `policy`, `hooks` and `prompt` are the user's to say, None: as configured for programs; what an agent spawns has
     that agent's, but for who that is.
     With `plan` it begins in plan mode, which an agent that plans cannot but pass on.
@@ -115,7 +112,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] | None = None
     history: tuple[Message, ...] = ()
     limits: Limits | None = None
-    max_cost_usd: float | None = None
+    budget: Budget = Budget()
     template: Template | None = None
     queue_mode: QueueMode = "one-at-a-time"
     policy: PolicySpec | None = None
@@ -219,12 +216,10 @@ class NarrowAgent(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Resume(Struct, frozen=True, forbid_unknown_fields=True):
-    """Let a killed or failed agent answer again; with `max_cost_usd` it, or any other, may spend so much in all, and
-    `unlimited` without a limit of its own."""
+    """Let a killed or failed agent answer again; what `budget` sets is what it, or any other, may use in all."""
 
     ref: str
-    max_cost_usd: float | None = None
-    unlimited: bool = False
+    budget: BudgetChange = BudgetChange()
 
 
 class List(Struct, frozen=True, forbid_unknown_fields=True):
@@ -243,8 +238,8 @@ class Show(Struct, frozen=True, forbid_unknown_fields=True):
 class AgentRow(Struct, frozen=True):
     """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way.
 
-    `spent_usd` is what it and everything below it cost, turns under way included as far as they are counted; of
-    `max_cost_usd`, if it has such a limit of its own. `planning`: nobody has approved its plan yet.
+    `spent` is what it and everything below it used, turns under way included as far as they are counted; of `budget`,
+    as far as it has limits of its own. `planning`: nobody has approved its plan yet.
     """
 
     id: str
@@ -272,8 +267,8 @@ class AgentRow(Struct, frozen=True):
     activity: str = ""
     error: str | None = None
     repaired: str = ""
-    max_cost_usd: float | None = None
-    spent_usd: float = 0.0
+    budget: Budget = Budget()
+    spent: Amounts = Amounts()
     planning: bool = False
 
 
@@ -317,31 +312,6 @@ class RunTool(Struct, frozen=True):
 
     name: str
     input: dict[str, Any]
-
-
-class Reserve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Put money aside for one response of a model, in USD: what the shortest answer costs, what one that is as long as
-    most are, and what the longest. For agents in a turn, or `beside` it: what that costs is told otherwise."""
-
-    least: Dollars
-    enough: Dollars
-    most: Dollars
-    beside: bool = False
-
-
-class Reserved(Struct, frozen=True):
-    """So much may be spent on the response, until `id` is settled. `why` tells of the budget when that is not all."""
-
-    id: str
-    usd: float
-    why: str = ""
-
-
-class Settle(Struct, frozen=True, forbid_unknown_fields=True):
-    """The response for which the money `id` was put aside took so much, which is on record; the rest is free again."""
-
-    id: str
-    usd: Dollars
 
 
 class ToolRan(Struct, frozen=True):
@@ -396,7 +366,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "run_hook": (RunHook, HookSaid),
     "hooks_ran": (HooksRan, Empty),
     "reserve": (Reserve, Reserved),
-    "settle": (Settle, Empty),
+    "settle": (Settle, Settled),
+    "budget": (ChangeBudget, BudgetShown),
     "refused": (LaneRefused, Empty),
     "admit": (Admit, Admitted),
     "left": (LaneLeft, Empty),

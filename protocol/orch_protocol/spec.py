@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct, field
 
 from .archive import Source
+from .budget import Budget
 from .hooks import HooksSpec
 from .messages import Message
 from .policy import PolicySpec
@@ -33,11 +34,11 @@ QueueMode: TypeAlias = Literal["one-at-a-time", "all"]
 Template: TypeAlias = Literal["lean", "sdk"]
 
 
-class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+class Limits(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bounds of one turn. Seconds are monotonic; tokens are estimated.
 
     A turn that has given `max_turns` responses goes on by itself up to `continuations` times, for as many more each.
-    `max_cost_usd` is for all turns together, and for everything that the agent spawns.
+    Those of a Budget are for all turns together, and for everything that the agent spawns.
     """
 
     max_turns: int = 25
@@ -45,7 +46,6 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     turn_seconds: float = 3600.0
     tool_seconds: float = 120.0
     reply_tokens: int = 4000
-    max_cost_usd: float | None = None
 
 
 class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):

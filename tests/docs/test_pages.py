@@ -54,6 +54,12 @@ def test_config_page_shows_every_setting() -> None:
     bounds = {"stable": 2_000, "context": 4_000, "volatile": 1_000}
     unset |= {f"prompt.{name}_tokens": size for name, size in bounds.items()}
     unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0}
+    kinds = ("tokens", "seconds", "tool_seconds", "model_calls", "tool_calls", "processes")
+    for section, limits in (
+        ("subagents", (500_000, 1800, 600, 200, 400, 20)),
+        ("budget", (5_000_000, 36_000, 18_000, 2000, 4000, 500)),
+    ):
+        unset |= {f"{section}.max_{kind}": limit for kind, limit in zip(kinds, limits, strict=True)}
     unset |= {"policy.approval_mode": "ask", "policy.allowed_paths": (".",), "policy.permissions.bash": "deny"}
     unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}
     set_ = {key: value for key, value in flat(Config()).items() if key != "policy.permissions"}

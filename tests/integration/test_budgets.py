@@ -104,8 +104,8 @@ def test_a_budget_from_the_shell(shell: Shell, shop: Shop) -> None:
     assert 0.18 < shop.bill <= 0.20
     assert reply["usage"]["cost_usd"] == pytest.approx(shop.bill)
     [row] = shell.data("list")
-    assert (row["max_cost_usd"], row["spent_usd"]) == (0.2, pytest.approx(shop.bill))
-    assert f"${shop.bill:.4f} of $0.2000 spent" in shell.run("show", "reader").stdout.decode()
+    assert (row["budget"], row["spent"]["usd"]) == ({"max_cost_usd": 0.2}, pytest.approx(shop.bill))
+    assert f"${shop.bill:.4f} of $0.2000 used" in shell.run("show", "reader").stdout.decode()
     assert "the next request may cost" in spend(shell, "reader")
     assert 0.18 < shop.bill <= 0.20
 
@@ -115,7 +115,7 @@ def test_a_budget_from_the_shell(shell: Shell, shop: Shop) -> None:
     shell.run("resume", "reader", "--max-cost", "$0.30")
     assert "the next request may cost" in spend(shell, "reader")
     assert 0.28 < shop.bill <= 0.30
-    assert shell.data("list")[0]["spent_usd"] == pytest.approx(shop.bill)
+    assert shell.data("list")[0]["spent"]["usd"] == pytest.approx(shop.bill)
 
 
 @pytest.mark.parametrize("whose", ["parent", "root"])
@@ -134,7 +134,7 @@ def test_children_race_for_the_last_cents(shell: Shell, shop: Shop, whose: str) 
     rows = shell.data("list")
     assert len(rows) == racers + 1
     assert 0.40 < shop.bill <= 0.50
-    assert rows[0]["spent_usd"] == pytest.approx(shop.bill)
-    assert sum(row["spent_usd"] for row in rows[1:]) == pytest.approx(shop.bill)
+    assert rows[0]["spent"]["usd"] == pytest.approx(shop.bill)
+    assert sum(row["spent"]["usd"] for row in rows[1:]) == pytest.approx(shop.bill)
     assert "the next request may cost" in spend(shell, "2")
     assert 0.48 < shop.bill <= 0.50

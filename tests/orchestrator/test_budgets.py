@@ -9,15 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.budgets import Budgets, checked_cost, dollars, share
+from orch.allowances import budget_of, dollars, share
+from orch.budgets import Budgets
 from orch.events import Finish, Kill, Resume, Spend
+from orch_protocol.budget import Amounts, Budget, BudgetChange, Reserve, Reserved
 from orch_protocol.errors import BudgetExceededError, ConfigError, ProtocolError
 from orch_protocol.messages import Reply, Usage
-from orch_protocol.services import Reserve, Reserved
 from orch_protocol.spec import Limits
 from orchestrator.forest import Forest
 
-WANT = Reserve(1.0, 2.0, 8.0)
+
+def want(least: float, enough: float, most: float, beside: bool = False) -> Reserve:
+    """Return a request for so many dollars."""
+    return Reserve(Amounts(usd=least), Amounts(usd=enough), Amounts(usd=most), beside)
+
+
+WANT = want(1.0, 2.0, 8.0)
 
 
 class Town:
@@ -25,7 +32,7 @@ class Town:
 
     def __init__(self, ceiling: float | None = None) -> None:
         self.forest = Forest(allow_nested=True, max_concurrent=99)
-        self.budgets = Budgets(self.forest.tree.nodes, ceiling)
+        self.budgets = Budgets(self.forest.tree.nodes, Budget(max_cost_usd=ceiling), lambda: self.forest.now)
 
     def work(self, limit: float | None = None, parent: str | None = None) -> str:
         """Let an agent be at work, and return its id."""
@@ -42,16 +49,16 @@ class Town:
         query_id = query_id or f"q-{id}"
         self.forest.handle(Finish(id, query_id, Reply(id, query_id, "done", usage=Usage(cost_usd=usd))))
 
-    def reserve(self, id: str, *want: Any) -> Reserved:
+    def reserve(self, id: str, *sums: Any) -> Reserved:
         """Put money aside, which must be possible at once."""
-        reserved = self.budgets.reserve(id, Reserve(*want) if want else WANT)
+        reserved = self.budgets.reserve(id, want(*sums) if sums else WANT)
         assert reserved is not None
         return reserved
 
-    def short(self, id: str, *want: float) -> str:
+    def short(self, id: str, *sums: float) -> str:
         """Return why nothing can be put aside."""
         with pytest.raises(BudgetExceededError) as raised:
-            self.budgets.reserve(id, Reserve(*want) if want else WANT)
+            self.budgets.reserve(id, want(*sums) if sums else WANT)
         return str(raised.value)
 
 
@@ -73,19 +80,19 @@ class TestShare:
     )
     def test_what_somebody_gets(self, left: float, soon: float, others: bool, usd: float | None) -> None:
         """As much as is wanted, less where less is left, nothing yet where more comes back."""
-        assert share(WANT, left, soon, others=others) == usd
+        assert share(1.0, 2.0, 8.0, left, soon, others=others) == usd
 
     @given(st.floats(0, 20), st.floats(0, 20), st.booleans())
     def test_nobody_waits_for_nothing(self, left: float, held: float, others: bool) -> None:
         """What is given is there; who waits can get it later; who is refused cannot."""
-        usd = share(WANT, left, left + held, others=others)
+        usd = share(1.0, 2.0, 8.0, left, left + held, others=others)
         if usd is None:
             assert left + held > left
-            assert left + held >= WANT.least
-        elif usd >= WANT.least:
-            assert usd <= min(left, WANT.most)
+            assert left + held >= 1.0
+        elif usd >= 1.0:
+            assert usd <= min(left, 8.0)
         else:
-            assert left + held < WANT.least
+            assert left + held < 1.0
 
 
 class TestChain:
@@ -95,9 +102,8 @@ class TestChain:
         """Nobody counts what it spends."""
         town = Town()
         id = town.work()
-        assert not town.budgets.holds_for(id)
-        assert not town.budgets.holds_for(None)
-        assert town.reserve(id).usd == WANT.most
+        assert town.budgets.kinds_for(id) == town.budgets.kinds_for(None) == ()
+        assert town.reserve(id).amounts.usd == 8.0
 
     def test_a_parents_budget_holds_for_its_children(self) -> None:
         """What is left of it bounds theirs, whatever they were given; what they spend is gone from it."""
@@ -105,7 +111,7 @@ class TestChain:
         parent = town.work(10)
         child = town.work(100, parent)
         grandchild = town.work(None, child)
-        assert town.budgets.holds_for(grandchild)
+        assert town.budgets.kinds_for(grandchild) == ("usd",)
         town.finish(grandchild, 9.5)
         assert "$0.5 is left: agent 'agent-1' and those below it spent $9.50 of $10.00" in town.short(child)
         assert "`orch resume 1 --max-cost USD`" in town.short(child)
@@ -119,12 +125,12 @@ class TestChain:
         town.finish(child, 2.5)
         town.ask(child, "again")
         assert "agent 'agent-2' and those below it spent $2.50 of $2.50" in town.short(child)
-        assert town.reserve(parent).usd == 7.5
+        assert town.reserve(parent).amounts.usd == 7.5
 
     def test_the_roots_budget_holds_for_all(self) -> None:
         """What killed agents spent is part of it."""
         town = Town(ceiling=3.0)
-        assert town.budgets.holds_for(None)
+        assert town.budgets.kinds_for(None) == ("usd",)
         one, two = town.work(), town.work()
         town.finish(one, 2.5)
         town.forest.handle(Kill((one,), "the user"))
@@ -142,33 +148,33 @@ class TestTurns:
         held = town.reserve(one, 1, 2, 9.5)
         assert town.budgets.reserve(two, WANT) is None
         assert town.budgets.holders() == [f"query:q-{one}"]
-        town.budgets.settle(one, held.id, 3.0)
-        assert town.reserve(two).usd == 3.5  # half of what is left: the first one may come again
-        assert town.budgets.under_way(town.forest.tree.nodes[parent]) == 3.0
+        town.budgets.settle(one, held.id, Amounts(usd=3.0))
+        assert town.reserve(two).amounts.usd == 3.5  # half of what is left: the first one may come again
+        assert town.budgets.under_way(town.forest.tree.nodes[parent]).usd == 3.0
 
     def test_one_agent_may_hold_several_sums(self) -> None:
         """As it does when it asks several models at once; each is settled by itself, and once."""
         town = Town()
         id = town.work(20)
         first, second = town.reserve(id), town.reserve(id)
-        town.budgets.settle(id, first.id, 1.0)
-        town.budgets.settle(id, first.id, 1.0)
-        town.budgets.settle(id, "another's", 1.0)
-        assert town.reserve(id, 1, 11, 11).usd == 11
-        town.budgets.settle(id, second.id, 8.0)
+        town.budgets.settle(id, first.id, Amounts(usd=1.0))
+        town.budgets.settle(id, first.id, Amounts(usd=1.0))
+        town.budgets.settle(id, "another's", Amounts(usd=1.0))
+        assert town.reserve(id, 1, 11, 11).amounts.usd == 11
+        town.budgets.settle(id, second.id, Amounts(usd=8.0))
         assert "spent $9.00 of $20.00" in town.short(id, 12, 12, 12)
 
     def test_a_turn_that_is_over_counts_by_its_record(self) -> None:
         """However it ended: nothing is put aside any more, and nothing counts twice."""
         town = Town()
         id = town.work(10)
-        town.budgets.settle(id, town.reserve(id).id, 3.0)
+        town.budgets.settle(id, town.reserve(id).id, Amounts(usd=3.0))
         town.reserve(id)
         town.finish(id, 3.25)
         node = town.forest.tree.nodes[id]
-        assert (town.budgets.under_way(node), town.budgets.holders()) == (0.0, [])
+        assert (town.budgets.under_way(node), town.budgets.holders()) == (Amounts(), [])
         town.ask(id, "again")
-        assert town.reserve(id).usd == 6.75
+        assert town.reserve(id).amounts.usd == 6.75
 
     def test_a_process_that_dies_gives_back_what_it_held(self) -> None:
         """What its transcript tells was spent is spent."""
@@ -178,7 +184,7 @@ class TestTurns:
         town.forest.gone(id, usage=Usage(cost_usd=1.5))
         town.ask(id, "again")
         town.forest.up(id)
-        assert town.reserve(id, 1, 2, 100).usd == 8.5
+        assert town.reserve(id, 1, 2, 100).amounts.usd == 8.5
 
     def test_what_is_put_aside_beside_a_turn_is_the_processs(self) -> None:
         """As for a summary: it outlives turns, counts by the record alone, and ends with its process."""
@@ -188,18 +194,18 @@ class TestTurns:
         first, second = (town.reserve(id, 1, 2, 3, True) for _ in range(2))
         assert town.budgets.holders() == [f"gone:{id}:1"] * 2
         town.ask(id, "again")
-        assert town.budgets.reserve(id, Reserve(5, 5, 5)) is None
-        town.budgets.settle(id, first.id, 2.5)
+        assert town.budgets.reserve(id, want(5, 5, 5)) is None
+        town.budgets.settle(id, first.id, Amounts(usd=2.5))
         town.forest.handle(Spend(id, Usage(cost_usd=2.5)))
-        assert town.budgets.under_way(town.forest.tree.nodes[id]) == 0.0
-        assert town.reserve(id, 1, 2, 100).usd == 3.5
+        assert town.budgets.under_way(town.forest.tree.nodes[id]) == Amounts()
+        assert town.reserve(id, 1, 2, 100).amounts.usd == 3.5
         town.forest.gone(id)
         assert town.budgets.holders() == []
         with pytest.raises(ProtocolError, match="in no turn"):
-            town.budgets.reserve(id, Reserve(1, 1, 1, beside=True))
-        town.budgets.settle(id, second.id, 3.0)
+            town.budgets.reserve(id, want(1, 1, 1, beside=True))
+        town.budgets.settle(id, second.id, Amounts(usd=3.0))
         town.ask(id, "and again")
-        assert town.reserve(id, 1, 2, 100).usd == 6.5
+        assert town.reserve(id, 1, 2, 100).amounts.usd == 6.5
 
     def test_what_comes_too_late_changes_nothing(self) -> None:
         """Nothing is put aside for an agent that is in no turn, nor settled."""
@@ -207,18 +213,18 @@ class TestTurns:
         id = town.work(10)
         held = town.reserve(id)
         town.finish(id, 1.0)
-        town.budgets.settle(id, held.id, 5.0)
+        town.budgets.settle(id, held.id, Amounts(usd=5.0))
         with pytest.raises(ProtocolError, match="in no turn"):
             town.budgets.reserve(id, WANT)
         town.ask(id, "again")
-        town.budgets.settle(id, held.id, 5.0)
-        assert town.reserve(id, 1, 2, 100).usd == 9.0
+        town.budgets.settle(id, held.id, Amounts(usd=5.0))
+        assert town.reserve(id, 1, 2, 100).amounts.usd == 9.0
 
     def test_more_may_be_spent_than_was_put_aside(self) -> None:
         """An estimate was too low: what is left is never less than nothing, and nobody waits for it."""
         town = Town()
         id = town.work(10)
-        town.budgets.settle(id, town.reserve(id, 1, 2, 10).id, 12.0)
+        town.budgets.settle(id, town.reserve(id, 1, 2, 10).id, Amounts(usd=12.0))
         assert "$0 is left" in town.short(id)
 
     def test_less_than_was_wanted_comes_with_a_reason(self) -> None:
@@ -226,7 +232,6 @@ class TestTurns:
         town = Town()
         id = town.work(5)
         assert "its last response could cost no more than $5.00. Before it, agent" in town.reserve(id).why
-        assert Town(100).budgets.holds_for(id)
         town = Town(100)
         assert town.reserve(town.work()).why == ""
 
@@ -238,12 +243,12 @@ def test_a_limit_can_be_set_anew() -> None:
     town.finish(id, 1.5)
     town.ask(id, "more")
     town.short(id)
-    town.forest.handle(Resume(id, 5.0))
-    assert town.reserve(id).usd == 3.5
+    town.forest.handle(Resume(id, BudgetChange(max_cost_usd=5.0)))
+    assert town.reserve(id).amounts.usd == 3.5
     assert town.forest.status(id) == "busy"
     town.forest.handle(Kill((id,), "the user"))
     town.forest.gone(id)
-    town.forest.handle(Resume(id, 6.0))
+    town.forest.handle(Resume(id, BudgetChange(max_cost_usd=6.0)))
     assert town.forest.status(id) == "cold"
     folded = town.forest.refold().nodes
     assert folded.by_id == town.forest.tree.nodes.by_id
@@ -267,8 +272,8 @@ def test_nobody_ever_spends_more_than_there_is(seed: int) -> None:
     for _ in range(300):
         id = luck.choice(list(limits))
         if id in held:
-            usd = luck.uniform(0, held[id].usd)
-            town.budgets.settle(id, held.pop(id).id, usd)
+            usd = luck.uniform(0, held[id].amounts.usd)
+            town.budgets.settle(id, held.pop(id).id, Amounts(usd=usd))
             spent[id] += usd
         else:
             try:
@@ -284,15 +289,15 @@ def test_nobody_ever_spends_more_than_there_is(seed: int) -> None:
         for agent, most in limits.items():
             below = [node.spec.id for node in nodes.subtree(agent)]
             assert most is None or sum(spent[each] for each in below) <= most + 1e-9
-            assert town.budgets.under_way(nodes[agent]) == pytest.approx(sum(spent[each] for each in below))
+            assert town.budgets.under_way(nodes[agent]).usd == pytest.approx(sum(spent[each] for each in below))
 
 
 @pytest.mark.parametrize("usd", [0, -1, float("nan"), float("inf"), "1", True])
 def test_what_is_no_money_is_refused(usd: Any) -> None:
     """A limit is a number of dollars above nothing; not-a-number would be no limit at all."""
     with pytest.raises(ConfigError, match=r"does not do: a number of dollars above 0"):
-        checked_cost(usd)
-    assert (checked_cost(0.5), checked_cost(2), checked_cost(None)) == (0.5, 2, None)
+        budget_of(usd, None)
+    assert [budget_of(each, None).max_cost_usd for each in (0.5, 2, None)] == [0.5, 2, None]
 
 
 @pytest.mark.parametrize(

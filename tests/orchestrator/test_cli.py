@@ -112,12 +112,22 @@ def test_a_budget_is_the_flags_or_the_configured_one(
     for argv, usd in ((["spawn", "t", "--max-cost", "0.50"], 0.5), (["run", "t", "--max-cost=$2"], 2.0)):
         desk.asked.clear()
         run(argv)
-        assert desk.asked[0][1]["max_cost_usd"] == usd
+        assert desk.asked[0][1]["budget"]["max_cost_usd"] == usd
     run(["spawn", "t"])
-    assert desk.asked[-1][1]["max_cost_usd"] is None
+    assert set(desk.asked[-1][1]["budget"].values()) == {None}
     monkeypatch.setenv("ORCH_SUBAGENTS__MAX_COST_USD", "1.5")
     run(["spawn", "t"])
-    assert desk.asked[-1][1]["max_cost_usd"] == 1.5
+    assert desk.asked[-1][1]["budget"]["max_cost_usd"] == 1.5
+    flags = "--max-tokens 50k --max-seconds 90 --max-tool-seconds 1.5 --max-model-calls 7 --max-tool-calls 8"
+    run(["spawn", "t", *flags.split(), "--max-processes", "9"])
+    assert list(desk.asked[-1][1]["budget"].values()) == [1.5, 50_000, 90.0, 1.5, 7, 8, 9]
+    for flag, wrong in (
+        ("--max-tokens", "0"),
+        ("--max-tokens", "1.5"),
+        ("--max-seconds", "0"),
+        ("--max-processes", "k"),
+    ):
+        assert run(["spawn", "t", flag, wrong]) == 2
     for wrong in ("0", "-1", "nan", "inf", "much", ""):
         capsys.readouterr()
         assert run(["spawn", "t", f"--max-cost={wrong}"]) == 2
@@ -336,7 +346,7 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
     [row] = json.loads(capsys.readouterr().out)
     assert " ".join(row) == (
         "id seq name parent_id depth kind status task model preset pid created_at last_activity pending "
-        "context_tokens context_limit queries usage max_cost_usd spent_usd"
+        "context_tokens context_limit queries usage budget spent"
     )
 
 
@@ -346,9 +356,13 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
         (["kill", "1", "n"], ("kill", {"refs": ["1", "n"], "all": False, "dry_run": False}), "b\na\n"),
         (["kill", "--all", "--dry-run"], ("kill", {"refs": [], "all": True, "dry_run": True}), "b\na\n"),
         (["kill", "1", "--json"], ("kill", {"refs": ["1"], "all": False, "dry_run": False}), '{"ids":["b","a"]}\n'),
-        (["resume", "1"], ("resume", {"ref": "1", "max_cost_usd": None}), "abc\n"),
-        (["resume", "1", "--max-cost", "$2.50"], ("resume", {"ref": "1", "max_cost_usd": 2.5}), "abc\n"),
-        (["resume", "1", "--max-cost", "none"], ("resume", {"ref": "1", "unlimited": True}), "abc\n"),
+        (["resume", "1"], ("resume", {"ref": "1", "budget": {}}), "abc\n"),
+        (["resume", "1", "--max-cost", "$2.50"], ("resume", {"ref": "1", "budget": {"max_cost_usd": 2.5}}), "abc\n"),
+        (
+            ["resume", "1", "--max-cost", "none", "--max-tokens", "5M"],
+            ("resume", {"ref": "1", "budget": {"max_cost_usd": None, "max_tokens": 5_000_000}}),
+            "abc\n",
+        ),
         (
             ["narrow", "1", "--tools", "file, git_log"],
             ("narrow", {"ref": "1", "tools": ["file", "git_log"]}),

@@ -10,9 +10,10 @@ import pytest
 
 from orch import AsyncOrchestrator, Config, SubagentsConfig
 from orch.testing import fake_world
+from orch_protocol.budget import Amounts
 from orch_protocol.errors import BudgetExceededError, ConfigError
 from orch_protocol.messages import Text
-from orch_worker.backends.fare import LEAST_OUTPUT
+from orch_worker.backends.base import LEAST_ANSWER, Quote
 from orch_worker.backends.remote import Remote
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 from wire.peers import CHAT, MESSAGES, Peer, Talk
@@ -37,11 +38,15 @@ def token(backend: Remote) -> float:
 
 
 def covered(talk: Talk, tokens: int) -> float:
-    """Let the next response of the talk cost no more than it does with an answer of so many tokens, which return."""
-    quote = talk.backend.quote()
-    assert quote is not None
-    talk.backend.most_usd = quote.least + (tokens - LEAST_OUTPUT) * token(talk.backend)
-    return talk.backend.most_usd
+    """Let the next response of the talk cost no more than it does with an answer of so many tokens, and return that."""
+    usd = quote(talk).least.usd + (tokens - LEAST_ANSWER) * token(talk.backend)
+    talk.backend.most = Amounts(usd=usd)
+    return usd
+
+
+def quote(talk: Talk) -> Quote:
+    """Return what the next response may take."""
+    return talk.backend.quote(priced=True)
 
 
 class TestRequests:
@@ -62,9 +67,7 @@ class TestRequests:
         rich, free = begin(peer), begin(peer)
         for talk in (rich, free):
             talk.backend.append_user(HI)
-        quote = rich.backend.quote()
-        assert quote is not None
-        rich.backend.most_usd = quote.most
+        rich.backend.most = quote(rich).most
         assert (await rich.turn()).stop_reason == (await free.turn()).stop_reason == "max_tokens"
         assert server.requests[0].raw == server.requests[1].raw
 
@@ -85,14 +88,11 @@ class TestRequests:
         await talk.ask()
         price = talk.backend.model.prices[0]
         sent = max(price.input or 0, price.cache_write or 0) / 1e6
-        quote = talk.backend.quote()
-        assert quote is not None
-        told = 7_000 * sent + LEAST_OUTPUT * token(talk.backend)
-        assert told < quote.least < told + 50 * sent
+        least = quote(talk).least.usd
+        told = 7_000 * sent + LEAST_ANSWER * token(talk.backend)
+        assert told < least < told + 50 * sent
         talk.backend.append_user(HI)
-        longer = talk.backend.quote()
-        assert longer is not None
-        assert quote.least < longer.least < quote.least + 50 * sent
+        assert least < quote(talk).least.usd < least + 50 * sent
 
     async def test_failed_attempts_are_paid_from_the_same_money(self, server: ModelServer, begin: Begin) -> None:
         """What is left pays for a shorter answer; when it pays for none, the request is not made again."""
@@ -100,20 +100,18 @@ class TestRequests:
         server.script += [broken, say("whole"), broken, broken]
         talk = begin(MESSAGES)
         talk.backend.append_user(HI)
-        covered(talk, 30_000)
+        most = covered(talk, 30_000)
         lost = 100_000 * (talk.backend.model.prices[0].input or 0) / 1e6
         turn = await talk.turn()
         assert longest(server.requests[1]) == pytest.approx(30_000 - lost / token(talk.backend), abs=2)
-        assert lost < turn.usage.cost_usd < (talk.backend.most_usd or 0)
+        assert lost < turn.usage.cost_usd < most
         talk.backend.append_user(HI)
         covered(talk, 15_000)
         with pytest.raises(BudgetExceededError, match=r"failed requests took \$0\.2"):
             await talk.turn()
         assert len(server.requests) == 3
-        quote = talk.backend.quote()
-        assert quote is not None
-        assert quote.least > lost  # it is owed, and the next response tells of it
-        talk.backend.most_usd = None
+        assert quote(talk).least.usd > lost  # it is owed, and the next response tells of it
+        talk.backend.most = None
         assert (await talk.turn()).usage.cost_usd > 2 * lost
 
     async def test_a_cancelled_request_is_paid(self, server: ModelServer, begin: Begin) -> None:
@@ -177,7 +175,7 @@ class TestAgents:
         assert reply.stop_reason == "budget"
         assert reply.usage.cost_usd == pytest.approx(bill)
         assert 0.45 < bill <= 0.50
-        assert state.spent_usd == pytest.approx(bill)
+        assert state.spent.usd == pytest.approx(bill)
         assert "agent 'agent-1' and those below it spent $0.4" in reply.text
         assert server.refused == []
 
@@ -190,7 +188,7 @@ class TestAgents:
             with pytest.raises(Exception, match="set ANTHROPIC_API_KEY"):
                 await agent.query("hi")
             assert root.supervisor.budgets.holders() == []
-            assert (await agent.state()).spent_usd == 0.0
+            assert (await agent.state()).spent.usd == 0.0
 
     async def test_a_price_of_ones_own_makes_a_budget_possible(self, server: ModelServer, tmp_path: Path) -> None:
         """The error says what to write; written, the agent is spawned and bounded by it."""

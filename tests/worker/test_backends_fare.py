@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_protocol.budget import Amounts
 from orch_protocol.errors import ConfigError
 from orch_protocol.models import Price
 from orch_protocol.spec import BackendSpec
-from orch_worker.backends.fare import ENOUGH_OUTPUT, LEAST_OUTPUT, Fare, check_priced, fare, narrowed
+from orch_worker.backends.base import ENOUGH_ANSWER, LEAST_ANSWER
+from orch_worker.backends.fare import Fare, check_priced, fare, narrowed
 from orch_worker.backends.models import Flags, Model
 
 
@@ -23,9 +25,12 @@ def model(*prices: Price, **more: Any) -> Model:
 
 def priced(model: Model, sent: int = 1_000, most: int = 20_000) -> Fare:
     """Return the fare of a request, which has one."""
-    found = fare(model, sent, most)
-    assert found is not None
-    return found
+    return fare(model, sent, most)
+
+
+def buys(fare: Fare, usd: float) -> int:
+    """Return how long an answer so much money buys."""
+    return fare.longest(Amounts(usd=usd), frozenset({"usd"}))
 
 
 class TestFare:
@@ -34,14 +39,15 @@ class TestFare:
     def test_what_is_sent_and_the_longest_answer(self) -> None:
         """A request may cost all that it sends and the most tokens that it lets the model answer with."""
         quote = priced(model()).quote()
-        assert quote.least == pytest.approx((1_000 * 2 + LEAST_OUTPUT * 10) / 1e6)
-        assert quote.enough == pytest.approx((1_000 * 2 + ENOUGH_OUTPUT * 10) / 1e6)
-        assert quote.most == pytest.approx((1_000 * 2 + 20_000 * 10) / 1e6)
+        assert quote.least.usd == pytest.approx((1_000 * 2 + LEAST_ANSWER * 10) / 1e6)
+        assert quote.enough.usd == pytest.approx((1_000 * 2 + ENOUGH_ANSWER * 10) / 1e6)
+        assert quote.most.usd == pytest.approx((1_000 * 2 + 20_000 * 10) / 1e6)
 
     def test_what_failed_before_is_paid_too(self) -> None:
         """Money that failed requests took comes on top."""
         fare = priced(model())
-        assert fare.quote(0.5).most == pytest.approx(fare.quote().most + 0.5)
+        assert fare.quote(Amounts(usd=0.5, tokens=7)).most.usd == pytest.approx(fare.quote().most.usd + 0.5)
+        assert fare.quote(Amounts(usd=0.5, tokens=7)).most.tokens == 1_000 + 20_000 + 7
 
     def test_all_that_is_sent_may_be_written_to_the_cache(self) -> None:
         """Which may cost more than sending it, and is what the first request with it costs."""
@@ -74,12 +80,13 @@ class TestFare:
     def test_thinking_comes_before_the_answer(self) -> None:
         """A body that asks for so many tokens of thought needs them besides the least answer."""
         thinking = model(body={"thinking": {"type": "enabled", "budget_tokens": 9_000}})
-        assert priced(thinking).least == 9_000 + LEAST_OUTPUT
+        assert priced(thinking).least == 9_000 + LEAST_ANSWER
         assert priced(thinking).quote().enough == priced(thinking).quote().least
 
     def test_what_is_free_has_none(self) -> None:
         """A model without a price costs nothing when that is known."""
-        assert fare(Model("chat", "http://here", 1_000), 10, 10) is None
+        quote = fare(Model("chat", "http://here", 1_000), 10, 10).quote()
+        assert (quote.most.usd, quote.most.tokens) == (0.0, 20)
 
     @pytest.mark.parametrize(
         "unknown",
@@ -89,25 +96,36 @@ class TestFare:
         """A floor is no price, and neither is half of one."""
         with pytest.raises(ConfigError, match="not known"):
             fare(unknown, 10, 10)
+        assert fare(unknown, 10, 10, priced=False).quote().most == Amounts(tokens=20)
 
 
 @given(st.integers(0, 90_000), st.integers(1, 64_000), st.floats(0, 2), st.floats(0, 1))
 def test_money_buys_no_more_than_it_pays(sent: int, most: int, usd: float, spent: float) -> None:
     """The answer that an amount buys costs no more than that, and the quoted amounts buy what they were quoted for."""
     fare = priced(model(), sent, most)
-    tokens = fare.tokens(usd)
+    tokens = buys(fare, usd)
     assert tokens == 0 or fare.least <= tokens <= fare.most
     if tokens:
         assert fare.sent + tokens * fare.token <= usd + 1e-9
-    quote = fare.quote(spent)
-    assert fare.tokens(quote.most - spent) == fare.most
-    assert fare.tokens(quote.least - spent) >= fare.least
+    quote = fare.quote(Amounts(usd=spent))
+    assert buys(fare, quote.most.usd - spent) == fare.most
+    assert buys(fare, quote.least.usd - spent) >= fare.least
+
+
+@given(st.integers(0, 90_000), st.integers(1, 64_000), st.integers(0, 200_000))
+def test_tokens_buy_no_more_than_there_are(sent: int, most: int, tokens: int) -> None:
+    """What is sent and the answer together are no more than was put aside, whatever that costs."""
+    fare = priced(model(), sent, most)
+    answer = fare.longest(Amounts(tokens=tokens), frozenset({"tokens"}))
+    assert answer == 0 or (fare.least <= answer <= fare.most and sent + answer <= tokens)
+    both = fare.longest(Amounts(usd=fare.sent, tokens=tokens), frozenset({"usd", "tokens"}))
+    assert both == 0
 
 
 def test_a_free_answer_is_as_long_as_it_likes() -> None:
     """Where the answer costs nothing, what is sent has to be paid, and is enough."""
     fare = priced(model(Price(2.0, 0.0)))
-    assert (fare.tokens(fare.sent), fare.tokens(fare.sent / 2)) == (fare.most, 0)
+    assert (buys(fare, fare.sent), buys(fare, fare.sent / 2)) == (fare.most, 0)
 
 
 def test_the_users_word_for_the_length_gives_way() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orch_protocol.budget import Amounts
 from orch_protocol.messages import Text, text_of
 from orch_protocol.spec import ToolSpec
 from orch_worker.backends.base import check_backend
@@ -22,10 +23,10 @@ async def test_the_conversation_goes_along() -> None:
     moving.append_assistant(turn.message)
     moving.append_user((Text("and?"),))
     heard: list[object] = []
-    moving.tail, moving.on_retry, moving.most_usd = "now", heard.append, 1.0
+    moving.tail, moving.on_retry, moving.most = "now", heard.append, Amounts(usd=1.0)
     await moving.move(second)
     assert [text_of(each) for each in moving.transcript()] == ["hi", "one", "and?"]
     assert (second.system, second.tools, second.tail, second.on_retry) == ("Be brief.", (TOOL,), "now", heard.append)
-    assert moving.most_usd is None
+    assert moving.most is None
     assert text_of((await moving.assistant_turn()).message) == "two"
     assert len(first.transcript()) == 3

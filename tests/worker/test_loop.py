@@ -57,12 +57,12 @@ class TestReply:
         assert talk.texts() == ["A"]
 
     async def test_usage_is_summed(self) -> None:
-        """The reply's usage is that of all its steps."""
+        """The reply's usage is that of all its steps: of responses, and of the calls between them."""
         talk = Talk(script({"tool": "shout", "input": {"word": "a" * 400}}, "done"), shout)
         reply = await talk.ask("x" * 400)
         assert reply.usage.input_tokens > 2 * 100
         assert reply.usage.output_tokens > 100
-        assert len(talk.used) == 2
+        assert [(used.model_calls, used.tool_calls) for used in talk.used] == [(1, 0), (0, 1), (1, 0)]
         assert sum(talk.used, Usage()) == reply.usage
 
     async def test_files_changed_are_collected(self) -> None:

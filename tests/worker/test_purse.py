@@ -6,18 +6,25 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled
 from orch_protocol.errors import BackendError, BudgetExceededError
 from orch_protocol.messages import Reply, Usage, text_of
-from orch_protocol.services import Empty, Reserve, Reserved, Settle
 from orch_protocol.spec import Limits
 from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.loop import run_turn
-from orch_worker.purse import Purse
+from orch_worker.loop import Emit, run_turn
+from orch_worker.purse import Hold, Purse
 from orch_worker.tools.base import ToolContext, tool
+from orch_worker.tools.toolbox import Toolbox
 from paid import MOST, Paid, price
 from talk import Talk, assert_valid
+
+
+def dollars(least: float, enough: float, most: float) -> Reserve:
+    """Return a request for so many dollars."""
+    return Reserve(Amounts(usd=least), Amounts(usd=enough), Amounts(usd=most))
 
 
 class Bank:
@@ -25,17 +32,19 @@ class Bank:
 
     def __init__(self, usd: float) -> None:
         self.left = usd
+        self.low = ""
         self.asked: list[Any] = []
 
     async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
         self.asked.append(params)
         if isinstance(params, Settle):
-            self.left -= params.usd
-            return Empty()
-        if self.left < params.least:
+            self.left -= params.amounts.usd
+            return Settled(self.low)
+        if self.left < params.least.usd:
             raise BudgetExceededError(f"${self.left:g} is left; raise it")
-        usd = min(params.most, self.left)
-        return Reserved(str(len(self.asked)), usd, "" if usd == params.most else "no more than that was left")
+        usd = min(params.most.usd, self.left)
+        why = "" if usd == params.most.usd else "no more than that was left"
+        return Reserved(str(len(self.asked)), Amounts(usd=usd), why)
 
 
 class Paying(Talk):
@@ -45,9 +54,11 @@ class Paying(Talk):
         super().__init__(*args)
         self.bank = bank
         self.purse = Purse(ToolContext(Path("/"), call_root=bank))
-        self.purse.budgeted = budgeted
+        self.purse.budgeted = frozenset({"usd"} if budgeted else ())
 
-    async def ask(self, prompt: str = "go", limits: Limits | None = None) -> Reply:
+    async def ask(  # type: ignore[override]
+        self, prompt: str = "go", limits: Limits | None = None, emit: Emit | None = None
+    ) -> Reply:
         """Run one turn."""
         reply = await run_turn(
             query_id="q1",
@@ -60,6 +71,7 @@ class Paying(Talk):
             report=lambda *_: None,
             brake=self.brake,
             purse=self.purse,
+            emit=emit,
         )
         await asyncio.sleep(0)  # what is settled last is told to nobody who waits
         return reply
@@ -77,8 +89,8 @@ async def test_each_response_is_covered_before_and_settled_after() -> None:
     talk = Paying(bank, Paid([{"text": "$3", "tool": "look"}, price(0.5)]), look)
     reply = await talk.ask()
     assert (reply.stop_reason, reply.usage.cost_usd) == ("end_turn", 3.5)
-    want = Reserve(1.0, 2.0, MOST)
-    assert bank.asked == [want, Settle("1", 3.0), want, Settle("3", 0.5)]
+    want = dollars(1.0, 2.0, MOST)
+    assert bank.asked == [want, Settle("1", Amounts(usd=3.0)), want, Settle("3", Amounts(usd=0.5))]
 
 
 async def test_the_root_hears_what_was_spent_before_any_tool_runs() -> None:
@@ -146,7 +158,7 @@ async def test_a_budget_that_is_no_more_leaves_no_bound() -> None:
     backend = Paid([price(1.5), price(5)])
     talk = Paying(bank, backend)
     await talk.ask()
-    talk.purse.budgeted = False
+    talk.purse.budgeted = frozenset()
     assert (await talk.ask()).stop_reason == "end_turn"
     assert backend.covered == [2.0, None]
 
@@ -156,7 +168,7 @@ async def test_a_request_that_failed_settles_nothing() -> None:
     bank = Bank(10.0)
     with pytest.raises(BackendError):
         await Paying(bank, Paid([{"error": "BackendError"}])).ask()
-    assert bank.asked == [Reserve(1.0, 2.0, MOST)]
+    assert bank.asked == [dollars(1.0, 2.0, MOST)]
 
 
 async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,5 +180,152 @@ async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.
                 raise BackendError("not now")
             return await super().__call__(service, params, seconds)
 
-    assert (await Paying(Deaf(10.0), Paid(["done"])).ask()).usage == Usage(10, 10, cost_usd=1.0)
+    assert (await Paying(Deaf(10.0), Paid(["done"])).ask()).usage == Usage(10, 10, cost_usd=1.0, model_calls=1)
     assert "not settled: not now" in capsys.readouterr().out
+
+
+class Ledger:
+    """A root that grants what is asked for, but no more seconds of tools and calls than it has."""
+
+    def __init__(self, calls: float = 99.0, seconds: float = 99.0) -> None:
+        self.left = {"tool_calls": calls, "tool_seconds": seconds}
+        self.granted: dict[str, dict[str, float]] = {}
+        self.asked: list[Any] = []
+
+    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
+        self.asked.append(params)
+        if isinstance(params, Settle):
+            for kind, granted in self.granted.pop(params.id).items():
+                self.left[kind] += granted - getattr(params.amounts, kind)
+            return Settled()
+        granted = {}
+        for kind, left in self.left.items():
+            if left < getattr(params.least, kind):
+                raise BudgetExceededError(f"{left:g} of {kind} left")
+            granted[kind] = min(left, getattr(params.most, kind))
+            self.left[kind] -= granted[kind]
+        self.granted[id := str(len(self.asked))] = granted
+        return Reserved(id, Amounts(**granted))
+
+
+class TestCalls:
+    """Calls of tools that are counted."""
+
+    def talk(self, ledger: Ledger, *items: Any, kinds: str, tool: Any = look) -> Paying:
+        """Return a talk whose toolbox and turns share a purse that counts `kinds`."""
+        talk = Paying(Bank(0), ScriptedBackend(items))
+        talk.box = Toolbox([tool], ToolContext(Path("/"), call_root=ledger, seconds=30.0))
+        talk.backend.append_system("", talk.box.specs())
+        talk.purse = talk.box._context.own(Purse)
+        talk.purse.budgeted = frozenset(kinds.split())
+        return talk
+
+    async def test_each_call_is_covered_before_and_settled_when_it_is_on_record(self) -> None:
+        """Of kinds that nobody counts nothing is asked."""
+        ledger = Ledger()
+        talk = self.talk(ledger, {"tools": [{"tool": "look"}] * 2}, "done", kinds="tool_calls")
+        reply = await talk.ask()
+        one = Amounts(tool_calls=1)
+        assert [each for each in ledger.asked if isinstance(each, Reserve)] == [Reserve(one, one, one)] * 2
+        assert [each.amounts for each in ledger.asked if isinstance(each, Settle)] == [one] * 2
+        assert (reply.usage.tool_calls, reply.usage.model_calls) == (2, 2)
+
+    async def test_a_call_that_is_not_covered_ends_the_turn(self) -> None:
+        """Those before it ran and are answered; the reply says why it ends, and the conversation stays whole."""
+        talk = self.talk(
+            Ledger(calls=3), {"loop": [{"text": "so far", "tools": [{"tool": "look"}] * 2}]}, kinds="tool_calls"
+        )
+        reply = await talk.ask()
+        assert (reply.stop_reason, reply.steps, reply.tool_calls) == ("budget", 2, 3)
+        assert reply.text == "so far\n\n[The turn was stopped after 2 steps: 0 of tool_calls left.]"
+        assert talk.texts() == ["seen", "seen", "seen", "Not run: 0 of tool_calls left."]
+        assert_valid(talk.recorded)
+
+    async def test_a_tool_has_the_time_that_is_left(self) -> None:
+        """One that takes longer is given up, and the model is told why."""
+
+        @tool
+        async def nap() -> str:
+            """Sleep."""
+            await asyncio.Event().wait()
+            return "awake"
+
+        ledger = Ledger(seconds=1.0)
+        talk = self.talk(ledger, {"tool": "nap"}, "done", kinds="tool_seconds", tool=nap)
+        purse_hold = talk.purse.reserve_call
+
+        async def shorter(seconds: float | None) -> Hold:
+            return msgspec.structs.replace(await purse_hold(seconds), seconds=0.01)
+
+        talk.purse.reserve_call = shorter  # type: ignore[method-assign]
+        assert (await talk.ask()).text == "done"
+        assert "did not finish within 0.01 s, all that its budget leaves," in talk.texts()[0]
+
+    async def test_waiting_for_other_agents_is_no_tool_time(self) -> None:
+        """Their own tools' time is counted where it is spent; the call counts."""
+
+        @tool(category="agents")
+        def look() -> str:
+            """Look."""
+            return "seen"
+
+        ledger = Ledger()
+        reply = await self.talk(ledger, {"tool": "look"}, "done", kinds="tool_calls tool_seconds", tool=look).ask()
+        assert ledger.asked[0] == Reserve(*[Amounts(tool_calls=1)] * 3)
+        assert (reply.usage.tool_calls, reply.usage.tool_seconds) == (1, 0.0)
+
+    async def test_a_cut_off_call_counts(self) -> None:
+        """Its time until then, too: a turn that is ended again and again takes its budget all the same."""
+        called = asyncio.Event()
+
+        @tool
+        async def nap() -> str:
+            """Sleep."""
+            called.set()
+            await asyncio.Event().wait()
+            return "awake"
+
+        ledger = Ledger()
+        talk = self.talk(ledger, {"tool": "nap"}, "done", kinds="tool_calls tool_seconds", tool=nap)
+        asking = asyncio.create_task(talk.ask())
+        await called.wait()
+        talk.brake.pull()
+        reply = await asking
+        assert (reply.stop_reason, reply.usage.tool_calls) == ("cancelled", 1)
+        assert reply.usage.tool_seconds > 0
+        assert ledger.left["tool_calls"] == 98
+
+
+async def test_a_turn_that_a_budget_ends_says_which() -> None:
+    """As when the time at work is over: what was said so far stays, and calls that were cut off say why."""
+    called = asyncio.Event()
+
+    @tool
+    async def nap() -> str:
+        """Sleep."""
+        called.set()
+        await asyncio.Event().wait()
+        return "awake"
+
+    talk = Talk(ScriptedBackend([{"text": "so far", "tool": "nap"}, "done"]), nap)
+    asking = asyncio.create_task(talk.ask())
+    await called.wait()
+    talk.brake.pull("its time is over")
+    reply = await asking
+    assert (reply.stop_reason, reply.text) == (
+        "budget",
+        "so far\n\n[The turn was stopped after 1 steps: its time is over.]",
+    )
+    assert talk.texts()[0].startswith("Not finished: The budget is used up.")
+    assert_valid(talk.recorded)
+
+
+async def test_who_watches_hears_once_that_a_budget_comes_to_an_end() -> None:
+    """And the purse keeps it, for the end of each request from then on."""
+    bank = Bank(100.0)
+    bank.low = "[Budget: nearly over]"
+    told: list[tuple[str, str]] = []
+    talk = Paying(bank, Paid([{"text": "$3", "tool": "look"}, {"text": "$3", "tool": "look"}, "done"]), look)
+    await talk.ask(emit=lambda kind, text, *_: told.append((kind, text)))
+    assert [text for kind, text in told if kind == "budget"] == ["[Budget: nearly over]"]
+    assert talk.purse.low == "[Budget: nearly over]"

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled
 from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.messages import Usage, text_of
 from orch_protocol.models import ModelRow, Price
-from orch_protocol.services import Empty, FindModel, ListModels, Reserve, Reserved, Settle
+from orch_protocol.services import FindModel, ListModels
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.purse import Purse
 from orch_worker.tools import chat as module
@@ -127,6 +128,9 @@ async def test_no_model_at_all_is_told() -> None:
     assert "no provider's key is set" in (await LIST.run(context(Root([])), {})).text
 
 
+WANT = Reserve(Amounts(usd=1.0), Amounts(usd=2.0), Amounts(usd=MOST))
+
+
 class TestBudget:
     """Questions that are paid for."""
 
@@ -145,7 +149,7 @@ class TestBudget:
     async def pay(self, root: Root, budgeted: bool = True) -> str:
         """Ask something, from a purse that is counted or not."""
         asking = context(root)
-        asking.own(Purse).budgeted = budgeted
+        asking.own(Purse).budgeted = frozenset({"usd"} if budgeted else ())
         try:
             return (await CHAT.run(asking, {"prompt": "why?"})).text
         finally:
@@ -153,17 +157,17 @@ class TestBudget:
 
     async def test_a_question_is_covered_before_and_settled_after(self, paid: list[Paid]) -> None:
         """The answer is cut short by what was put aside, and says so."""
-        root = Root(ScriptedBackend([price(3, "because ")]).spec(), Reserved("r", 2.0), Empty())
+        root = Root(ScriptedBackend([price(3, "because ")]).spec(), Reserved("r", Amounts(usd=2.0)), Settled())
         assert await self.pay(root) == "because $3\n\n[The response ended early: budget.]"
         assert paid[0].covered == [2.0]
-        assert root.asked[1:] == [("reserve", Reserve(1.0, 2.0, MOST)), ("settle", Settle("r", 2.0))]
+        assert root.asked[1:] == [("reserve", WANT), ("settle", Settle("r", Amounts(usd=2.0)))]
 
     async def test_a_question_that_fails_gives_the_money_back(self, paid: list[Paid]) -> None:
         """The turn goes on without its answer."""
-        root = Root(ScriptedBackend([{"error": "BackendError"}]).spec(), Reserved("r", 2.0), Empty())
+        root = Root(ScriptedBackend([{"error": "BackendError"}]).spec(), Reserved("r", Amounts(usd=2.0)), Settled())
         with pytest.raises(BackendError):
             await self.pay(root)
-        assert (len(paid), root.asked[2:]) == (1, [("settle", Settle("r", 0.0))])
+        assert (len(paid), root.asked[2:]) == (1, [("settle", Settle("r", Amounts()))])
 
     async def test_a_question_that_is_not_covered_is_not_asked(self, paid: list[Paid]) -> None:
         """The root says why."""

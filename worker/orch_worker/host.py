@@ -245,9 +245,9 @@ class Host:
         if self._runtime is not None:
             self._runtime.toolbox.withdraw(body.withdrawn)
 
-    def _on_cancel(self, _id: str, _: Nothing) -> None:
+    def _on_cancel(self, _id: str, body: Cancel) -> None:
         if self._runtime is not None:
-            self._runtime.cancel()
+            self._runtime.cancel(body.short)
 
     def _on_stop(self, _id: str, _: Nothing) -> None:
         self.stop()

@@ -33,7 +33,7 @@ from .markers import interrupted
 from .prompt import continued_prompt
 from .purse import Purse
 from .tokens import CHARS_PER_TOKEN, clip
-from .tools.toolbox import Executor, Outcome, refuse
+from .tools.toolbox import Executor, Outcome, call_usage, refuse
 
 if TYPE_CHECKING:
     from .hooked import AgentHooks
@@ -47,7 +47,7 @@ Interject = Callable[[bool], list[str]]
 Emit = Callable[[str, str, str, int, bool], None]
 Prepare = Callable[[], Awaitable[None]]
 Frame = Callable[[str], str]
-Cut = Literal["cancelled", "timeout"]
+Cut = Literal["cancelled", "timeout", "budget"]
 
 NOTHING: Final = Usage()
 STEERING: Final = "[Steering]"
@@ -82,11 +82,13 @@ class Brake:
 
     def __init__(self) -> None:
         self._pulled = False
+        self.short = ""
+        """Of which budget the turn was ended, as its reply is to say."""
         self._timeout: asyncio.Timeout | None = None
 
-    def pull(self) -> None:
-        """End the turn at its next await, with stop reason `cancelled`."""
-        self._pulled = True
+    def pull(self, short: str = "") -> None:
+        """End the turn at its next await, with stop reason `cancelled`; `short` of a budget with `budget`."""
+        self._pulled, self.short = True, short
         if self._timeout is not None:
             try:
                 self._timeout.reschedule(asyncio.get_running_loop().time())
@@ -101,7 +103,7 @@ class Brake:
     def cut(self) -> Cut | None:
         """Return why the turn is to end now, None while it may go on."""
         if self._pulled:
-            return "cancelled"
+            return "budget" if self.short else "cancelled"
         when = self._timeout.when() if self._timeout is not None else None
         return "timeout" if when is not None and asyncio.get_running_loop().time() >= when else None
 
@@ -180,6 +182,10 @@ class _Turn:
         self._hooks = hooks
         self._opening = opening
         self._short = ""
+        self._low = False
+        self._refused = ""
+        """Which budget did not cover a call."""
+        self._called = 0.0
         self._usage = Usage()
         self._steps = 0
         self._calls = 0
@@ -202,6 +208,7 @@ class _Turn:
             raise
         finally:
             self._report("idle", "", self._steps)
+        self._short = self._brake.short or self._short
         text = self._reply_text(stop)
         if self._hooks is not None:
             text, stop = await self._hooks.output(text, stop)
@@ -270,6 +277,9 @@ class _Turn:
                 await self._run_calls(calls)
             if self._hooks is not None:
                 await self._hooks.step_end(calls)
+            if self._refused:
+                self._short = self._refused
+                return "budget"
             if not await self._hear(stopping=not calls) and not calls:
                 return turn.stop_reason
         return "max_turns"
@@ -298,6 +308,8 @@ class _Turn:
         """Return the next model response, recorded."""
         if self._hooks is not None:
             await self._hooks.step_start(self._steps)
+        if self._purse is not None:
+            await self._hear_of_budgets(self._purse)
         if self._prepare is not None:
             await self._prepare()
         info = self._backend.info()
@@ -316,23 +328,31 @@ class _Turn:
         except Exception as error:
             raise BackendError(f"{info.provider}: {type(error).__name__}: {error}") from error
         self._steps += 1
-        self._usage += turn.usage
+        usage = turn.usage.of_a_response()
+        self._usage += usage
         end: BaseException | None = None
         if self._hooks is not None:
             turn, end = await self._hooks.response(turn, info)
         message = turn.message if turn.message.content else Message("assistant", (Text("(an empty response)"),))
         self._text = text_of(turn.message) or self._text
-        self._record(message, usage=turn.usage)
+        self._record(message, usage=usage)
         self._backend.append_assistant(message)
         if hold is not None:
             self._short = hold.why
-            hold.settle(turn.usage)
+            hold.settle(usage)
         self._tell("message", text_of(turn.message))
         if self._hooks is not None:
             await self._hooks.message_end(turn, message)
         if end is not None:
             raise end
         return turn
+
+    async def _hear_of_budgets(self, purse: Purse) -> None:
+        """Tell whoever watches, once in the turn, that a budget is nearly used up."""
+        await purse.settled()
+        if purse.low and not self._low:
+            self._low = True
+            self._tell("budget", purse.low)
 
     def _on_retry(self, who: str, step: int, retry: object) -> None:
         self._report("model", f"{who}: {retry}", step)
@@ -351,6 +371,7 @@ class _Turn:
             for call in calls:
                 self._tell("tool_call", msgspec.json.encode(call.input).decode()[:SHOWN], call.name)
         dispatch = self._toolbox.dispatch if self._hooks is None else partial(self._hooks.call, self._toolbox.dispatch)
+        self._called = asyncio.get_running_loop().time()
         tasks = [asyncio.create_task(dispatch(call)) for call in calls]
         try:
             await asyncio.wait(tasks)
@@ -362,7 +383,8 @@ class _Turn:
         self._take(calls, tasks, None)
 
     def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[Outcome]], cut: Cut | None) -> None:
-        whole = [_outcome(call, task, cut) for call, task in zip(calls, tasks, strict=True)]
+        elapsed = asyncio.get_running_loop().time() - self._called
+        whole = [_outcome(call, task, cut, elapsed) for call, task in zip(calls, tasks, strict=True)]
         if cut:
             pairs = zip(calls, tasks, strict=True)
             self._unfinished = tuple(call.name for call, task in pairs if not _is_done(task))
@@ -372,8 +394,11 @@ class _Turn:
             self._calls += outcome.ran
             self._files |= dict.fromkeys(outcome.files_changed)
             used += outcome.usage
+            self._refused = self._refused or outcome.short
         self._usage += used
         self._append_results([outcome.result for outcome in outcomes], used)
+        for outcome in outcomes:
+            outcome.settle(outcome.usage)
         for call, outcome in zip(calls, outcomes, strict=True):
             shown = text_of(Message("user", outcome.result.content))[:SHOWN]
             self._tell("tool_result", shown, call.name, is_error=outcome.result.is_error)
@@ -388,8 +413,10 @@ class _Turn:
         return f"{text}\n\n[{why}]".lstrip() if why else text
 
 
-def _outcome(call: ToolUse, task: asyncio.Task[Outcome], cut: Cut | None) -> Outcome:
-    return task.result() if _is_done(task) else Outcome(refuse(call, _cut_off(call, cut, began=True)).result)
+def _outcome(call: ToolUse, task: asyncio.Task[Outcome], cut: Cut | None, elapsed: float) -> Outcome:
+    if _is_done(task):
+        return task.result()
+    return Outcome(refuse(call, _cut_off(call, cut, began=True)).result, usage=call_usage(elapsed))
 
 
 def _is_done(task: asyncio.Task[Outcome]) -> bool:
@@ -400,7 +427,7 @@ def _cut_off(call: ToolUse, cut: Cut | None, *, began: bool) -> str:
     """Return the result of a call that the end of the turn cut off, or kept from beginning."""
     if cut == "cancelled":
         return interrupted(call.name, began=began)
-    why = WHY[cut] if cut else "the call was cancelled."
+    why = (WHY | {"budget": "The budget is used up."})[cut] if cut else "the call was cancelled."
     return f"Not finished: {why} It may have had effects." if began else f"Not run: {why}"
 
 

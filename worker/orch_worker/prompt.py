@@ -105,12 +105,13 @@ def volatile_parts(
     resting: Sequence[str] = (),
     planning: bool = False,
     tasks: Sequence[Task] = (),
+    low: str = "",
     live: str = "",
 ) -> tuple[PromptPart, ...]:
     """Return what the end of a request says: what is true now and may not be so in the next one.
 
     `taken` are tools that are on offer in it and not the agent's any more, `resting` those that are not in this turn;
-    `live` tells of its subagents.
+    `low` tells of budgets that are nearly used up, `live` of its subagents.
     """
     said = (
         ("time", TODAY.format(date=date) if date else ""),
@@ -118,6 +119,7 @@ def volatile_parts(
         ("tools_taken", _taken(taken, resting)),
         ("plan_mode", PLAN_MODE if planning else ""),
         ("tasks", block(tasks)),
+        ("budget", low),
         (LIVE, live),
     )
     return tuple(PromptPart(name, text, "volatile", "built-in", "orch") for name, text in said if text)

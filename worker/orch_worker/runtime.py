@@ -186,7 +186,7 @@ class Runtime:
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
-        self._purse.budgeted = query.budgeted
+        self._purse.budgeted, self._purse.low = frozenset(query.budgeted), ""
         hooks: AgentHooks | None = None
         try:
             if (query.local or self._locality.bound) and (why := await self._locality.bind()):
@@ -293,9 +293,9 @@ class Runtime:
         self.backend.load((*self._held, *session.messages), session.responses)
         self._prompt.loaded()
 
-    def cancel(self) -> None:
-        """End the running turn at its next safe point."""
-        self._brake.pull()
+    def cancel(self, short: str = "") -> None:
+        """End the running turn at its next safe point; `short` of a budget when that is why."""
+        self._brake.pull(short)
         if self._archiving is not None:
             self._archiving.hurry()
 
@@ -331,7 +331,7 @@ class Runtime:
     async def _prepare(self) -> None:
         """Let the next request end with what is true now and may not be so at the one after it."""
         live = await self._archiving.before_request() if self._archiving is not None else ""
-        self._prompt.before_request(live, self._archiving)
+        self._prompt.before_request(live, self._archiving, low=self._purse.low)
 
     def _frame(self, query: Query) -> Callable[[str], str]:
         """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it

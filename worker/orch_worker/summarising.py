@@ -103,7 +103,7 @@ class Summariser:
                     backend.append_user((Text(step.request.prompt),))
                     hold = await self._purse.reserve(backend, beside=True)
                     turn = await backend.assistant_turn()
-                    answer, usage, asked = text_of(turn.message), turn.usage, asked + 1
+                    answer, usage, asked = text_of(turn.message), turn.usage.of_a_response(), asked + 1
         except TimeoutError:
             print(f"archiving: no summary of {order.holder} in time", flush=True)
             return None

@@ -118,12 +118,13 @@ class Prompt:
         if not recorded:
             self._record(context)
 
-    def before_request(self, live: str = "", archiving: Archiving | None = None) -> None:
-        """The next request is to be made: let it end with what is true now. `live` tells of the agent's subagents.
+    def before_request(self, live: str = "", archiving: Archiving | None = None, *, low: str = "") -> None:
+        """The next request is to be made: let it end with what is true now. `live` tells of the agent's subagents,
+        `low` of budgets that come to an end.
 
         Where these stand in the system text, that is told to `archiving` too.
         """
-        parts = self._overlay.over(self._volatile(live))
+        parts = self._overlay.over(self._volatile(live, low))
         parts, _ = fitted(parts, "volatile", self._rules, self._estimator)
         system = self._system
         if archiving is not None:
@@ -134,7 +135,7 @@ class Prompt:
             archiving.told(system, self._backend.prefix)
         self._backend.tail = rendered(parts)
 
-    def _volatile(self, live: str) -> tuple[PromptPart, ...]:
+    def _volatile(self, live: str, low: str = "") -> tuple[PromptPart, ...]:
         return volatile_parts(
             date=today() if self._rules.time else "",
             workspace=self._place,
@@ -142,6 +143,7 @@ class Prompt:
             resting=self._toolbox.resting,
             planning=self._agenda.planning,
             tasks=self._agenda.tasks,
+            low=low,
             live=live,
         )
 

@@ -22,6 +22,7 @@ VERBS = {
     "show": ("agents", "show one agent and the end of its conversation"),
     "kill": ("agents", "end agents and everything below them"),
     "resume": ("agents", "let a killed or failed agent answer again"),
+    "budget": ("agents", "what all agents together may use, and did"),
     "narrow": ("agents", "take tools from an agent, and from everybody below it"),
     "archive": ("archive", "what agents have archived: find it, read it, ask it"),
     "session": ("session", "conversations: their branches, copies, and those from files"),

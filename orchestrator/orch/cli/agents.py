@@ -15,7 +15,7 @@ __all__ = ["ROW", "VERBS"]
 
 ROW = (
     *("id", "seq", "name", "parent_id", "depth", "kind", "status", "task", "model", "preset", "pid", "created_at"),
-    *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage", "max_cost_usd", "spent_usd"),
+    *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage", "budget", "spent"),
 )
 
 
@@ -61,19 +61,22 @@ def _kill(arguments: Namespace) -> int:
 
 def _resume_arguments(parser: ArgumentParser) -> None:
     words.ref(parser)
-    parser.add_argument(
-        "--max-cost",
-        type=words.limit,
-        metavar="USD",
-        help="what it may spend in all, none for no limit of its own; for any agent, killed or not",
-    )
+    words.budget_arguments(parser, "it, killed or not, with its subagents,", lifts=True)
 
 
 def _resume(arguments: Namespace) -> int:
-    limit = arguments.max_cost
-    budget = {"unlimited": True} if limit == words.UNLIMITED else {"max_cost_usd": limit}
-    row = Connection().call("resume", words.clean({"ref": arguments.ref, **budget}))
+    row = Connection().call("resume", words.clean({"ref": arguments.ref, "budget": words.budget(arguments)}))
     words.say(arguments, {key: row[key] for key in ROW}, row["id"])
+    return 0
+
+
+def _budget_arguments(parser: ArgumentParser) -> None:
+    words.budget_arguments(parser, "all agents together", lifts=True)
+
+
+def _budget(arguments: Namespace) -> int:
+    shown = Connection().call("budget", {"change": words.budget(arguments)})
+    words.say(arguments, shown, render.budget(shown))
     return 0
 
 
@@ -104,6 +107,12 @@ VERBS = {
         "orch resume 1 --max-cost 2.50",
         _resume_arguments,
         _resume,
+    ),
+    "budget": Verb(
+        "Show what all agents together may use and did, or let them use more, also while they work.",
+        "orch budget --max-cost 20 --max-tokens none",
+        _budget_arguments,
+        _budget,
     ),
     "narrow": Verb(
         "Let an agent keep these of its tools only, and everybody below it no more than that, for good. Prints them.",

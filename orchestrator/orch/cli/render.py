@@ -16,6 +16,7 @@ __all__ = [
     "age",
     "agent",
     "at_work",
+    "budget",
     "columns",
     "count",
     "counted",
@@ -217,9 +218,32 @@ def _branch(row: dict[str, Any]) -> str:
     return f"{_tokens(usage)} tokens, {_cost(usage)}" if usage != row["usage"] else ""
 
 
+def budget(shown: dict[str, Any]) -> str:
+    """Return what all agents together used of each kind, one a line, and of how much."""
+    limits, configured = shown["budget"], shown["configured"]
+    lines = []
+    for kind, spent in shown["spent"].items():
+        name = "max_cost_usd" if kind == "usd" else f"max_{kind}"
+        limit = limits.get(name)
+        anew = "" if limit == configured.get(name) else ", set anew while it is as configured"
+        lines.append(f"{_amount(kind, spent)} of {_amount(kind, limit)}{anew}" if limit else _amount(kind, spent))
+    return columns([[kind, line] for kind, line in zip(shown["spent"], lines, strict=True)], frozenset())
+
+
 def _budget(row: dict[str, Any]) -> str:
-    limit = row.get("max_cost_usd")
-    return f"${row['spent_usd']:.4f} of ${limit:.4f} spent" if limit is not None else ""
+    named = ((kind, "max_cost_usd" if kind == "usd" else f"max_{kind}") for kind in row.get("spent", ()))
+    limits = ((kind, row["budget"][name]) for kind, name in named if name in row["budget"])
+    return ", ".join(f"{_amount(kind, row['spent'][kind])} of {_amount(kind, limit)} used" for kind, limit in limits)
+
+
+def _amount(kind: str, amount: float) -> str:
+    if kind == "usd":
+        return f"${amount:.4f}"
+    return (
+        f"{amount:.1f} s" + " of tools" * (kind == "tool_seconds")
+        if "seconds" in kind
+        else f"{amount:,.0f} {kind.replace('_', ' ')}"
+    )
 
 
 def message(said: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from orch_protocol.budget import Budget
 from orch_protocol.errors import ConfigError
 from orch_worker.backends import models
 
@@ -61,7 +62,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     subagents, says = loaded.config.subagents, None
     settings: dict[str, Any] = {
         "limits": msgspec.to_builtins(loaded.config.limits),
-        "max_cost_usd": arguments.max_cost or subagents.max_cost_usd,
+        "budget": {name: getattr(subagents, name) for name in Budget.__struct_fields__} | words.budget(arguments),
     }
     rules = msgspec.to_builtins(loaded.config.policy)
     rules["dry_run"] |= arguments.dry_run

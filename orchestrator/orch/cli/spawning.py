@@ -41,10 +41,10 @@ def kind_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--context", choices=CONTEXTS, help="how much it is told of the project in its folder")
     parser.add_argument("--model", metavar="PROVIDER:MODEL", help="the model that answers; local: one of this machine")
     parser.add_argument("--name", help="a name to call it by")
-    parser.add_argument("--max-cost", type=words.dollars, metavar="USD", help="what it may spend, with its subagents")
     parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
     parser.add_argument("--plan", action="store_true", help="begin in plan mode: look only, until a plan is approved")
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
+    words.budget_arguments(parser, "it, with its subagents,")
 
 
 def _params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:

@@ -59,6 +59,8 @@ class Transcript:
             self._note(f"steered: {render.line(text)}")
         elif kind == "continued":
             self._note(f"continued: {render.line(text)}")
+        elif kind == "budget":
+            self._note(render.line(text, 200))
         elif kind == "hook":
             self._note(f"hook {name}: {render.line(text)}")
         elif kind == "retry":

@@ -11,9 +11,10 @@ from .verb import dump
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
     from typing import Any
 
-__all__ = ["UNLIMITED", "Once", "clean", "dollars", "limit", "names", "number", "ref", "say", "seconds", "text"]
+__all__ = ["Once", "budget", "budget_arguments", "clean", "names", "number", "ref", "say", "seconds", "text"]
 
 UNLIMITED = float("inf")
 
@@ -82,9 +83,54 @@ def dollars(text: str) -> float:
     return number
 
 
-def limit(text: str) -> float:
-    """Return the amount of money that `text` is, UNLIMITED for none. Raises ArgumentTypeError."""
-    return UNLIMITED if text.lower() == "none" else dollars(text)
+def count(text: str) -> int:
+    """Return the number from 1 that `text` is, which may have commas and end with k or M. Raises ArgumentTypeError."""
+    from argparse import ArgumentTypeError
+
+    size = {"k": 10**3, "M": 10**6}.get(text[-1:], 1)
+    digits = (text[:-1] if size > 1 else text).replace(",", "").replace("_", "")
+    if not (digits.isascii() and digits.isdigit() and 0 < len(digits) < 13 and int(digits)):
+        raise ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(digits) * size
+
+
+def duration(text: str) -> float:
+    """Return the number of seconds above 0 that `text` is. Raises ArgumentTypeError."""
+    from argparse import ArgumentTypeError
+
+    if not (number := seconds(text)):
+        raise ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return number
+
+
+BUDGET: tuple[tuple[str, str, Callable[[str], float], str], ...] = (
+    ("max_cost_usd", "USD", dollars, "US dollars"),
+    ("max_tokens", "N", count, "tokens that models read and write"),
+    ("max_seconds", "S", duration, "seconds of work, by the clock"),
+    ("max_tool_seconds", "S", duration, "seconds that tools run"),
+    ("max_model_calls", "N", count, "responses of models"),
+    ("max_tool_calls", "N", count, "calls of tools"),
+    ("max_processes", "N", count, "processes that are started"),
+)
+"""What can be limited: the limit's name, its unit, how it is read, and what it is of."""
+
+
+def budget_arguments(parser: ArgumentParser, whose: str, *, lifts: bool = False) -> None:
+    """Let the command take the most that may be used; with `lifts` also none, for no limit."""
+    group = parser.add_argument_group(f"budget: what {whose} may use in all" + (", none for no limit" * lifts))
+    for name, unit, read, what in BUDGET:
+        flag = f"--{name.removesuffix('_usd').replace('_', '-')}"
+        group.add_argument(flag, dest=name, type=_or_none(read) if lifts else read, metavar=unit, help=what)
+
+
+def budget(arguments: Namespace) -> dict[str, Any]:
+    """Return the limits that the command line sets, None for none."""
+    said = {name: getattr(arguments, name) for name, *_ in BUDGET}
+    return {name: None if value == UNLIMITED else value for name, value in said.items() if value is not None}
+
+
+def _or_none(read: Callable[[str], float]) -> Callable[[str], float]:
+    return lambda text: UNLIMITED if text.lower() == "none" else read(text)
 
 
 def names(text: str) -> list[str]:

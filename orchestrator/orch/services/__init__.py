@@ -84,6 +84,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "map": asking.map_agents,
     "reserve": spending.reserve,
     "settle": spending.settle,
+    "budget": spending.budget,
     "refused": crowding.refused,
     "admit": crowding.admit,
     "left": crowding.left,

@@ -10,7 +10,6 @@ from orch_protocol.services import AgentRow, Kill, Killed, Resume
 from orch_worker.backends.fare import check_priced
 
 from .. import events
-from ..budgets import checked_cost
 from ..nodes import Node
 from ..refs import resolve
 from ..remains import used_by
@@ -66,15 +65,14 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
 async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentRow:
     """Let a killed or failed agent answer again; its next query starts a process.
 
-    With a limit on what it may spend, or without any, it goes by that from its next query on.
+    It goes by limits that are set with it at once where it had some of that kind, else from its next query on.
     """
     node = resolve(root.tree.nodes, params.ref)
     own_subtree(root, caller, node, "resume")
-    if (limit := checked_cost(params.max_cost_usd)) is not None:
-        if params.unlimited:
-            raise ConfigError(f"max_cost_usd = {limit:g}, or unlimited: one of them")
+    if params.budget.max_cost_usd:
         check_priced(node.spec.backend)
-    root.handle(events.Resume(node.spec.id, limit, params.unlimited))
+    root.handle(events.Resume(node.spec.id, params.budget))
+    root.budgets_changed()
     return row(root, node)
 
 

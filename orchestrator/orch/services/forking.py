@@ -56,7 +56,7 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
         backend = await root.catalog.complete(parse_model(params.model))
         if spec.local:
             backend = await local_model(root, backend)
-        if spec.limits.max_cost_usd is not None or root.budgets.holds_for(spec.parent_id):
+        if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.parent_id):
             check_priced(backend)
         copy = replace(copy, backend=backend, template=template_for(backend))
     found = await root.disk.do(_copied, spec, params.at, copy.backend, iso(root.clock()))

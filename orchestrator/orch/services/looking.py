@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from orch_protocol.budget import budget_in
 from orch_protocol.services import AgentRow, List, Ref, Show, Shown
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import read_session
@@ -96,7 +97,7 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         activity=f"{activity.phase}: {activity.detail}" if activity else "",
         error=f"its archive was deleted on {node.deleted[:10]}" if node.deleted else node.error,
         repaired=node.repaired,
-        max_cost_usd=spec.limits.max_cost_usd,
+        budget=budget_in(spec.limits),
         planning=spec.plan,
-        spent_usd=tree_usage.cost_usd + root.budgets.under_way(node),
+        spent=root.budgets.spent(node),
     )

@@ -41,7 +41,7 @@ async def find_model(root: Supervisor, caller: str | None, params: FindModel) ->
         if _is_out_of_bounds(root, caller, found):
             raise ConfigError(f"{said!r} is not on this machine, and this conversation is for local models alone")
         if permits(root.config.subagents.chat_models, f"{found.provider}:{found.model}"):
-            if root.budgets.holds_for(caller):
+            if "usd" in root.budgets.kinds_for(caller):
                 check_priced(found)
             return found
         why = f"{said!r} is no model that agents may ask"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from orch_protocol.budget import Budget
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, SpawnError, ToolNotGrantedError
 from orch_protocol.hooks import HooksSpec
@@ -25,8 +26,8 @@ from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.tools.presets import RECALL, resolve
 
 from .. import events
+from ..allowances import checked
 from ..archival.profiles import rules_of
-from ..budgets import checked_cost
 from ..hook_records import hooks_spec, switches_file
 from ..tree import BOOT_SECONDS
 from .localising import local_model
@@ -66,7 +67,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     spec = describe(request, over, root.config, root.sessions, backend)
     if over is None and root.approvals.opinion is not None:
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
-    if spec.limits.max_cost_usd is not None or root.budgets.holds_for(caller):
+    if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller):
         check_priced(backend)
     return spec
 
@@ -203,10 +204,12 @@ def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
 
 def _limits(request: Spawn, config: Config) -> Limits:
     given = msgspec.to_builtins(request.limits or config.limits)
-    said = (request.max_cost_usd, given.pop("max_cost_usd", None), config.subagents.max_cost_usd)
+    budgets = (checked(request.budget), checked(request.limits or Limits()), config.subagents)
+    of_turns = {name: value for name, value in given.items() if name not in Budget.__struct_fields__}
     try:
-        msgspec.convert(given, LimitsConfig)
+        msgspec.convert(of_turns, LimitsConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"limits: {error}") from error
-    cost = checked_cost(next((each for each in said if each is not None), None))
-    return msgspec.convert(given | {"max_cost_usd": cost}, Limits)
+    said = {name: [getattr(budget, name) for budget in budgets] for name in Budget.__struct_fields__}
+    first = {name: next((each for each in limits if each is not None), None) for name, limits in said.items()}
+    return msgspec.convert(of_turns | first, Limits)

@@ -1,26 +1,26 @@
-"""Money that is put aside for responses of models, where a budget holds."""
+"""What is put aside for responses of models and calls of tools, where a budget holds; and the budget of all agents."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from orch_protocol.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
 from orch_protocol.errors import ProtocolError
-from orch_protocol.services import Empty, Reserve, Reserved, Settle
+
+from ..waiters import SETTLED
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["reserve", "settle"]
-
-SETTLED: Final = "settled"
+__all__ = ["budget", "reserve", "settle"]
 
 
 async def reserve(root: Supervisor, caller: str | None, params: Reserve) -> Reserved:
-    """Put money aside, waiting while others hold what is needed. Raises BudgetExceededError."""
+    """Put something aside, waiting while others hold what is needed. Raises BudgetExceededError."""
     agent = _agent(caller)
     while (reserved := root.budgets.reserve(agent, params)) is None:
-        # Money comes back when somebody settles, and when somebody's turn or process is over.
+        # It comes back when somebody settles, when somebody's turn or process is over, and when a limit is raised.
         watchers = [root.waiters.watch(topic) for topic in (SETTLED, *root.budgets.holders())]
         try:
             await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
@@ -30,14 +30,21 @@ async def reserve(root: Supervisor, caller: str | None, params: Reserve) -> Rese
     return reserved
 
 
-async def settle(root: Supervisor, caller: str | None, params: Settle) -> Empty:
-    """Take a response as paid."""
-    root.budgets.settle(_agent(caller), params.id, params.usd)
+async def settle(root: Supervisor, caller: str | None, params: Settle) -> Settled:
+    """Take something as used, and tell of budgets that come to an end."""
+    agent = _agent(caller)
+    root.budgets.settle(agent, params.id, params.amounts)
     root.waiters.tell(SETTLED)
-    return Empty()
+    return Settled(root.budgets.low(agent))
+
+
+async def budget(root: Supervisor, _: str | None, params: ChangeBudget) -> BudgetShown:
+    """Set limits for all agents together, from now on, and return what they are."""
+    root.change_budget(params.change)
+    return BudgetShown(root.budgets.of_all, root.budgets.configured, root.budgets.spent(None))
 
 
 def _agent(caller: str | None) -> str:
     if caller is None:
-        raise ProtocolError("money is put aside for agents alone: a budget is set with spawn or resume, max_cost_usd")
+        raise ProtocolError("something is put aside for agents alone: a budget is set with spawn, resume or budget")
     return caller

@@ -10,6 +10,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.budget import Amounts
 from orch_protocol.errors import BackendError, ConfigError
 from orch_protocol.messages import Block, Message, StopReason, ToolResult, Usage
 from orch_protocol.spec import ToolSpec
@@ -17,6 +18,8 @@ from orch_protocol.spec import ToolSpec
 from ..estimate import PLAIN, Estimator, Ratios
 
 __all__ = [
+    "ENOUGH_ANSWER",
+    "LEAST_ANSWER",
     "AssistantTurn",
     "Backend",
     "BackendInfo",
@@ -98,11 +101,16 @@ class Prefix(Struct, frozen=True):
 
 
 class Quote(Struct, frozen=True):
-    """USD that the next response may cost: with the shortest answer, with one as long as most are, and at most."""
+    """What something may take: when it is as short as can be, as long as most are, and at most."""
 
-    least: float
-    enough: float
-    most: float
+    least: Amounts
+    enough: Amounts
+    most: Amounts
+
+    def with_calls(self, *, model_calls: int = 0, tool_calls: int = 0) -> Quote:
+        """Return this for so many calls, which are made however long they are."""
+        calls = Amounts(model_calls=model_calls, tool_calls=tool_calls)
+        return Quote(self.least + calls, self.enough + calls, self.most + calls)
 
 
 class Backend(Protocol):
@@ -124,8 +132,8 @@ class Backend(Protocol):
     """What the next requests hold in place of what is in the conversation, which stays as it is."""
     prefix: Prefix
     """What of the next requests stays the same in those after them."""
-    most_usd: float | None
-    """What the next response may cost, requests that are made again included; None is whatever it takes.
+    most: Amounts | None
+    """What the next response may take, requests that are made again included; None is whatever it takes.
 
     One that is cut off because no longer one was covered has stop reason `budget`.
     """
@@ -157,8 +165,9 @@ class Backend(Protocol):
     def learn(self, entries: Sequence[object]) -> None:
         """Learn from the entries of the agent's transcript how long what is said really is, by what was reported."""
 
-    def quote(self) -> Quote | None:
-        """Return what the next response may cost, None if nothing. Raises ConfigError when that cannot be said."""
+    def quote(self, *, priced: bool) -> Quote:
+        """Return what the next response may take. Raises ConfigError when that cannot be said of its price, which only
+        a `priced` one tells."""
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation, without the system text: the very one, to be read only."""
@@ -174,6 +183,10 @@ class Backend(Protocol):
 
 
 AS_IT_IS: Final = Instead()
+LEAST_ANSWER: Final = 1_000
+"""An answer of fewer tokens is not worth what is sent for it."""
+ENOUGH_ANSWER: Final = 8_000
+"""Nearly every answer has fewer tokens."""
 METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_"))
 
 
@@ -204,7 +217,7 @@ class Conversation:
         self.tail = ""
         self.instead: Instead | None = None
         self.prefix = Prefix()
-        self.most_usd: float | None = None
+        self.most: Amounts | None = None
         self.gate: Gate | None = None
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
@@ -242,9 +255,11 @@ class Conversation:
         """Return about how many tokens the next request holds."""
         return self.estimator.request(self._raw_request())
 
-    def quote(self) -> Quote | None:
-        """Return None: it costs nothing."""
-        return None
+    def quote(self, *, priced: bool) -> Quote:  # noqa: ARG002
+        """Return what the request holds, and room for an answer: that it costs nothing."""
+        sent = self.estimator.most_of_request(self._raw_request())
+        least, enough = (Amounts(tokens=sent + answer) for answer in (LEAST_ANSWER, ENOUGH_ANSWER))
+        return Quote(least, enough, enough)
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""

@@ -1,4 +1,4 @@
-"""What a request may cost before it is made, and how long an answer some money buys."""
+"""What a request may take before it is made, and how long an answer some money, or so many tokens, buy."""
 
 from __future__ import annotations
 
@@ -7,62 +7,71 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.budget import Amounts
 from orch_protocol.errors import ConfigError
 from orch_protocol.spec import BackendSpec
 
-from .base import Quote
+from .base import ENOUGH_ANSWER, LEAST_ANSWER, Quote
 from .models import Model, price_at
 
 __all__ = ["Fare", "check_priced", "fare"]
 
-LEAST_OUTPUT: Final = 1_000
-"""An answer of fewer tokens is not worth what is sent for it."""
-ENOUGH_OUTPUT: Final = 8_000
-"""Nearly every answer has fewer tokens."""
+NOTHING: Final = Amounts()
 OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class Fare(Struct, frozen=True):
-    """USD for what a request sends and for each token of its answer, which has `least` to `most` tokens."""
+    """What a request takes: it holds `tokens`, which cost `sent` USD; each token of its answer, which has `least` to
+    `most`, costs `token` USD."""
 
+    tokens: int
     sent: float
     token: float
     least: int
     most: int
 
-    def quote(self, spent: float = 0.0) -> Quote:
-        """Return what the request may cost; `spent` comes on top."""
-        before = spent + self.sent
-        enough = min(max(ENOUGH_OUTPUT, self.least), self.most)
-        return Quote(before + self.least * self.token, before + enough * self.token, before + self.most * self.token)
+    def quote(self, before: Amounts = NOTHING) -> Quote:
+        """Return what the request may take; what was used `before` comes on top."""
+        lengths = (self.least, min(max(ENOUGH_ANSWER, self.least), self.most), self.most)
+        least, enough, most = (before + self._taken(length) for length in lengths)
+        return Quote(least, enough, most)
 
-    def tokens(self, usd: float) -> int:
-        """Return how long an answer the request may ask for when it may cost `usd`; 0 when that is too little."""
-        if self.token <= 0:
-            return self.most if usd >= self.sent else 0
-        # A hair more than was reckoned, so that what was put aside for a number of tokens buys that number.
-        tokens = min(self.most, int((usd - self.sent) / self.token + 1e-6))
+    def longest(self, most: Amounts, kinds: frozenset[str]) -> int:
+        """Return how long an answer the request may ask for when it may take `most` of each of `kinds`; 0 when that is
+        too little."""
+        tokens = self.most
+        if "usd" in kinds and self.token > 0:
+            # A hair more than was reckoned, so that what was put aside for a number of tokens buys that number.
+            tokens = min(tokens, int((most.usd - self.sent) / self.token + 1e-6))
+        elif "usd" in kinds and most.usd < self.sent:
+            return 0
+        if "tokens" in kinds:
+            tokens = min(tokens, int(most.tokens - self.tokens))
         return tokens if tokens >= self.least else 0
 
+    def _taken(self, length: int) -> Amounts:
+        return Amounts(usd=self.sent + length * self.token, tokens=self.tokens + length)
 
-def fare(model: Model, sent: int, most: int) -> Fare | None:
-    """Return what a request of at most `sent` tokens costs, None for nothing.
+
+def fare(model: Model, sent: int, most: int, *, priced: bool = True) -> Fare:
+    """Return what a request of at most `sent` tokens takes; it costs nothing when nobody wants to know the price.
 
     `most` is how long its answer can be when nobody says otherwise, 0 for as long as the model can. Raises ConfigError
-    when a price is not known.
+    when a price is not known that is to be.
     """
-    if is_free(model):
-        return None
+    asked = [said for field in OUTPUT_FIELDS if isinstance(said := model.body.get(field), int) and said > 0]
+    longest = min([*asked, most or model.context, model.context])
+    thinking = model.body.get("thinking")
+    thought = thinking.get("budget_tokens", 0) if isinstance(thinking, dict) else 0
+    least = min(LEAST_ANSWER + thought, longest)
+    if not priced or is_free(model):
+        return Fare(sent, 0.0, 0.0, least, longest)
     price = price_at(model, sent)
     if not _is_priced(model) or price.input is None or price.output is None:
         raise ConfigError("the model's price is not known")
-    asked = [said for field in OUTPUT_FIELDS if isinstance(said := model.body.get(field), int) and said > 0]
-    longest = min([*asked, most or model.context, model.context])
     # Whatever is sent may be written to the cache, and nothing of it be read from there.
     dollars = max(price.input, price.cache_write or 0.0)
-    thinking = model.body.get("thinking")
-    thought = thinking.get("budget_tokens", 0) if isinstance(thinking, dict) else 0
-    return Fare(sent * dollars / 1e6, price.output / 1e6, min(LEAST_OUTPUT + thought, longest), longest)
+    return Fare(sent, sent * dollars / 1e6, price.output / 1e6, least, longest)
 
 
 def narrowed(model: Model) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orch_protocol.budget import Amounts
 from orch_protocol.messages import Block, Message, ToolResult
 from orch_protocol.spec import ToolSpec
 
@@ -71,13 +72,13 @@ class Movable:
         self._now.prefix = prefix
 
     @property
-    def most_usd(self) -> float | None:
-        """What the next response may cost."""
-        return self._now.most_usd
+    def most(self) -> Amounts | None:
+        """What the next response may take."""
+        return self._now.most
 
-    @most_usd.setter
-    def most_usd(self, most_usd: float | None) -> None:
-        self._now.most_usd = most_usd
+    @most.setter
+    def most(self, most: Amounts | None) -> None:
+        self._now.most = most
 
     @property
     def gate(self) -> Gate | None:
@@ -121,9 +122,9 @@ class Movable:
         """Learn from the entries of a transcript how long what is said really is."""
         self._now.learn(entries)
 
-    def quote(self) -> Quote | None:
-        """Return what the next response may cost."""
-        return self._now.quote()
+    def quote(self, *, priced: bool) -> Quote:
+        """Return what the next response may take."""
+        return self._now.quote(priced=priced)
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.budget import Amounts, amounts_of
 from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.messages import Block, Message, StopReason, ToolUse, Usage
 from orch_protocol.spec import BackendSpec, ToolSpec
@@ -138,10 +139,9 @@ class Remote(Conversation):
         self._longest = min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2))
         self._shortened = False
 
-    def quote(self) -> Quote | None:
-        """Return what the next response may cost, None if nothing. Raises ConfigError when no price is known."""
-        fare = self._fare()
-        return None if fare is None else fare.quote(self._unclaimed.cost_usd)
+    def quote(self, *, priced: bool) -> Quote:
+        """Return what the next response may take. Raises ConfigError when its price is to be told and not known."""
+        return self._fare(priced=priced).quote(amounts_of(self._unclaimed))
 
     def info(self) -> BackendInfo:
         """Return who answers."""
@@ -189,34 +189,39 @@ class Remote(Conversation):
         )
 
     def _covered(self) -> tuple[Model, int]:
-        """Return the model and the length of answer to ask it for, as `most_usd` covers them; 0 is as long as it likes.
+        """Return the model and the length of answer to ask it for, as `most` covers them; 0 is as long as it likes.
 
         Raises BudgetExceededError when no answer is covered, which may be so after failed attempts.
         """
         self._shortened = False
-        fare = self._fare() if self.most_usd is not None else None
-        if fare is None or self.most_usd is None:
+        if self.most is None:
             return self.model, self._longest
-        tokens = fare.tokens(self.most_usd - self._unclaimed.cost_usd)
+        # What nobody counts nothing was put aside of; a response that costs something takes more than nothing.
+        kinds = frozenset(kind for kind in ("usd", "tokens") if getattr(self.most, kind))
+        fare, lost = self._fare(priced="usd" in kinds), amounts_of(self._unclaimed)
+        left = Amounts(usd=max(0.0, self.most.usd - lost.usd), tokens=max(0.0, self.most.tokens - lost.tokens))
+        tokens = fare.longest(left, kinds)
         if tokens == fare.most:
             return self.model, self._longest
         if not tokens:
             raise BudgetExceededError(
-                f"failed requests took ${self._unclaimed.cost_usd:.6f} of the ${self.most_usd:.6f} that were put aside "
-                "for this response: what is left does not cover another one"
+                f"failed requests took ${lost.usd:.6f} and {lost.tokens:g} tokens of the ${self.most.usd:.6f} and "
+                f"{self.most.tokens:g} tokens that were put aside for this response: what is left does not cover "
+                "another one"
             )
         self._shortened = True
         return narrowed(self.model), tokens
 
-    def _fare(self) -> Fare | None:
+    def _fare(self, *, priced: bool) -> Fare:
         try:
-            return fare(self.model, self.estimator.most_of_request(self._raw_request()), self._longest)
+            sent = self.estimator.most_of_request(self._raw_request())
+            return fare(self.model, sent, self._longest, priced=priced)
         except ConfigError as error:
             raise ConfigError(f"{self._who.provider}:{self._who.model} cannot have a budget: {error}") from error
 
     def _used(self, reading: Reading, message: Message) -> Usage:
         """Return what the response took, by its provider's count; of a budget one that tells nothing takes a guess."""
-        if self.most_usd is None or input_tokens(reading.usage) or reading.usage.output_tokens:
+        if self.most is None or input_tokens(reading.usage) or reading.usage.output_tokens:
             return cost(self.model, reading.usage)
         guess = cost(self.model, Usage(self.context_tokens(), self.estimator.message(message)))
         return msgspec.structs.replace(guess, cost_known=False)

@@ -9,12 +9,13 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from orch_protocol.budget import Amounts
 from orch_protocol.errors import BackendError, ConfigError, ErrorInfo, OrchError, error_from
 from orch_protocol.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of, tool_uses
 from orch_protocol.spec import BackendSpec, ToolSpec
 
 from ..prompt import split_first_prompt
-from .base import AssistantTurn, BackendInfo, Conversation, OnText
+from .base import AssistantTurn, BackendInfo, Conversation, OnText, Quote
 
 __all__ = ["Request", "ScriptedBackend", "from_spec"]
 
@@ -118,6 +119,13 @@ class ScriptedBackend(Conversation):
             on_text(text)
         usage = Usage(self.context_tokens(), self.estimator.message(message))
         return AssistantTurn(message, item.stop_reason or ("tool_use" if calls else "end_turn"), usage)
+
+    def quote(self, *, priced: bool) -> Quote:  # noqa: ARG002
+        """Return what the next response takes: that is written down."""
+        item = self._at(self._next)
+        said = self.estimator.message(self._message(item)) if item is not None else 0
+        takes = Amounts(tokens=self.context_tokens() + said)
+        return Quote(takes, takes, takes)
 
     def append_assistant(self, message: Message) -> None:
         """Add an assistant message; the script is one item further."""

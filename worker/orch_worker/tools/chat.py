@@ -40,13 +40,13 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
     used = Usage()
     try:
         turn = await backend.assistant_turn()
-        used = turn.usage
+        used = turn.usage.of_a_response()
     finally:
         hold.settle(used)
         await backend.close()
     note = "" if turn.stop_reason in WHOLE else f"[The response ended early: {turn.stop_reason}.]"
     said = text_of(turn.message) or "(an empty response)"
-    return ToolOutput(f"{said}\n\n{note}".rstrip(), usage=turn.usage)
+    return ToolOutput(f"{said}\n\n{note}".rstrip(), usage=used)
 
 
 @tool(category="chat")

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from orch_protocol.budget import Budget
 from orch_protocol.errors import BudgetExceededError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Collect, Kill, Killed, List, QueryAgent, Spawn, Spawned, Wait, Waited
@@ -35,6 +36,7 @@ async def spawn_subagent(
     tools: tuple[str, ...] | None = None,
     query: str | None = None,
     max_cost: float | None = None,
+    max_tokens: int | None = None,
 ) -> ToolOutput:
     """Start a subagent: an agent of its own with a task, its own context and a fixed set of tools.
 
@@ -43,9 +45,11 @@ async def spawn_subagent(
         preset: A named set of tools.
         tools: Names of tools, instead of a preset; at most the ones you hold yourself.
         query: A first question; the answer is waited for and returned.
-        max_cost: The most that it may spend, in US dollars.
+        max_cost: The most that it may spend, in US dollars, with subagents of its own.
+        max_tokens: The most tokens that it and they may use.
     """
-    spawned: Spawned = await _ask(context, "spawn", Spawn(task, preset=preset, tools=tools, max_cost_usd=max_cost))
+    budget = Budget(max_cost_usd=max_cost, max_tokens=max_tokens)
+    spawned: Spawned = await _ask(context, "spawn", Spawn(task, preset=preset, tools=tools, budget=budget))
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     if query is None:
         return ToolOutput(line)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.approval import digest_of
-from orch_protocol.errors import OrchError
+from orch_protocol.errors import BudgetExceededError, OrchError
 from orch_protocol.messages import Text, ToolResult, ToolUse, Usage
 from orch_protocol.policy import Verdict
 from orch_protocol.spec import ToolSpec
@@ -24,27 +24,40 @@ from orch_protocol.text import scrub
 from ..account import Account, Observe
 from ..guard import Guard, Ruling
 from ..markers import denied, withheld
+from ..purse import Purse
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
 from .stash import Stash, level
 
-__all__ = ["Executor", "Outcome", "Toolbox", "refuse", "text_in", "with_text"]
+__all__ = ["Executor", "Outcome", "Toolbox", "call_usage", "refuse", "text_in", "with_text"]
 
 MAX_CAPTURED: Final = 1 << 20
 MAX_SHOWN: Final = 30_000
 MAX_SHOWN_A_STEP: Final = 100_000
 READER: Final = "read_handle"
+NOT_COVERED: Final = "Not run: {error}."
+WAITING: Final = frozenset({"agents", "archive"})
+"""Categories of tools that mostly wait for other agents, whose own tools' time is counted."""
 WITHDRAWN: Final = "it was taken from this agent"
 RESTING: Final = "a hook keeps it from this turn"
 
 
+def _nothing(_: Usage) -> None:
+    pass
+
+
 class Outcome(Struct, frozen=True):
-    """What became of one call. `ran` is false when the tool was never started, `usage` is what models used for it."""
+    """What became of one call. `ran` is false when the tool was never started, `usage` is what it and models used.
+
+    `settle` is to be called with that when it is on record. `short` tells which budget did not cover the call.
+    """
 
     result: ToolResult
     ran: bool = True
     files_changed: tuple[str, ...] = ()
     usage: Usage = Usage()
+    settle: Callable[[Usage], None] = _nothing
+    short: str = ""
 
 
 class Executor(Protocol):
@@ -151,13 +164,25 @@ class Toolbox:
             if ruling.outcome != "start":
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
                 return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
+            waits = tool.category in WAITING
+            try:
+                hold = await self._context.own(Purse).reserve_call(None if waits else self._context.seconds)
+            except BudgetExceededError as error:
+                account.refused("deny", str(error), ruling.verdict)
+                return replace(refuse(call, NOT_COVERED.format(error=error)), short=str(error))
             account.began(ruling.verdict)
-            said = self.answer(call) if self.answer is not None else None
-            output = said if said is not None else await self._within_deadline(tool, arguments)
+            began = asyncio.get_running_loop().time()
+            try:
+                said = self.answer(call) if self.answer is not None else None
+                output = said if said is not None else await self._within_deadline(tool, arguments, hold.seconds)
+            except BaseException:
+                hold.settle(call_usage(0.0 if waits else asyncio.get_running_loop().time() - began))
+                raise
+            used = output.usage + call_usage(0.0 if waits else asyncio.get_running_loop().time() - began)
             if output.local and self._guard is not None and (why := await self._guard.stay()):
                 output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
         account.ended(output.text, success=not output.is_error, files_changed=output.files_changed)
-        return Outcome(_result(call, output), files_changed=output.files_changed, usage=output.usage)
+        return Outcome(_result(call, output), files_changed=output.files_changed, usage=used, settle=hold.settle)
 
     def _parsed(self, tool: Tool | None, call: ToolUse) -> tuple[Any, str]:
         """Return the arguments of `call`, or why there are none: it was not granted, is not there, or does not fit."""
@@ -239,18 +264,19 @@ class Toolbox:
         async with self._files.setdefault(path, asyncio.Lock()):
             yield
 
-    async def _within_deadline(self, tool: Tool, arguments: Any) -> ToolOutput:
+    async def _within_deadline(self, tool: Tool, arguments: Any, most: float | None) -> ToolOutput:
         # A task of its own, left behind when time is up: a tool that ignores cancellation must not hold the turn.
         task = asyncio.create_task(_caught(tool.call(self._context, arguments)))
+        limit = self._context.seconds if most is None else min(most, self._context.seconds)
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._context.seconds)
+            done, _ = await asyncio.wait({task}, timeout=limit)
         except asyncio.CancelledError:
             self._abandon(task)
             raise
         if done and not task.cancelled():
             return task.result()
         self._abandon(task)
-        seconds = f"{self._context.seconds:g} s"
+        seconds = f"{limit:g} s" + (", all that its budget leaves," if limit < self._context.seconds else "")
         why = "was cancelled" if done else f"did not finish within {seconds} and was given up; it may still be running"
         return ToolOutput(f"Tool {tool.name!r} {why}.", is_error=True)
 
@@ -258,6 +284,11 @@ class Toolbox:
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
+
+
+def call_usage(seconds: float) -> Usage:
+    """Return what a call of a tool used that ran for so long."""
+    return Usage(tool_calls=1, tool_seconds=round(seconds, 6))
 
 
 def refuse(call: ToolUse, why: str, *, is_error: bool = True) -> Outcome:

@@ -1,0 +1,156 @@
+"""Budgets of every kind with processes of their own: races, ends, kills at the worst moment, limits that are raised."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.shell import Shell
+from orch import AsyncOrchestrator, AsyncSubagent, Budget, Config, ScriptedBackend, SubagentsConfig
+from orch.services import HANDLERS, spending
+from orch_protocol.config import BudgetConfig
+from orch_protocol.errors import BudgetExceededError, OrchError
+from orch_protocol.messages import Reply
+from virtual import until
+
+CALL = {"loop": [{"tool": "read_file", "input": {"path": "note"}}]}
+
+
+async def worker(o: AsyncOrchestrator, *items: Any, **options: Any) -> AsyncSubagent:
+    """Spawn an agent that does `items`."""
+    return await o.spawn("work", backend=ScriptedBackend(items), tools=["read_file", "bash"], **options)
+
+
+async def test_fifty_processes_race_for_a_cap_and_none_oversteps_it(home: Path) -> None:
+    """All of it is used, not one more; who comes too late is told so."""
+    config = Config(subagents=SubagentsConfig(max_concurrent=50), budget=BudgetConfig(max_model_calls=120))
+    async with AsyncOrchestrator(config=config, home=home) as o:
+        agents = [await worker(o, CALL) for _ in range(50)]
+        ends = await asyncio.gather(*(agent.query("go") for agent in agents), return_exceptions=True)
+        spent = (await o.budget()).spent
+        rows = await o.agents()
+    assert spent.model_calls == 120 == sum(row.usage.model_calls for row in rows)
+    assert {end.stop_reason if isinstance(end, Reply) else type(end) for end in ends} <= {"budget", BudgetExceededError}
+
+
+async def test_a_turn_ends_when_its_time_at_work_is_over(home: Path) -> None:
+    """In the middle of a call; more time lets the agent go on, in the turn that is under way too."""
+    async with AsyncOrchestrator(home=home) as o:
+        sleep = {"tool": "bash", "input": {"command": "sleep 600"}}
+        agent = await worker(o, {"text": "so far", **sleep}, sleep, "done", budget=Budget(max_seconds=0.5))
+        reply = await agent.query("go")
+        assert (reply.stop_reason, reply.unfinished) == ("budget", ("bash",))
+        assert "used 0.5 of 0.5 s of work; `orch resume 1 --max-seconds" in reply.text
+        with pytest.raises(BudgetExceededError, match=r"of 0\.5 s of work"):
+            await agent.query("go on")
+        await agent.resume(budget=Budget(max_seconds=600))
+        going = agent.submit("go on")
+        await until(lambda: "bash" in str(o.supervisor.activity.get(agent.id)), 30)
+        await agent.resume(budget=Budget(max_seconds=1))
+        assert (await going).stop_reason == "budget"
+
+
+async def test_a_limit_of_all_is_raised_while_they_work(home: Path) -> None:
+    """Who waits for it goes on; the agent is told in time that it comes to an end, and so is who watches."""
+    async with AsyncOrchestrator(config=Config(budget=BudgetConfig(max_tool_calls=5)), home=home) as o:
+        agent = await worker(o, *[{"tool": "read_file", "input": {"path": "note"}}] * 5, CALL)
+        told: list[str] = []
+        reply = await agent.query(
+            "go", on_event=lambda event: told.append(event.text) if event.kind == "budget" else None
+        )
+        assert (reply.stop_reason, reply.tool_calls) == ("budget", 5)
+        assert "`orch budget --max-tool-calls N` sets another limit" in reply.text
+        assert len(told) == 1
+        assert "all agents together used 80 % of what may be used, 4 of 5 calls of tools" in told[0]
+        shown = await o.budget(budget=Budget(max_tool_calls=8))
+        assert (shown.budget.max_tool_calls, shown.configured.max_tool_calls, shown.spent.tool_calls) == (8, 5, 5)
+        assert (await agent.query("go on")).tool_calls == 3
+
+
+async def test_a_worker_is_killed_in_the_middle_of_a_settle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on its record counts, once, and what it held is free: also for the next life of the root."""
+    settle, kills = spending.settle, []
+
+    async def deadly(root: Any, caller: str, params: Any) -> Any:
+        if len(kills) == 0 and params.amounts.tool_calls:
+            kills.append(root.tree.nodes[caller].pid)
+            os.kill(kills[0], signal.SIGKILL)
+        return await settle(root, caller, params)
+
+    monkeypatch.setitem(HANDLERS, "settle", deadly)
+    budget = Budget(max_tool_calls=4, max_tool_seconds=60, max_model_calls=50)
+    async with AsyncOrchestrator(run="r", home=home) as o:
+        agent = await worker(o, CALL, name="x", budget=budget)
+        with pytest.raises(OrchError):
+            await agent.query("go")
+        await until(lambda: o.supervisor.tree.nodes[agent.id].status == "died", 30)
+        spent = (await agent.state()).spent
+        assert (spent.tool_calls, spent.model_calls) == (1, 1)
+        assert o.supervisor.budgets.holders() == []
+        assert (await agent.query("go on")).tool_calls == 3
+    async with AsyncOrchestrator(run="r", home=home) as o:
+        spent = (await (await o.get("x")).state()).spent
+        assert (spent.tool_calls, spent.processes) == (4, 2)
+
+
+SUICIDAL = """
+import os, signal, sys
+from orch import Budget, Orchestrator, ScriptedBackend
+from orch.services import HANDLERS
+
+async def deadly(root, caller, params):
+    if params.amounts.model_calls and root.budgets.spent(None).tool_calls >= 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await settle(root, caller, params)
+
+settle, HANDLERS["settle"] = HANDLERS["settle"], deadly
+with Orchestrator(run="r", home=sys.argv[1]) as o:
+    call = {"loop": [{"tool": "read_file", "input": {"path": "note"}}]}
+    budget = Budget(max_tool_calls=4, max_model_calls=50)
+    o.budget(budget=Budget(max_processes=9))
+    o.spawn("work", backend=ScriptedBackend([call]), tools=["read_file"], name="x", budget=budget).query("go")
+"""
+
+
+async def test_a_root_is_killed_in_the_middle_of_a_settle(home: Path) -> None:
+    """The next one finds in the transcript what was used, by kind; and the limit of all that had been set anew."""
+    root = await asyncio.create_subprocess_exec(sys.executable, "-c", SUICIDAL, str(home))
+    assert await asyncio.wait_for(root.wait(), 60) == -signal.SIGKILL
+    async with AsyncOrchestrator(run="r", home=home) as o:
+        agent = await o.get("x")
+        spent = (await agent.state()).spent
+        assert (spent.tool_calls, spent.model_calls) == (2, 3)
+        assert (await o.budget()).budget == Budget(max_processes=9)
+        assert (await agent.query("go on")).tool_calls == 2
+        with pytest.raises(BudgetExceededError, match="used 9 of 9 processes"):
+            await asyncio.gather(*(worker(o, "hi") for _ in range(8)))
+
+
+def test_budgets_from_the_shell(shell: Shell) -> None:
+    """Flags set them, list and show tell of them, `orch budget` raises that of all, exit code 5 tells the end."""
+    script = shell.script(CALL)
+    spawned = shell.run(
+        "spawn", "Work", "--name", "x", "--script", script, "--tools", "read_file", "--max-tool-calls", "2"
+    )
+    assert spawned.returncode == 0
+    reply = shell.data("query", "x", "Go")
+    assert (reply["stop_reason"], reply["tool_calls"]) == ("budget", 2)
+    [row] = shell.data("list")
+    assert (row["budget"], row["spent"]["tool_calls"]) == ({"max_tool_calls": 2}, 2)
+    assert "2 tool calls of 2 tool calls used" in shell.run("show", "x").stdout.decode()
+    shell.run("budget", "--max-model-calls", "4")
+    assert shell.data("query", "x", "Go on")["stop_reason"] == "budget"
+    assert "which is budget.max_model_calls" in shell.run("query", "x", "Go on", code=5).stderr.decode()
+    told = shell.run("budget").stdout.decode()
+    assert "4 model calls of 4 model calls, set anew" in told
+    shell.run("budget", "--max-model-calls", "none")
+    assert shell.data("budget")["budget"] == {}
+    shell.run("resume", "x", "--max-tool-calls", "3")
+    assert json.loads(shell.run("query", "x", "Go on", "--json").stdout)["tool_calls"] == 1
