@@ -60,7 +60,7 @@ class Talk:
             pause=pause,
         )
 
-    def record(self, message: Message, usage: Usage | None = None) -> None:
+    def record(self, message: Message, usage: Usage | None = None, said: str = "") -> None:  # noqa: ARG002
         """Keep `message`, which the conversation must not hold yet, and what it took."""
         assert len(self.backend.transcript()) == len(self.recorded)
         self.recorded.append(message)

@@ -234,6 +234,7 @@ class AsyncOrchestrator(Hookable):
         budget: Budget | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
+        follow_up_mode: QueueMode | None = None,
         plan: bool = False,
         context: ProjectContext | None = None,
     ) -> AsyncSubagent:
@@ -268,6 +269,7 @@ class AsyncOrchestrator(Hookable):
             budget=budget_of(max_cost, budget),
             template=template,
             queue_mode=queue_mode,
+            follow_up_mode=follow_up_mode,
             plan=plan,
             context=context,
         )

@@ -10,7 +10,7 @@ from orch_protocol.budget import BudgetChange
 from orch_protocol.commands import Ready
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
 
 from .journal import Entry
 
@@ -41,6 +41,7 @@ __all__ = [
     "Rest",
     "Resume",
     "Send",
+    "SetHearing",
     "Signal",
     "Spawn",
     "Spend",
@@ -49,6 +50,7 @@ __all__ = [
     "Sweep",
     "Timer",
     "TurnOverdue",
+    "Unsay",
     "WorkerUp",
 ]
 
@@ -247,6 +249,21 @@ class Localise(Struct, frozen=True, gc=False):
     backend: BackendSpec
 
 
+class Unsay(Struct, frozen=True, gc=False):
+    """What these name is not going to be heard by agent `id`."""
+
+    id: str
+    steer_ids: tuple[str, ...]
+
+
+class SetHearing(Struct, frozen=True, gc=False):
+    """Agent `id` hears so many of the things said to it at once from now on."""
+
+    id: str
+    steering: QueueMode
+    follow_up: QueueMode
+
+
 class Narrow(Struct, frozen=True, gc=False):
     """Agent `id` may use no tools from now on but those of `keep` that it may use already."""
 
@@ -292,6 +309,8 @@ Event: TypeAlias = (
     | Kill
     | Steer
     | Hear
+    | Unsay
+    | SetHearing
     | Cancel
     | Resume
     | Localise
@@ -300,7 +319,7 @@ Event: TypeAlias = (
     | Recover
 )
 
-REQUESTS = (Spawn, Adopt, Hold, Ask, Collect, Steer, Cancel, Resume, Localise, ApprovePlan, Narrow)
+REQUESTS = (Spawn, Adopt, Hold, Ask, Collect, Steer, SetHearing, Cancel, Resume, Localise, ApprovePlan, Narrow)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 

@@ -10,7 +10,7 @@ from orch_protocol.budget import Budget
 from orch_protocol.commands import TurnEvent
 from orch_protocol.errors import BadReplyError, OrchError, QueryTimeoutError
 from orch_protocol.messages import Reply
-from orch_protocol.queue import SteerAgent
+from orch_protocol.queue import AgentSteered, ClearQueue, Queued, QueueShown, SetQueue, SteerAgent
 from orch_protocol.services import (
     AgentRow,
     CancelTurn,
@@ -39,6 +39,7 @@ from orch_protocol.sessions import (
     SessionShown,
     ShowSession,
 )
+from orch_protocol.spec import QueueMode
 
 from . import typed
 from .allowances import change_of
@@ -150,13 +151,40 @@ class AsyncSubagent:
         check_seconds(timeout)
         await self._orchestrator.supervisor.ping(self._node, payload, timeout)
 
-    async def steer(self, text: str) -> None:
-        """Say `text` to the agent: it hears it before its next model request, or with its next query."""
-        await self._call("steer", SteerAgent(self.id, text))
+    async def steer(self, text: str) -> str:
+        """Say `text` to the agent: it hears it before its next model request, or with its next query.
 
-    async def follow_up(self, text: str) -> None:
-        """Let the agent go on with `text` when it would stop; one that does not work is asked at once."""
-        await self._call("steer", SteerAgent(self.id, text, follow_up=True))
+        Returns the id of what was said, which `queue` shows until it is heard.
+        """
+        return await self._say(text)
+
+    async def follow_up(self, text: str) -> str:
+        """Let the agent go on with `text` when it would stop; one that does not work is asked at once.
+
+        Returns the id of what was said, or of the query that it became.
+        """
+        return await self._say(text, follow_up=True)
+
+    async def queue(self) -> list[Queued]:
+        """Return what was said to the agent and it has not heard yet, in order: steering, then follow-ups."""
+        shown: QueueShown = await self._call("queue", Ref(self.id))
+        return list(shown.waiting)
+
+    async def clear_queue(self, *ids: str) -> list[Queued]:
+        """Take back what the agent has not heard: what `ids` name, or all of it. Returns what that was.
+
+        What is not among it, the agent has heard meanwhile. Raises ConfigError for an id under which nothing waits.
+        """
+        cleared: QueueShown = await self._call("clear_queue", ClearQueue(self.id, ids or None))
+        return list(cleared.waiting)
+
+    async def set_queue(self, *, steering: QueueMode | None = None, follow_up: QueueMode | None = None) -> None:
+        """Let the agent hear one thing at a time, or all that wait, from now on; None leaves it as it is."""
+        await self._call("set_queue", SetQueue(self.id, steering, follow_up))
+
+    async def _say(self, text: str, *, follow_up: bool = False) -> str:
+        said: AgentSteered = await self._call("steer", SteerAgent(self.id, text, follow_up))
+        return said.steer_id or said.query_id or ""
 
     async def narrow(self, tools: Iterable[str]) -> None:
         """Let the agent keep of its tools only these (names, and categories), and everybody below it no more than that.

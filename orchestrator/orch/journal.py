@@ -16,7 +16,7 @@ from orch_protocol.archive import Source
 from orch_protocol.budget import Budget, BudgetChange
 from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import AgentSpec, BackendSpec, Durability
+from orch_protocol.spec import AgentSpec, BackendSpec, Durability, QueueMode
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.lines import Sealed
@@ -32,6 +32,7 @@ __all__ = [
     "Ended",
     "Entry",
     "Heard",
+    "Hearing",
     "Journal",
     "Killed",
     "Launched",
@@ -47,6 +48,7 @@ __all__ = [
     "Spent",
     "Steered",
     "Stopping",
+    "Unsaid",
     "Up",
     "Woken",
 ]
@@ -198,6 +200,19 @@ class Heard(_Agent, frozen=True, gc=False, kw_only=True, tag="heard"):
     steer_id: str
 
 
+class Unsaid(_Agent, frozen=True, gc=False, kw_only=True, tag="unsaid"):
+    """What was said is not to be heard any more."""
+
+    steer_ids: tuple[str, ...]
+
+
+class Hearing(_Agent, frozen=True, gc=False, kw_only=True, tag="hearing"):
+    """How many of the things said to the agent it hears at once from now on."""
+
+    steering: QueueMode
+    follow_up: QueueMode
+
+
 class Archived(_Agent, frozen=True, gc=False, kw_only=True, tag="archived"):
     """Parts of the agent's conversation are holders' now: their ids and what they are about. Its transcript says all
     of it, and knows better. `problem` says why nothing could be archived."""
@@ -255,6 +270,8 @@ Entry: TypeAlias = (
     | Woken
     | Steered
     | Heard
+    | Unsaid
+    | Hearing
     | Archived
     | Spent
     | Moved

@@ -23,6 +23,7 @@ from .journal import (
     Ended,
     Entry,
     Heard,
+    Hearing,
     Killed,
     Launched,
     Localised,
@@ -37,6 +38,7 @@ from .journal import (
     Spent,
     Steered,
     Stopping,
+    Unsaid,
     Up,
     Woken,
 )
@@ -342,6 +344,13 @@ class Nodes:
 
     def _apply_heard(self, node: Node, entry: Heard) -> None:
         node.unheard.pop(entry.steer_id, None)
+
+    def _apply_unsaid(self, node: Node, entry: Unsaid) -> None:
+        for id in entry.steer_ids:
+            node.unheard.pop(id, None)
+
+    def _apply_hearing(self, node: Node, entry: Hearing) -> None:
+        node.spec = msgspec.structs.replace(node.spec, queue_mode=entry.steering, follow_up_mode=entry.follow_up)
 
     def _apply_archived(self, node: Node, entry: Archived) -> None:
         node.archives.update(entry.holders)

@@ -97,6 +97,7 @@ def _made(spec: AgentSpec) -> dict[str, Any]:
         policy=replace(spec.policy, asks_root=False),
         local=False,
         context=ContextSpec("none"),
+        # The day, and the state of a folder, are others tomorrow.
         prompt=replace(spec.prompt, rules=replace(spec.prompt.rules, time=False, workspace=False)),
         hooks=replace(spec.hooks, switches="") if spec.hooks.load else HooksSpec(),
     )

@@ -27,6 +27,7 @@ from orch_protocol.commands import (
     RootReply,
     Steered,
     TurnEvent,
+    Unsaid,
 )
 from orch_protocol.config import Config
 from orch_protocol.errors import (
@@ -399,6 +400,8 @@ class Supervisor:
                 self.watchers.called(self.tree.nodes, agent_id, id, body)
             case Steered():
                 self.handle(Hear(agent_id, id))
+            case Unsaid():
+                self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
             case Edited():
                 self.waiters.tell(f"edit:{agent_id}:{id}", body, body.error)
             case RootCall():

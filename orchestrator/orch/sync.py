@@ -148,6 +148,7 @@ class Orchestrator(Hookable):
         budget: Budget | None = None,
         template: Template | None = None,
         queue_mode: QueueMode = "one-at-a-time",
+        follow_up_mode: QueueMode | None = None,
         plan: bool = False,
         context: ProjectContext | None = None,
     ) -> Subagent:
@@ -175,6 +176,7 @@ class Orchestrator(Hookable):
                 budget=budget,
                 template=template,
                 queue_mode=queue_mode,
+                follow_up_mode=follow_up_mode,
                 plan=plan,
                 context=context,
             )

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from orch_protocol.budget import Budget
 from orch_protocol.messages import Reply
+from orch_protocol.queue import Queued
 from orch_protocol.services import AgentRow, Shown
 from orch_protocol.sessions import Branch, SessionChecked, SessionShown
+from orch_protocol.spec import QueueMode
 
 from .handles import AsyncSubagent, OnEvent
 
@@ -93,13 +95,34 @@ class Subagent:
         """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
         self._orchestrator._wait(self._agent.ping(payload, timeout=timeout))
 
-    def steer(self, text: str) -> None:
-        """Say `text` to the agent: it hears it before its next model request, or with its next query."""
-        self._orchestrator._wait(self._agent.steer(text))
+    def steer(self, text: str) -> str:
+        """Say `text` to the agent: it hears it before its next model request, or with its next query.
 
-    def follow_up(self, text: str) -> None:
-        """Let the agent go on with `text` when it would stop; one that does not work is asked at once."""
-        self._orchestrator._wait(self._agent.follow_up(text))
+        Returns the id of what was said, which `queue` shows until it is heard.
+        """
+        return self._orchestrator._wait(self._agent.steer(text))
+
+    def follow_up(self, text: str) -> str:
+        """Let the agent go on with `text` when it would stop; one that does not work is asked at once.
+
+        Returns the id of what was said, or of the query that it became.
+        """
+        return self._orchestrator._wait(self._agent.follow_up(text))
+
+    def queue(self) -> list[Queued]:
+        """Return what was said to the agent and it has not heard yet, in order: steering, then follow-ups."""
+        return self._orchestrator._wait(self._agent.queue())
+
+    def clear_queue(self, *ids: str) -> list[Queued]:
+        """Take back what the agent has not heard: what `ids` name, or all of it. Returns what that was.
+
+        What is not among it, the agent has heard meanwhile. Raises ConfigError for an id under which nothing waits.
+        """
+        return self._orchestrator._wait(self._agent.clear_queue(*ids))
+
+    def set_queue(self, *, steering: QueueMode | None = None, follow_up: QueueMode | None = None) -> None:
+        """Let the agent hear one thing at a time, or all that wait, from now on; None leaves it as it is."""
+        self._orchestrator._wait(self._agent.set_queue(steering=steering, follow_up=follow_up))
 
     def narrow(self, tools: Iterable[str]) -> None:
         """Let the agent keep of its tools only these (names, and categories), and everybody below it no more than that.

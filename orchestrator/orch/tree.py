@@ -27,7 +27,7 @@ from orch_protocol.errors import (
 from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 
-from . import admission, cold, deletions, journal, narrowing
+from . import admission, cold, deletions, hearing, journal, narrowing
 from .events import (
     Adopt,
     ApprovePlan,
@@ -54,6 +54,7 @@ from .events import (
     Rest,
     Resume,
     Send,
+    SetHearing,
     Signal,
     Spawn,
     Spend,
@@ -62,6 +63,7 @@ from .events import (
     Sweep,
     Timer,
     TurnOverdue,
+    Unsay,
     WorkerUp,
 )
 from .journal import (
@@ -71,14 +73,12 @@ from .journal import (
     Collected,
     Ended,
     Entry,
-    Heard,
     Killed,
     Launched,
     Opened,
     Resumed,
     Spawned,
     Spent,
-    Steered,
     Stopping,
     Up,
 )
@@ -152,7 +152,7 @@ class Tree:
             repaired=repaired,
         )
         instructions: list[Instruction] = [Notify(f"up:{event.id}:{event.incarnation}")]
-        instructions += [*narrowing.reminder(node), *(self._say(said) for said in node.unheard.values())]
+        instructions += [*narrowing.reminder(node), *hearing.reminder(node)]
         if node.pending is not None:
             instructions.append(Send(event.id, node.pending.query_id))
         return Decision([up], instructions)
@@ -402,18 +402,16 @@ class Tree:
         return Decision([*settled.entries, *killed], [*settled.instructions, *instructions], tuple(doomed))
 
     def _on_steer(self, event: Steer, now: float) -> Decision:
-        node = self.nodes[event.id]
-        admission.check_answers(node)
-        said = Steered(at=now, id=event.id, steer_id=event.steer_id, text=event.text, follow_up=event.follow_up)
-        return Decision([said], [self._say(said)] if node.status in ("idle", "busy") else [], event.steer_id)
-
-    def _say(self, said: Steered) -> Send:
-        return Send(said.id, said.steer_id, "steer", commands.Steer(said.text, said.follow_up))
+        return hearing.steer(self.nodes, event, now)
 
     def _on_hear(self, event: Hear, now: float) -> Decision:
-        if event.steer_id not in self.nodes[event.id].unheard:
-            return Decision()
-        return Decision([Heard(at=now, id=event.id, steer_id=event.steer_id)])
+        return hearing.hear(self.nodes, event, now)
+
+    def _on_unsay(self, event: Unsay, now: float) -> Decision:
+        return hearing.unsay(self.nodes, event, now)
+
+    def _on_sethearing(self, event: SetHearing, now: float) -> Decision:
+        return hearing.set_hearing(self.nodes, event, now)
 
     def _on_cancel(self, event: Cancel, now: float) -> Decision:
         node = self.nodes[event.id]

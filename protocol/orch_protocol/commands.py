@@ -1,7 +1,7 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer edit cancel narrow stop root_reply limit`.
-Worker to root: `hello ready pong finished progress event called steered edited root_call cancel`.
+Root to worker: `init ping query steer unsay hearing edit cancel narrow stop root_reply limit`.
+Worker to root: `hello ready pong finished progress event called steered unsaid edited root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -17,12 +17,13 @@ from .hooks import HookRow
 from .messages import Reply, Usage
 from .observing import Called
 from .sessions import Edit, Edited
-from .spec import AgentSpec
+from .spec import AgentSpec, QueueMode
 
 __all__ = [
     "BODIES",
     "Cancel",
     "Finished",
+    "Hearing",
     "Hello",
     "Init",
     "Limit",
@@ -38,6 +39,8 @@ __all__ = [
     "Steered",
     "Stop",
     "TurnEvent",
+    "Unsaid",
+    "Unsay",
 ]
 
 
@@ -115,6 +118,25 @@ class Steer(Struct, frozen=True, gc=False):
 
 class Steered(Struct, frozen=True, gc=False):
     """What the frame's id names is in the conversation now."""
+
+
+class Unsay(Struct, frozen=True, gc=False):
+    """What these ids name is not to be heard any more."""
+
+    ids: tuple[str, ...]
+
+
+class Unsaid(Struct, frozen=True, gc=False):
+    """Of what the Unsay of that frame id names this much had not been heard, and is not going to be."""
+
+    ids: tuple[str, ...]
+
+
+class Hearing(Struct, frozen=True, gc=False):
+    """How many of the things said to the agent it hears at once from now on."""
+
+    steering: QueueMode
+    follow_up: QueueMode
 
 
 class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -203,6 +225,9 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "narrow": Narrow,
     "steer": Steer,
     "steered": Steered,
+    "unsay": Unsay,
+    "unsaid": Unsaid,
+    "hearing": Hearing,
     "edit": Edit,
     "edited": Edited,
     "event": TurnEvent,

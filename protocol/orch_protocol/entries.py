@@ -82,6 +82,7 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     """A message of the conversation. `turn` is the query id of the turn it belongs to ("" for seeded history).
 
     `usage` is what the request took whose response this is, or what models used for the results of tools in it.
+    `said` is the id of what somebody said to the agent while it worked, when this is that.
     `deleted` is when what it said was deleted for good, "" while it is there. `origin` is there when the message was
     taken over from elsewhere and more was known of it.
     """
@@ -91,6 +92,7 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
     usage: Usage | None = None
     deleted: str = ""
     origin: Origin | None = None
+    said: str = ""
 
 
 class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compaction"):

@@ -21,7 +21,7 @@ from .models import ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
 from .prompts import PromptSpec
-from .queue import AgentSteered, SteerAgent
+from .queue import AgentSteered, ClearQueue, QueueShown, SetQueue, SteerAgent
 from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
 from .sessions import (
     Changed,
@@ -115,6 +115,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     budget: Budget = Budget()
     template: Template | None = None
     queue_mode: QueueMode = "one-at-a-time"
+    follow_up_mode: QueueMode | None = None
     policy: PolicySpec | None = None
     plan: bool = False
     context: ProjectContext | None = None
@@ -356,6 +357,9 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "fork": (ForkSession, Forked),
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
+    "queue": (Ref, QueueShown),
+    "clear_queue": (ClearQueue, QueueShown),
+    "set_queue": (SetQueue, QueueShown),
     "spec": (Ref, AgentSpec),
     "run_tool": (RunTool, ToolRan),
     "judge": (PolicyCall, Verdict),

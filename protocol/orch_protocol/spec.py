@@ -95,7 +95,8 @@ class AgentSpec(Struct, frozen=True):
     a holder holds. Under `policy` and with `hooks` it works, and all agents below it. A `local` one's conversation is
     for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says,
     and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more, though they stay
-    on offer.
+    on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told when it would
+    stop, None: the same.
     """
 
     id: str
@@ -116,6 +117,7 @@ class AgentSpec(Struct, frozen=True):
     history: tuple[Message, ...] = ()
     durability: Durability = "process"
     queue_mode: QueueMode = "one-at-a-time"
+    follow_up_mode: QueueMode | None = None
     template: Template = "lean"
     archival: ArchivalSpec | None = None
     source: Source | None = None

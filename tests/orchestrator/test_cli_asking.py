@@ -42,6 +42,25 @@ def reply(whole: str, steps: int, **changes: Any) -> dict[str, Any]:
 class TestSteer:
     """Saying something to an agent that works."""
 
+    def test_what_waits_and_what_is_taken_back(self, desk: Desk, capsys: Captured) -> None:
+        """A line each; modes are set first; with nothing there it is said so."""
+        waiting = [{"id": "s1", "text": "be\nbrief", "follow_up": True, "at": "2026-11-21T09:00:00.000Z"}]
+        shown = {"id": "abc", "waiting": waiting, "steering": "all", "follow_up": "all"}
+        desk.answers |= {"queue": shown, "clear_queue": shown, "set_queue": shown}
+        assert run(["queue", "n", "--follow-up", "all"]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["s1", "at", "its"]
+        assert desk.asked == [
+            ("set_queue", {"ref": "n", "steering": None, "follow_up": "all"}),
+            ("queue", {"ref": "n"}),
+        ]
+        assert run(["queue", "n", "--clear", "s1", "--clear", "s2", "--json"]) == 0
+        assert desk.asked[-1] == ("clear_queue", {"ref": "n", "ids": ["s1", "s2"]})
+        desk.answers["clear_queue"] = shown | {"waiting": []}
+        assert run(["queue", "n", "--clear-all"]) == 0
+        assert desk.asked[-1] == ("clear_queue", {"ref": "n", "ids": None})
+        assert "nothing waits" in capsys.readouterr().err
+        assert run(["queue", "n", "--clear-all", "--clear", "s1"]) == 2
+
     def test_the_id_of_what_was_said(self, desk: Desk, capsys: Captured) -> None:
         """Steering is told by its id; as JSON with the agent's."""
         assert run(["steer", "n", "be brief"]) == 0

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from orch import AsyncSubagent, Config
 from orch.events import Rest
 from orch.services import serve_worker, sessions
+from orch.services.processes import answered
 from orch_protocol.commands import RootCall
 from orch_protocol.errors import (
     AgentBusyError,
@@ -165,8 +166,9 @@ async def test_a_worker_in_a_turn_refuses_by_itself(tmp_path: Path) -> None:
         asking = agent.submit("work")
         await gate.called.wait()
         node = o.supervisor.tree.nodes[agent.id]
+        edit = Edit("00000000", Move(None))
         with pytest.raises(AgentBusyError, match="between turns"):
-            await sessions._sent(o.supervisor, node, Edit("00000000", Move(None)), "gone:nobody")
+            await answered(o.supervisor, node, "edit", edit, edit.entry, "edit", 5.0)
         gate.open.set()
         assert (await asking).text == "two"
 

@@ -23,6 +23,7 @@ from orch_worker.guard import Guard
 from orch_worker.hook_calls import HookCalls, HookContext
 from orch_worker.hooked import AgentHooks
 from orch_worker.hooks import Hook, Registry, make_hook
+from orch_worker.interjections import Interjection
 from orch_worker.locality import Locality
 from orch_worker.loop import run_turn
 from orch_worker.parts import of_tier, rendered
@@ -83,9 +84,9 @@ class Hooked(Talk):
         self.events: list[tuple[str, str]] = []
         self.waiting: list[str] = []
 
-    def interject(self, _stopping: bool) -> list[str]:
+    def interject(self, _stopping: bool) -> list[Interjection]:
         """Return the next thing that was said."""
-        return [self.waiting.pop(0)] if self.waiting else []
+        return [Interjection("s", self.waiting.pop(0))] if self.waiting else []
 
     async def open(self) -> None:
         """Put the prompt together."""

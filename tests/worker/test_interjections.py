@@ -44,6 +44,30 @@ def test_follow_ups_wait_until_the_agent_would_stop_and_steering_comes_first() -
     assert texts(queues.take(stopping=True)) == ["later"]
 
 
+def test_each_kind_has_a_mode_of_its_own_that_can_be_set_at_any_time() -> None:
+    """Follow-ups are heard as steering is, unless somebody says how."""
+    queues = Interjections("one-at-a-time", "all")
+    for number in range(4):
+        queues.add(Interjection(str(number), str(number)), follow_up=number > 1)
+    assert texts(queues.take(stopping=True)) == ["0"]
+    queues.modes("all", "one-at-a-time")
+    assert texts(queues.take(stopping=True)) == ["1"]
+    assert texts(queues.take(stopping=True)) == ["2"]
+    queues.modes("all")
+    queues.add(Interjection("4", "4"), follow_up=True)
+    assert texts(queues.take(stopping=True)) == ["3", "4"]
+
+
+def test_what_is_taken_back_is_not_heard() -> None:
+    """Of what is named, what waited is told; what was heard is not, nor what was never said."""
+    queues = said("a", "b", "c")
+    queues.add(Interjection("f", "later"), follow_up=True)
+    assert texts(queues.take(stopping=False)) == ["a"]
+    assert queues.drop(["0", "2", "f", "x"]) == ["2", "f"]
+    assert texts(queues.take(stopping=True)) == ["b"]
+    assert queues.take(stopping=True) == []
+
+
 def test_the_same_thing_is_not_queued_twice() -> None:
     """A root that says it again, to a process it thinks new, is harmless."""
     queues = said("a")
@@ -59,6 +83,7 @@ class Conversation(Talk):
         super().__init__(*args)  # type: ignore[arg-type]
         self.queues = Interjections()
         self.events: list[tuple[str, str, str, int, bool]] = []
+        self.heard: list[tuple[str, int]] = []
 
     async def turn(self, **limits: int) -> object:
         """Run a turn that hears and tells."""
@@ -72,7 +97,8 @@ class Conversation(Talk):
             limits=Limits(**limits),  # type: ignore[arg-type]
             report=lambda *_: None,
             brake=self.brake,
-            interject=lambda stopping: texts(self.queues.take(stopping=stopping)),
+            interject=lambda stopping: self.queues.take(stopping=stopping),
+            heard=lambda id: self.heard.append((id, len(self.recorded))),
             emit=lambda *event: self.events.append(event),
         )
 
@@ -101,6 +127,9 @@ async def test_steering_comes_after_the_batch_and_follow_ups_when_the_agent_woul
     reply = await steered.turn()
     assert reply.text == "summary"  # type: ignore[attr-defined]
     assert steered.users() == ["go", "[Steering]\nbe brief", "[Steering]\nthen sum up"]
+    assert [id for id, _ in steered.heard] == ["1", "2"]
+    for _, count in steered.heard:
+        assert text_of(steered.recorded[count - 1]).startswith("[Steering]"), "it was told before it was on record"
     roles = [(message.role, text_of(message)) for message in steered.recorded]
     assert roles.index(("user", "[Steering]\nbe brief")) < roles.index(("assistant", "brief"))
     assert roles.index(("assistant", "brief")) < roles.index(("user", "[Steering]\nthen sum up"))

@@ -14,6 +14,7 @@ from msgspec import Struct
 from orch_protocol.commands import (
     Cancel,
     Finished,
+    Hearing,
     Hello,
     Init,
     Limit,
@@ -27,6 +28,8 @@ from orch_protocol.commands import (
     Steer,
     Steered,
     TurnEvent,
+    Unsaid,
+    Unsay,
 )
 from orch_protocol.errors import (
     AgentBusyError,
@@ -227,6 +230,14 @@ class Host:
     def _on_steer(self, id: str, body: Steer) -> None:
         if self._runtime is not None:
             self._runtime.steer(Interjection(id, body.text), follow_up=body.follow_up)
+
+    def _on_unsay(self, id: str, body: Unsay) -> None:
+        gone = self._runtime.unsay(body.ids) if self._runtime is not None else ()
+        self._courier.send("unsaid", Unsaid(tuple(gone)), id)
+
+    def _on_hearing(self, _id: str, body: Hearing) -> None:
+        if self._runtime is not None:
+            self._runtime.hear(body.steering, body.follow_up)
 
     def _on_limit(self, _id: str, body: Limit) -> None:
         if self._runtime is not None:

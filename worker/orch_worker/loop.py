@@ -29,6 +29,7 @@ from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
 from .backends.base import AssistantTurn, Backend, OnText
+from .interjections import Interjection
 from .markers import interrupted
 from .prompt import continued_prompt
 from .purse import Purse
@@ -43,7 +44,8 @@ __all__ = ["Aborted", "Brake", "run_turn"]
 GRACE_SECONDS: Final = 1.0
 
 Report = Callable[[str, str, int], None]
-Interject = Callable[[bool], list[str]]
+Interject = Callable[[bool], list[Interjection]]
+Heard = Callable[[str], None]
 Emit = Callable[[str, str, str, int, bool], None]
 Prepare = Callable[[], Awaitable[None]]
 Frame = Callable[[str], str]
@@ -69,8 +71,8 @@ CUT_OFF: Final = (
 class Record(Protocol):
     """Takes the next message of the conversation down, and what models used for it: for a response, or for results."""
 
-    def __call__(self, message: Message, /, *, usage: Usage | None = None) -> None:
-        """Record `message`."""
+    def __call__(self, message: Message, /, *, usage: Usage | None = None, said: str = "") -> None:
+        """Record `message`, which `said` names when somebody said it meanwhile."""
 
 
 class Aborted(Exception):
@@ -120,6 +122,7 @@ async def run_turn(
     report: Report,
     brake: Brake,
     interject: Interject = lambda _stopping: [],
+    heard: Heard = lambda _id: None,
     emit: Emit | None = None,
     prepare: Prepare | None = None,
     pause: Prepare | None = None,
@@ -136,9 +139,10 @@ async def run_turn(
     Raises BackendError, with the turn's `usage` so far as an attribute, and ConfigError for an empty prompt.
 
     `interject(stopping)` is asked for what was said meanwhile: after the prompt, after each batch of tool calls, and
-    when the turn would end; each text becomes a user message. `emit(kind, text, name, step, is_error)` is told of
-    everything that happens, see TurnEvent. `prepare` is awaited before each model request, and may change what the
-    conversation holds; so may `pause`, awaited when the turn goes on past its steps. None of them may raise.
+    when the turn would end; each text becomes a user message, and `heard` is called when that is on record.
+    `emit(kind, text, name, step, is_error)` is told of everything that happens, see TurnEvent. `prepare` is awaited
+    before each model request, and may change what the conversation holds; so may `pause`, awaited when the turn goes on
+    past its steps. None of them may raise.
 
     `hooks` may change what happens, and end the turn with stop reason `aborted`; `opening` is awaited before the prompt
     is taken down, and `frame` puts around it what the agent is told besides.
@@ -146,7 +150,7 @@ async def run_turn(
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
     turn = _Turn(
-        backend, toolbox, record, limits, report, brake, interject, emit, prepare, pause, purse, hooks, opening
+        backend, toolbox, record, limits, report, brake, interject, heard, emit, prepare, pause, purse, hooks, opening
     )
     return await turn.run(query_id, agent_id, scrub(prompt), frame)
 
@@ -161,6 +165,7 @@ class _Turn:
         report: Report,
         brake: Brake,
         interject: Interject,
+        heard: Heard,
         emit: Emit | None,
         prepare: Prepare | None,
         pause: Prepare | None,
@@ -175,6 +180,7 @@ class _Turn:
         self._report = report
         self._brake = brake
         self._interject = interject
+        self._heard = heard
         self._emit = emit
         self._prepare = prepare
         self._pause = pause
@@ -288,16 +294,21 @@ class _Turn:
         """Take what was said meanwhile into the conversation; return whether there was anything."""
         heard = False
         while not heard and (said := self._interject(stopping)):
-            for text in said:
+            for id, text in said:
                 for each in [text] if self._hooks is None else await self._hooks.heard(text):
-                    self._say(f"{STEERING}\n{scrub(each)}")
+                    self._say(f"{STEERING}\n{scrub(each)}", id)
                     self._tell("steered", each)
                     heard = True
+                # Not before it is on record: an agent that is killed in between is told it once more.
+                self._heard(id)
         return heard
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, said: str = "") -> None:
         message = user(text)
-        self._record(message)
+        if said:
+            self._record(message, said=said)
+        else:
+            self._record(message)
         self._backend.append_user(message.content)
 
     def _tell(self, kind: str, text: str = "", name: str = "", *, is_error: bool = False) -> None:

@@ -18,7 +18,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.observing import Called
 from orch_protocol.sessions import Edit, Edited, Move
-from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
 
 from .agenda import Agenda
 from .archiving import Archiving
@@ -84,7 +84,7 @@ class Runtime:
         self.spec = spec
         self._root = root
         self._brake = Brake()
-        self._said = Interjections(spec.queue_mode)
+        self._said = Interjections(spec.queue_mode, spec.follow_up_mode)
         self._sync_due = False
         self._busy = False
         context = ToolContext(
@@ -205,7 +205,8 @@ class Runtime:
                 limits=limits,
                 report=self._root.report,
                 brake=brake,
-                interject=self._interject,
+                interject=lambda stopping: self._said.take(stopping=stopping),
+                heard=self._heard,
                 emit=partial(self._root.emit, query_id) if query.stream else None,
                 prepare=self._prepare,
                 pause=archiving.turn_paused if archiving is not None else None,
@@ -300,15 +301,23 @@ class Runtime:
             self._archiving.hurry()
 
     def steer(self, said: Interjection, *, follow_up: bool) -> None:
-        """Let the agent hear `said` before its next model request, a follow-up when it would stop."""
-        self._said.add(said, follow_up=follow_up)
+        """Let the agent hear `said` before its next model request, a follow-up when it would stop; once."""
+        if said.id in self.transcript.session.said:
+            self._heard(said.id)  # the process before this one was killed before it could say so
+        else:
+            self._said.add(said, follow_up=follow_up)
 
-    def _interject(self, stopping: bool) -> list[str]:
-        heard = self._said.take(stopping=stopping)
-        for said in heard:
-            if not said.id.startswith(OWN):
-                self._root.heard(said.id)
-        return [said.text for said in heard]
+    def unsay(self, ids: tuple[str, ...]) -> list[str]:
+        """Let the agent not hear what `ids` name; return the ids of what it had not heard."""
+        return self._said.drop(ids)
+
+    def hear(self, steering: QueueMode, follow_up: QueueMode) -> None:
+        """Let the agent hear so many things at once from now on."""
+        self._said.modes(steering, follow_up)
+
+    def _heard(self, id: str) -> None:
+        if not id.startswith(OWN):
+            self._root.heard(id)
 
     async def farewell(self, seconds: float) -> None:
         """Let hooks hear that the process ends, and wait so long for them."""
@@ -350,8 +359,8 @@ class Runtime:
         live = self._archiving.block if self._archiving is not None else None
         await self._prompt.begin(hooks, live, fresh=self._fresh)
 
-    def _record(self, turn: str, message: Message, usage: Usage | None = None) -> None:
-        self.transcript.message(message, turn, usage)
+    def _record(self, turn: str, message: Message, usage: Usage | None = None, said: str = "") -> None:
+        self.transcript.message(message, turn, usage, said=said)
         if usage is not None and self._purse.budgeted:
             self.transcript.log.sync()  # what was spent stays so, also when the power fails
         self._fresh = False  # now the task is on record

@@ -87,6 +87,8 @@ class Session:
         """The reply of each finished turn on the path, by query id."""
         self.interrupted: str | None = None
         """The query whose turn has messages and no end: cut short, or still running. None when there is none."""
+        self.said: set[str] = set()
+        """Ids of what was said to the agent while it worked, on all branches."""
         self.usage = Usage()
         """What all turns used together, on all branches, those cut short included, as far as it is on record."""
         self._approved: set[str] = set()
@@ -229,6 +231,8 @@ class Session:
             # The reply knows of failed requests too, which no message tells of.
             self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
             return
+        if entry.said:
+            self.said.add(entry.said)
         self.responses += bool(entry.turn) and entry.message.role == "assistant"
         if entry.turn != self._turn:
             self._turn, self._used_before = entry.turn, self.usage

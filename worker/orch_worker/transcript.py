@@ -116,12 +116,13 @@ class Transcript:
             self.session = self.session.refolded(_Lines(self.path))
         return stored
 
-    def message(self, message: Message, turn: str = "", usage: Usage | None = None) -> MessageEntry:
+    def message(self, message: Message, turn: str = "", usage: Usage | None = None, *, said: str = "") -> MessageEntry:
         """Record `message` as the next one of the query `turn`, and return its entry as it is on disk.
 
         `usage` is what the request took whose response it is, or what models used for the results of tools in it.
+        `said` names what somebody said while the agent worked.
         """
-        entry = MessageEntry(**self._next(), message=message, turn=turn, usage=usage)
+        entry = MessageEntry(**self._next(), message=message, turn=turn, usage=usage, said=said)
         return cast(MessageEntry, self.append(entry)[0])
 
     def turn_start(self, turn: str, interrupted: str) -> None:

@@ -17,6 +17,7 @@ VERBS = {
     "collect": ("asking", "take the answer to a query nobody waited for"),
     "run": ("spawning", "start an agent, ask it, print its answer, end it"),
     "steer": ("asking", "say something to an agent that works"),
+    "queue": ("queueing", "what an agent has not heard yet; take it back"),
     "cancel": ("asking", "end what an agent does just now"),
     "list": ("agents", "list agents"),
     "show": ("agents", "show one agent and the end of its conversation"),

@@ -6,14 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_protocol.errors import AgentBusyError, ConfigError, QueryTimeoutError
+from orch_protocol.errors import AgentBusyError, ConfigError
 from orch_protocol.ids import new_entry_id
 from orch_protocol.sessions import (
     Change,
     Changed,
     ChangeSession,
     Edit,
-    Edited,
     Inform,
     Move,
     Relabel,
@@ -29,6 +28,7 @@ from .. import events
 from ..nodes import Node
 from ..refs import resolve
 from ..tree import BOOT_SECONDS
+from .processes import answered
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
@@ -95,29 +95,10 @@ async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
             await root.waiters.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS)
         elif node.stopping:
             await root.waiters.until(gone, EDIT_SECONDS)
-        elif (edited := await _sent(root, node, edit, gone)) is not None:
+        elif (edited := await answered(root, node, "edit", edit, edit.entry, "edit", EDIT_SECONDS)) is not None:
             if edited.context_tokens:
                 root.handle(events.Archived(id, (), edited.context_tokens))
             return
-
-
-async def _sent(root: Supervisor, node: Node, edit: Edit, gone: str) -> Edited | None:
-    """Return what the agent's process says to `edit`, None when it is gone before it says anything."""
-    answer = root.waiters.watch(f"edit:{node.spec.id}:{edit.entry}")
-    end = root.waiters.watch(gone)
-    try:
-        if (peer := root.workers.peer(node.spec.id)) is not None:
-            peer.send("edit", edit, edit.entry)
-        await asyncio.wait([answer, end], timeout=EDIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            edited: Edited = answer.result()
-            return edited
-        if end.done():
-            return None
-        raise QueryTimeoutError(f"agent {node.spec.name!r} did not change its session within {EDIT_SECONDS:g} s")
-    finally:
-        answer.cancel()
-        end.cancel()
 
 
 # In threads.

@@ -111,6 +111,7 @@ def describe(
         history=request.history,
         durability=config.durability,
         queue_mode=request.queue_mode,
+        follow_up_mode=request.follow_up_mode,
         template=request.template or template_for(backend),
         archival=archival,
         local=parent is not None and parent.local,
