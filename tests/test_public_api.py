@@ -40,6 +40,7 @@ PUBLIC = {
     "Subagent",
     "SubagentsConfig",
     "SummaryConfig",
+    "TaintConfig",
     "ToolContext",
     "ToolOutput",
     "TriggerConfig",

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from orch_protocol.project import ContextConfig
     from orch_protocol.prompts import PromptPart, PromptRules
     from orch_protocol.spec import Limits
+    from orch_protocol.taint import TaintConfig
     from orch_worker.backends.scripted import ScriptedBackend
     from orch_worker.hooks import hook
     from orch_worker.tools.base import ToolContext, ToolOutput, tool
@@ -135,6 +136,7 @@ __all__ = [
     "Subagent",
     "SubagentsConfig",
     "SummaryConfig",
+    "TaintConfig",
     "ToolContext",
     "ToolNotGrantedError",
     "ToolOutput",
@@ -176,6 +178,7 @@ _HOMES = {
     "Subagent": "orch.sync_handles",
     "SubagentsConfig": "orch_protocol.config",
     "SummaryConfig": "orch_protocol.config",
+    "TaintConfig": "orch_protocol.taint",
     "ToolContext": "orch_worker.tools.base",
     "ToolOutput": "orch_worker.tools.base",
     "TriggerConfig": "orch_protocol.config",

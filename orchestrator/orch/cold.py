@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from . import admission
-from .events import Adopt, Decision, Hold
+from . import admission, journal
+from .events import Adopt, Archived, Decision, Hold
 from .journal import Moved, Spawned
 from .nodes import Nodes
 
-__all__ = ["adopt", "hold"]
+__all__ = ["adopt", "archived", "hold"]
 
 
 def adopt(nodes: Nodes, event: Adopt, now: float) -> Decision:
@@ -27,3 +27,15 @@ def hold(nodes: Nodes, event: Hold, now: float) -> Decision:
         spec = msgspec.structs.replace(event.spec, seq=len(nodes) + 1)
         return Decision([Spawned(at=now, id=id, spec=spec)], [], id)
     return Decision([Moved(at=now, id=id, source=source)] if source != known.spec.source else [], [], id)
+
+
+def archived(nodes: Nodes, event: Archived, now: float) -> Decision:
+    """Take down which parts of the agent's conversation are holders' now, if that is new."""
+    node = nodes[event.id]
+    new = tuple(each for each in event.holders if each[0] not in node.archives)
+    if not new and not event.problem and event.context_tokens in (0, node.context_tokens):
+        return Decision()
+    said = journal.Archived(
+        at=now, id=event.id, holders=new, context_tokens=event.context_tokens, problem=event.problem
+    )
+    return Decision([said])

@@ -190,6 +190,8 @@ def _more(new: Any, old: Any) -> bool:
     return set(new) >= set(old)
 
 
+TAINT_RANK: Final = {"off": 0, "ask": 1, "deny": 2}
+
 # What an untrusted file may do to each key. A test holds this table complete.
 NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "model": _never,
@@ -227,6 +229,11 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.without_local": lambda new, _: bool(new == "deny"),
     "policy.dry_run": lambda new, old: bool(new or not old),
     "policy.function": _never,
+    "policy.taint.mode": lambda new, old: TAINT_RANK[new] >= TAINT_RANK[old],
+    "policy.taint.trusted_hosts": lambda new, old: set(new) <= set(old),
+    "policy.taint.untrusted_paths": _more,
+    "policy.taint.sensitive_paths": _more,
+    "policy.taint.tools": _never,
     # What is archived, and what that costs, is its user's to say.
     **dict.fromkeys((key for key, _ in _fields(ArchivalConfig, "archival.")), _never),
 }
@@ -249,7 +256,8 @@ TYPES: Final[dict[str, Any]] = dict(_fields(Config))
 LISTS: Final = (
     *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
     *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files", "hooks.load"),
-    "hooks.content_safety.kinds",
+    *("hooks.content_safety.kinds", "policy.taint.trusted_hosts", "policy.taint.untrusted_paths"),
+    "policy.taint.sensitive_paths",
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

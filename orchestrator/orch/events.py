@@ -11,6 +11,7 @@ from orch_protocol.commands import Ready
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
+from orch_protocol.taint import Mark
 
 from .journal import Entry
 
@@ -35,6 +36,7 @@ __all__ = [
     "Launch",
     "LaunchFailed",
     "Localise",
+    "MarkAgent",
     "Narrow",
     "Notify",
     "Recover",
@@ -264,6 +266,13 @@ class SetHearing(Struct, frozen=True, gc=False):
     follow_up: QueueMode
 
 
+class MarkAgent(Struct, frozen=True, gc=False):
+    """Agent `id` is asked by others whose conversations have `marks`: what is new of them is its own from now on."""
+
+    id: str
+    marks: tuple[Mark, ...]
+
+
 class Narrow(Struct, frozen=True, gc=False):
     """Agent `id` may use no tools from now on but those of `keep` that it may use already."""
 
@@ -314,12 +323,27 @@ Event: TypeAlias = (
     | Cancel
     | Resume
     | Localise
+    | MarkAgent
     | ApprovePlan
     | Narrow
     | Recover
 )
 
-REQUESTS = (Spawn, Adopt, Hold, Ask, Collect, Steer, SetHearing, Cancel, Resume, Localise, ApprovePlan, Narrow)
+REQUESTS = (
+    Spawn,
+    Adopt,
+    Hold,
+    Ask,
+    Collect,
+    Steer,
+    SetHearing,
+    Cancel,
+    Resume,
+    Localise,
+    MarkAgent,
+    ApprovePlan,
+    Narrow,
+)
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 
 

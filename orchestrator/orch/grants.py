@@ -28,7 +28,8 @@ NOT_SIMPLE: Final = re.compile(r"[;&|<>$`(){}\\\n\r]")
 class Grant(Struct, frozen=True):
     """A yes for later. `subject` is the pattern, or, with a `digest`, what exactly that call was about.
 
-    Times are epoch seconds; `expires_at` None is never.
+    One that is `tainted` was given although untrusted content and sensitive data were there: others by a pattern are
+    not for that. Times are epoch seconds; `expires_at` None is never.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Grant(Struct, frozen=True):
     made_at: float
     expires_at: float | None = None
     digest: str = ""
+    tainted: bool = False
 
 
 def made(question: Question, answer: Consent, now: float) -> Grant:
@@ -53,6 +55,7 @@ def made(question: Question, answer: Consent, now: float) -> Grant:
         now,
         None if seconds is None else now + seconds,
         question.digest if answer.pattern is None else "",
+        question.tainted,
     )
 
 
@@ -64,6 +67,8 @@ def covers(grant: Grant, question: Question, now: float) -> bool:
         return False
     if grant.digest:
         return grant.digest == question.digest
+    if question.tainted and not grant.tainted:
+        return False
     simple = not question.local and not NOT_SIMPLE.search(question.subject)
     return simple and fnmatchcase(question.subject, grant.subject)
 

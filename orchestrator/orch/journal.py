@@ -17,6 +17,7 @@ from orch_protocol.budget import Budget, BudgetChange
 from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability, QueueMode
+from orch_protocol.taint import Mark
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.lines import Sealed
@@ -37,6 +38,7 @@ __all__ = [
     "Killed",
     "Launched",
     "Localised",
+    "Marked",
     "Moved",
     "Narrowed",
     "Opened",
@@ -176,6 +178,12 @@ class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):
     backend: BackendSpec
 
 
+class Marked(_Agent, frozen=True, gc=False, kw_only=True, tag="marked"):
+    """All that came to the agent with what other agents asked it."""
+
+    marks: tuple[Mark, ...]
+
+
 class Narrowed(_Agent, frozen=True, gc=False, kw_only=True, tag="narrowed"):
     """The agent may not use these of its tools any more: all of them, those of before included."""
 
@@ -265,6 +273,7 @@ Entry: TypeAlias = (
     | Budgeted
     | RootBudgeted
     | Localised
+    | Marked
     | PlanApproved
     | Narrowed
     | Woken
@@ -319,7 +328,7 @@ class Journal:
                 entries.append(_decoder.decode(line))
             except DECODE_ERRORS as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        synced = (Budgeted, Collected, Killed, Localised, Narrowed, PlanApproved, RootBudgeted)
+        synced = (Budgeted, Collected, Killed, Localised, Marked, Narrowed, PlanApproved, RootBudgeted)
         return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
 
     def append(self, entries: list[Entry]) -> None:

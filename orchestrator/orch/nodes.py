@@ -27,6 +27,7 @@ from .journal import (
     Killed,
     Launched,
     Localised,
+    Marked,
     Moved,
     Narrowed,
     Opened,
@@ -332,6 +333,9 @@ class Nodes:
     def _apply_localised(self, node: Node, entry: Localised) -> None:
         node.spec = msgspec.structs.replace(node.spec, backend=entry.backend, local=True)
         node.model = _model(node.spec)
+
+    def _apply_marked(self, node: Node, entry: Marked) -> None:
+        node.spec = msgspec.structs.replace(node.spec, marks=entry.marks)
 
     def _apply_narrowed(self, node: Node, entry: Narrowed) -> None:
         node.spec = msgspec.structs.replace(node.spec, withdrawn=entry.withdrawn)

@@ -257,6 +257,7 @@ class Supervisor:
                 ended=node.was_ended,
                 local=node.spec.local,
                 hooks=self.hooks.rows,
+                marks=node.spec.marks,
             )
             self.workers.send(send.id, "query", query, send.query_id)
             if "seconds" in budgeted:

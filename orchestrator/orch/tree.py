@@ -26,6 +26,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.messages import Usage
 from orch_protocol.services import Status
+from orch_protocol.taint import joined
 
 from . import admission, cold, deletions, hearing, journal, narrowing
 from .events import (
@@ -48,6 +49,7 @@ from .events import (
     Launch,
     LaunchFailed,
     Localise,
+    MarkAgent,
     Narrow,
     Notify,
     Recover,
@@ -254,23 +256,17 @@ class Tree:
         return cold.hold(self.nodes, event, now)
 
     def _on_archived(self, event: Archived, now: float) -> Decision:
-        known = self.nodes[event.id].archives
-        new = tuple(each for each in event.holders if each[0] not in known)
-        if not new and not event.problem and event.context_tokens in (0, self.nodes[event.id].context_tokens):
-            return Decision()
-        return Decision(
-            [
-                journal.Archived(
-                    at=now, id=event.id, holders=new, context_tokens=event.context_tokens, problem=event.problem
-                )
-            ]
-        )
+        return cold.archived(self.nodes, event, now)
 
     def _on_deleted(self, event: Deleted, now: float) -> Decision:
         return deletions.decide(self.nodes, event, now)
 
     def _on_localise(self, event: Localise, now: float) -> Decision:
         return Decision([journal.Localised(at=now, id=event.id, backend=event.backend)])
+
+    def _on_markagent(self, event: MarkAgent, now: float) -> Decision:
+        marks = joined(self.nodes[event.id].spec.marks, event.marks)
+        return Decision([journal.Marked(at=now, id=event.id, marks=marks)])
 
     def _on_spend(self, event: Spend, now: float) -> Decision:
         return Decision([Spent(at=now, id=event.id, usage=event.usage)])

@@ -38,7 +38,8 @@ MOST_ESCAPED = 10
 class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
     """An agent asks whether it may run `tool` with exactly `input`, which reaches `paths` (resolved).
 
-    `local`: what it brings is for a local model, so that a pattern does not cover it.
+    `local`: what it brings is for a local model, so that a pattern does not cover it; `tainted`: it would bring
+    together what must not come together, so that one does only when it was agreed to then.
     """
 
     tool: str
@@ -47,6 +48,7 @@ class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     local: bool = False
     seconds: float = 300.0
+    tainted: bool = False
 
 
 class Approved(Struct, frozen=True):
@@ -78,6 +80,7 @@ class Question(Struct, frozen=True):
     local: bool = False
     kind: Literal["question"] = "question"
     lines: tuple[str, ...] = ()
+    tainted: bool = False
 
     def with_lines(self) -> Question:
         """Return the question with its `lines`: each field on one line, nothing in it that a terminal would obey."""

@@ -18,6 +18,7 @@ from .messages import Reply, Usage
 from .observing import Called
 from .sessions import Edit, Edited
 from .spec import AgentSpec, QueueMode
+from .taint import Mark
 
 __all__ = [
     "BODIES",
@@ -88,6 +89,7 @@ class Query(Struct, frozen=True, gc=False):
     `ended` says that the user ended the turn before it together with the agent's process.
     What is said in a `local` one is for models of this machine alone, and so is the conversation from then on. With
     `observed` the worker tells of each call, as Called. `hooks` are those of the root's program.
+    `marks` are those of the agents that it was asked by so far.
     """
 
     prompt: str
@@ -98,6 +100,7 @@ class Query(Struct, frozen=True, gc=False):
     local: bool = False
     observed: bool = False
     hooks: tuple[HookRow, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 class Narrow(Struct, frozen=True, gc=False):

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from .archive import Collapse, Upgrade
 from .messages import Image, Message, Reply, Text, Usage, user
+from .taint import Mark
 from .tasks import Task
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "CustomMessage",
     "Entry",
     "Label",
+    "MarksEntry",
     "MessageEntry",
     "ModelChange",
     "Origin",
@@ -189,6 +191,17 @@ class TasksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="tasks"):
     deleted: str = ""
 
 
+class MarksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="marks"):
+    """What came into the conversation, or was done, from here on, that matters for what may be done next.
+
+    It was in the query `turn`. `deleted` is when it was deleted what brought it, "" when that was not.
+    """
+
+    turn: str
+    marks: tuple[Mark, ...]
+    deleted: str = ""
+
+
 class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     """State of an extension; never in the model's context."""
 
@@ -245,6 +258,7 @@ Entry: TypeAlias = (
     | UpgradeEntry
     | PlanApproved
     | TasksEntry
+    | MarksEntry
     | Custom
     | SessionInfo
     | Checkout

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from .taint import Mark
+
 __all__ = [
     "Block",
     "Image",
@@ -139,7 +141,8 @@ class Reply(Struct, frozen=True, gc=False):
     "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd. `archived_to` is
     the holder of the turn, once there is one. `unfinished` names the tools whose calls the end of the turn cut off, or
     kept from running. A `local` one is for models of this machine alone. `warning` says what was wrong with the agent's
-    transcript when it was opened for this turn: what it does not remember any more.
+    transcript when it was opened for this turn: what it does not remember any more. `marks` are what its conversation
+    holds that is untrusted or sensitive, which whoever takes the reply over then holds too.
     """
 
     id: str
@@ -154,6 +157,7 @@ class Reply(Struct, frozen=True, gc=False):
     unfinished: tuple[str, ...] = ()
     local: bool = False
     warning: str = ""
+    marks: tuple[Mark, ...] = ()
 
 
 def user(text: str) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["ModelRow", "Price"]
+__all__ = ["FindModel", "ListModels", "ModelRow", "Price"]
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,3 +37,13 @@ class ModelRow(Struct, frozen=True):
     prices: tuple[Price, ...]
     keys: tuple[str, ...]
     key: str | None
+
+
+class ListModels(Struct, frozen=True, forbid_unknown_fields=True):
+    """The models that the calling agent may ask."""
+
+
+class FindModel(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker needs to ask `model`, `provider:name` or `local`; None is the calling agent's own."""
+
+    model: str | None = None

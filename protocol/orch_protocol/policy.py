@@ -6,6 +6,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
+from .taint import TaintConfig
+
 __all__ = [
     "DANGEROUS",
     "EXIT_PLAN",
@@ -89,6 +91,8 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What of a call whose data is for a local model when there is none: `ask` whether another may have it."""
     function: str | None = None
     """`package.module:name` of a function that judges each call too, in the agent's process; see Verdict."""
+    taint: TaintConfig = field(default_factory=TaintConfig)
+    """What must not come together in one agent unasked."""
 
 
 class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from .archive import ArchiveKind
 
-__all__ = ["ArchiveRow", "Hit", "ListArchives", "Prune", "Pruned", "ReadArchive", "SearchArchive"]
+__all__ = ["ArchiveRow", "Hit", "ListArchives", "MarksOf", "Prune", "Pruned", "ReadArchive", "SearchArchive"]
 
 
 class ListArchives(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +65,12 @@ class ReadArchive(Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     first: int = 1
     last: int | None = None
+
+
+class MarksOf(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the archives `ids` bring into a conversation that is shown something of them."""
+
+    ids: tuple[str, ...]
 
 
 class Prune(Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,12 +17,12 @@ from .exchange import Imported, ImportSession
 from .hooks import HookSaid, HooksRan, HooksSpec, RunHook
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, Usage
-from .models import ModelRow
+from .models import FindModel, ListModels, ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
 from .prompts import PromptSpec
 from .queue import AgentSteered, ClearQueue, QueueShown, SetQueue, SteerAgent
-from .recall import ArchiveRow, Hit, ListArchives, Prune, Pruned, ReadArchive, SearchArchive
+from .recall import ArchiveRow, Hit, ListArchives, MarksOf, Prune, Pruned, ReadArchive, SearchArchive
 from .sessions import (
     Changed,
     ChangeSession,
@@ -34,6 +34,7 @@ from .sessions import (
     ShowSession,
 )
 from .spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
+from .taint import Mark
 from .tasks import Task
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Localise",
     "MapAgents",
     "Mapped",
+    "MarksOf",
     "NarrowAgent",
     "Prune",
     "Pruned",
@@ -97,7 +99,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     that agent's, but for who that is.
     With `plan` it begins in plan mode, which an agent that plans cannot but pass on.
     `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
-    user's to say, and None are the configured ones.
+    user's to say, and None are the configured ones. `marks` are those of the conversation that the task comes from.
     """
 
     task: str
@@ -122,6 +124,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     context_rules: ContextConfig | None = None
     hooks: HooksSpec | None = None
     prompt: PromptSpec | None = None
+    marks: tuple[Mark, ...] = ()
     request_id: str | None = None
 
 
@@ -145,7 +148,8 @@ class Ref(Struct, frozen=True, forbid_unknown_fields=True):
 class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     """Ask `ref`. `wake` (for `submit` by an agent): tell the asker when its submitted queries are done; `any`, `all`
     or how many. With `approve` whoever asks is asked what needs approval meanwhile; with `progress` it is told of
-    each call, as CallEvent, of the agent and of those below it."""
+    each call, as CallEvent, of the agent and of those below it. `marks` are those of the conversation that the prompt
+    comes from."""
 
     ref: str
     prompt: str
@@ -154,6 +158,7 @@ class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     stream: bool = False
     approve: bool = False
     progress: bool = False
+    marks: tuple[Mark, ...] = ()
     request_id: str | None = None
 
 
@@ -274,8 +279,8 @@ class AgentRow(Struct, frozen=True):
 
 
 class Shown(Struct, frozen=True):
-    """An agent, the tail of its conversation, and its last reply. Of a holder also its archive, and the first messages
-    that it holds."""
+    """An agent, the tail of its conversation, its last reply, and what its conversation is marked with. Of a holder
+    also its archive, and the first messages that it holds."""
 
     agent: AgentRow
     messages: tuple[Message, ...]
@@ -283,6 +288,7 @@ class Shown(Struct, frozen=True):
     archive: ArchiveRow | None = None
     held: tuple[Message, ...] = ()
     tasks: tuple[Task, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 class LiveAgent(Struct, frozen=True):
@@ -293,11 +299,12 @@ class LiveAgent(Struct, frozen=True):
 
 
 class MapAgents(Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask all of `refs` the same; `timeout` is for all of them together."""
+    """Ask all of `refs` the same; `timeout` is for all of them together. `marks` are as in QueryAgent."""
 
     refs: tuple[str, ...]
     prompt: str
     timeout: float | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 class Mapped(Struct, frozen=True):
@@ -326,16 +333,6 @@ class Localise(Struct, frozen=True, forbid_unknown_fields=True):
     """From now on the calling agent's conversation is for models of this machine alone. With `look` only say which."""
 
     look: bool = False
-
-
-class ListModels(Struct, frozen=True, forbid_unknown_fields=True):
-    """The models that the calling agent may ask."""
-
-
-class FindModel(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker needs to ask `model`, `provider:name` or `local`; None is the calling agent's own."""
-
-    model: str | None = None
 
 
 SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
@@ -384,6 +381,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "live": (Empty, list[LiveAgent]),
     "archives": (ListArchives, list[ArchiveRow]),
     "search_archive": (SearchArchive, list[Hit]),
+    "marks": (MarksOf, list[Mark]),
     "read_archive": (ReadArchive, list[Message]),
     "prune": (Prune, Pruned),
     "map": (MapAgents, list[Mapped]),

@@ -13,6 +13,7 @@ from .messages import Message
 from .policy import PolicySpec
 from .project import ContextSpec
 from .prompts import PromptSpec
+from .taint import Bit, Mark
 
 __all__ = [
     "AgentSpec",
@@ -59,7 +60,8 @@ class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class ToolSpec(Struct, frozen=True):
     """A tool as the model sees it. `input_schema` is JSON Schema of type object.
 
-    Not for the model: an `exclusive` tool runs alone, `locks` names the argument that is a file for one call at a time.
+    Not for the model: an `exclusive` tool runs alone, `locks` names the argument that is a file for one call at a time,
+    `bits` are what its maker says that a call brings, None when nothing.
     """
 
     name: str
@@ -67,6 +69,7 @@ class ToolSpec(Struct, frozen=True):
     input_schema: dict[str, Any]
     exclusive: bool = False
     locks: str = ""
+    bits: tuple[Bit, ...] | None = None
 
 
 class ArchivalSpec(Struct, frozen=True):
@@ -96,7 +99,7 @@ class AgentSpec(Struct, frozen=True):
     for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says,
     and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more, though they stay
     on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told when it would
-    stop, None: the same.
+    stop, None: the same. `marks` came with what other agents asked it, and what it was made of.
     """
 
     id: str
@@ -128,6 +131,7 @@ class AgentSpec(Struct, frozen=True):
     prompt: PromptSpec = PromptSpec()
     hooks: HooksSpec = HooksSpec()
     withdrawn: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     @property
     def grant(self) -> tuple[str, ...]:

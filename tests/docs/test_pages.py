@@ -62,7 +62,9 @@ def test_config_page_shows_every_setting() -> None:
         unset |= {f"{section}.max_{kind}": limit for kind, limit in zip(kinds, limits, strict=True)}
     unset |= {"policy.approval_mode": "ask", "policy.allowed_paths": (".",), "policy.permissions.bash": "deny"}
     unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}
-    set_ = {key: value for key, value in flat(Config()).items() if key != "policy.permissions"}
+    unset |= {"policy.taint.tools.bash": ("acts",)}
+    tables = ("policy.permissions", "policy.taint.tools")
+    set_ = {key: value for key, value in flat(Config()).items() if key not in tables}
     assert shown == set_ | {"model": "extractive:", **unset}
 
 

@@ -17,7 +17,9 @@ from orch_protocol.budget import Amounts, Reserve, Settle
 from orch_protocol.config import BudgetConfig, SummaryConfig, TriggerConfig
 from orch_protocol.errors import AgentError, BudgetExceededError, ConfigError, ProtocolError
 from orch_protocol.messages import Message, ToolResult, text_of
+from orch_protocol.policy import PolicyConfig
 from orch_protocol.services import Shown
+from orch_protocol.taint import TaintConfig
 from orch_worker.backends import registry
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from paid import price
@@ -217,7 +219,8 @@ async def test_who_waits_for_money_can_be_stopped(tmp_path: Path) -> None:
 async def test_what_was_spent_is_on_the_disk_before_anything_follows(tmp_path: Path, usd: float | None) -> None:
     """No loss of power makes a budget larger; without one a response waits for the next sync like all else."""
     gate = Gate()
-    async with opened(tmp_path) as world:
+    unmarked = Config(policy=PolicyConfig(taint=TaintConfig(tools={"gate": ()})))
+    async with opened(tmp_path, config=unmarked) as world:
         agent = await buy(world, {"text": "$2", "tool": "gate"}, "done", tools=[gate.tool()], max_cost=usd)
         answer = agent.submit("go")
         await gate.called.wait()

@@ -57,6 +57,7 @@ def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
     """Return `spec` with its paths made absolute, as they are spelled and where their links lead."""
     rules = spec.rules
     credentials, denied = _rules(CREDENTIALS, where), _rules(rules.denied_paths, where)
+    untrusted, sensitive = _rules(rules.taint.untrusted_paths, where), _rules(rules.taint.sensitive_paths, where)
     return Grounds(
         spec,
         credentials,
@@ -64,7 +65,9 @@ def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
         None if rules.allowed_paths is None else _rules(rules.allowed_paths, where),
         _rules(rules.personal_paths, where),
         _rules(rules.code_paths, where),
-        frozenset(path for path in (*credentials, *denied) if os.path.exists(path)),
+        frozenset(path for path in (*credentials, *denied, *untrusted, *sensitive) if os.path.exists(path)),
+        untrusted,
+        sensitive,
     )
 
 

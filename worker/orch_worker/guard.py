@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -13,13 +13,15 @@ from orch_protocol.errors import OrchError
 from orch_protocol.messages import ToolUse
 from orch_protocol.observing import CallOutcome
 from orch_protocol.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
+from orch_protocol.taint import Bit, Mark
 
 from .grounds import grounds_of, places_of, where_of
 from .locality import Locality
 from .markers import denied, not_approved, not_yet, rehearsed
 from .opinion import Opinion, named
 from .policy import Call, Grounds, Place, judge, operation_of, strictest
-from .tools.base import ToolContext, ToolError
+from .taint import WEB, Nature, judge_taint, marks_of, nature_of, trusts
+from .tools.base import ToolContext, ToolError, ToolOutput
 
 __all__ = ["Guard", "Ruling"]
 
@@ -52,16 +54,27 @@ class Guard:
         self._locality, self._without_local = locality, spec.rules.without_local
         self._dry_run = spec.rules.dry_run
         self._personal = False
+        self._taint = spec.rules.taint
+        self._natures: dict[str, tuple[Nature, bool]] = {}
+        """What the calls that were judged bring, by id, and whether that is too much."""
+        self.said: Mapping[str, tuple[Bit, ...] | None] = {}
+        """What tools say that they bring, by name."""
 
     def turn_began(self) -> None:
         """Forget what the last turn touched."""
         self._personal = False
+        self._natures.clear()
 
     def judge(self, call: ToolUse) -> Verdict:
         """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
         places = self._places(call)
         grounds = self._grounds()
-        verdict = judge(Call(call.name, places or (), self._personal, self._planning), grounds)
+        judged = Call(call.name, places or (), self._personal, self._planning)
+        verdict = judge(judged, grounds)
+        nature = nature_of(judged, call.input, self.said.get(call.name), grounds, self._taint)
+        taint = judge_taint(judged, nature, self._held, self._taint)
+        self._natures[call.id] = nature, taint.approval != "allow"
+        verdict = strictest((verdict, taint), verdict.data)
         if places is None:
             verdict = strictest((verdict, TOO_MUCH), verdict.data)
         self._personal |= verdict.data == "personal"
@@ -76,9 +89,14 @@ class Guard:
         return verdict
 
     async def is_free(self, call: ToolUse) -> bool:
-        """Return whether `call` needs nobody's approval, and any model may be shown what it brings."""
+        """Return whether what `call` brings can be told unasked: nobody need approve it, any model may be shown it, and
+        no stranger wrote it. Then it is on record that it is told, if that matters. Raises StoreError."""
         verdict = await self.heard(call, self.judge(call))
-        return verdict.approval == "allow" and verdict.model == "any"
+        nature, _ = self._natures.pop(call.id)
+        free = verdict.approval == "allow" and verdict.model == "any" and "untrusted" not in nature.brings
+        if free and self._context.marks is not None:
+            self._context.marks.note(marks_of(call.name, nature, done=True))
+        return free
 
     async def placed(self, verdict: Verdict) -> tuple[Verdict, bool]:
         """Return what `verdict` comes to where the agent's model is, and whether the conversation is to stay here."""
@@ -110,6 +128,25 @@ class Guard:
             outcome, why = "deny", f"what it brings is for a model on this machine: {elsewhere}"
         return Ruling(outcome, verdict, self._no(call, why) if outcome != "start" else "", why)
 
+    def begins(self, call: ToolUse) -> None:
+        """Put on record that `call`, which was judged, begins to act, if it does. Raises StoreError."""
+        if self._context.marks is not None and call.id in self._natures:
+            self._context.marks.note(marks_of(call.name, self._natures[call.id][0], done=False))
+
+    def brought(self, call: ToolUse, output: ToolOutput) -> tuple[Mark, ...]:
+        """Put on record what `output`, that of `call`, brings into the conversation; return it. Raises StoreError."""
+        nature, _ = self._natures.pop(call.id, (Nature(), False))
+        if output.origin is not None or (call.name in WEB and output.is_error):
+            # Where it came from in the end; and without an answer nobody else has said anything.
+            if output.origin and not trusts(output.origin, self._taint):
+                nature = replace(nature, brings=nature.brings | {"untrusted"}, subject=output.origin)
+            else:
+                nature = replace(nature, brings=nature.brings - {"untrusted"})
+        marks = (*marks_of(call.name, nature, done=True), *output.marks)
+        if self._context.marks is not None:
+            self._context.marks.note(marks)
+        return marks
+
     def digest(self, call: ToolUse) -> str:
         """Return what tells this very call, with the places it leads to now, from every other."""
         return digest_of(call.name, call.input, self._paths(call))
@@ -127,7 +164,13 @@ class Guard:
         if verdict.approval == "deny":
             return "deny", verdict.reason
         asked = ApproveCall(
-            call.name, call.input, self._paths(call), verdict.reason, verdict.model == "local", self._seconds
+            call.name,
+            call.input,
+            self._paths(call),
+            verdict.reason,
+            verdict.model == "local",
+            self._seconds,
+            tainted=self._natures.get(call.id, (None, False))[1],
         )
         try:
             said: Approved = await self._call_root("approve", asked, self._seconds + PATIENCE_SECONDS)
@@ -138,6 +181,10 @@ class Guard:
         if said.digest != self.digest(call):
             return "deny", "its arguments, or what they lead to, changed after it was approved"
         return "start", ""
+
+    @property
+    def _held(self) -> tuple[Mark, ...]:
+        return self._context.marks.held if self._context.marks is not None else ()
 
     @property
     def _planning(self) -> bool:

@@ -24,7 +24,18 @@ from orch_protocol.policy import (
     Verdict,
 )
 
-__all__ = ["CREDENTIALS", "OPERATIONS", "Call", "Grounds", "Place", "judge", "operation_of", "strictest"]
+__all__ = [
+    "CREDENTIALS",
+    "OPERATIONS",
+    "Call",
+    "Grounds",
+    "Place",
+    "above",
+    "judge",
+    "meets",
+    "operation_of",
+    "strictest",
+]
 
 CREDENTIALS: Final = (
     "~/.ssh",
@@ -99,6 +110,8 @@ class Grounds(Struct, frozen=True):
     personal: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     present: frozenset[str] = frozenset()
+    untrusted: tuple[str, ...] = ()
+    sensitive: tuple[str, ...] = ()
 
 
 def judge(call: Call, grounds: Grounds) -> Verdict:
@@ -135,14 +148,15 @@ def _same(part: str, rule: str) -> bool:
     return part == rule or fnmatchcase(part, rule) or fnmatchcase(rule, part)
 
 
-def _meets(call: Call, rules: Iterable[str]) -> Iterator[tuple[Place, str]]:
+def meets(call: Call, rules: Iterable[str]) -> Iterator[tuple[Place, str]]:
+    """Yield the places that `call` names and the rules that they fall under."""
     for rule in rules:
         for place in call.places:
             if within(place.spelled, rule) or within(place.real, rule):
                 yield place, rule
 
 
-def _above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[Place, str]]:
+def above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[Place, str]]:
     """Yield the places that a recursive tool would reach rules from."""
     if call.tool in RECURSIVE:
         for rule in rules:
@@ -152,13 +166,13 @@ def _above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple
 
 
 def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:
-    for place, _ in _meets(call, grounds.credentials):
+    for place, _ in meets(call, grounds.credentials):
         yield Verdict("ask", "local", f"{place.spelled} holds credentials")
-    for place, rule in _above(call, grounds.credentials, grounds):
+    for place, rule in above(call, grounds.credentials, grounds):
         yield Verdict("ask", "local", f"{place.spelled} has credentials below it, in {rule}")
-    for place, rule in _meets(call, grounds.denied):
+    for place, rule in meets(call, grounds.denied):
         yield Verdict("deny", "any", f"{place.spelled} is denied by denied_paths ({rule})")
-    for place, rule in _above(call, grounds.denied, grounds):
+    for place, rule in above(call, grounds.denied, grounds):
         yield Verdict("deny", "any", f"below {place.spelled} lies {rule}, which denied_paths denies")
     if grounds.allowed is not None:
         for place in call.places:
@@ -175,9 +189,9 @@ def _plan(call: Call) -> Verdict:
 
 
 def _data_class(call: Call, grounds: Grounds) -> DataClass:
-    if call.personal or any(_meets(call, grounds.personal)):
+    if call.personal or any(meets(call, grounds.personal)):
         return "personal"
-    return "code" if any(_meets(call, grounds.code)) else "random"
+    return "code" if any(meets(call, grounds.code)) else "random"
 
 
 def _tensor(call: Call, grounds: Grounds, data: DataClass) -> Verdict:

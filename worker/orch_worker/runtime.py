@@ -32,6 +32,7 @@ from .interjections import Interjection, Interjections
 from .locality import Locality
 from .loop import Brake, run_turn
 from .markers import after_cut, after_interruption
+from .marks import Marks
 from .prompt import first_prompt
 from .purse import Purse
 from .session import Session
@@ -108,7 +109,8 @@ class Runtime:
             if spec.history and not self.transcript.session.entries:
                 self.transcript.seed(spec.history)
             self._agenda = Agenda(self.transcript, planning=spec.plan)
-            context = msgspec.structs.replace(context, agenda=self._agenda)
+            self._marks = Marks(self.transcript)
+            context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks)
             self._locality = Locality(spec, context.call_root, partial(self._stay, keys))
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
@@ -180,6 +182,7 @@ class Runtime:
             archiving.turn_began()
         self.toolbox.turn_began()
         self._agenda.turn_began(query_id)
+        self._marks.turn_began(query_id)
         self.toolbox.observe = partial(self._root.called, query_id) if query.observed else None
         self._busy = True
         stop_reason: StopReason | None = None
@@ -191,6 +194,7 @@ class Runtime:
         try:
             if (query.local or self._locality.bound) and (why := await self._locality.bind()):
                 raise ConfigError(f"this conversation is for a model on this machine: {why}")
+            self._marks.note((*self.spec.marks, *query.marks))
             frame = self._frame(query)
             if session.interrupted is not None:
                 self.transcript.turn_start(query_id, session.interrupted)
@@ -215,8 +219,8 @@ class Runtime:
                 opening=partial(self._open, hooks),
                 frame=frame,
             )
-            if self._locality.bound:
-                reply = msgspec.structs.replace(reply, local=True)
+            if self._locality.bound or self._marks.content:
+                reply = msgspec.structs.replace(reply, local=self._locality.bound, marks=self._marks.content)
             self.transcript.turn_end(query_id, reply)
             stop_reason = reply.stop_reason
             if hooks is not None:

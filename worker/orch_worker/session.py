@@ -15,6 +15,7 @@ from orch_protocol.entries import (
     CompactionEntry,
     CustomMessage,
     Entry,
+    MarksEntry,
     MessageEntry,
     PlanApproved,
     SessionHeader,
@@ -25,6 +26,7 @@ from orch_protocol.entries import (
 )
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Block, Message, Reply, Text, ToolResult, Usage, tool_uses, user
+from orch_protocol.taint import Mark, joined
 from orch_protocol.tasks import Task
 
 from .lineage import Lineage
@@ -95,6 +97,9 @@ class Session:
         """Agents of whom a plan was approved, on whatever branch."""
         self.tasks: tuple[Task, ...] = ()
         """What the agent means to do, as the path has it."""
+        self.marks: tuple[Mark, ...] = ()
+        """What came into the conversation that matters for what may be done, as the path has it. It does not leave with
+        what is archived: what was made of that stays."""
         self.turns = 0
         """How many turns on the path are finished."""
         self._turn = ""
@@ -255,6 +260,8 @@ class Session:
                 self.interrupted = None
         elif isinstance(entry, TasksEntry):
             self.tasks = entry.tasks
+        elif isinstance(entry, MarksEntry):
+            self.marks = joined(self.marks, entry.marks)
         elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
             self.interrupted = None
         elif isinstance(entry, (Checkout, BranchSummary)):

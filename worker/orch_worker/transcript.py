@@ -21,6 +21,7 @@ from orch_protocol.entries import (
     CustomMessage,
     Entry,
     Label,
+    MarksEntry,
     MessageEntry,
     PlanApproved,
     SessionHeader,
@@ -35,6 +36,7 @@ from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
 from orch_protocol.sessions import Edit, Inform, Move, Relabel, Rename
 from orch_protocol.spec import Durability
+from orch_protocol.taint import Mark
 from orch_protocol.tasks import Task
 from orch_protocol.text import scrub
 
@@ -211,6 +213,10 @@ class Transcript:
     def tasks(self, tasks: tuple[Task, ...], turn: str) -> None:
         """Record what the agent means to do, said in the query `turn`."""
         self.append(TasksEntry(**self._next(), turn=turn, tasks=tasks))
+
+    def marks(self, marks: tuple[Mark, ...], turn: str) -> None:
+        """Record what came into the conversation in the query `turn`."""
+        self.append(MarksEntry(**self._next(), turn=turn, marks=marks))
 
     def seed(self, history: Iterable[Message]) -> None:
         """Record `history` as what went before, in one write. Raises StoreError unless the transcript is empty."""

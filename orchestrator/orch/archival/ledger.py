@@ -22,6 +22,7 @@ from orch_protocol.entries import (
     BranchSummary,
     CompactionEntry,
     CustomMessage,
+    MarksEntry,
     MessageEntry,
     Telling,
     TurnEnd,
@@ -29,6 +30,8 @@ from orch_protocol.entries import (
 )
 from orch_protocol.errors import DamagedError, StoreError
 from orch_protocol.messages import Message, assistant, user
+from orch_protocol.taint import Mark
+from orch_protocol.taint import joined as joined_marks
 from orch_worker.excerpt import MESSAGES, entries_in, lines_in, messages_in, read_spans
 from orch_worker.lineage import Lineage
 from orch_worker.lines import Chain, unseal
@@ -43,10 +46,16 @@ from .shelf import Record, SearchableShelf, Stored
 
 __all__ = ["Cover", "Ledger", "joined", "read_archive"]
 
-_Known: TypeAlias = Telling | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEnd
+_Known: TypeAlias = Telling | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEnd | MarksEntry
 _decoder: msgspec.json.Decoder[_Known] = msgspec.json.Decoder(_Known)
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
-_HEADS: Final = (*MESSAGES, b'{"type":"archive"', b'{"type":"archive_summary"', b'{"type":"compaction"')
+_HEADS: Final = (
+    *MESSAGES,
+    b'{"type":"archive"',
+    b'{"type":"archive_summary"',
+    b'{"type":"compaction"',
+    b'{"type":"marks"',
+)
 _TURN_END: Final = b'{"type":"turn_end"'
 _DELETED: Final = b',"deleted":"'
 _END_BYTES: Final = 24
@@ -101,6 +110,7 @@ class Ledger(SearchableShelf):
         # Whether the conversation has gone back somewhere, so that what it shows is not known; and, while the file is
         # read again for that, what is known of its entries beforehand, and how many of them there were so far.
         self._astray, self._trail, self._place = False, _Trail(bytearray(), {}), 0
+        self._marks: tuple[Mark, ...] = ()  # so far, on whichever branch
         self.forgotten: dict[str, str] = {}
         """When the answers of turns were deleted, by query id, of those that were."""
         self.damaged: list[Span] = []
@@ -250,6 +260,8 @@ class Ledger(SearchableShelf):
                 stop = self.view.kept(entry.first_kept_entry_id)
                 covers = [item.note for item in self.view.items[:stop]] or [Cover(start, start, start, 0)]
                 self.view.compact(entry.summary, stop, entry.id, joined(covers))
+        elif isinstance(entry, MarksEntry):
+            self._marks = joined_marks(self._marks, entry.marks)
         elif isinstance(entry, TurnEnd) and entry.deleted:
             self.forgotten[entry.turn] = entry.deleted
 
@@ -286,6 +298,7 @@ class Ledger(SearchableShelf):
                 spans=collapse.spans,
                 sha256=collapse.sha256,
                 deleted=entry.deleted,
+                marks=self._marks,
             )
         )
         for start, length in self.records[collapse.holder].own:

@@ -17,7 +17,15 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Collapse, Span, Upgrade
-from orch_protocol.entries import ArchiveEntry, MessageEntry, TasksEntry, Telling, TurnEnd, UpgradeEntry
+from orch_protocol.entries import (
+    ArchiveEntry,
+    MarksEntry,
+    MessageEntry,
+    TasksEntry,
+    Telling,
+    TurnEnd,
+    UpgradeEntry,
+)
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text
 from orch_worker.excerpt import MESSAGES, digest, read_spans
@@ -26,7 +34,7 @@ from orch_worker.store import scan
 from orch_worker.stubs import holders_in, stub_text
 from orch_worker.tools.stash import HANDLE
 
-from ..tombstones import emptied, marker, silent
+from ..tombstones import blank, emptied, marker, silent
 from .ledger import Ledger
 from .shelf import Record
 
@@ -54,6 +62,7 @@ _turn_end = msgspec.json.Decoder(TurnEnd)
 _archive = msgspec.json.Decoder(ArchiveEntry)
 _upgrade = msgspec.json.Decoder(UpgradeEntry)
 _tasks = msgspec.json.Decoder(TasksEntry)
+_marks = msgspec.json.Decoder(MarksEntry)
 
 
 class Doomed(Struct, frozen=True):
@@ -154,6 +163,7 @@ class _Copy:
             b'{"type":"archive"': self._archive,
             b'{"type":"archive_summary"': self._upgrade,
             TASKS: self._tasks,
+            b'{"type":"marks"': self._marks,
         }
 
     def write(self) -> None:
@@ -212,6 +222,12 @@ class _Copy:
         if entry.deleted or offset == self._in_force or not self._silent.get(entry.turn):
             return None
         return msgspec.structs.replace(entry, tasks=(), deleted=self._when)
+
+    def _marks(self, object: bytes, _: int) -> MarksEntry | None:
+        entry = _marks.decode(object)
+        if entry.deleted or not self._silent.get(entry.turn):
+            return None
+        return msgspec.structs.replace(entry, marks=blank(entry.marks), deleted=self._when)
 
     def _upgrade(self, object: bytes, _: int) -> UpgradeEntry | None:
         entry = _upgrade.decode(object)

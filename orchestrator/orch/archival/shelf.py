@@ -12,6 +12,7 @@ from msgspec import Struct
 from orch_protocol.archive import ArchiveKind, Span
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError
 from orch_protocol.messages import Message
+from orch_protocol.taint import Mark
 from orch_worker.stubs import holders_in
 
 from .receipt import Receipt
@@ -26,7 +27,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     and in the conversation for `stands` messages. `calls` and `turns` are the model calls and turns in it; `members`
     the archives whose stubs are among its messages. `record` is the text that stays in the conversation, `answer` the
     final answer behind it. `offset` and `sha256` are where its lines begin in `segment` and what they hash to.
-    `deleted` is when what it held was deleted for good.
+    `deleted` is when what it held was deleted for good. `marks` are what the conversation was marked with by then.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     spans: tuple[Span, ...] = ()
     own: tuple[Span, ...] = ()
     deleted: str = ""
+    marks: tuple[Mark, ...] = ()
 
 
 class Stored(Struct, frozen=True):

@@ -101,6 +101,9 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "transcript": safe(row["folder"]),
         "repaired": safe(row.get("repaired", "")),
     }
+    for each in shown.get("marks", ()):
+        said = facts.get(each["bit"])
+        facts[each["bit"]] = f"{said}; {safe(each['by'])}" if said else safe(each["by"]) or "yes"
     archive = shown.get("archive")
     page = [f"{row['seq']}  {HOLDER if archive else safe(row['name'])}  {row['id']}"]
     page += [f"  {name + ':':15}{value}" for name, value in facts.items() if value]

@@ -15,6 +15,7 @@ from orch_protocol.entries import (
     CompactionEntry,
     Custom,
     Label,
+    MarksEntry,
     ModelChange,
     PlanApproved,
     SessionInfo,
@@ -68,6 +69,7 @@ Told: TypeAlias = (
     | UpgradeEntry
     | PlanApproved
     | TasksEntry
+    | MarksEntry
     | Checkout
     | Label
     | Custom

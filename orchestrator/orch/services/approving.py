@@ -70,6 +70,7 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
         folder=_real(node.spec.cwd),
         digest=digest,
         local=params.local,
+        tainted=params.tainted,
     ).with_lines()
     # The highest one: what is asked below is asked where the whole tree's answer is waited for.
     asked_for = [each.pending.query_id for each in lineage if each.pending is not None]

@@ -19,6 +19,7 @@ from orch_protocol.errors import (
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Reply
 from orch_protocol.services import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
+from orch_protocol.taint import Mark, joined, passed_on
 
 from .. import events
 from ..nodes import Node, Result
@@ -44,6 +45,7 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
     _check_plan(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
+    _mark(root, caller, node, params.marks)
     heard = watcher if caller is None else None
     key = ""
     if heard is not None and params.progress:
@@ -74,7 +76,7 @@ async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) ->
     async def one(ref: str) -> Mapped:
         async with turns:
             try:
-                return Mapped(ref, await query(root, caller, QueryAgent(ref, params.prompt)))
+                return Mapped(ref, await query(root, caller, QueryAgent(ref, params.prompt, marks=params.marks)))
             except OrchError as error:
                 return Mapped(ref, error=str(error))
 
@@ -98,6 +100,7 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
     _check_plan(root, caller, node)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
+    _mark(root, caller, node, params.marks)
     with Keeping(root, caller, node):
         return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
 
@@ -207,6 +210,13 @@ def ask(
         request_id=params.request_id,
         watcher=watcher,
     )
+
+
+def _mark(root: Supervisor, caller: str | None, node: Node, marks: tuple[Mark, ...]) -> None:
+    """Let `node` have what the conversation holds in which the caller thought of the question, before it is asked."""
+    over = passed_on(marks, caller or "")
+    if joined(node.spec.marks, over) != node.spec.marks:
+        root.handle(events.MarkAgent(node.spec.id, over))
 
 
 def _check_plan(root: Supervisor, caller: str | None, node: Node) -> None:

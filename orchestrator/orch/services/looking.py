@@ -57,7 +57,9 @@ async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
     folder = Path(node.spec.folder)
     session = await root.disk.do(read_session, folder)
     messages = tuple(session.messages[-params.messages :]) if params.messages > 0 else ()
-    shown = Shown(row(root, node), messages, node.last.reply if node.last else None, tasks=session.tasks)
+    shown = Shown(
+        row(root, node), messages, node.last.reply if node.last else None, tasks=session.tasks, marks=session.marks
+    )
     if not node.is_holder:
         return shown
     owner = root.tree.nodes[node.spec.parent_id or ""]

@@ -10,8 +10,9 @@ import msgspec
 
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.messages import Message
-from orch_protocol.services import ArchiveRow, Hit, ListArchives, ReadArchive, SearchArchive
+from orch_protocol.services import ArchiveRow, Hit, ListArchives, MarksOf, ReadArchive, SearchArchive
 from orch_protocol.spec import AgentSpec, Limits
+from orch_protocol.taint import Mark, joined, passed_on
 from orch_worker.backends.registry import template_for
 from orch_worker.recalled import with_hits
 
@@ -34,6 +35,7 @@ __all__ = [
     "check_recall",
     "found",
     "look_up",
+    "marks",
     "owners_in_sight",
     "read_archive",
     "search_archive",
@@ -73,6 +75,18 @@ async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive
     if kept_from(root, caller, owner):
         raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
     return await root.archives.read(owner.spec, holder, params.first, params.last)
+
+
+async def marks(root: Supervisor, caller: str | None, params: MarksOf) -> list[Mark]:
+    """Return what a conversation holds that is shown something of these archives. Those out of sight say nothing."""
+    said: tuple[Mark, ...] = ()
+    for id in dict.fromkeys(params.ids):
+        holder = await _holder(root, id)
+        owner = root.tree.nodes[root.tree.nodes.holders[holder]]
+        if caller is None or _is_below(root, caller, owner):
+            record = await root.archives.record(owner.spec, holder)
+            said = joined(said, record.marks if owner.spec.id == caller else passed_on(record.marks, owner.spec.id))
+    return list(said)
 
 
 async def found(root: Supervisor, ref: str) -> Node:
@@ -115,6 +129,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         policy=owner.policy,
         hooks=owner.hooks,
         local=owner.local,
+        marks=passed_on((await root.archives.record(owner, holder)).marks, owner.id),
     )
     id: str = root.handle(events.Hold(spec))
     return nodes[id]

@@ -20,6 +20,7 @@ from orch_protocol.project import RANK, ContextSpec
 from orch_protocol.prompts import PromptSpec
 from orch_protocol.services import Spawn, Spawned
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
+from orch_protocol.taint import passed_on
 from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.scripted import ScriptedBackend
@@ -119,6 +120,7 @@ def describe(
         plan=plan,
         context=_context(request, preset, parent, config),
         prompt=PromptSpec(rules=parent.prompt.rules) if parent else request.prompt or PromptSpec(rules=config.prompt),
+        marks=passed_on(request.marks, parent.id if parent else ""),
         hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
     )
 

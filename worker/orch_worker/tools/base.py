@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import re
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, overload
 
@@ -17,8 +17,10 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Usage
 from orch_protocol.services import RunTool
 from orch_protocol.spec import ToolSpec
+from orch_protocol.taint import BITS, Bit, Mark
 
 from ..agenda import Agenda
+from ..marks import Marks
 from .belongings import Belongings
 
 __all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput", "root_tool", "tool"]
@@ -59,8 +61,8 @@ class ToolContext(Struct, frozen=True):
     """What a tool knows of its agent.
 
     Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
-    there is none to write to. `archives` says whether its conversation is archived. `agenda` is None for a tool that
-    the root runs.
+    there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
+    for a tool that the root runs.
     """
 
     cwd: Path
@@ -73,7 +75,13 @@ class ToolContext(Struct, frozen=True):
     keys: Keys = field(default_factory=Keys)
     archives: bool = False
     agenda: Agenda | None = None
+    marks: Marks | None = None
     belongings: Belongings = field(default_factory=Belongings)
+
+    @property
+    def told(self) -> tuple[Mark, ...]:
+        """What the agent's conversation holds, which whoever it tells something of it holds then, too."""
+        return self.marks.content if self.marks is not None else ()
 
     def own(self, kind: Callable[[ToolContext], T]) -> T:
         """Return the agent's one `kind`, made with this context when it is first asked for. Any thread may ask."""
@@ -83,7 +91,8 @@ class ToolContext(Struct, frozen=True):
 class ToolOutput(Struct, frozen=True):
     """What a tool returns. `files_changed` are paths relative to the context's cwd, `usage` what models used for it.
 
-    A `local` one is for models of this machine alone.
+    A `local` one is for models of this machine alone. `origin` is the web address that the text is from, if it is
+    from one; `marks` came with it from elsewhere.
     """
 
     text: str
@@ -91,6 +100,8 @@ class ToolOutput(Struct, frozen=True):
     files_changed: tuple[str, ...] = ()
     usage: Usage = Usage()
     local: bool = False
+    origin: str | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 Available = Callable[[ToolContext], bool]
@@ -100,7 +111,8 @@ class Tool(Struct, frozen=True):
     """A tool. `parse` turns the model's arguments into what `call` takes, or raises ToolError naming the field.
 
     Where `available` says no, the model does not see it. An `exclusive` one runs alone; calls whose argument `locks`
-    names the same file run one after the other. Called like a function, it is the function it was made of.
+    names the same file run one after the other. `bits` is what its maker says that a call brings, None when nothing.
+    Called like a function, it is the function it was made of.
     """
 
     name: str
@@ -113,10 +125,11 @@ class Tool(Struct, frozen=True):
     available: Available | None = None
     exclusive: bool = False
     locks: str = ""
+    bits: tuple[Bit, ...] | None = None
 
     def spec(self) -> ToolSpec:
         """Return the tool as the model sees it."""
-        return ToolSpec(self.name, self.description, self.input_schema, self.exclusive, self.locks)
+        return ToolSpec(self.name, self.description, self.input_schema, self.exclusive, self.locks, self.bits)
 
     def missing(self, context: ToolContext) -> str:
         """Return why the tool cannot be used by the agent of `context`, "" when it can."""
@@ -146,6 +159,7 @@ def tool(
     available: Available | None = None,
     exclusive: bool = False,
     locks: str = "",
+    bits: Iterable[Bit] | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -157,6 +171,7 @@ def tool(
     available: Available | None = None,
     exclusive: bool = False,
     locks: str = "",
+    bits: Iterable[Bit] | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: its annotations are the schema, its docstring tells the model what it does.
 
@@ -166,14 +181,16 @@ def tool(
 
     `available` is asked with the context: where it says no, the model does not see the tool and a call is refused. An
     `exclusive` tool runs alone among the calls of a step. `locks` names a parameter that is a path: calls for the same
-    file run one after the other. Raises ConfigError for a function that cannot be a tool.
+    file run one after the other. `bits` say which of `untrusted` content, `sensitive` data and deeds (`acts`) a call
+    brings; unless said, it counts as one that runs code. Raises ConfigError for a function that cannot be a tool.
     """
 
     def make(function: Callable[..., Any]) -> Tool:
         made = _make(function, name, description, category)
         if locks and locks not in made.input_schema.get("properties", {}):
             raise ConfigError(f"tool {made.name!r}: it has no parameter {locks!r} to lock")
-        return msgspec.structs.replace(made, available=available, exclusive=exclusive, locks=locks)
+        said = _bits(made.name, bits)
+        return msgspec.structs.replace(made, available=available, exclusive=exclusive, locks=locks, bits=said)
 
     if function is None:
         return make
@@ -197,6 +214,7 @@ def root_tool(spec: ToolSpec) -> Tool:
         function=call,
         exclusive=spec.exclusive,
         locks=spec.locks,
+        bits=spec.bits,
     )
 
 
@@ -222,6 +240,15 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
         return _output(await asyncio.to_thread(_in_thread, function, passed))
 
     return Tool(name, description or summary, category, _schema(params, name), parse, call, function)
+
+
+def _bits(name: str, bits: Iterable[Bit] | None) -> tuple[Bit, ...] | None:
+    if bits is None:
+        return None
+    said = (bits,) if isinstance(bits, str) else tuple(bits)
+    if unknown := [each for each in said if each not in BITS]:
+        raise ConfigError(f"tool {name!r}: there is no bit {unknown[0]!r}; there are {', '.join(BITS)}")
+    return tuple(bit for bit in BITS if bit in said)
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:

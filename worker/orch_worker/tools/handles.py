@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from .base import ToolContext, ToolError, tool
+from .base import ToolContext, ToolError, ToolOutput, tool
 from .patterns import compile_pattern
 from .stash import Stash
 
@@ -28,7 +28,7 @@ def read_handle(
     offset: Annotated[int, Meta(ge=0)] = 0,
     limit: Annotated[int, Meta(ge=1, le=MAX_READ)] = 10_000,
     search: str | None = None,
-) -> str:
+) -> ToolOutput:
     """Read part of a result that was too long to be shown and was kept whole under a handle.
 
     Args:
@@ -38,17 +38,19 @@ def read_handle(
         search: Instead of a part, answer with the lines from offset on that match this Python regular expression,
             each with the offset it begins at.
     """
+    stash = context.own(Stash)
     try:
-        text = context.own(Stash).text(handle)
+        text, marks = stash.text(handle), stash.marks(handle)
     except OSError as error:
         raise ToolError(f"{handle} cannot be read: {error.strerror}.") from error
     if offset >= len(text):
         raise ToolError(f"{handle} has {len(text):,} characters, none from {offset:,} on.")
     if search is not None:
-        return _search(text, search, offset, time.monotonic() + context.seconds * 0.8)
+        return ToolOutput(_search(text, search, offset, time.monotonic() + context.seconds * 0.8), marks=marks)
     end = min(offset + limit, len(text))
     more = f"; go on with offset={end}" if end < len(text) else ""
-    return f"{text[offset:end]}\n[characters {offset:,} to {end:,} of {len(text):,}{more}]"
+    part = f"{text[offset:end]}\n[characters {offset:,} to {end:,} of {len(text):,}{more}]"
+    return ToolOutput(part, marks=marks)
 
 
 def _search(text: str, pattern: str, offset: int, stop_at: float) -> str:

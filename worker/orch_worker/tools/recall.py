@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from orch_protocol.services import Hit, MapAgents, Mapped, ReadArchive, SearchArchive
+from orch_protocol.services import Hit, MapAgents, Mapped, MarksOf, ReadArchive, SearchArchive
+from orch_protocol.taint import Mark, passed_on
 
 from ..recalled import shown_entries, shown_hits
 from ..tokens import clip
@@ -23,7 +24,7 @@ def _archives(context: ToolContext) -> bool:
 
 
 @tool(category="archive", available=_archives)
-async def search_archive(context: ToolContext, query: str, limit: Number = 10) -> str:
+async def search_archive(context: ToolContext, query: str, limit: Number = 10) -> ToolOutput:
     """Find text in archived turns of this conversation: words, paths, figures, errors. Gives id, entry, passage.
 
     Args:
@@ -31,11 +32,11 @@ async def search_archive(context: ToolContext, query: str, limit: Number = 10) -
         limit: The most places to return.
     """
     hits: list[Hit] = await context.call_root("search_archive", SearchArchive(query, limit), context.seconds)
-    return shown_hits(hits)
+    return ToolOutput(shown_hits(hits), marks=await _marks(context, *(hit.id for hit in hits)))
 
 
 @tool(category="archive", available=_archives)
-async def read_archive(context: ToolContext, id: str, first: Number = 1, last: Number | None = None) -> str:
+async def read_archive(context: ToolContext, id: str, first: Number = 1, last: Number | None = None) -> ToolOutput:
     """Show entries of an archived turn exactly as they were. Without first and last, from the beginning.
 
     Args:
@@ -44,7 +45,8 @@ async def read_archive(context: ToolContext, id: str, first: Number = 1, last: N
         last: The last entry to show.
     """
     asked = ReadArchive(id, first, last)
-    return shown_entries(first, await context.call_root("read_archive", asked, context.seconds))
+    entries = await context.call_root("read_archive", asked, context.seconds)
+    return ToolOutput(shown_entries(first, entries), marks=await _marks(context, id))
 
 
 @tool(category="archive", available=_archives)
@@ -55,7 +57,7 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
         ids: Whom to ask.
         prompt: The question.
     """
-    asked = MapAgents(ids, prompt, max(context.seconds - 2.0, context.seconds / 2))
+    asked = MapAgents(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.told)
     answers: list[Mapped] = await context.call_root("map", asked, context.seconds)
     text = "\n\n".join(
         f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"
@@ -63,4 +65,15 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
         else f"{each.ref}: no answer: {each.error}"
         for each in answers
     )
-    return ToolOutput(text, local=any(each.reply is not None and each.reply.local for each in answers))
+    replies = [each.reply for each in answers if each.reply is not None]
+    return ToolOutput(
+        text,
+        local=any(reply.local for reply in replies),
+        marks=tuple(mark for reply in replies for mark in passed_on(reply.marks, reply.id)),
+    )
+
+
+async def _marks(context: ToolContext, *ids: str) -> tuple[Mark, ...]:
+    """Return what is brought back from these archives."""
+    marks: list[Mark] = await context.call_root("marks", MarksOf(ids), context.seconds) if ids else []
+    return tuple(marks)

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
+from orch_protocol.taint import Bit, Mark, mark
+
 from .base import ToolContext, ToolError
 from .regular import open_regular
 
@@ -18,7 +20,8 @@ FOLDER: Final = "stash"
 HANDLE: Final = re.compile(rb"h_\d{3,}")
 """A handle, as a session file names it."""
 
-NAME: Final = re.compile(r"(h_\d{3,})-([0-9a-f]{32})\.txt")
+NAME: Final = re.compile(r"(h_\d{3,})-([0-9a-f]{32}(?:-[us]+)?)\.txt")
+LETTERS: Final[dict[Bit, str]] = {"untrusted": "u", "sensitive": "s"}
 LEAST_SHOWN: Final = 300
 
 
@@ -30,10 +33,12 @@ class Stash:
             raise ToolError("nothing is stashed here: this agent has no session folder")
         self._folder = context.folder / FOLDER
 
-    def keep(self, text: str) -> str:
-        """Keep `text` and return its handle, such as `.h_001`. Raises OSError."""
+    def keep(self, text: str, bits: Collection[Bit] = ()) -> str:
+        """Keep `text`, which brought `bits`, and return its handle, such as `.h_001`. Raises OSError."""
         data = text.encode()
         digest = hashlib.sha256(data).hexdigest()[:32]
+        if letters := "".join(letter for bit, letter in LETTERS.items() if bit in bits):
+            digest = f"{digest}-{letters}"
         files = self._files()
         for handle, file in files.items():
             if file.name.endswith(f"-{digest}.txt"):
@@ -50,6 +55,13 @@ class Stash:
             beside.unlink(missing_ok=True)
             raise
         return f".{handle}"
+
+    def marks(self, handle: str) -> tuple[Mark, ...]:
+        """Return what the text under `handle` brings into a conversation, again."""
+        file = self._files().get(handle.strip().lstrip("."))
+        found = NAME.fullmatch(file.name) if file is not None else None
+        letters = found[2][32:] if found is not None else ""
+        return tuple(mark(bit, f"what is kept as {handle}") for bit, letter in LETTERS.items() if letter in letters)
 
     def text(self, handle: str) -> str:
         """Return what is kept under `handle`. Raises ToolError when there is no such thing, OSError."""

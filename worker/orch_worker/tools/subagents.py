@@ -12,6 +12,7 @@ from orch_protocol.budget import Budget
 from orch_protocol.errors import BudgetExceededError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
 from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow, Collect, Kill, Killed, List, QueryAgent, Spawn, Spawned, Wait, Waited
+from orch_protocol.taint import passed_on
 
 from .base import ToolContext, ToolError, ToolOutput, tool
 
@@ -49,7 +50,8 @@ async def spawn_subagent(
         max_tokens: The most tokens that it and they may use.
     """
     budget = Budget(max_cost_usd=max_cost, max_tokens=max_tokens)
-    spawned: Spawned = await _ask(context, "spawn", Spawn(task, preset=preset, tools=tools, budget=budget))
+    asked = Spawn(task, preset=preset, tools=tools, budget=budget, marks=context.told)
+    spawned: Spawned = await _ask(context, "spawn", asked)
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     if query is None:
         return ToolOutput(line)
@@ -72,7 +74,7 @@ async def query_subagent(
     """
     if wait and wake is None:
         return await _answer(context, "query", id, prompt)
-    submitted = await _ask(context, "submit", QueryAgent(id, prompt, wake=wake))
+    submitted = await _ask(context, "submit", QueryAgent(id, prompt, wake=wake, marks=context.told))
     return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
@@ -128,7 +130,7 @@ async def _answer(context: ToolContext, service: str, ref: str, what: str | floa
     seconds = _patience(context)
     params: Struct
     if isinstance(what, str):
-        params = QueryAgent(ref, what, timeout=seconds)
+        params = QueryAgent(ref, what, timeout=seconds, marks=context.told)
     else:
         seconds = min(seconds, what) if what is not None else seconds
         params = Collect(ref, timeout=seconds)
@@ -140,7 +142,7 @@ async def _answer(context: ToolContext, service: str, ref: str, what: str | floa
         return ToolOutput(f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent.")
     warning = f"; {reply.warning}" if reply.warning else ""
     text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{reply.text}"
-    return ToolOutput(text, local=reply.local)
+    return ToolOutput(text, local=reply.local, marks=passed_on(reply.marks, reply.id))
 
 
 async def _ask(context: ToolContext, service: str, params: Struct) -> Any:

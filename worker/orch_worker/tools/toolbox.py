@@ -15,16 +15,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.approval import digest_of
-from orch_protocol.errors import BudgetExceededError, OrchError
+from orch_protocol.errors import BudgetExceededError, OrchError, StoreError
 from orch_protocol.messages import Text, ToolResult, ToolUse, Usage
 from orch_protocol.policy import Verdict
 from orch_protocol.spec import ToolSpec
+from orch_protocol.taint import Mark, bits_in
 from orch_protocol.text import scrub
 
 from ..account import Account, Observe
 from ..guard import Guard, Ruling
 from ..markers import denied, withheld
 from ..purse import Purse
+from ..taint import LABEL, labelled
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
 from .stash import Stash, level
@@ -49,7 +51,8 @@ def _nothing(_: Usage) -> None:
 class Outcome(Struct, frozen=True):
     """What became of one call. `ran` is false when the tool was never started, `usage` is what it and models used.
 
-    `settle` is to be called with that when it is on record. `short` tells which budget did not cover the call.
+    `settle` is to be called with that when it is on record. `short` tells which budget did not cover the call. `marks`
+    are what its result brought into the conversation.
     """
 
     result: ToolResult
@@ -58,6 +61,7 @@ class Outcome(Struct, frozen=True):
     usage: Usage = Usage()
     settle: Callable[[Usage], None] = _nothing
     short: str = ""
+    marks: tuple[Mark, ...] = ()
 
 
 class Executor(Protocol):
@@ -93,6 +97,8 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in tools}
         self._context = context
         self._guard = guard
+        if guard is not None:
+            guard.said = {tool.name: tool.bits for tool in self._tools.values()}
         self.withdrawn: tuple[str, ...] = ()
         """Tools that may not be used any more. They stay on offer, so that what is cached of that holds."""
         self.resting: tuple[str, ...] = ()
@@ -170,6 +176,10 @@ class Toolbox:
             except BudgetExceededError as error:
                 account.refused("deny", str(error), ruling.verdict)
                 return replace(refuse(call, NOT_COVERED.format(error=error)), short=str(error))
+            if why := self._begins(call):
+                hold.settle(call_usage(0.0))
+                account.refused("deny", why)
+                return refuse(call, why)
             account.began(ruling.verdict)
             began = asyncio.get_running_loop().time()
             try:
@@ -178,11 +188,31 @@ class Toolbox:
             except BaseException:
                 hold.settle(call_usage(0.0 if waits else asyncio.get_running_loop().time() - began))
                 raise
+            output, marks = self._brought(call, output)
+            if said is not None:
+                marks = ()  # what is said in place of a tool has its label already
             used = output.usage + call_usage(0.0 if waits else asyncio.get_running_loop().time() - began)
             if output.local and self._guard is not None and (why := await self._guard.stay()):
                 output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
         account.ended(output.text, success=not output.is_error, files_changed=output.files_changed)
-        return Outcome(_result(call, output), files_changed=output.files_changed, usage=used, settle=hold.settle)
+        changed = output.files_changed
+        return Outcome(_result(call, output), files_changed=changed, usage=used, settle=hold.settle, marks=marks)
+
+    def _begins(self, call: ToolUse) -> str:
+        """Put on record what `call` is about to do; return why it may not, "" when it may."""
+        try:
+            if self._guard is not None:
+                self._guard.begins(call)
+        except StoreError as error:
+            return str(error)
+        return ""
+
+    def _brought(self, call: ToolUse, output: ToolOutput) -> tuple[ToolOutput, tuple[Mark, ...]]:
+        """Return `output`, and what it brings into the conversation, which is on record."""
+        try:
+            return output, self._guard.brought(call, output) if self._guard is not None else ()
+        except StoreError as error:
+            return ToolOutput(str(error), is_error=True, files_changed=output.files_changed, usage=output.usage), ()
 
     def _parsed(self, tool: Tool | None, call: ToolUse) -> tuple[Any, str]:
         """Return the arguments of `call`, or why there are none: it was not granted, is not there, or does not fit."""
@@ -204,15 +234,18 @@ class Toolbox:
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Return `outcomes`, those of the `calls` of one step, bounded as a set: the longest are cut first.
 
-        Of what is cut the whole is stashed, when the agent can read it there.
+        Of what is cut the whole is stashed, when the agent can read it there. What others wrote is labelled.
         """
         texts = [text_in(outcome.result) for outcome in outcomes]
         most = level(map(len, texts), MAX_SHOWN_A_STEP, MAX_SHOWN)
+        said = []
+        for call, outcome, text in zip(calls, outcomes, texts, strict=True):
+            room = most - (LABEL if "untrusted" in bits_in(outcome.marks) else 0)
+            cut = text if len(text) <= room else self._cut(text, room, call.name, outcome.marks)
+            said.append(labelled(cut, outcome.marks))
         return [
-            outcome
-            if len(text) <= most
-            else replace(outcome, result=with_text(outcome.result, self._cut(text, most, call.name)))
-            for call, outcome, text in zip(calls, outcomes, texts, strict=True)
+            outcome if now is text else replace(outcome, result=with_text(outcome.result, now))
+            for outcome, text, now in zip(outcomes, texts, said, strict=True)
         ]
 
     def turn_began(self) -> None:
@@ -225,12 +258,12 @@ class Toolbox:
         """End what the tools keep running."""
         self._context.belongings.close()
 
-    def _cut(self, text: str, most: int, name: str) -> str:
+    def _cut(self, text: str, most: int, name: str, marks: tuple[Mark, ...]) -> str:
         hint = "ask for less at once"
         # What was read from the stash is there already.
         if READER in self._tools and name != READER and self._context.folder is not None:
             try:
-                handle = self._context.own(Stash).keep(text)
+                handle = self._context.own(Stash).keep(text, bits_in(marks))
             except OSError as error:
                 hint = f"{hint}, for the whole could not be kept: {error.strerror}"
             else:

@@ -1,0 +1,75 @@
+"""Three things that are dangerous together: untrusted content, sensitive data, and acting on the world. As data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from .text import plain_line
+
+__all__ = ["BITS", "Bit", "Mark", "TaintConfig", "bits_in", "joined", "mark", "passed_on"]
+
+Bit: TypeAlias = Literal["untrusted", "sensitive", "acts"]
+"""Content that somebody else wrote; what is not for everybody; changing something, or saying something outside."""
+
+BITS: Final[tuple[Bit, ...]] = ("untrusted", "sensitive", "acts")
+MOST: Final = 8
+"""So many things that brought one bit are told of; more would say nothing new."""
+WIDTH: Final = 160
+AGENT: Final = "agent "
+SHAPES: Final = str.maketrans("[]", "()")
+
+
+class Mark(Struct, frozen=True, gc=False):
+    """A bit of a conversation, and what brought it: a call, an agent, an archive, on one line."""
+
+    bit: Bit
+    by: str = ""
+
+
+class TaintConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What counts as untrusted and as sensitive, and what becomes of a call that would bring all three together."""
+
+    mode: Literal["ask", "deny", "off"] = "ask"
+    trusted_hosts: tuple[str, ...] = ()
+    """Hosts whose pages are trusted; `*.example.org` is all below that."""
+    untrusted_paths: tuple[str, ...] = ()
+    """Files that others wrote. `.` is the folder that an agent works in."""
+    sensitive_paths: tuple[str, ...] = ()
+    """Besides credentials and `personal_paths`."""
+    tools: dict[str, tuple[Bit, ...]] = {}
+    """By tool, in place of what it says itself: which of the three a call of it brings."""
+
+
+def mark(bit: Bit, by: str) -> Mark:
+    """Return a mark; whatever is in `by` becomes a part of one line in which no label begins or ends."""
+    return Mark(bit, plain_line(by.translate(SHAPES), WIDTH))
+
+
+def bits_in(marks: Iterable[Mark]) -> frozenset[Bit]:
+    """Return which bits `marks` are about."""
+    return frozenset(each.bit for each in marks)
+
+
+def joined(known: tuple[Mark, ...], marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """Return `known` with what of `marks` is new, as far as one bit needs no more than a few."""
+    counts = {bit: sum(each.bit == bit for each in known) for bit in BITS}
+    for each in marks:
+        if each not in known and counts.get(each.bit, MOST) < MOST:
+            counts[each.bit] += 1
+            known = (*known, each)
+    return known
+
+
+def passed_on(marks: Iterable[Mark], agent: str) -> tuple[Mark, ...]:
+    """Return what of `marks`, those of `agent`, goes over to who is told something by it: content, not deeds.
+
+    Of a long way the first agent is named, so that what goes to and fro stays what it was.
+    """
+    return tuple(
+        each if each.by.startswith(AGENT) else mark(each.bit, f"{AGENT}{agent}: {each.by}")
+        for each in marks
+        if each.bit != "acts"
+    )
