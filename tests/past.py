@@ -26,9 +26,10 @@ from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult,
 from orch_protocol.services import Archive, ArchivePlan, Hit
 from orch_protocol.sessions import Edit, Inform
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability
+from orch_worker.compaction import safe_cuts
 from orch_worker.excerpt import MESSAGES
 from orch_worker.store import load
-from orch_worker.stubs import holders_in, stub_text
+from orch_worker.stubs import holders_in, is_summary, stub_text
 from orch_worker.transcript import Transcript, read_session
 
 __all__ = ["DELETED", "EAGER", "PROFILES", "Life", "at_once", "call", "result", "steps"]
@@ -149,6 +150,14 @@ class Life:
         entry = new_entry_id(self.transcript.session.places)
         self.transcript.change(Edit(entry, Inform("test", text)))
         self._heard()
+
+    def compact(self, stop: int) -> None:
+        """Let a summary stand for the first `stop` messages that are shown, if they can be cut there."""
+        items, told = self.transcript.session.view.items, self.transcript.session.view.told
+        cuts = [cut for cut in safe_cuts(items, told) if cut <= stop]
+        if cuts:
+            kept = items[cuts[-1]].first
+            self.transcript.compaction(summary=f"summary of {self.queries}", first_kept_entry_id=kept)
 
     def _heard(self) -> None:
         session = self.transcript.session
@@ -284,6 +293,8 @@ class Life:
             behind = stop
             # A prompt stays, with the stubs of its phases behind what was asked.
             there = {item.first for item in items if _begins(item.message, self.said[item.first])}
+            if is_summary(items[0].message):
+                there |= set(order[start:stop])
             waiting = [id for item in items for id in holders_in(item.message)]
             while waiting:
                 members, own = held[waiting.pop()]

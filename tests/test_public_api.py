@@ -23,6 +23,7 @@ PUBLIC = {
     "AsyncOrchestrator",
     "AsyncSubagent",
     "CallEvent",
+    "CompactionConfig",
     "Config",
     "Consent",
     "ContextConfig",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orch_protocol.config import (
         ArchivalConfig,
         BudgetConfig,
+        CompactionConfig,
         Config,
         HooksConfig,
         SubagentsConfig,
@@ -101,6 +102,7 @@ __all__ = [
     "BudgetConfig",
     "BudgetExceededError",
     "CallEvent",
+    "CompactionConfig",
     "ConcurrencyLimitError",
     "Config",
     "ConfigError",
@@ -161,6 +163,7 @@ _HOMES = {
     "Budget": "orch_protocol.budget",
     "BudgetConfig": "orch_protocol.config",
     "CallEvent": "orch_protocol.observing",
+    "CompactionConfig": "orch_protocol.config",
     "Config": "orch_protocol.config",
     "Consent": "orch_protocol.approval",
     "ContextConfig": "orch_protocol.project",

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.budget import Budget
-from orch_protocol.config import ArchivalConfig, Config, HooksConfig, parse_model
+from orch_protocol.config import Config, HooksConfig, parse_model
 from orch_protocol.errors import ConfigError, OrchError
 from orch_protocol.policy import RANK
 from orch_protocol.project import RANK as TELLS
@@ -52,11 +52,12 @@ def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + field.encode_name, field.type
 
 
+SHORTENING: Final = tuple(key for key, _ in _fields(Config) if re.search(r"^archival\.|context_compaction\.", key))
 ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
     *(f"budget.{limit}" for limit in Budget.__struct_fields__),
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.chat_models"),
-    *(key for key, _ in _fields(ArchivalConfig, "archival.")),
+    *SHORTENING,
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 SHOWN: Final = 80
@@ -234,8 +235,8 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.taint.untrusted_paths": _more,
     "policy.taint.sensitive_paths": _more,
     "policy.taint.tools": _never,
-    # What is archived, and what that costs, is its user's to say.
-    **dict.fromkeys((key for key, _ in _fields(ArchivalConfig, "archival.")), _never),
+    # What is archived or summarised, and what that costs, is its user's to say.
+    **dict.fromkeys(SHORTENING, _never),
 }
 
 

@@ -16,6 +16,8 @@ from .spec import BackendSpec, Durability
 __all__ = [
     "ArchivalConfig",
     "BudgetConfig",
+    "ChildCompactionConfig",
+    "CompactionConfig",
     "Config",
     "DaemonConfig",
     "HooksConfig",
@@ -30,7 +32,34 @@ Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Minutes = Annotated[float, Meta(gt=0, le=1e7)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Amount = Annotated[int, Meta(ge=0, le=10**9)]
+Percent = Annotated[int, Meta(ge=10, le=100)]
 Profile: TypeAlias = Literal["seed", "economy", "balanced", "roomy"]
+
+
+class CompactionConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When what was said first gives way to a summary, in agents that a person or a program has spawned."""
+
+    mode: Literal["auto", "off"] = "auto"
+    compact_pct: Percent = 90
+    """At so much of the model's window."""
+    compact_tokens: Count | None = None
+    """And at so many tokens, whatever the window is."""
+    keep_recent_turns: Count = 1
+    """So many turns stay word for word."""
+    min_messages: Count = 6
+    """A shorter conversation is left alone while it fits."""
+    timeout_seconds: Seconds = 60.0
+    """What a model may take for the summary, before one is made without it."""
+
+
+class ChildCompactionConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The same for agents that agents have spawned: as above, at most at their own percentage, or never."""
+
+    mode: Literal["inherit_strict", "inherit", "off"] = "inherit_strict"
+    compact_pct: Percent = 75
+    keep_recent_turns: Count = 1
+    min_messages: Count = 6
+    timeout_seconds: Seconds = 60.0
 
 
 class SubagentsConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -52,6 +81,7 @@ class SubagentsConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defa
     """Models that the tool `chat` may ask, `provider:name` with `*` for anything; None: all that can be reached."""
     context: ContextConfig = field(default_factory=ContextConfig)
     """What agents are told of the project they work in."""
+    context_compaction: ChildCompactionConfig = field(default_factory=ChildCompactionConfig)
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,6 +173,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
     prompt: PromptRules = field(default_factory=PromptRules)
+    context_compaction: CompactionConfig = field(default_factory=CompactionConfig)
 
 
 def parse_model(model: str | None) -> BackendSpec:

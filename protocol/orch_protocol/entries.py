@@ -8,7 +8,7 @@ one. Field names are camelCase on disk.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -23,6 +23,8 @@ __all__ = [
     "BranchSummary",
     "Checkout",
     "CompactionEntry",
+    "CompactionReason",
+    "CompactionWriter",
     "Custom",
     "CustomMessage",
     "Entry",
@@ -43,6 +45,9 @@ __all__ = [
 ]
 
 SESSION_VERSION = 3
+CompactionReason: TypeAlias = Literal["size", "refused"]
+"""Why a conversation was compacted: it had grown past its share of the model's window, or was refused as too long."""
+CompactionWriter: TypeAlias = Literal["model", "extract", "hook"]
 LEFT_BRANCH = "[What came of a branch of this conversation that was left:]"
 
 
@@ -100,12 +105,23 @@ class MessageEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="message"):
 class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compaction"):
     """`summary` stands in place of what was said before the message `first_kept_entry_id`.
 
-    When that is none of the messages before this entry, it stands in place of all of them.
+    When that is none of the messages before this entry, it stands in place of all of them. What the agent was told of
+    its project in front stays, and so do the ids of archives.
+
+    It was made in the query `turn`, for `reason`, and `usage` is what models took for it; `writer` says who wrote it:
+    a model, or a `hook`, or nobody (`extract`): then it is taken from what was said. `details` are what the next
+    summary goes on from, as JSON data. `deleted` is when what it said was deleted for good.
     """
 
     summary: str
     first_kept_entry_id: str
     tokens_before: int = 0
+    turn: str = ""
+    reason: CompactionReason | None = None
+    writer: CompactionWriter | None = None
+    usage: Usage | None = None
+    details: Any = None
+    deleted: str = ""
 
 
 class TurnStart(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):

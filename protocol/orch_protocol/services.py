@@ -280,7 +280,8 @@ class AgentRow(Struct, frozen=True):
 
 class Shown(Struct, frozen=True):
     """An agent, the tail of its conversation, its last reply, and what its conversation is marked with. Of a holder
-    also its archive, and the first messages that it holds."""
+    also its archive, and the first messages that it holds. `compactions` is how many summaries took the place of what
+    was said."""
 
     agent: AgentRow
     messages: tuple[Message, ...]
@@ -289,6 +290,7 @@ class Shown(Struct, frozen=True):
     held: tuple[Message, ...] = ()
     tasks: tuple[Task, ...] = ()
     marks: tuple[Mark, ...] = ()
+    compactions: int = 0
 
 
 class LiveAgent(Struct, frozen=True):

@@ -20,6 +20,7 @@ __all__ = [
     "ArchivalSpec",
     "BackendSpec",
     "Birth",
+    "CompactionSpec",
     "Durability",
     "Kind",
     "Limits",
@@ -89,6 +90,26 @@ class ArchivalSpec(Struct, frozen=True):
     recall_only: bool = True
 
 
+class CompactionSpec(Struct, frozen=True):
+    """When the beginning of an agent's conversation gives way to a summary: at `pct` percent of its model's window, and
+    at `tokens` of them, if that is not 0.
+
+    The last `keep_turns` turns stay, and a conversation with fewer than `least` messages; a model may take `seconds`
+    for the summary.
+    """
+
+    pct: int = 90
+    tokens: int = 0
+    keep_turns: int = 1
+    least: int = 6
+    seconds: float = 60.0
+
+    def at(self, window: int) -> int:
+        """Return the size of a request, in tokens, from which on its conversation is to be compacted; 0 is never."""
+        bounds = [bound for bound in (window * self.pct // 100, self.tokens) if bound]
+        return min(bounds, default=0)
+
+
 class AgentSpec(Struct, frozen=True):
     """One agent, as the root describes it to the worker that will be it.
 
@@ -99,7 +120,8 @@ class AgentSpec(Struct, frozen=True):
     for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says,
     and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more, though they stay
     on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told when it would
-    stop, None: the same. `marks` came with what other agents asked it, and what it was made of.
+    stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
+    conversation is compacted as `compaction` says, None: never; a holder's never is.
     """
 
     id: str
@@ -132,6 +154,7 @@ class AgentSpec(Struct, frozen=True):
     hooks: HooksSpec = HooksSpec()
     withdrawn: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
+    compaction: CompactionSpec | None = field(default_factory=CompactionSpec)
 
     @property
     def grant(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ARCHIVE: Final = b'{"type":"archive"'
+COMPACTION: Final = b'{"type":"compaction"'
 UPGRADE: Final = b'{"type":"archive_summary"'
 SCRIPT: Final = [
     {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]},
@@ -168,6 +169,20 @@ def worker_points() -> dict[str, Callable[[], None]]:
     }
 
 
+def compaction_points() -> dict[str, Callable[[], None]]:
+    """Return what to do to die at each point of a compaction, in their order."""
+    from orch_worker.compacting import Compactor
+    from orch_worker.transcript import Transcript
+
+    return {
+        "notes are to be asked for": lambda: before(Compactor, "_ask"),
+        "the notes are there": lambda: before(Compactor, "_record"),
+        "the compaction is half written": lambda: half_written(COMPACTION),
+        "the compaction is written": lambda: written(COMPACTION),
+        "the model is to go on with it": lambda: after(Transcript, "compaction"),
+    }
+
+
 def failing(name: str, number: int, *, half: bool = False) -> None:
     """Let the disk fail with the error `number` when an archive is put on it; with `half`, after some of it."""
     from orch_worker.store import AppendLog
@@ -259,7 +274,7 @@ def main(**named: Any) -> int:
     from orch_worker import process
 
     if not Path(os.environ["DEADLY"]).name.startswith("root"):
-        _armed(worker_points() | worker_faults())
+        _armed(worker_points() | worker_faults() | compaction_points())
     return process.main(**named)
 
 

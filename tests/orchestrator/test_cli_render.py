@@ -158,3 +158,17 @@ def test_an_agent_is_shown_as_a_page() -> None:
     assert "plan mode:" not in page
     planning = shown | {"agent": row(3, planning=True)}
     assert "  plan mode:     until its plan is approved" in render.agent(planning, NOON)
+
+
+def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() -> None:
+    """In percent, with a word when it is much."""
+
+    def facts(tokens: int, compactions: int = 0) -> list[str]:
+        shown = {"agent": row(1, context_tokens=tokens), "messages": [], "compactions": compactions}
+        return [" ".join(line.split()) for line in render.agent(shown, NOON).splitlines() if "co" in line[:7]]
+
+    assert facts(1_234) == ["context: 1.2k/200k"]
+    assert facts(100_000) == ["context: 100k/200k (50 %)"]
+    assert facts(150_000) == ["context: 150k/200k (75 %, getting full)"]
+    assert facts(180_000, 1) == ["context: 180k/200k (90 %, high)", "compacted: 1 time"]
+    assert facts(190_000, 3)[0] == "context: 190k/200k (95 %, nearly full)"

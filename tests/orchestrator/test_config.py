@@ -103,7 +103,7 @@ def test_variables_are_read_by_type(home: Path, name: str, text: str, key: str, 
         ("max_turns = 3\n", r"line 1: there is no setting 'max_turns'; did you mean 'limits.max_turns'\?"),
         (
             "[zebra]\n",
-            r"line 1: there is no section \[zebra\]; there are \[archival\], .*\[subagents\.context\]$",
+            r"line 1: there is no section \[zebra\]; there are \[archival\], .*\[subagents\.context\], .*",
         ),
         (
             "model = 'openai:1'\n\n[subagent]\nmax_concurrent = 3\n",

@@ -42,7 +42,7 @@ class TestCompact:
     def test_what_is_kept_stays_behind_the_summary(self) -> None:
         """The summary stands for the messages before the first kept one, and can be archived as these."""
         seen = view("a", "b", "c")
-        seen.compact("so far", seen.kept("e2"), "k", 7)
+        seen.compact("so far", seen.kept("e2"), "k", lambda _: 7)
         assert shown(seen) == ["so far", "c"]
         assert (seen.items[0].first, seen.items[0].last, seen.items[0].note) == ("e0", "e1", 7)
         assert seen.part("e0", "e1") == (0, 1)
@@ -50,13 +50,13 @@ class TestCompact:
     def test_without_a_first_kept_one_nothing_is_kept(self) -> None:
         """An entry that is not shown keeps nothing: the summary stands for everything."""
         seen = view("a", "b")
-        seen.compact("so far", seen.kept("k"), "k", 7)
+        seen.compact("so far", seen.kept("k"), "k", lambda _: 7)
         assert shown(seen) == ["so far"]
 
     def test_of_an_empty_conversation(self) -> None:
         """A summary of nothing stands for itself."""
         seen: View[int] = View()
-        seen.compact("so far", seen.kept("k"), "k", 0)
+        seen.compact("so far", seen.kept("k"), "k", lambda _: 0)
         assert (shown(seen), seen.items[0].first) == (["so far"], "k")
 
 

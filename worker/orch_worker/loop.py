@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
-from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError, OrchError
+from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError, OrchError
 from orch_protocol.messages import (
     Message,
     Reply,
@@ -37,9 +37,10 @@ from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, call_usage, refuse
 
 if TYPE_CHECKING:
+    from .compacting import Compacted
     from .hooked import AgentHooks
 
-__all__ = ["Aborted", "Brake", "run_turn"]
+__all__ = ["STEERING", "Aborted", "Brake", "run_turn"]
 
 GRACE_SECONDS: Final = 1.0
 
@@ -48,6 +49,7 @@ Interject = Callable[[bool], list[Interjection]]
 Heard = Callable[[str], None]
 Emit = Callable[[str, str, str, int, bool], None]
 Prepare = Callable[[], Awaitable[None]]
+Shorten = Callable[[bool], Awaitable["Compacted | None"]]
 Frame = Callable[[str], str]
 Cut = Literal["cancelled", "timeout", "budget"]
 
@@ -126,6 +128,7 @@ async def run_turn(
     emit: Emit | None = None,
     prepare: Prepare | None = None,
     pause: Prepare | None = None,
+    shorten: Shorten | None = None,
     purse: Purse | None = None,
     hooks: AgentHooks | None = None,
     opening: Prepare | None = None,
@@ -142,7 +145,9 @@ async def run_turn(
     when the turn would end; each text becomes a user message, and `heard` is called when that is on record.
     `emit(kind, text, name, step, is_error)` is told of everything that happens, see TurnEvent. `prepare` is awaited
     before each model request, and may change what the conversation holds; so may `pause`, awaited when the turn goes on
-    past its steps. None of them may raise.
+    past its steps. None of them may raise. `shorten` is awaited then too, and may make the conversation
+    shorter where it has grown too long; and with True when a request was refused for that: if it does, the request is
+    made once more.
 
     `hooks` may change what happens, and end the turn with stop reason `aborted`; `opening` is awaited before the prompt
     is taken down, and `frame` puts around it what the agent is told besides.
@@ -150,7 +155,8 @@ async def run_turn(
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
     turn = _Turn(
-        backend, toolbox, record, limits, report, brake, interject, heard, emit, prepare, pause, purse, hooks, opening
+        *(backend, toolbox, record, limits, report, brake, interject, heard, emit),
+        *(prepare, pause, shorten, purse, hooks, opening),
     )
     return await turn.run(query_id, agent_id, scrub(prompt), frame)
 
@@ -169,6 +175,7 @@ class _Turn:
         emit: Emit | None,
         prepare: Prepare | None,
         pause: Prepare | None,
+        shorten: Shorten | None,
         purse: Purse | None,
         hooks: AgentHooks | None,
         opening: Prepare | None,
@@ -184,6 +191,7 @@ class _Turn:
         self._emit = emit
         self._prepare = prepare
         self._pause = pause
+        self._shorten = shorten
         self._purse = purse
         self._hooks = hooks
         self._opening = opening
@@ -323,6 +331,24 @@ class _Turn:
             await self._hear_of_budgets(self._purse)
         if self._prepare is not None:
             await self._prepare()
+        await self._make_room(refused=False)
+        try:
+            return await self._asked()
+        except ContextOverflowError:
+            if not await self._make_room(refused=True):
+                raise
+            return await self._asked()
+
+    async def _make_room(self, *, refused: bool) -> bool:
+        """Let the conversation become shorter where it is too long; return whether it did."""
+        done = await self._shorten(refused) if self._shorten is not None else None
+        if done is None:
+            return False
+        self._usage += done.usage
+        self._tell("compacted", done.line)
+        return True
+
+    async def _asked(self) -> AssistantTurn:
         info = self._backend.info()
         who, step = f"{info.provider}:{info.model}" if info.model else info.provider, self._steps + 1
         self._report("model", who, step)
@@ -334,6 +360,10 @@ class _Turn:
         hold = await self._purse.reserve(self._backend) if self._purse is not None else None
         try:
             turn = await self._backend.assistant_turn(on_text)
+        except ContextOverflowError:
+            if hold is not None:
+                hold.settle(Usage())
+            raise
         except OrchError:
             raise
         except Exception as error:

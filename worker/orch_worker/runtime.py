@@ -45,6 +45,7 @@ from .transcript import Transcript
 from .witness import testimony
 
 if TYPE_CHECKING:
+    from .compacting import Compacted, Compactor
     from .hooked import AgentHooks
 
 __all__ = ["Root", "Runtime"]
@@ -100,7 +101,10 @@ class Runtime:
             archives=spec.archival is not None,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)
-        self.backend = make_backend(spec.backend, keys, self.gate)
+        self._model = spec.backend
+        self._make_backend = partial(make_backend, keys=keys, gate=self.gate)
+        self._compactor: Compactor | None = None
+        self.backend = self._make_backend(spec.backend)
         if is_remote(spec.backend):
             self.backend = Movable(self.backend)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
@@ -111,7 +115,7 @@ class Runtime:
             self._agenda = Agenda(self.transcript, planning=spec.plan)
             self._marks = Marks(self.transcript)
             context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks)
-            self._locality = Locality(spec, context.call_root, partial(self._stay, keys))
+            self._locality = Locality(spec, context.call_root, self._stay)
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
             self.toolbox.withdraw(spec.withdrawn)
@@ -142,7 +146,7 @@ class Runtime:
                     root.call_root,
                     summariser=Summariser(
                         spec.backend,
-                        partial(make_backend, keys=keys, gate=self.gate),
+                        self._make_backend,
                         root.call_root,
                         self._purse,
                         tools=tools,
@@ -214,6 +218,7 @@ class Runtime:
                 emit=partial(self._root.emit, query_id) if query.stream else None,
                 prepare=self._prepare,
                 pause=archiving.turn_paused if archiving is not None else None,
+                shorten=partial(self._shorten, query_id),
                 purse=self._purse,
                 hooks=hooks,
                 opening=partial(self._open, hooks),
@@ -274,12 +279,13 @@ class Runtime:
     def _say_to_itself(self, text: str, follow_up: bool) -> None:
         self._said.add(Interjection(f"{OWN}{new_id()}", text), follow_up=follow_up)
 
-    async def _stay(self, keys: dict[str, str], backend: BackendSpec) -> None:
+    async def _stay(self, backend: BackendSpec) -> None:
         """Let the model behind `backend`, of this machine, go on. Raises ConfigError when it cannot be made."""
+        self._model = backend
         if self._archiving is not None:
             self._archiving.stay(backend)
         if isinstance(self.backend, Movable):
-            await self.backend.move(make_backend(backend, keys, self.gate))
+            await self.backend.move(self._make_backend(backend))
 
     def edit(self, edit: Edit) -> Edited:
         """Make a change to the session between turns, which is on record when this returns. Raises StoreError."""
@@ -345,6 +351,37 @@ class Runtime:
         """Let the next request end with what is true now and may not be so at the one after it."""
         live = await self._archiving.before_request() if self._archiving is not None else ""
         self._prompt.before_request(live, self._archiving, low=self._purse.low)
+
+    async def _shorten(self, turn: str, refused: bool) -> Compacted | None:
+        """Let what was said first give way to a summary when the next request is too long, or the last one was."""
+        rules = self.spec.compaction
+        if rules is None or self.spec.source is not None:
+            return None
+        at = rules.at(self.backend.info().context_limit)
+        if not refused and (not at or self.backend.context_tokens() < at):
+            return None
+        if self._compactor is None:
+            # Imported when it is needed: most conversations never grow so long.
+            from .compacting import Compactor
+
+            self._compactor = Compactor(
+                rules,
+                self.transcript,
+                self.backend,
+                self._purse,
+                model=lambda: self._model,
+                make=self._make_backend,
+            )
+        try:
+            done = await self._compactor.compact(turn, "refused" if refused else "size", self._hooks)
+        except StoreError:
+            raise
+        except Exception:
+            traceback.print_exc()  # the conversation is what it was
+            return None
+        if done is not None and self._archiving is not None:
+            self._archiving.moved()
+        return done
 
     def _frame(self, query: Query) -> Callable[[str], str]:
         """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it

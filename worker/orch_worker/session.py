@@ -105,6 +105,8 @@ class Session:
         self._turn = ""
         self._used_before = Usage()
         """What was used before the turn `_turn` began."""
+        self.compactions = 0
+        """How many summaries on the path took the place of what was said."""
         self.asked = False
         """Whether the agent itself was asked on this path: what it was seeded with is somebody else's."""
         self.responses = 0
@@ -180,7 +182,7 @@ class Session:
         if entry.parent_id is not None and self.lineage.missing(entry.parent_id):
             self._add(LostEntry(entry.parent_id, self.leaf))
         shown = self._add(entry)
-        if isinstance(entry, (MessageEntry, TurnEnd)):
+        if isinstance(entry, (MessageEntry, TurnEnd, CompactionEntry)):
             self._count(entry)
         elif isinstance(entry, PlanApproved):
             self._approved.add(entry.agent)
@@ -228,17 +230,20 @@ class Session:
         elif isinstance(entry, UpgradeEntry):
             self.view.upgrade(entry.upgrade)
         elif isinstance(entry, CompactionEntry):
-            self.view.compact(entry.summary, self.view.kept(entry.first_kept_entry_id), entry.id, place)
+            stop = self.view.kept(entry.first_kept_entry_id)
+            for item in self.view.compact(entry.summary, stop, entry.id, lambda _: place):
+                self._drop(item.note)
 
-    def _count(self, entry: MessageEntry | TurnEnd) -> None:
+    def _count(self, entry: MessageEntry | TurnEnd | CompactionEntry) -> None:
         """Take in what an entry tells on whichever branch it is: what was used was used."""
         if isinstance(entry, TurnEnd):
             # The reply knows of failed requests too, which no message tells of.
             self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
             return
-        if entry.said:
-            self.said.add(entry.said)
-        self.responses += bool(entry.turn) and entry.message.role == "assistant"
+        if isinstance(entry, MessageEntry):
+            if entry.said:
+                self.said.add(entry.said)
+            self.responses += bool(entry.turn) and entry.message.role == "assistant"
         if entry.turn != self._turn:
             self._turn, self._used_before = entry.turn, self.usage
         if entry.usage is not None:
@@ -262,6 +267,8 @@ class Session:
             self.tasks = entry.tasks
         elif isinstance(entry, MarksEntry):
             self.marks = joined(self.marks, entry.marks)
+        elif isinstance(entry, CompactionEntry):
+            self.compactions += 1
         elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
             self.interrupted = None
         elif isinstance(entry, (Checkout, BranchSummary)):
@@ -277,17 +284,20 @@ class Session:
         if collapse.kind == "turn" and turn in self.replies:
             self.replies[turn] = msgspec.structs.replace(self.replies[turn], archived_to=collapse.holder)
         for place in (item.note for item in self._gone):
-            left = self.entries[place]
-            if isinstance(left, (*TELLING, ArchiveEntry)):
-                # Of a long life most is this: each text in it is there once.
-                said = left.turn if isinstance(left, MessageEntry) else turn
-                before = self.lineage.parents[place]
-                self.entries[place] = LeftEntry(
-                    left.id, self.entries[before].id if before >= 0 else None, turn if said == turn else said
-                )
+            self._drop(place, turn)
         self.entries[self.places[entry.id]] = msgspec.structs.replace(
             entry, collapse=msgspec.structs.replace(collapse, record={})
         )
+
+    def _drop(self, place: int, turn: str = "") -> None:
+        """Keep of the entry at `place`, which is not shown any more, what it follows and its turn, mostly `turn`."""
+        left = self.entries[place]
+        if isinstance(left, (*TELLING, ArchiveEntry, CompactionEntry)):
+            # Of a long life most is this: each text in it is there once.
+            said = left.turn if isinstance(left, (MessageEntry, CompactionEntry)) else turn
+            before = self.lineage.parents[place]
+            above = self.entries[before].id if before >= 0 else None
+            self.entries[place] = LeftEntry(left.id, above, turn if said == turn else said)
 
 
 class _History:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from orch_protocol.archive import ArchiveKind
-from orch_protocol.messages import Message, Text, user
+from orch_protocol.messages import Message, Text, text_of
 
 __all__ = [
     "HEADS",
     "body_of",
+    "brief",
     "era_prompt",
     "holder_of",
     "holders_in",
+    "is_brief",
+    "is_summary",
     "replaced",
     "stub_text",
     "stubs_in",
@@ -26,6 +30,9 @@ HEADS: Final[dict[ArchiveKind, str]] = {
     "phase": "[archived phase]",
     "era": "[archived turns]",
 }
+
+SUMMARY: Final = "[Summary of the conversation so far]"
+BRIEF: Final = "What came of it is in the summary above. It was about: "
 
 _STUB: Final = re.compile(r"\[archived (?:turn|phase|turns)\]\nsubagent_id: ([a-f][0-9a-f]{11})\n")
 
@@ -51,9 +58,25 @@ def era_prompt(turns: int) -> str:
     return f"[{turns} earlier turns of this conversation]"
 
 
-def summary_message(text: str) -> Message:
-    """Return the message that stands in place of what was compacted."""
-    return user(f"[Summary of the conversation so far]\n\n{text}")
+def summary_message(text: str, stubs: Iterable[str] = ()) -> Message:
+    """Return the message that stands in place of what was compacted, with the `stubs` that stood there."""
+    said = f"{SUMMARY}\n\n{text}" if text else ""
+    return Message("user", tuple(map(Text, filter(None, (said, *stubs)))))
+
+
+def is_summary(message: Message) -> bool:
+    """Return whether `message` stands in place of what was compacted."""
+    return message.role == "user" and text_of(message).startswith(SUMMARY)
+
+
+def brief(stub: str, task: str) -> str:
+    """Return what is left of `stub` where a summary tells the rest: the archive's id, and its `task`."""
+    return with_body(stub, f"{BRIEF}{task or 'what the summary tells'}")
+
+
+def is_brief(stub: str) -> bool:
+    """Return whether a summary tells the rest of `stub`: no better text is to take its place."""
+    return body_of(stub).startswith(BRIEF)
 
 
 def holder_of(text: str) -> str | None:

@@ -16,7 +16,7 @@ from .backends.base import Backend, Prefix
 from .backends.registry import is_remote
 from .purse import Hold, Purse
 
-__all__ = ["Call", "Summariser"]
+__all__ = ["Call", "Summariser", "writer_of"]
 
 STEP_SECONDS: Final = 60.0
 PATIENCE: Final = 4
@@ -47,7 +47,7 @@ class Summariser:
         tools: Sequence[ToolSpec],
         seconds: float,
     ) -> None:
-        self._spec = _writer(spec)
+        self._spec = writer_of(spec)
         self._beside = self._spec is spec
         self._only_local = False
         self._make = make
@@ -60,7 +60,7 @@ class Summariser:
 
     def stay(self, spec: BackendSpec) -> None:
         """Let only models of this machine read what was archived: the one behind `spec`, the agent's own by now."""
-        self._spec, self._beside, self._only_local = _writer(spec), True, True
+        self._spec, self._beside, self._only_local = writer_of(spec), True, True
 
     @property
     def there(self) -> bool:
@@ -117,7 +117,7 @@ class Summariser:
         return self._spec if named is None or (self._only_local and is_remote(named)) else named
 
 
-def _writer(spec: BackendSpec) -> BackendSpec | None:
+def writer_of(spec: BackendSpec) -> BackendSpec | None:
     """Return what summaries are asked of; None for a backend that has no words of its own."""
     if spec.provider == "extractive":
         return None

@@ -18,6 +18,7 @@ from orch_protocol.entries import (
     ArchiveEntry,
     BranchSummary,
     Checkout,
+    CompactionEntry,
     CustomMessage,
     Entry,
     Label,
@@ -200,6 +201,11 @@ class Transcript:
             parent = id
         if entries:
             self.append(*entries, sync=True)
+
+    def compaction(self, **told: Any) -> CompactionEntry:
+        """Record what stands in place of the beginning of the conversation (`told` as in CompactionEntry), and return
+        its entry as it is on disk."""
+        return cast(CompactionEntry, self.append(CompactionEntry(**self._next(), **told))[0])
 
     def upgrade(self, upgrade: Upgrade) -> None:
         """Record a better text for what stands in a holder's place."""

@@ -5,7 +5,7 @@ Session and archive fold the same entries by the same rules, each with what it n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -14,7 +14,8 @@ from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message
 
-from .stubs import holder_of, holders_in, replaced, stubs_in, summary_message
+from .project import is_project
+from .stubs import brief, holder_of, holders_in, is_brief, replaced, stubs_in, summary_message
 
 __all__ = ["Item", "View"]
 
@@ -95,16 +96,33 @@ class View(Generic[T]):
         """Return how many items stand before the entry `first`: all of them when it is none of these."""
         return next((place for place, item in enumerate(self.items) if item.first == first), len(self.items))
 
-    def compact(self, summary: str, stop: int, id: str, note: T) -> None:
-        """Show `summary`, which the entry `id` has, instead of the first `stop` items."""
-        first, last = (self.items[0].first, self.items[stop - 1].last) if stop else (id, id)
-        said = summary_message(summary) if summary else NOTHING
-        self.items[:stop] = [Item(said, first, last, note)]
+    @property
+    def told(self) -> int:
+        """How many items at the beginning are what the agent is told of its project: these stay."""
+        return next((place for place, item in enumerate(self.items) if not is_project(item.message)), len(self.items))
+
+    def compact(self, summary: str, stop: int, id: str, note: Callable[[list[T]], T]) -> list[Item[T]]:
+        """Show `summary`, which the entry `id` has, instead of the first `stop` items, which are returned.
+
+        What is told of the project in front of them stays, and so do the ids of archives. `note` makes one of theirs.
+        """
+        start = min(self.told, stop)
+        gone = self.items[start:stop]
+        first, last = (gone[0].first, gone[-1].last) if gone else (id, id)
+        stubs = {holder: text for item in gone for holder, text in stubs_in(item.message).items()}
+        kept = (brief(text, self._tasks.get(holder, "")) for holder, text in stubs.items())
+        said = summary_message(summary, kept)
+        self.items[start:stop] = [Item(said, first, last, note([item.note for item in gone]))]
+        for holder in stubs:
+            self._late.pop(holder, None)
+        return gone
 
     def upgrade(self, upgrade: Upgrade) -> None:
         """Take a better text for a stub in; a stub that is not shown any more needs none."""
         place = self._place(upgrade.holder)
         if place is None or holder_of(upgrade.stub) != upgrade.holder:
+            return
+        if is_brief(stubs_in(self.items[place].message)[upgrade.holder]):
             return
         if upgrade.at_once:
             self._late.pop(upgrade.holder, None)

@@ -39,7 +39,9 @@ class Draft:
         covers = [self._by_piece[id(piece)].note for piece in part]
         # A prompt with stubs of phases stands for these too; by itself it is its first line.
         alone = [
-            Cover(cover.start, cover.head, cover.head, 1) if piece.holders and piece.message.role == "user" else cover
+            Cover(cover.start, cover.head, cover.head, 1)
+            if piece.holders and piece.message.role == "user" and not cover.summaries
+            else cover
             for cover, piece in zip(covers, part, strict=True)
         ]
         shown = {id(message) for message in said}
@@ -49,6 +51,9 @@ class Draft:
         else:
             whole = self._spans(covers, covers, range(len(part)))
             own = self._spans(alone, covers, [place for place, piece in enumerate(part) if id(piece.message) in shown])
+        for piece, cover in zip(part, covers, strict=True):
+            if cover.summaries:  # it stands for lines of archives too, which stay theirs
+                own = _without(own, self._owned(piece.holders))
         counted = alone if record.kind == "phase" else covers
         full = msgspec.structs.replace(
             record,
@@ -93,6 +98,13 @@ class Draft:
             )
         )
 
+    def _owned(self, holders: Iterable[str]) -> list[Span]:
+        """Return the lines that the archives `holders` show as their own, or archives below them."""
+        records = [self.shelf.records[holder] for holder in holders]
+        for record in records:
+            records += [self.shelf.records[id] for id in record.members if id in self.shelf.records]
+        return [span for record in records for span in record.own]
+
     def _spans(self, used: Sequence[Cover], covers: Sequence[Cover], places: Iterable[int]) -> tuple[Span, ...]:
         return tuple(span for each in _joined_spans(used, covers, places) for span in self._ledger.sound(*each))
 
@@ -107,6 +119,16 @@ class _Plan(Shelf):
 
     def messages(self, id: str) -> list[Stored]:
         return [Stored(message) for message in read_archive(self._path, self.records[id])]
+
+
+def _without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
+    """Return `spans` without what `taken` has of them."""
+    left = list(spans)
+    for start, length in taken:
+        end = start + length
+        parts = [part for at, size in left for part in ((at, min(start, at + size)), (max(end, at), at + size))]
+        left = [(begin, stop - begin) for begin, stop in parts if begin < stop]
+    return tuple(left)
 
 
 def _joined_spans(used: Sequence[Cover], covers: Sequence[Cover], places: Iterable[int]) -> list[tuple[int, int]]:

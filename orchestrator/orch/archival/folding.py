@@ -10,18 +10,18 @@ from msgspec import Struct
 
 from orch_protocol.config import TriggerConfig
 from orch_protocol.messages import Message, StopReason, Text, assistant, text_of, user
+from orch_worker.receipt import Receipt, merge, receipt_of, render
 from orch_worker.stubs import era_prompt, stub_text
 from orch_worker.tokens import clip
+from orch_worker.turns import responses, task_of, turns_of
 
 from . import plan
 from .gate import Prices
 from .pieces import Piece, Pieces
 from .plan import RECEIPT_TOKENS, Collapse
 from .profiles import Rules
-from .receipt import Receipt, merge, receipt_of, render
 from .rollup import era_tokens
 from .shelf import Record
-from .turns import responses, task_of, turns_of
 
 __all__ = ["Folded", "Folding"]
 

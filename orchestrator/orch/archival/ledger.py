@@ -80,7 +80,8 @@ class Cover(Struct, frozen=True):
     """Which lines of the file a shown message stands for: bytes `start` to `end`, the first line up to `head`.
 
     `messages` is how many messages are on them: none for one that is shown as lost. `own` says that what is shown is
-    the message on the line.
+    the message on the line. What compaction left stands for all of the lines; `summaries` is where its text is, and
+    that of every one before it, each on a line behind those.
     """
 
     start: int
@@ -88,6 +89,7 @@ class Cover(Struct, frozen=True):
     head: int
     messages: int
     own: bool = False
+    summaries: tuple[int, ...] = ()
 
 
 class Ledger(SearchableShelf):
@@ -113,6 +115,8 @@ class Ledger(SearchableShelf):
         self._marks: tuple[Mark, ...] = ()  # so far, on whichever branch
         self.forgotten: dict[str, str] = {}
         """When the answers of turns were deleted, by query id, of those that were."""
+        self.summaries: dict[int, str] = {}
+        """Where the lines of compactions begin whose summaries an archive stands for, and that one's id."""
         self.damaged: list[Span] = []
         """Damaged lines, ascending."""
         # These, and those that are not on the path.
@@ -224,7 +228,8 @@ class Ledger(SearchableShelf):
         found = set()
         for item in self.view.items:
             stubs = len(holders_in(item.message))
-            if item.note.own or (item.message.role == "user" and 0 < stubs < len(item.message.content)):
+            phased = item.message.role == "user" and 0 < stubs < len(item.message.content)
+            if item.note.own or (phased and not item.note.summaries):
                 found.add(item.note.start)
         return found
 
@@ -258,8 +263,7 @@ class Ledger(SearchableShelf):
         elif isinstance(entry, CompactionEntry):
             if shown:
                 stop = self.view.kept(entry.first_kept_entry_id)
-                covers = [item.note for item in self.view.items[:stop]] or [Cover(start, start, start, 0)]
-                self.view.compact(entry.summary, stop, entry.id, joined(covers))
+                self.view.compact(entry.summary, stop, entry.id, lambda covers: _summarised(covers, start))
         elif isinstance(entry, MarksEntry):
             self._marks = joined_marks(self._marks, entry.marks)
         elif isinstance(entry, TurnEnd) and entry.deleted:
@@ -288,6 +292,7 @@ class Ledger(SearchableShelf):
                 first, stop = self.view.part(collapse.first, collapse.last)
                 cover = joined([item.note for item in self.view.items[first:stop]])
                 self.view.collapse(collapse, cover, deleted=bool(entry.deleted))
+                self.summaries |= dict.fromkeys(cover.summaries, collapse.holder)
         number = len(self.records) + 1
         self.keep(
             msgspec.structs.replace(
@@ -386,5 +391,13 @@ def _record(collapse: Collapse) -> Record:
 
 def joined(covers: Sequence[Cover]) -> Cover:
     """Return what items that follow each other stand for together."""
-    messages = sum(cover.messages for cover in dict.fromkeys(covers))
-    return Cover(covers[0].start, max(cover.end for cover in covers), covers[0].head, messages)
+    distinct = dict.fromkeys(covers)
+    messages = sum(cover.messages for cover in distinct)
+    summaries = tuple(offset for cover in distinct for offset in cover.summaries)
+    return Cover(covers[0].start, max(cover.end for cover in covers), covers[0].head, messages, summaries=summaries)
+
+
+def _summarised(covers: Sequence[Cover], line: int) -> Cover:
+    """Return what the summary that is on the line at `line` stands for: all that those stood for whom it replaced."""
+    cover = joined(covers) if covers else Cover(line, line, line, 0)
+    return msgspec.structs.replace(cover, summaries=(*cover.summaries, line))

@@ -11,12 +11,12 @@ from msgspec import Struct
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Block, Message, StopReason, Text
 from orch_worker.estimate import Estimator
-from orch_worker.stubs import holder_of, stub_text
+from orch_worker.stubs import holder_of, is_brief, stub_text
+from orch_worker.turns import responses
 
 from .adapters import Format, pack, plain, translated, unpack
 from .plan import View
 from .shelf import Record, Shelf
-from .turns import responses
 from .unfolding import unfold
 
 __all__ = ["Piece", "Pieces"]
@@ -92,7 +92,7 @@ class Pieces:
     def _current(self, block: Block) -> Block:
         """Return `block`, a stub whose archive has a summary by now with that in it."""
         record = self.archive.records.get(holder_of(block.text) or "") if isinstance(block, Text) else None
-        if not isinstance(block, Text) or record is None or not record.summarised:
+        if not isinstance(block, Text) or record is None or not record.summarised or is_brief(block.text):
             return block
         if record.record in block.text:
             return block

@@ -11,12 +11,12 @@ from orch_protocol.archive import ArchiveKind
 from orch_protocol.config import TriggerConfig
 from orch_protocol.messages import Message, StopReason
 from orch_worker.estimate import Estimator
+from orch_worker.turns import Turn, groups_of, is_answered, is_unfinished, turns_of
 
 from .gate import Change, Gain, Prices, expected_calls, gain_of, summary_cost
 from .profiles import Rules
 from .rollup import Stub, era_tokens, merge_of
 from .triggers import decide, facts_of
-from .turns import Turn, groups_of, is_answered, is_unfinished, turns_of
 
 __all__ = [
     "RECEIPT_TOKENS",

@@ -19,6 +19,7 @@ from msgspec import Struct
 from orch_protocol.archive import Collapse, Span, Upgrade
 from orch_protocol.entries import (
     ArchiveEntry,
+    CompactionEntry,
     MarksEntry,
     MessageEntry,
     TasksEntry,
@@ -63,6 +64,7 @@ _archive = msgspec.json.Decoder(ArchiveEntry)
 _upgrade = msgspec.json.Decoder(UpgradeEntry)
 _tasks = msgspec.json.Decoder(TasksEntry)
 _marks = msgspec.json.Decoder(MarksEntry)
+_compaction = msgspec.json.Decoder(CompactionEntry)
 
 
 class Doomed(Struct, frozen=True):
@@ -148,6 +150,7 @@ class _Copy:
         self._new = new
         self._handles = handles
         self._shown = ledger.stubs()
+        self._summaries = ledger.summaries
         self._kinds = {record.id: record.kind for record in ledger.records.values()}
         self._deleted = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
         self._deleted |= {record.id: when for record in going.records}
@@ -164,6 +167,7 @@ class _Copy:
             b'{"type":"archive_summary"': self._upgrade,
             TASKS: self._tasks,
             b'{"type":"marks"': self._marks,
+            b'{"type":"compaction"': self._compaction,
         }
 
     def write(self) -> None:
@@ -228,6 +232,13 @@ class _Copy:
         if entry.deleted or not self._silent.get(entry.turn):
             return None
         return msgspec.structs.replace(entry, marks=blank(entry.marks), deleted=self._when)
+
+    def _compaction(self, object: bytes, offset: int) -> CompactionEntry | None:
+        entry = _compaction.decode(object)
+        when = self._deleted.get(self._summaries.get(offset, ""), "")
+        if entry.deleted or not when:
+            return None
+        return msgspec.structs.replace(entry, summary=marker(when), details=None, deleted=when)
 
     def _upgrade(self, object: bytes, _: int) -> UpgradeEntry | None:
         entry = _upgrade.decode(object)

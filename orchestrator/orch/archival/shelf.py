@@ -13,9 +13,8 @@ from orch_protocol.archive import ArchiveKind, Span
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError
 from orch_protocol.messages import Message
 from orch_protocol.taint import Mark
-from orch_worker.stubs import holders_in
-
-from .receipt import Receipt
+from orch_worker.receipt import Receipt
+from orch_worker.stubs import holders_in, is_summary
 
 __all__ = ["Record", "SearchableShelf", "Shelf", "Stored"]
 
@@ -98,11 +97,15 @@ class Shelf(ABC):
         return self.records[self.order[number - 1]]
 
     def holders(self, message: Message) -> tuple[str, ...]:
-        """Return which archives `message` stands for: a user's for phases, an assistant's for a turn or an era."""
+        """Return which archives `message` stands for: a user's for phases, an assistant's for a turn or an era.
+
+        What compaction left stands for whatever stood there.
+        """
         if message.role == "system":
             return ()
-        phase = message.role == "user"
-        known = (self.records.get(id) for id in holders_in(message))
+        phase, known = message.role == "user", [self.records.get(id) for id in holders_in(message)]
+        if known and is_summary(message):
+            return tuple(record.id for record in known if record)
         return tuple(record.id for record in known if record and (record.kind == "phase") == phase)
 
     def stubs_among(self, messages: Sequence[Message]) -> set[int]:

@@ -13,18 +13,15 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from orch_protocol.messages import Message, ToolResult, ToolUse
+from orch_protocol.messages import Message
 from orch_protocol.services import SummaryRequest
-from orch_worker.rendering import render_block
+from orch_worker.rendering import pieces, render_turn
 from orch_worker.tokens import clip
 
-from .turns import calls_of
-
-__all__ = ["Style", "Summary", "ask", "parse", "questions", "questions_beside", "render_turn"]
+__all__ = ["Style", "Summary", "ask", "parse", "questions", "questions_beside"]
 
 Style: TypeAlias = Literal["structured", "paragraph"]
 
-RESULT_CHARS: Final = 4_000
 CHUNK_CHARS: Final = 60_000
 FINDINGS: Final = 5
 MOST_CHARS: Final = 1_600
@@ -86,7 +83,7 @@ def questions(
     An answer that does not fit is sent back once with what is wrong about it.
     """
     system = _STRUCTURED if style == "structured" else _PARAGRAPH
-    parts = _chunks(render_turn(messages))
+    parts = pieces(render_turn(messages), CHUNK_CHARS)
     found: list[Summary] = []
     for number, part in enumerate(parts, 1):
         which = f" (part {number} of {len(parts)})" if len(parts) > 1 else ""
@@ -138,39 +135,6 @@ def parse(answer: str, style: Style) -> Summary | str:
         return msgspec.json.decode(text, type=Summary)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         return f"not the JSON object that was asked for ({error})"
-
-
-def render_turn(messages: Sequence[Message]) -> str:
-    """Return `messages` for a reader: a heading for each, calls with their results below them, long results cut.
-
-    A result stands once, at its call. Messages without any text of their own are left out.
-    """
-    results = {call.id: call.result for call in calls_of(messages)}
-    parts = []
-    for message in messages:
-        lines = []
-        for block in message.content:
-            if isinstance(block, ToolUse):
-                result = results.get(block.id)
-                shown = "(pending)" if result is None else clip(result, RESULT_CHARS, "the archive holds it all")
-                lines += [render_block(block), f"[tool_result: {shown}]"]
-            elif not isinstance(block, ToolResult):
-                lines.append(render_block(block))
-        text = "\n".join(line for line in lines if line.strip())
-        if text:
-            parts.append(f"## {message.role}\n{text}")
-    return "\n\n".join(parts)
-
-
-def _chunks(text: str) -> list[str]:
-    """Return `text` in pieces of at most 60,000 characters, cut between messages where that can be."""
-    pieces: list[str] = []
-    while len(text) > CHUNK_CHARS:
-        cut = text.rfind("\n\n## ", CHUNK_CHARS // 2, CHUNK_CHARS)
-        cut = cut if cut > 0 else CHUNK_CHARS
-        pieces.append(text[:cut])
-        text = text[cut:].lstrip("\n")
-    return [*pieces, text] if text else pieces
 
 
 def _rows(columns: Sequence[Sequence[str]]) -> list[list[str]]:

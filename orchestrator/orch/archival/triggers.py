@@ -9,8 +9,7 @@ from msgspec import Struct
 from orch_protocol.config import TriggerConfig
 from orch_protocol.messages import Message, StopReason
 from orch_worker.estimate import Estimator
-
-from .turns import calls_of, is_unfinished
+from orch_worker.turns import calls_of, is_unfinished
 
 __all__ = ["Facts", "Verdict", "decide", "facts_of"]
 

@@ -34,6 +34,8 @@ HEAD = ("#", "ID", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "")
 RIGHT = frozenset({0, 4, 5, 6, 7})
 WIDTH = 60
 HOLDER = "(archive)"
+FULL = ((95, "nearly full"), (90, "high"), (75, "getting full"))
+"""From which share of its model's window on a conversation is called what."""
 
 
 def safe(text: str) -> str:
@@ -93,7 +95,8 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "process": str(row["pid"] or ""),
         "parent": row["parent_id"] or "",
         "age": age(row["created_at"], now),
-        "context": context(row),
+        "context": context(row) + _fullness(row),
+        "compacted": counted(times, "time") if (times := shown.get("compactions")) else "",
         "queries": str(row["queries"]),
         "usage": f"{_tokens(row['usage'])} tokens, {_cost(row['usage'])}",
         "with children": _branch(row),
@@ -179,6 +182,14 @@ def context(row: dict[str, Any]) -> str:
     """Return how full the context is."""
     limit = row["context_limit"]
     return f"{count(row['context_tokens'])}/{count(limit)}" if limit else count(row["context_tokens"])
+
+
+def _fullness(row: dict[str, Any]) -> str:
+    """Return how much of the context that is, and a word about it when it is much."""
+    limit = row["context_limit"]
+    share = row["context_tokens"] * 100 // limit if limit else 0
+    word = next((f", {word}" for least, word in FULL if share >= least), "")
+    return f" ({share} %{word})" if share else ""
 
 
 def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | None) -> list[str]:

@@ -63,6 +63,8 @@ class Transcript:
             self._note(render.line(text, 200))
         elif kind == "hook":
             self._note(f"hook {name}: {render.line(text)}")
+        elif kind == "compacted":
+            self._note(render.line(text))
         elif kind == "retry":
             void = "; its text so far is void" if self._response else ""
             self._note(f"the request is made again{void}: {render.line(text)}")

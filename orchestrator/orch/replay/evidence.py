@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from orch_protocol.messages import Block, Message, Text, ToolResult, ToolUse
 from orch_worker.estimate import strings
+from orch_worker.receipt import NUMBER
 
 from ..archival.index import message_text
-from ..archival.receipt import NUMBER
 
 __all__ = ["KINDS", "Share", "evidence_in", "reachable", "sampled"]
 

@@ -90,7 +90,7 @@ class Recording(Struct, frozen=True):
 def _apply(view: View[int], change: Change) -> None:
     if isinstance(change, Compaction):
         stop = next((at for at, item in enumerate(view.items) if item.note >= change.kept), len(view.items))
-        view.compact(change.summary, stop, f"#{change.before}", -1)
+        view.compact(change.summary, stop, f"#{change.before}", lambda _: -1)
     elif isinstance(change.change, Collapse):
         with contextlib.suppress(StoreError):  # as in the session: what is not shown any more cannot leave
             start, _ = view.part(change.change.first, change.change.last)

@@ -58,7 +58,12 @@ async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
     session = await root.disk.do(read_session, folder)
     messages = tuple(session.messages[-params.messages :]) if params.messages > 0 else ()
     shown = Shown(
-        row(root, node), messages, node.last.reply if node.last else None, tasks=session.tasks, marks=session.marks
+        row(root, node),
+        messages,
+        node.last.reply if node.last else None,
+        tasks=session.tasks,
+        compactions=session.compactions,
+        marks=session.marks,
     )
     if not node.is_holder:
         return shown

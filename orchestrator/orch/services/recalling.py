@@ -130,6 +130,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         hooks=owner.hooks,
         local=owner.local,
         marks=passed_on((await root.archives.record(owner, holder)).marks, owner.id),
+        compaction=None,
     )
     id: str = root.handle(events.Hold(spec))
     return nodes[id]

@@ -19,7 +19,7 @@ from orch_protocol.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.project import RANK, ContextSpec
 from orch_protocol.prompts import PromptSpec
 from orch_protocol.services import Spawn, Spawned
-from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, Limits
+from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, CompactionSpec, Limits
 from orch_protocol.taint import passed_on
 from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
@@ -36,7 +36,7 @@ from .localising import local_model
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["check_name", "spawn", "spec_of"]
+__all__ = ["check_name", "compaction_of", "spawn", "spec_of"]
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -122,7 +122,19 @@ def describe(
         prompt=PromptSpec(rules=parent.prompt.rules) if parent else request.prompt or PromptSpec(rules=config.prompt),
         marks=passed_on(request.marks, parent.id if parent else ""),
         hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
+        compaction=compaction_of(config, child=parent is not None),
     )
+
+
+def compaction_of(config: Config, *, child: bool) -> CompactionSpec | None:
+    """Return when the conversation of an agent is compacted, None: never. A `child` is one that an agent spawned."""
+    ours, theirs = config.context_compaction, config.subagents.context_compaction
+    if ours.mode == "off" or (child and theirs.mode == "off"):
+        return None
+    rules = theirs if child else ours
+    pct = min(ours.compact_pct, theirs.compact_pct) if child and theirs.mode == "inherit_strict" else ours.compact_pct
+    tokens = ours.compact_tokens or 0
+    return CompactionSpec(pct, tokens, rules.keep_recent_turns, rules.min_messages, rules.timeout_seconds)
 
 
 def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Config) -> ContextSpec:

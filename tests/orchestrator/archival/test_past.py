@@ -46,7 +46,7 @@ def works(draw: st.DrawFn, name: str) -> list[Message]:
 
 def live(life: Life, draw: st.DrawFn, number: int, branches: int = 0) -> None:
     """Let one more thing happen."""
-    more = ["cut", "prompts", "process", "root", "summary", "late summary", "inform"]
+    more = ["cut", "prompts", "process", "root", "summary", "late summary", "inform", "compact", "compact"]
     kind = draw(st.sampled_from(["turn"] * 4 + more + ["go"] * branches))
     if kind == "turn":
         stop = draw(STOPS)
@@ -71,6 +71,8 @@ def live(life: Life, draw: st.DrawFn, number: int, branches: int = 0) -> None:
         life.restart()
     elif kind == "root":
         life.forget()
+    elif kind == "compact":
+        life.compact(draw(st.integers(1, 12)))
     elif kind == "inform":
         life.inform(f"told {number}")
     elif kind == "go":

@@ -99,6 +99,43 @@ def test_messages_are_gone_and_the_conversation_is_not(life: Life) -> None:
     life.check()
 
 
+def test_a_summary_goes_with_the_archive_that_stands_for_it(life: Life) -> None:
+    """As long as the conversation shows it, it stays; what it was made of may be deleted before."""
+    life.turn(*steps(2, "needle", 30))
+    life.archive()
+    life.turn(*steps(3, "thorn", 30), stop="error")
+    life.compact(5)
+    life.check()
+    assert "summary of 2" in file(life)
+    life.turn(*steps(1))
+    holders = life.archive()
+    assert [record.members for record in life.records() if record.id == holders[0]] == [(life.records()[0].id,)]
+    assert "summary of 2" in text_of(life.transcript.session.messages[0])
+    life.prune(EVER)
+    assert "summary of 2" in file(life)
+    life.transcript.checkout(None)
+    life.turn(*steps(1))
+    life.check()
+    assert "word1 word1" not in file(life)
+
+
+def test_a_summary_that_is_shown_no_more_is_gone_with_its_archive(long: Life) -> None:
+    """It tells of what was deleted, so it is deleted too."""
+    for number in range(3):
+        long.turn(*steps(2, f"n{number}", 30))
+    long.compact(4)
+    for number in range(12):
+        long.turn(*steps(3, f"m{number}", 60))
+        long.archive()
+    shown = "".join(map(text_of, long.transcript.session.messages))
+    assert "[Summary of" not in shown
+    assert '"summary":"summary of 3"' in file(long)
+    long.prune(EVER)
+    assert '"summary":"summary of 3"' not in file(long)
+    assert f'"summary":"{MARK}"' in file(long)
+    long.check()
+
+
 def test_what_was_deleted_says_so(life: Life) -> None:
     """However it is asked for."""
     life.turn(*steps(1))

@@ -14,7 +14,6 @@ from orch.archival.plan import View, eras, finished_turns, phases
 from orch.archival.profiles import rules_of
 from orch.archival.rollup import FAN, Merge, Stub, era_tokens, merge_of
 from orch.archival.triggers import Facts, decide
-from orch.archival.turns import groups_of, responses, turns_of
 from orch_protocol.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import (
@@ -31,6 +30,7 @@ from orch_protocol.messages import (
 )
 from orch_worker.block import Live, live_block
 from orch_worker.estimate import PLAIN, Estimator, Ratios
+from orch_worker.turns import groups_of, responses, turns_of
 from shapes import SHAPES, Shape, work
 
 PRICES = Prices()

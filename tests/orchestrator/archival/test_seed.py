@@ -12,13 +12,14 @@ import pytest
 
 from orch.archival.adapters import format_named
 from orch.archival.archiver import Archiver
-from orch.archival.summary import Summary, ask, parse, render_turn
+from orch.archival.summary import Summary, ask, parse
 from orch.archival.triggers import Facts, decide, facts_of
-from orch.archival.turns import calls_of, first_line, is_unfinished
 from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.messages import Message, StopReason, user
 from orch_protocol.services import SummaryRequest
 from orch_worker.estimate import Estimator
+from orch_worker.rendering import render_turn
+from orch_worker.turns import calls_of, first_line, is_unfinished
 from shapes import SHAPES, Shape
 
 TALK = ArchivalConfig(profile="seed", trigger=TriggerConfig(token_threshold=100))

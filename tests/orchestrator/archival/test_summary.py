@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from orch.archival.summary import FINDINGS, MOST_CHARS, Summary, ask, parse, render_turn
+from orch.archival.summary import FINDINGS, MOST_CHARS, Summary, ask, parse
 from orch_protocol.messages import Message, Opaque, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services import SummaryRequest
+from orch_worker.rendering import render_turn
 
 GOOD = {"outcome": "done", "key_findings": ["a", "b"], "open_questions": ["c"]}
 

@@ -8,8 +8,9 @@ from typing import Any
 from msgspec import Struct
 
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
-from orch_worker.project import is_project
-from orch_worker.prompt import question_in
+
+from .project import is_project
+from .prompt import question_in
 
 __all__ = [
     "Call",

@@ -1,0 +1,88 @@
+"""Real agents outgrow what their models read at once: they go on, and whatever dies meanwhile, nothing is lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration import deadly
+from orch import AsyncOrchestrator, CompactionConfig, Config, ScriptedBackend
+from orch.launchers.zygote import ZygoteLauncher
+from orch_protocol.config import ChildCompactionConfig, SubagentsConfig
+from orch_protocol.errors import AgentDiedError
+from orch_protocol.messages import assistant, text_of, user
+from orch_worker.transcript import read_session
+
+Open = Any
+HERE = Path(__file__).parent
+HISTORY = [message for n in range(8) for message in (user(f"question {n}"), assistant(f"answer {n} " + "x" * 400))]
+
+
+def compacting(tokens: int = 800, **child: Any) -> Config:
+    """Let conversations be compacted at `tokens`; agents below agents as `child` says."""
+    theirs = SubagentsConfig(allow_nested=True, context_compaction=ChildCompactionConfig(**child))
+    return Config(context_compaction=CompactionConfig(compact_tokens=tokens), subagents=theirs)
+
+
+@pytest.mark.parametrize("world", ["zygote"], indirect=True)
+async def test_an_agent_goes_on_with_a_summary_and_loses_nothing(world: Open, tmp_path: Path) -> None:
+    """The notes take the place of what was said first; going back shows it as it was."""
+    o = await world(config=compacting())
+    script = ScriptedBackend(["nine", "ten"], ["Eight questions were answered."])
+    agent = await o.spawn("count", tools=[], backend=script, cwd=tmp_path, history=HISTORY)
+    leaf = (await agent.tree()).leaf
+    assert (await agent.query("how many?")).text == "nine"
+    shown = await agent.show()
+    assert text_of(shown.messages[0]).startswith("[Summary of the conversation so far]\n\nEight questions")
+    assert "answer 0" not in str(shown.messages)
+    assert (await agent.state()).context_tokens < 400
+    assert [entry.type for entry in (await agent.tree()).entries].count("compaction") == 1
+    await agent.checkout(leaf)
+    assert "answer 0" in str((await agent.show()).messages)
+
+
+@pytest.mark.parametrize("world", ["fake"], indirect=True)
+async def test_agents_below_agents_have_rules_of_their_own(world: Open) -> None:
+    """With the mode off their conversations stay as they are."""
+    o = await world(config=compacting(100, mode="off"))
+    spawn = {"tool": "spawn_subagent", "input": {"task": "x" * 800, "tools": ["list_files"]}}
+    agent = await o.spawn("lead", tools=["spawn_subagent", "list_files"], backend=ScriptedBackend([spawn, "done"]))
+    await agent.query("go")
+    [child] = [each for each in await o.agents() if each.id != agent.id]
+    assert o.supervisor.tree.nodes[child.id].spec.compaction is None
+    assert o.supervisor.tree.nodes[agent.id].spec.compaction.tokens == 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux")
+@pytest.mark.parametrize("point", deadly.compaction_points())
+async def test_a_worker_dies_when(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either the summary stands there, whole, or everything that it was to stand for; and the next query goes on."""
+    roots = [str(HERE.parents[1] / root) for root in ("orchestrator", "worker", "protocol")]
+    monkeypatch.setenv("PYTHONPATH", ":".join([*roots, str(HERE)]))
+    deadly_file = tmp_path / "deadly"
+    monkeypatch.setenv("DEADLY", str(deadly_file))
+    deadly_file.write_text(point)
+    async with AsyncOrchestrator(
+        home=tmp_path / "home",
+        env={},
+        config=compacting(),
+        launcher=lambda run, folder: ZygoteLauncher(run, folder, entry="deadly:main"),
+    ) as o:
+        script = ScriptedBackend(["nine"], ["Eight questions were answered."])
+        agent = await o.spawn("count", tools=[], backend=script, cwd=tmp_path, history=HISTORY)
+        folder = Path((await agent.state()).folder)
+        deadly_file.unlink()
+        with pytest.raises(AgentDiedError):
+            await agent.query("how many?")
+        left = read_session(folder)
+        assert ("answer 0" in str(left.messages)) != ("Eight questions" in str(left.messages))
+        assert (await agent.query("how many?")).text == "nine"
+        lines = (folder / "session.jsonl").read_text()
+        assert all(lines.count(f'"answer {n} x') == 1 for n in range(8))
+        assert lines.count('{"type":"compaction"') == 1
+        shown = await agent.show()
+        assert text_of(shown.messages[0]).count("Eight questions were answered.") == 1
+        assert "answer 7" in str(shown.messages)

@@ -1,0 +1,108 @@
+"""A conversation that outgrows its model, over the wire: it is compacted, and the turn goes on to its answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import AsyncOrchestrator, CompactionConfig, Config
+from orch.launchers.in_process import InProcessLauncher
+from orch_protocol.commands import TurnEvent
+from orch_protocol.errors import ContextOverflowError
+from orch_protocol.messages import assistant, text_of, user
+from wire.model_server import ModelServer, Request, call, fail, say
+from wire.test_summaries import environment
+
+MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-5.2", "openai:gpt-4o"]
+TOO_LONG = fail(400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum")
+HISTORY = [message for n in range(8) for message in (user(f"question {n}"), assistant(f"answer {n} " + "x" * 400))]
+
+
+def orchestrator(server: ModelServer, model: str, home: Path, **config: Any) -> AsyncOrchestrator:
+    """Return an orchestrator whose agents ask `model` at `server`."""
+    return AsyncOrchestrator(
+        model,
+        home=home,
+        env=environment(server),
+        config=Config(context_compaction=CompactionConfig(**config)),
+        launcher=InProcessLauncher,
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_request_that_is_too_long_leads_to_one_compaction_and_the_answer(
+    server: ModelServer, model: str, tmp_path: Path
+) -> None:
+    """In the middle of a turn: the steps so far stay valid, a model is asked for the notes, the turn ends as asked."""
+    (tmp_path / "one.txt").write_text("the port is 4711\n" * 20)
+    read = {"call": "read_file", "input": {"path": "one.txt"}}
+    server.script += [call(read), TOO_LONG, say("Eight questions were answered."), say("It is 4711.")]
+    async with orchestrator(server, model, tmp_path / "home") as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=HISTORY)
+        events: list[TurnEvent] = []
+        reply = await agent.query("What is the port?", on_event=events.append)
+        session = await agent.show()
+    assert server.refused == []
+    assert (reply.text, reply.tool_calls) == ("It is 4711.", 1)
+    refused, asked, again = (str(request.body) for request in server.requests[1:])
+    assert "answer 0" in refused
+    assert "keep the notes" in asked
+    assert "answer 0" in asked
+    assert "answer 0" not in again
+    assert "Eight questions were answered." in again
+    assert "What is the port?" in again
+    assert "the port is 4711" in again
+    [line] = [event.text for event in events if event.kind == "compacted"]
+    assert "was refused as too long" in line
+    assert "Eight questions" in text_of(session.messages[0])
+
+
+@pytest.mark.parametrize("model", MODELS[:1])
+async def test_a_request_that_is_too_long_again_is_an_error(server: ModelServer, model: str, tmp_path: Path) -> None:
+    """Nobody compacts in a circle: one compaction a request, and the error says what is wrong."""
+    server.script += [TOO_LONG, say("notes"), TOO_LONG]
+    async with orchestrator(server, model, tmp_path / "home") as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=HISTORY)
+        with pytest.raises(ContextOverflowError, match="too long"):
+            await agent.query("What is the port?")
+        assert len(server.requests) == 3
+        assert (await agent.query("And now?")).text == "done"
+
+
+async def test_switched_off_it_is_an_error_at_once(server: ModelServer, tmp_path: Path) -> None:
+    """With the mode off nothing is compacted."""
+    server.script.append(TOO_LONG)
+    async with orchestrator(server, MODELS[0], tmp_path / "home", mode="off") as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=HISTORY)
+        with pytest.raises(ContextOverflowError):
+            await agent.query("What is the port?")
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("model", ["anthropic:claude-haiku-4-5", "openai:gpt-4o"])
+async def test_a_session_that_is_over_the_window_already_is_rescued(
+    server: ModelServer, model: str, tmp_path: Path
+) -> None:
+    """Its first request fits: nothing is ever sent that the provider would refuse, and the notes are of all of it."""
+    sizes: list[int] = []
+
+    def answer(request: Request) -> Any:
+        sizes.append(len(request.raw))
+        return say("notes so far") if "keep the notes" in str(request.body) else say("ready")
+
+    server.otherwise = answer
+    long = [
+        message
+        for n in range(300)
+        for message in (user(f"question {n}: " + "why is it so " * 150), assistant(f"answer {n}: " + "it is so " * 300))
+    ]
+    async with orchestrator(server, model, tmp_path / "home") as o:
+        agent = await o.spawn("Read", preset="minimal", cwd=tmp_path, history=long)
+        assert (await agent.query("Are you ready?")).text == "ready"
+        assert (await agent.state()).context_tokens < 20_000
+    assert server.refused == []
+    assert len(sizes) > 3
+    assert max(sizes) < 450_000
+    assert "notes so far" in str(server.requests[-1].body)
