@@ -10,6 +10,7 @@ from orch_protocol.budget import Budget
 from orch_protocol.commands import TurnEvent
 from orch_protocol.errors import BadReplyError, OrchError, QueryTimeoutError
 from orch_protocol.messages import Reply
+from orch_protocol.prompts import PromptShown, ShowPrompt
 from orch_protocol.queue import AgentSteered, ClearQueue, Queued, QueueShown, SetQueue, SteerAgent
 from orch_protocol.services import (
     AgentRow,
@@ -144,6 +145,11 @@ class AsyncSubagent:
     async def show(self, messages: int = 20) -> Shown:
         """Return the agent with the last `messages` messages of its transcript."""
         shown: Shown = await self._call("show", Show(self.id, messages))
+        return shown
+
+    async def prompt_parts(self) -> PromptShown:
+        """Return what its next request would say besides the conversation, part by part; `render` makes texts of it."""
+        shown: PromptShown = await self._call("prompt", ShowPrompt(self.id))
         return shown
 
     async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:

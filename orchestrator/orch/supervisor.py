@@ -40,6 +40,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
+from orch_protocol.prompts import Prompted
 from orch_protocol.sessions import Edited
 from orch_protocol.text import scrub
 
@@ -405,6 +406,8 @@ class Supervisor:
                 self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
             case Edited():
                 self.waiters.tell(f"edit:{agent_id}:{id}", body, body.error)
+            case Prompted():
+                self.waiters.tell(f"prompt:{agent_id}:{id}", body, body.error)
             case RootCall():
                 if self._calls.under_way(agent_id) < MOST_CALLS:
                     self._calls.start(agent_id, id, self._answer_call(peer, id, body))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from orch_protocol.budget import Budget
 from orch_protocol.messages import Reply
+from orch_protocol.prompts import PromptShown
 from orch_protocol.queue import Queued
 from orch_protocol.services import AgentRow, Shown
 from orch_protocol.sessions import Branch, SessionChecked, SessionShown
@@ -90,6 +91,10 @@ class Subagent:
     def show(self, messages: int = 20) -> Shown:
         """Return the agent with the last `messages` messages of its transcript."""
         return self._orchestrator._wait(self._agent.show(messages))
+
+    def prompt_parts(self) -> PromptShown:
+        """Return what its next request would say besides the conversation, part by part; `render` makes texts of it."""
+        return self._orchestrator._wait(self._agent.prompt_parts())
 
     def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
         """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""

@@ -1,7 +1,7 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer unsay hearing edit cancel narrow stop root_reply limit`.
-Worker to root: `hello ready pong finished progress event called steered unsaid edited root_call cancel`.
+Root to worker: `init ping query steer unsay hearing edit prompt cancel narrow stop root_reply limit`.
+Worker to root: `hello ready pong finished progress event called steered unsaid edited prompted root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -16,6 +16,7 @@ from .errors import ErrorInfo
 from .hooks import HookRow
 from .messages import Reply, Usage
 from .observing import Called
+from .prompts import Prompted
 from .sessions import Edit, Edited
 from .spec import AgentSpec, QueueMode
 from .taint import Mark
@@ -235,6 +236,8 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "hearing": Hearing,
     "edit": Edit,
     "edited": Edited,
+    "prompt": Nothing,
+    "prompted": Prompted,
     "event": TurnEvent,
     "called": Called,
     "stop": Stop,

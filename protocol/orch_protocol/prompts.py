@@ -7,7 +7,19 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-__all__ = ["TIERS", "PromptPart", "PromptRules", "PromptSpec", "Tier"]
+from .errors import ErrorInfo
+
+__all__ = [
+    "TIERS",
+    "PartRow",
+    "PromptPart",
+    "PromptRules",
+    "PromptShown",
+    "PromptSpec",
+    "Prompted",
+    "ShowPrompt",
+    "Tier",
+]
 
 Tier: TypeAlias = Literal["stable", "context", "volatile"]
 """`stable`: the system text, the same in all requests. `context`: what stands before the first question, on record, and
@@ -39,6 +51,52 @@ class PromptPart(Struct, frozen=True, forbid_unknown_fields=True):
     def hash(self) -> str:
         """Return the first twelve hexadecimal digits of the SHA-256 of its text."""
         return hashlib.sha256(self.text.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+class PartRow(Struct, frozen=True):
+    """A part as it would be said in the next request: `tokens` are estimated, and `change` is since the last one."""
+
+    name: str
+    tier: Tier
+    text: str
+    source: str
+    owner: str
+    size: int
+    tokens: int
+    hash: str
+    change: Literal["", "new", "changed"] = ""
+
+
+class PromptShown(Struct, frozen=True):
+    """The prompt of an agent, part by part, and each tier as one text, as the next request would say it.
+
+    `asked`: there was a request before, by the process that the agent has; then each part says whether it has changed
+    since, and `gone` names those that are said no more. `notes` tell what was cut, and what is not known.
+    """
+
+    id: str
+    parts: tuple[PartRow, ...]
+    texts: dict[Tier, str] = {}
+    asked: bool = False
+    gone: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def render(self, *tiers: Tier) -> str:
+        """Return what is said of `tiers`, of all of them unless some are named, as one text."""
+        return "\n\n".join(text for tier in tiers or TIERS if (text := self.texts.get(tier)))
+
+
+class ShowPrompt(Struct, frozen=True, forbid_unknown_fields=True):
+    """The prompt of one agent."""
+
+    ref: str
+
+
+class Prompted(Struct, frozen=True, omit_defaults=True):
+    """The prompt as the agent's process has it; or `error` says why it cannot be told."""
+
+    shown: PromptShown | None = None
+    error: ErrorInfo | None = None
 
 
 class PromptRules(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from .messages import Message, Reply, Usage
 from .models import FindModel, ListModels, ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
-from .prompts import PromptSpec
+from .prompts import PromptShown, PromptSpec, ShowPrompt
 from .queue import AgentSteered, ClearQueue, QueueShown, SetQueue, SteerAgent
 from .recall import ArchiveRow, Hit, ListArchives, MarksOf, Prune, Pruned, ReadArchive, SearchArchive
 from .sessions import (
@@ -356,6 +356,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "fork": (ForkSession, Forked),
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
+    "prompt": (ShowPrompt, PromptShown),
     "queue": (Ref, QueueShown),
     "clear_queue": (ClearQueue, QueueShown),
     "set_queue": (SetQueue, QueueShown),

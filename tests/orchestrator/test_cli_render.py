@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch.cli import render
+from orch.cli import prompts, render
 
 USAGE = {"input_tokens": 1200, "output_tokens": 300, "cache_read_tokens": 0, "cost_usd": 0.0123, "cost_known": True}
 NOON = 1_700_000_000.0
@@ -172,3 +172,25 @@ def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() ->
     assert facts(150_000) == ["context: 150k/200k (75 %, getting full)"]
     assert facts(180_000, 1) == ["context: 180k/200k (90 %, high)", "compacted: 1 time"]
     assert facts(190_000, 3)[0] == "context: 190k/200k (95 %, nearly full)"
+
+
+def test_a_prompt_is_a_table_of_its_parts_and_their_texts() -> None:
+    """A line a part with what has become of it, the tokens of all, what is to be said, then each text, made safe."""
+    part = {
+        "tier": "stable",
+        "name": "identity",
+        "tokens": 7,
+        "owner": "hook h",
+        "source": "x",
+        "hash": "ab",
+        "text": "Hi",
+    }
+    other = part | {"tier": "volatile", "name": "time", "tokens": 5, "text": "Today", "change": "new"}
+    shown = {"parts": [part | {"change": ""}, other], "asked": True, "gone": ["tasks"], "notes": ["a\nb"]}
+    lines = prompts.page(shown).splitlines()
+    assert lines[1].split() == ["stable", "identity", "7", "hook", "h", "x", "ab", "the", "same"]
+    assert lines[2].split()[-1] == "new"
+    assert lines[3].split() == ["12"]
+    assert lines[4:] == ["said no more: tasks", "note: a b", "", "== identity", "Hi", "", "== time", "Today"]
+    alone = prompts.page(shown | {"parts": [part | {"change": ""}], "asked": False, "gone": [], "notes": []})
+    assert alone.splitlines()[1].endswith("ab")

@@ -27,6 +27,15 @@ def config(**rules: Any) -> Config:
     return Config(prompt=PromptRules(**rules), policy=PolicyConfig(permissions={"task_create": "allow"}))
 
 
+def at(world: World, stage: str, answer: Any, name: str = "h") -> None:
+    """Register a hook that answers so: one without a thread, for which a clock that jumps would not wait."""
+
+    async def handler(event: Any, _ctx: Any) -> Any:
+        return answer(event)
+
+    world.register_hook(handler, stage, name=name)
+
+
 class Seen:
     """What each request of a world's agents holds."""
 
@@ -34,7 +43,7 @@ class Seen:
         self.requests: list[ProviderRequest] = []
         world.register_hook(self._take, "before_provider_request", kind="observe", name="seen")
 
-    def _take(self, event: ProviderRequest, _ctx: Any) -> None:
+    async def _take(self, event: ProviderRequest, _ctx: Any) -> None:
         self.requests.append(event)
 
     def tails(self) -> list[str]:
@@ -89,7 +98,7 @@ async def test_hooks_change_the_prompt_of_a_turn(tmp_path: Path) -> None:
     ]
     async with opened(tmp_path, config=config()) as world:
         seen = Seen(world)
-        world.on("before_system_prompt", name="h")(lambda event, _ctx: event.patch(add=parts, drop=["tasks"]))
+        at(world, "before_system_prompt", lambda event: event.patch(add=parts, drop=["tasks"]), "h")
         agent = await world.scripted(*MADE, "two", "three", tools=["tasks"])
         await agent.query("go")
         await agent.query("go on")
@@ -110,7 +119,7 @@ async def test_the_system_text_of_a_turn(tmp_path: Path) -> None:
     """A hook on the text changes it, for the turn, in each of its requests."""
     async with opened(tmp_path) as world:
         seen = Seen(world)
-        world.on("after_system_prompt", name="h")(lambda event, _ctx: event.patch(text=event.text.upper()))
+        at(world, "after_system_prompt", lambda event: event.patch(text=event.text.upper()), "h")
         agent = await world.scripted(*MADE, "two", tools=["tasks"])
         await agent.query("go")
         world.unregister_hook("h")
@@ -127,7 +136,7 @@ async def test_a_tier_has_its_bound(tmp_path: Path) -> None:
     bounds = config(stable_tokens=500, context_tokens=100, volatile_tokens=50)
     async with opened(tmp_path, config=bounds) as world:
         seen = Seen(world)
-        world.on("before_system_prompt", name="h")(lambda event, _ctx: event.patch(add=parts))
+        at(world, "before_system_prompt", lambda event: event.patch(add=parts), "h")
         agent = await world.scripted("done", tools=[])
         await agent.query("go")
     [request] = seen.requests
@@ -171,3 +180,94 @@ class TestWorkspace:
         text = said("/w", "", [f"f{number}" for number in range(30)] + ["a\nb"])
         assert "f29, a?b, and 11 before these" in text
         assert len(text.splitlines()) == 4
+
+
+class TestShown:
+    """The prompt as people and programs are shown it."""
+
+    @virtual
+    async def test_with_what_has_changed_since_the_last_request(self, tmp_path: Path) -> None:
+        """Name, tier, source, owner, size, tokens and hash of each part; what is new, other and gone since."""
+        folder = tmp_path / "p"
+        folder.mkdir()
+        (folder / "AGENTS.md").write_text("Count in dozens.\n")
+        done = {"tool": "task_update", "input": {"index": 1, "status": "completed"}}
+        async with opened(tmp_path / "home", config=config(time=True)) as world:
+            agent = await world.scripted(*MADE, done, "two", tools=["tasks", "read_file"], context="full", cwd=folder)
+            fresh = await agent.prompt_parts()
+            assert not fresh.asked
+            assert [part.name for part in fresh.parts][-3:] == ["project_briefing", "AGENTS.md", "time"]
+            await agent.query("go")
+            shown = await agent.prompt_parts()
+            assert shown.asked
+            parts = {part.name: part for part in shown.parts}
+            page = parts["AGENTS.md"]
+            assert (page.tier, page.source, page.owner) == ("context", "AGENTS.md", "project")
+            assert (page.size, page.tokens, len(page.hash)) == (len(page.text), len(page.text) // 4, 12)
+            assert {part.change for part in shown.parts} == {""}
+            assert list(parts)[-1] == "tasks"
+            assert [part for part in fresh.parts if part.tier != "volatile"] == [
+                part for part in shown.parts if part.tier != "volatile"
+            ]
+            await agent.query("go on")
+            later = await agent.prompt_parts()
+        assert "tasks" not in {part.name for part in later.parts}
+        assert shown.render("stable") == later.render("stable")
+        assert shown.render("volatile") == f"{later.render('volatile')}\n\n{parts['tasks'].text}"
+
+    @virtual
+    async def test_what_is_new_and_what_is_gone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A day later the day is another; tools that were taken are a part that was not there."""
+        monkeypatch.setattr(tiers, "today", lambda: "2026-05-01")
+        async with opened(tmp_path, config=config(time=True)) as world:
+            agent = await world.scripted("one", tools=["tasks", "read_file"])
+            await agent.query("go")
+            monkeypatch.setattr(tiers, "today", lambda: "2026-05-02")
+            await agent.narrow(["tasks"])
+            await agent.ping()
+            shown = await agent.prompt_parts()
+        assert {part.name: part.change for part in shown.parts if part.change} == {
+            "time": "changed",
+            "tools_taken": "new",
+        }
+
+    @virtual
+    async def test_as_hooks_left_it(self, tmp_path: Path) -> None:
+        """What a hook made of the last turn's prompt, and whose it is."""
+        async with opened(tmp_path) as world:
+            part = PromptPart("style", "Be brief.", "stable")
+            at(world, "before_system_prompt", lambda event: event.patch(add=[part]), "h")
+            at(world, "after_system_prompt", lambda event: event.patch(text=event.text.upper()), "i")
+            agent = await world.scripted("one", tools=[])
+            await agent.query("go")
+            shown = await agent.prompt_parts()
+        assert [(each.name, each.owner) for each in shown.parts][-1] == ("style", "hook h")
+        assert shown.render("stable").endswith("BE BRIEF.")
+        assert shown.notes == ("hooks have changed the text of the stable parts",)
+
+    @virtual
+    async def test_without_a_process(self, tmp_path: Path) -> None:
+        """From what is on record, with no process started for it; and it says what is not known."""
+        (tmp_path / "AGENTS.md").write_text("Count in dozens.\n")
+        async with opened(tmp_path / "home", config=config(time=True, workspace=True)) as world:
+            agent = await world.scripted(*MADE, preset="work", cwd=tmp_path)
+            await agent.query("go")
+            alive = await agent.prompt_parts()
+            world.launcher.worker(agent.id).die(9)
+            dead = await agent.prompt_parts()
+            assert agent.pid is None
+        assert dead.parts == alive.parts
+        assert dead.texts == alive.texts
+        assert (dead.asked, dead.notes) == (False, ("it has no process: what its last request said is not known",))
+
+    @virtual
+    async def test_without_a_process_before_it_was_asked(self, tmp_path: Path) -> None:
+        """What is looked up later is said to be, and so is that hooks have not had their say."""
+        (tmp_path / "AGENTS.md").write_text("Count in dozens.\n")
+        async with opened(tmp_path / "home") as world:
+            at(world, "before_system_prompt", lambda _event: None, "h")
+            agent = await world.scripted("one", preset="work", cwd=tmp_path)
+            world.launcher.worker(agent.id).die(9)
+            shown = await agent.prompt_parts()
+        assert "context" not in {part.tier for part in shown.parts}
+        assert [note.split(" ")[0] for note in shown.notes] == ["it", "hooks", "what"]

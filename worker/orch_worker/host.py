@@ -42,6 +42,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
+from orch_protocol.prompts import Prompted
 from orch_protocol.services import SERVICES
 from orch_protocol.sessions import Edit, Edited
 from orch_protocol.spec import AgentSpec, Birth
@@ -98,6 +99,7 @@ class Host:
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
         self._watched, self._events = "", 0
+        self._showing: set[asyncio.Task[None]] = set()
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line = connect(self._on_data)
@@ -251,6 +253,20 @@ class Host:
         except Exception as error:
             done = Edited(error=error_info(error))
         self._courier.send("edited", done, id)
+
+    def _on_prompt(self, id: str, _: Nothing) -> None:
+        showing = asyncio.get_running_loop().create_task(self._show_prompt(id))
+        self._showing.add(showing)
+        showing.add_done_callback(self._showing.discard)
+
+    async def _show_prompt(self, id: str) -> None:
+        try:
+            if self._runtime is None:
+                raise AgentBusyError("the worker is not up yet")
+            said = Prompted(await self._runtime.prompt())
+        except Exception as error:
+            said = Prompted(error=error_info(error))
+        self._courier.send("prompted", said, id)
 
     def _on_narrow(self, _id: str, body: Narrow) -> None:
         if self._runtime is not None:

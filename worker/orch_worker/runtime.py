@@ -17,6 +17,7 @@ from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.observing import Called
+from orch_protocol.prompts import PromptShown
 from orch_protocol.sessions import Edit, Edited, Move
 from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
 
@@ -161,6 +162,11 @@ class Runtime:
         except BaseException:
             self.transcript.close()
             raise
+
+    async def prompt(self) -> PromptShown:
+        """Return the prompt as the next request would say it."""
+        live = await self._archiving.block() if self._archiving is not None else ""
+        return await self._prompt.shown(live, fresh=self._fresh)
 
     def ready(self) -> Ready:
         """Return what the root wants to know of an agent that is up."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from orch_protocol.messages import text_of, user
-from orch_protocol.prompts import PromptPart
+from orch_protocol.prompts import PromptPart, PromptShown, Tier
 from orch_protocol.spec import AgentSpec
 
 from .agenda import Agenda
@@ -21,20 +21,16 @@ from .prompt import stable_parts, volatile_parts
 from .surroundings import Surroundings
 from .tools.toolbox import Toolbox
 from .transcript import Transcript
-from .workspace import workspace_text
+from .workspace import today, workspace_text
 
 if TYPE_CHECKING:
     from .archiving import Archiving
     from .hooked import AgentHooks
 
-__all__ = ["Prompt", "today"]
+__all__ = ["Prompt"]
 
 SPACE: Final = "\n\n"
-
-
-def today() -> str:
-    """Return the day that it is here, as ISO 8601 has it."""
-    return time.strftime("%Y-%m-%d")
+LOOK_SECONDS: Final = 1.0
 
 
 class Overlay(Struct, frozen=True):
@@ -82,8 +78,10 @@ class Prompt:
         self._built = stable_parts(spec, [tool.name for tool in self._tools])
         self._stable, self._notes = fitted(self._built, "stable", self._rules, estimator)
         self._context = ""
+        self._sent: tuple[tuple[PromptPart, ...], str, tuple[PromptPart, ...]] | None = None
+        """Stable parts, context and volatile parts of the last request."""
         self._overlay = NONE
-        self._place = ""
+        self._place = self._low = ""
         self._system = rendered(self._stable)
         backend.append_system(self._system, self._tools)
 
@@ -99,7 +97,7 @@ class Prompt:
         `live` returns what there is to be said of its subagents. Raises StoreError.
         """
         if self._rules.workspace:
-            self._place = await workspace_text(self._spec.cwd, self._transcript.session.replies.values())
+            self._place = await self._look_around()
         recorded = bool(self._context) or not fresh
         context = () if recorded else await self._surroundings.look()
         stable = self._built
@@ -118,14 +116,41 @@ class Prompt:
         if not recorded:
             self._record(context)
 
+    async def shown(self, live: str, *, fresh: bool) -> PromptShown:
+        """Return the prompt as the next request would say it: as hooks left it, when the last turn began."""
+        from .standing import described
+
+        told, notes = self._context, list(self._notes)
+        context = self._recorded() if told else await self._surroundings.look() if fresh else ()
+        context, cut = (context, ()) if told else fitted(context, "context", self._rules, self._estimator)
+        if self._rules.workspace:
+            self._place = await self._look_around()
+        volatile = self._overlay.over(self._volatile(live, self._low))
+        volatile, more = fitted(volatile, "volatile", self._rules, self._estimator)
+        if self._system != rendered(self._stable):
+            notes.append("hooks have changed the text of the stable parts")
+        texts: dict[Tier, str] = {
+            "stable": self._system,
+            "context": told or context_text(context),
+            "volatile": rendered(volatile),
+        }
+        before = None
+        if self._sent is not None:
+            stable, text, last = self._sent
+            before = (*stable, *context_parts(text, self._spec.context.rules.files), *last)
+        parts = (*self._stable, *context, *volatile)
+        return described(self._spec.id, parts, texts, self._estimator, before=before, notes=(*notes, *cut, *more))
+
     def before_request(self, live: str = "", archiving: Archiving | None = None, *, low: str = "") -> None:
         """The next request is to be made: let it end with what is true now. `live` tells of the agent's subagents,
         `low` of budgets that come to an end.
 
         Where these stand in the system text, that is told to `archiving` too.
         """
+        self._low = low
         parts = self._overlay.over(self._volatile(live, low))
         parts, _ = fitted(parts, "volatile", self._rules, self._estimator)
+        self._sent = (self._stable, self._context, parts)
         system = self._system
         if archiving is not None:
             if not archiving.in_tail:
@@ -134,6 +159,14 @@ class Prompt:
                 self._backend.append_system(system, self._tools)
             archiving.told(system, self._backend.prefix)
         self._backend.tail = rendered(parts)
+
+    async def _look_around(self) -> str:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                replies = tuple(self._transcript.session.replies.values())
+                return await asyncio.to_thread(workspace_text, self._spec.cwd, replies)
+        except TimeoutError:
+            return ""
 
     def _volatile(self, live: str, low: str = "") -> tuple[PromptPart, ...]:
         return volatile_parts(

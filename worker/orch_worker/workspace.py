@@ -1,10 +1,10 @@
-"""Where an agent works, in a few lines: its folder, the branch there, and the files that it has changed."""
+"""Where an agent works, and when, in a few lines: its folder, the branch there, the files that it has changed."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,9 +13,8 @@ from orch_protocol.messages import Reply
 
 from .tools.regular import open_regular
 
-__all__ = ["branch_of", "said", "workspace_text"]
+__all__ = ["branch_of", "said", "today", "workspace_text"]
 
-LOOK_SECONDS: Final = 1.0
 MOST_FILES: Final = 20
 MOST_BYTES: Final = 4096
 HEADING: Final = "# Workspace"
@@ -25,15 +24,15 @@ _ELSEWHERE: Final = re.compile(r"gitdir: (.+?)\s*")
 _ODD: Final = re.compile(r"[^\w./+@#~ -]")
 
 
-async def workspace_text(folder: str, replies: Iterable[Reply]) -> str:
-    """Return what is said of `folder` to an agent whose finished turns came to `replies`."""
+def today() -> str:
+    """Return the day that it is here, as ISO 8601 has it."""
+    return time.strftime("%Y-%m-%d")
+
+
+def workspace_text(folder: str, replies: Iterable[Reply]) -> str:
+    """Return what is said of `folder` to an agent whose finished turns came to `replies`. May wait for the disk."""
     changed = dict.fromkeys(file for reply in replies for file in reply.files_changed)
-    try:
-        async with asyncio.timeout(LOOK_SECONDS):
-            branch = await asyncio.to_thread(branch_of, folder)
-    except TimeoutError:
-        branch = ""
-    return said(folder, branch, tuple(changed))
+    return said(folder, branch_of(folder), tuple(changed))
 
 
 def said(folder: str, branch: str, changed: Sequence[str]) -> str:

@@ -35,10 +35,17 @@ def _list(arguments: Namespace) -> int:
 
 def _show_arguments(parser: ArgumentParser) -> None:
     words.ref(parser)
+    parser.add_argument("--prompt", action="store_true", help="what its next request says besides the conversation")
     parser.add_argument("--messages", type=int, default=20, metavar="N", help="how much of the conversation (20)")
 
 
 def _show(arguments: Namespace) -> int:
+    if arguments.prompt:
+        from .prompts import page
+
+        prompt = Connection().call("prompt", words.clean({"ref": arguments.ref}))
+        words.say(arguments, prompt, page(prompt) if not arguments.json else "")
+        return 0
     shown = Connection().call("show", words.clean({"ref": arguments.ref, "messages": arguments.messages}))
     words.say(arguments, shown, render.agent(shown) if not arguments.json else "")
     return 0
