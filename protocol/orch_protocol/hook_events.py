@@ -88,10 +88,12 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
 class TurnPatch(Patch, frozen=True):
     """Another prompt, and user messages after it. Both go on record in place of what was asked.
 
-    Of the agent's tools those that are not among `tools` may not be used in this turn.
+    Of the agent's tools those that are not among `tools` may not be used in this turn. `model`, `provider:name`,
+    answers it in place of the agent's own.
     """
 
     prompt: Words | UnsetType = UNSET
+    model: Words | UnsetType = UNSET
     tools: tuple[str, ...] | UnsetType = UNSET
     inject: Texts | UnsetType = UNSET
 
@@ -213,11 +215,12 @@ class SessionEnd(Event, frozen=True, tag="session_end"):
 
 
 class BeforeTurn(Event, frozen=True, tag="before_turn"):
-    """Somebody asks `prompt`, of an agent that may use `tools`; nothing is on record yet."""
+    """Somebody asks `prompt`, of an agent that may use `tools` and is `model`; nothing is on record yet."""
 
     takes = TurnPatch
     prompt: str
     tools: tuple[str, ...] = ()
+    model: str = ""
 
 
 class TurnStart(Event, frozen=True, tag="turn_start"):

@@ -11,6 +11,7 @@ __all__ = [
     "ContentSafety",
     "HookOptions",
     "LoopDetection",
+    "ModelRouter",
     "NarrationGuard",
     "ToolRouter",
 ]
@@ -59,6 +60,15 @@ class ToolRouter(Struct, frozen=True, forbid_unknown_fields=True):
     """Tools that kept failing for such questions cannot be used in the turn."""
 
 
+class ModelRouter(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which models a turn may be answered by, the one that did best at such questions each time."""
+
+    models: tuple[str, ...] = ()
+    """Two or more, as `provider:name` or `local`."""
+    thrift: Annotated[float, Meta(ge=0, le=10)] = 0.3
+    """How much chance of doing well the dearest one has to make up for."""
+
+
 class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of the hooks that are built in."""
 
@@ -67,5 +77,6 @@ class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     narration_guard: NarrationGuard = NarrationGuard()
     completion_checklist: CompletionChecklist = CompletionChecklist()
     tool_router: ToolRouter = ToolRouter()
+    model_router: ModelRouter = ModelRouter()
     evidence: str = ""
     """The folder of what routers have measured; unset: `evidence` in $ORCH_HOME."""

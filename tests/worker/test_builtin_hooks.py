@@ -11,7 +11,7 @@ import pytest
 from hook_events import Ctx, call, returned
 from orch_protocol.errors import ConfigError
 from orch_protocol.hook_events import Block, ToolCall
-from orch_protocol.hook_options import ContentSafety, HookOptions, LoopDetection
+from orch_protocol.hook_options import ContentSafety, HookOptions, LoopDetection, ModelRouter
 from orch_worker.builtin_hooks.content_safety import BASE62, KINDS, redacted
 from orch_worker.declared import BUILTIN, declared
 
@@ -151,7 +151,7 @@ class TestLoopDetection:
 def test_each_built_in_hook_can_be_had() -> None:
     """Each name stands for a hook of that name, and for others whose names begin with it."""
     for name in BUILTIN:
-        first, *more = declared([name], HookOptions())
+        first, *more = declared([name], HookOptions(model_router=ModelRouter(("a:one", "a:two"))))
         assert first.row.name == name
         assert all(hook.row.name.startswith(f"{name}.") for hook in more)
         assert {hook.row.source for hook in (first, *more)} == {"built-in"}

@@ -26,7 +26,14 @@ CONFIGURED: Final = "config"
 ALWAYS: Final = "audit_log"
 BUILTIN: Final[dict[str, str]] = {
     name: f"orch_worker.builtin_hooks.{name}"
-    for name in ("completion_checklist", "content_safety", "loop_detection", "narration_guard", "tool_router")
+    for name in (
+        "completion_checklist",
+        "content_safety",
+        "loop_detection",
+        "model_router",
+        "narration_guard",
+        "tool_router",
+    )
 }
 """The hooks that come with orch, and the module of each."""
 

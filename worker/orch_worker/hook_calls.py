@@ -242,6 +242,10 @@ class HookCalls:
 
     # What they did.
 
+    def failed(self, hook: str, stage: str, why: str) -> None:
+        """Take down that nothing can come of what `hook` said at `stage`."""
+        self._note(Done(hook, stage, error=why), counted=False)
+
     def _note(self, done: Done, *, counted: bool = True) -> None:
         """Count what a hook did, and tell whoever watches of what had an effect. One that ran aside counts once."""
         hook = self._registry.find(done.hook)

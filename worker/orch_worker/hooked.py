@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from orch_protocol import hook_events as stages
 from orch_protocol.archive import Collapse
+from orch_protocol.errors import OrchError
 from orch_protocol.hook_events import Abort
 from orch_protocol.hooks import STAGES
 from orch_protocol.messages import (
@@ -34,6 +35,7 @@ from orch_protocol.messages import (
 from orch_protocol.prompts import PromptPart
 from orch_protocol.text import scrub
 
+from .answering import Answering
 from .arriving import Arriving
 from .backends.base import AssistantTurn, Backend, BackendInfo, Instead, OnText
 from .chain import Followed
@@ -41,6 +43,7 @@ from .hook_calls import HookCalls
 from .loop import Aborted
 from .session import acceptable
 from .stubs import body_of, replaced, stubs_in, with_body
+from .tools.base import ToolError
 from .tools.toolbox import MAX_CAPTURED, Executor, Outcome, text_in, with_text
 
 __all__ = ["AgentHooks", "Compacting", "Kept"]
@@ -69,10 +72,12 @@ class Compacting(Struct, frozen=True):
 
 
 class AgentHooks:
-    """The hooks of one agent, as its loop sees them. `calls` knows which there are and calls them."""
+    """The hooks of one agent, as its loop sees them. `calls` knows which there are and calls them, `answering` which
+    models can answer a turn."""
 
-    def __init__(self, calls: HookCalls) -> None:
+    def __init__(self, calls: HookCalls, answering: Answering | None = None) -> None:
         self.calls = calls
+        self._answering = answering
         self._gate = asyncio.Lock()
         self._ended: Aborted | None = None
         self._begun = False
@@ -87,7 +92,8 @@ class AgentHooks:
         if not self._begun:
             self._begun = True
             await self._note("session_start", messages=messages)
-        followed = await self._run("before_turn", prompt=prompt, tools=toolbox.active)
+        own = self._answering.own if self._answering is not None else ""
+        followed = await self._run("before_turn", prompt=prompt, tools=toolbox.active, model=own)
         if followed is not None:
             _check(followed)
             assert isinstance(followed.event, stages.BeforeTurn)
@@ -96,8 +102,25 @@ class AgentHooks:
                 toolbox.rest(followed.event.tools)
         else:
             more = ()
+        await self._let_answer(followed)
         await self._note("turn_start", prompt=prompt)
         return scrub(prompt), scrub(more)
+
+    async def _let_answer(self, followed: Followed | None) -> None:
+        """Let the model answer that hooks have named, the agent's own when there is none or it cannot be asked."""
+        if self._answering is None:
+            return
+        model: str | None = None
+        if followed is not None:
+            assert isinstance(followed.event, stages.BeforeTurn)
+            model = followed.event.model
+        try:
+            await self._answering.turn(model)
+        except (OrchError, ToolError) as error:
+            assert followed is not None
+            by = next(done.hook for done in reversed(followed.done) if "model" in done.actions)
+            self.calls.failed(by, "before_turn", f"named a model that cannot answer: {error}")
+            await self._answering.turn()
 
     async def prompt(
         self, parts: tuple[PromptPart, ...], *, recorded: bool

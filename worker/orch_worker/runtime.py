@@ -22,10 +22,11 @@ from orch_protocol.sessions import Edit, Edited, Move
 from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
 
 from .agenda import Agenda
+from .answering import Answering
 from .archiving import Archiving
 from .backends.families import ratios_of
 from .backends.movable import Movable
-from .backends.registry import is_remote, make_backend
+from .backends.registry import PROVIDERS, make_backend
 from .estimate import Estimator
 from .gate import Gate
 from .guard import Guard
@@ -102,11 +103,10 @@ class Runtime:
             archives=spec.archival is not None,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)
-        self._model = spec.backend
         self._make_backend = partial(make_backend, keys=keys, gate=self.gate)
         self._compactor: Compactor | None = None
         self.backend = self._make_backend(spec.backend)
-        if is_remote(spec.backend):
+        if spec.backend.provider not in PROVIDERS:
             self.backend = Movable(self.backend)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
         try:
@@ -116,6 +116,9 @@ class Runtime:
             self._agenda = Agenda(self.transcript, planning=spec.plan)
             self._marks = Marks(self.transcript)
             context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks)
+            self._answering = Answering(
+                spec.backend, self.backend, context.call_root, self._make_backend, self.transcript.model_change
+            )
             self._locality = Locality(spec, context.call_root, self._stay)
             guard = Guard(spec.policy, context, self._locality)
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
@@ -209,6 +212,8 @@ class Runtime:
             if session.interrupted is not None:
                 self.transcript.turn_start(query_id, session.interrupted)
             hooks = self._hooks_for(query_id, query)
+            if hooks is None and self._answering.away:
+                await self._answering.turn()
             reply = await run_turn(
                 query_id=query_id,
                 agent_id=self.spec.id,
@@ -269,7 +274,7 @@ class Runtime:
 
         own = Registry(declared(self.spec.hooks.load, self.spec.hooks.options))
         say, messages = self._say_to_itself, self.backend.transcript
-        return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages))
+        return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages), self._answering)
 
     async def _hooks_done(self, hooks: AgentHooks) -> None:
         await hooks.calls.turn_ended()
@@ -287,11 +292,13 @@ class Runtime:
 
     async def _stay(self, backend: BackendSpec) -> None:
         """Let the model behind `backend`, of this machine, go on. Raises ConfigError when it cannot be made."""
-        self._model = backend
         if self._archiving is not None:
             self._archiving.stay(backend)
+        if backend == self._answering.now:
+            return
         if isinstance(self.backend, Movable):
             await self.backend.move(self._make_backend(backend))
+        self._answering.stays(backend)
 
     def edit(self, edit: Edit) -> Edited:
         """Make a change to the session between turns, which is on record when this returns. Raises StoreError."""
@@ -375,7 +382,7 @@ class Runtime:
                 self.transcript,
                 self.backend,
                 self._purse,
-                model=lambda: self._model,
+                model=lambda: self._answering.now,
                 make=self._make_backend,
             )
         try:

@@ -24,6 +24,7 @@ from orch_protocol.entries import (
     Label,
     MarksEntry,
     MessageEntry,
+    ModelChange,
     PlanApproved,
     SessionHeader,
     SessionInfo,
@@ -36,7 +37,7 @@ from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
 from orch_protocol.sessions import Edit, Inform, Move, Relabel, Rename
-from orch_protocol.spec import Durability
+from orch_protocol.spec import BackendSpec, Durability
 from orch_protocol.taint import Mark
 from orch_protocol.tasks import Task
 from orch_protocol.text import scrub
@@ -223,6 +224,10 @@ class Transcript:
     def marks(self, marks: tuple[Mark, ...], turn: str) -> None:
         """Record what came into the conversation in the query `turn`."""
         self.append(MarksEntry(**self._next(), turn=turn, marks=marks))
+
+    def model_change(self, backend: BackendSpec) -> None:
+        """Record that the model behind `backend` answers from here on."""
+        self.append(ModelChange(**self._next(), provider=backend.provider, model_id=backend.model))
 
     def seed(self, history: Iterable[Message]) -> None:
         """Record `history` as what went before, in one write. Raises StoreError unless the transcript is empty."""

@@ -114,7 +114,6 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
     "marks": frozenset({"search_archive", "read_archive"}),
     "map": frozenset({"map_subagents"}),
     "models": frozenset({"list_models"}),
-    "find_model": frozenset({"chat"}),
 }
 """The tools that ask for a service. Any one is enough; a service that no tool asks for is for people alone."""
 
@@ -122,7 +121,19 @@ OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
 EVERYBODYS: Final = frozenset(
-    {"judge", "approve", "localise", "reserve", "settle", "refused", "admit", "left", "run_hook", "hooks_ran"}
+    {
+        "judge",
+        "approve",
+        "localise",
+        "reserve",
+        "settle",
+        "refused",
+        "admit",
+        "left",
+        "run_hook",
+        "hooks_ran",
+        "find_model",
+    }
 )
 """What an agent asks for by itself, whatever its tools are."""
 
