@@ -71,6 +71,12 @@ def has_children() -> bool:
 class TestBash:
     """A command to its end."""
 
+    async def test_one_that_is_made_as_its_parent_ends_is_ended(self, context: ToolContext) -> None:
+        """Twenty times a process leaves its session and ends, just after it made another: the census finds none."""
+        for _ in range(20):
+            said = await run(context, "(setsid setsid sleep 61 >/dev/null 2>&1 &); echo done")
+            assert said.text.startswith("done\n")
+
     @pytest.mark.parametrize(
         ("command", "text"),
         [

@@ -30,6 +30,8 @@ class Kin:
         stat = _stat(leader)
         self._since = stat.began if stat else 0
         self._unsure_since: float | None = None
+        self._spent: set[int] = {leader}
+        """Those that were seen dead, and have made no process since; the leader is asked about when it has ended."""
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the group of the leader."""
@@ -70,7 +72,8 @@ class Kin:
     def _find(self) -> tuple[set[int], bool]:
         """Return the processes that carry the mark, but for the leader, and whether some may that cannot show it yet.
 
-        A process has no environment while it turns into another program. Nothing is found where there is no /proc.
+        A process has no environment while it turns into another program. One that ended since /proc was listed may have
+        made another one that is not on that list. Nothing is found where there is no /proc.
         """
         found, unsure = set(), False
         try:
@@ -81,14 +84,23 @@ class Kin:
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
                     environ = file.read()
+            except (FileNotFoundError, ProcessLookupError):
+                environ = b""  # newer kernels say so of the dead, and of their own
             except OSError:
-                continue  # gone, or somebody else's
+                continue  # somebody else's
             if self._mark in environ:
                 found.add(pid)
-            elif not environ and (stat := _stat(pid)) and stat.state != "Z" and not stat.is_kernels:
-                if stat.session == self._leader:
-                    found.add(pid)
-                unsure |= stat.began >= self._since
+            elif not environ and pid not in self._spent:
+                stat = _stat(pid)
+                if stat is None:
+                    unsure |= pid > self._leader or _last_pid() < self._leader  # else it is older than the leader
+                elif stat.is_kernels or stat.state == "Z":
+                    self._spent.add(pid)
+                    unsure |= stat.began >= self._since
+                else:
+                    if stat.session == self._leader:
+                        found.add(pid)
+                    unsure |= stat.began >= self._since
         return found - {self._leader}, unsure
 
 
@@ -107,6 +119,15 @@ def _stat(pid: int) -> _Stat | None:
         return _Stat(fields[0].decode(), int(fields[3]), bool(int(fields[6]) & KERNEL_THREAD), int(fields[19]))
     except (OSError, IndexError):
         return None
+
+
+def _last_pid() -> int:
+    """Return the number of the process that was made last; numbers begin anew some day. 0 when nobody knows."""
+    try:
+        with open("/proc/loadavg", "rb") as file:
+            return int(file.read().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _is_dying(pid: int) -> bool:
