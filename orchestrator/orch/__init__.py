@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         QueryCycleError,
         QueryTimeoutError,
         RateLimitError,
+        SandboxError,
         SpawnError,
         StoreError,
         ToolNotGrantedError,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.project import ContextConfig
     from orch_protocol.prompts import PromptPart, PromptRules
+    from orch_protocol.sandbox import SandboxConfig, ToolLimits
     from orch_protocol.spec import Limits
     from orch_protocol.taint import TaintConfig
     from orch_worker.backends.scripted import ScriptedBackend
@@ -132,6 +134,8 @@ __all__ = [
     "Question",
     "RateLimitError",
     "Reply",
+    "SandboxConfig",
+    "SandboxError",
     "ScriptedBackend",
     "SpawnError",
     "StoreError",
@@ -140,6 +144,7 @@ __all__ = [
     "SummaryConfig",
     "TaintConfig",
     "ToolContext",
+    "ToolLimits",
     "ToolNotGrantedError",
     "ToolOutput",
     "TriggerConfig",
@@ -177,12 +182,14 @@ _HOMES = {
     "PromptRules": "orch_protocol.prompts",
     "Question": "orch_protocol.approval",
     "Reply": "orch_protocol.messages",
+    "SandboxConfig": "orch_protocol.sandbox",
     "ScriptedBackend": "orch_worker.backends.scripted",
     "Subagent": "orch.sync_handles",
     "SubagentsConfig": "orch_protocol.config",
     "SummaryConfig": "orch_protocol.config",
     "TaintConfig": "orch_protocol.taint",
     "ToolContext": "orch_worker.tools.base",
+    "ToolLimits": "orch_protocol.sandbox",
     "ToolOutput": "orch_worker.tools.base",
     "TriggerConfig": "orch_protocol.config",
     "Usage": "orch_protocol.messages",

@@ -45,12 +45,13 @@ from orch_protocol.spec import Limits, QueueMode, Template
 from orch_worker.backends import models
 from orch_worker.backends.local import LOCAL
 from orch_worker.backends.registry import complete, template_for
+from orch_worker.confinement.trial import machine
 from orch_worker.lock import FolderLock
 from orch_worker.opinion import Opinion, PolicyFunction
 from orch_worker.tools.base import ToolContext
 
 from . import config as configuration
-from . import paths
+from . import paths, sandboxing
 from .allowances import budget_of, change_of
 from .approvals import Approvals, Approver
 from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, script_of, split_tools
@@ -124,6 +125,7 @@ class AsyncOrchestrator(Hookable):
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
+        self._told: set[str] = set()
         self._strange = configuration.strange_tools(configuration.flat(self.config))
         self._named = run is not None
         self.run = run or f"{paths.OWN_RUN}{new_id()}"
@@ -138,9 +140,10 @@ class AsyncOrchestrator(Hookable):
     # Life.
 
     async def start(self) -> AsyncOrchestrator:
-        """Open the run and start the launcher. `async with` does this and `close`."""
+        """Open the run and start the launcher. `async with` does this and `close`. Raises SandboxError."""
         if self._supervisor is not None:
             return self
+        sandboxing.check(self.config.sandbox, machine)
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         sessions = paths.private_dir(paths.sessions_dir(self.home))
         paths.hide(self.home)
@@ -277,6 +280,7 @@ class AsyncOrchestrator(Hookable):
         if model is None and backend is None:
             self._tell_default()
         self._tell_strange({function.name for function in functions})
+        self._tell_sandbox(spawned.note)
         if functions:
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
         return AsyncSubagent(self, spawned.id)
@@ -465,6 +469,12 @@ class AsyncOrchestrator(Hookable):
             if not any(repr(name) in note for name in own):
                 print(f"orch: {note}", file=sys.stderr, flush=True)
         self._strange = []
+
+    def _tell_sandbox(self, note: str) -> None:
+        """Say each thing once that is to be said of the sandbox of tools."""
+        if note and note not in self._told:
+            print(f"orch: {note}", file=sys.stderr, flush=True)
+            self._told.add(note)
 
 
 def _refs(agents: Iterable[AsyncSubagent | str | int]) -> tuple[str, ...]:

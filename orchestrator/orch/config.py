@@ -18,14 +18,12 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.budget import Budget
-from orch_protocol.config import Config, HooksConfig, parse_model
+from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, OrchError
-from orch_protocol.policy import RANK
-from orch_protocol.project import RANK as TELLS
-from orch_protocol.prompts import TIERS
 
 from . import paths
 from .archival.profiles import rules_of
+from .strictness import SHORTENING, fields_of, narrows
 from .trust import is_trusted, project_file
 
 if TYPE_CHECKING:
@@ -44,15 +42,6 @@ KEY_FOUND: Final = (
 )
 
 
-def _fields(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in msgspec.structs.fields(struct):
-        if isinstance(field.type, type) and issubclass(field.type, Struct):
-            yield from _fields(field.type, f"{prefix}{field.encode_name}.")
-        else:
-            yield prefix + field.encode_name, field.type
-
-
-SHORTENING: Final = tuple(key for key, _ in _fields(Config) if re.search(r"^archival\.|context_compaction\.", key))
 ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
     *(f"budget.{limit}" for limit in Budget.__struct_fields__),
@@ -154,95 +143,17 @@ def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
 
 def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
     """Split `layer` into what makes `below` narrower and the keys, in order, of what would not."""
-    kept = {key: setting for key, setting in layer.items() if _narrows(key, setting.value, below)}
+    kept = {key: setting for key, setting in layer.items() if narrows(key, setting.value, _value(below, key))}
     return kept, [key for key in layer if key not in kept]
+
+
+def _value(layer: Layer, key: str) -> Any:
+    return layer[key].value if key in layer else None
 
 
 def flat(config: Config) -> dict[str, Any]:
     """Return the values of `config` by dotted key."""
     return dict(_leaves(msgspec.to_builtins(config)))
-
-
-def _never(new: Any, old: Any) -> bool:  # noqa: ARG001
-    return False
-
-
-def _at_most(new: Any, old: Any) -> bool:
-    return bool(new <= old)
-
-
-def _at_most_if_any(new: Any, old: Any) -> bool:
-    return new is not None and (old is None or bool(new <= old))
-
-
-def _as_strict(new: Any, old: Any) -> bool:
-    return new is not None and RANK[new] >= RANK[old or "ask"]
-
-
-def _denies(new: Any, old: Any) -> bool:
-    return new == "deny" or (old is not None and RANK[new] >= RANK[old])
-
-
-def _tells_less(new: Any, old: Any) -> bool:
-    return TELLS[new] <= TELLS[old]
-
-
-def _more(new: Any, old: Any) -> bool:
-    return set(new) >= set(old)
-
-
-TAINT_RANK: Final = {"off": 0, "ask": 1, "deny": 2}
-
-# What an untrusted file may do to each key. A test holds this table complete.
-NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "model": _never,
-    "durability": lambda new, _: bool(new == "power"),
-    "subagents.enabled": _at_most,
-    "subagents.max_concurrent": _at_most,
-    "subagents.depth_cap": _at_most,
-    "subagents.allow_nested": _at_most,
-    "subagents.timeout_minutes": _at_most,
-    "subagents.default_preset": lambda new, old: new in ("minimal", old),
-    "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
-    "subagents.chat_models": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
-    **dict.fromkeys((f"subagents.{limit}" for limit in Budget.__struct_fields__), _at_most_if_any),
-    **dict.fromkeys((f"subagents.context.{name}" for name in ("minimal", "investigate", "work", "tools")), _tells_less),
-    "subagents.context.files": lambda new, old: set(new) <= set(old),
-    "subagents.context.full_tokens": _at_most,
-    **dict.fromkeys(("prompt.time", "prompt.workspace"), _at_most),
-    **dict.fromkeys((f"prompt.{tier}_tokens" for tier in TIERS), _at_most_if_any),
-    **dict.fromkeys((f"budget.{limit}" for limit in Budget.__struct_fields__), _at_most_if_any),
-    "limits.max_turns": _at_most,
-    "limits.continuations": _at_most,
-    "limits.turn_seconds": _at_most,
-    "limits.tool_seconds": _at_most,
-    "limits.reply_tokens": _at_most,
-    "daemon.idle_minutes": _at_most,
-    "policy.approval_mode": _as_strict,
-    "policy.dangerous_tools": _more,
-    "policy.permissions": _denies,
-    "policy.denied_paths": _more,
-    "policy.allowed_paths": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
-    "policy.personal_paths": _more,
-    "policy.code_paths": _more,
-    "policy.approval_seconds": _at_most,
-    **dict.fromkeys((key for key, _ in _fields(HooksConfig, "hooks.")), _never),
-    "policy.without_local": lambda new, _: bool(new == "deny"),
-    "policy.dry_run": lambda new, old: bool(new or not old),
-    "policy.function": _never,
-    "policy.taint.mode": lambda new, old: TAINT_RANK[new] >= TAINT_RANK[old],
-    "policy.taint.trusted_hosts": lambda new, old: set(new) <= set(old),
-    "policy.taint.untrusted_paths": _more,
-    "policy.taint.sensitive_paths": _more,
-    "policy.taint.tools": _never,
-    # What is archived or summarised, and what that costs, is its user's to say.
-    **dict.fromkeys(SHORTENING, _never),
-}
-
-
-def _narrows(key: str, new: Any, below: Layer) -> bool:
-    old = below[key].value if key in below else None
-    return NARROWS[key if key in NARROWS else key.rpartition(".")[0]](new, old)
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -253,12 +164,12 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + name, item
 
 
-TYPES: Final[dict[str, Any]] = dict(_fields(Config))
+TYPES: Final[dict[str, Any]] = dict(fields_of(Config))
 LISTS: Final = (
     *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
     *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files", "hooks.load"),
     *("hooks.content_safety.kinds", "policy.taint.trusted_hosts", "policy.taint.untrusted_paths"),
-    "policy.taint.sensitive_paths",
+    *("policy.taint.sensitive_paths", "sandbox.read", "sandbox.write"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

@@ -24,9 +24,11 @@ from msgspec import Struct
 
 from orch_protocol.config import Config
 from orch_protocol.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
+from orch_protocol.sandbox import Level
 from orch_protocol.services import SERVICES, AgentRow, Empty, List, QueryAgent
 from orch_protocol.wire import DECODE_ERRORS, VERSION
 from orch_worker import birth
+from orch_worker.confinement.trial import Offer, describe, machine
 from orch_worker.lock import FolderLock
 
 from . import paths
@@ -48,6 +50,12 @@ UNHEARD: Final = frozenset({"daemon_status", "ping"})
 
 log = logger("orch.daemon")
 
+
+async def _machine() -> Offer:
+    """Return what this machine can keep tools from; it is tried once, beside what else there is to do."""
+    return await asyncio.to_thread(machine)
+
+
 T = TypeVar("T", bound=Struct)
 Call = Callable[..., Awaitable[Any]]
 
@@ -55,11 +63,15 @@ Call = Callable[..., Awaitable[Any]]
 class DaemonStatus(Struct, frozen=True):
     """The daemon as it is. `agents` and `busy` are counts; `model` None is the offline backend.
 
-    `settings` are the values it goes by, by dotted key, of what holds for all of its agents.
+    `settings` are the values it goes by, by dotted key, of what holds for all of its agents. `sandbox` is the level at
+    which tools run unless a caller or a setting says otherwise, `sandbox_required` whether no agent gets less, and
+    `sandbox_offered` what this machine has, in words.
     """
 
     pid: int
-    sandbox: str
+    sandbox: Level
+    sandbox_required: bool
+    sandbox_offered: str
     agents: int
     busy: int
     version: str
@@ -98,6 +110,7 @@ class Daemon:
         config: Config,
         holds: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        offered: Callable[[], Awaitable[Offer]] = _machine,
     ) -> None:
         self._root = root
         self._call = call
@@ -105,6 +118,7 @@ class Daemon:
         self._config = config
         self._holds = holds
         self._clock = clock
+        self._offered = offered
         self._touched = clock()
         self._requests = 0
         self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -170,9 +184,12 @@ class Daemon:
 
     async def _status(self) -> DaemonStatus:
         rows = await self._agents()
+        offer, sandbox = await self._offered(), self._config.sandbox
         return DaemonStatus(
             pid=os.getpid(),
-            sandbox="none",
+            sandbox=offer.nearest(sandbox.level),
+            sandbox_required=sandbox.require,
+            sandbox_offered=describe(offer),
             agents=len(rows),
             busy=sum(row.status in ("busy", "starting") for row in rows),
             version=version(),
@@ -234,6 +251,7 @@ async def serve(lock: FolderLock, home: Path, config: Config, env: Mapping[str, 
         await server.start()
         log.info("serving", version=version(), home=str(home), pid=os.getpid())
         report(ready, pid=os.getpid())
+        log.info("sandbox", level=config.sandbox.level, offered=describe(await _machine()))
         log.info("leaving", why=await daemon.until_done())
         await server.leave()
     finally:

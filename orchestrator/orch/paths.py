@@ -87,8 +87,11 @@ def own_runs(home: Path) -> list[Path]:
     return [run for run in sorted(runs_dir(home).glob(f"{OWN_RUN}*")) if unnamed.fullmatch(run.name) and run.is_dir()]
 
 
-def sweep_runs(home: Path) -> None:
-    """Remove what programs left behind that were killed: their unnamed runs, which nobody opens again."""
+def sweep_runs(home: Path) -> list[tuple[Path, int]]:
+    """Remove what programs left behind that were killed: their unnamed runs, which nobody opens again.
+
+    Returns each folder with the number of processes that still ran in it and were ended.
+    """
     import shutil
     import time
 
@@ -97,6 +100,7 @@ def sweep_runs(home: Path) -> None:
 
     from .leftovers import end_leftovers
 
+    swept = []
     for folder in own_runs(home):
         try:
             if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
@@ -105,10 +109,11 @@ def sweep_runs(home: Path) -> None:
         except (OrchError, OSError):
             continue  # somebody works in it, or has just removed it
         try:
-            end_leftovers(str(folder))
+            swept.append((folder, end_leftovers(str(folder))))
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             lock.release()
+    return swept
 
 
 def hide(home: Path) -> None:

@@ -11,6 +11,7 @@ from .hook_options import HookOptions
 from .policy import PolicyConfig
 from .project import ContextConfig
 from .prompts import PromptRules
+from .sandbox import SandboxConfig
 from .spec import BackendSpec, Durability
 
 __all__ = [
@@ -171,6 +172,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     archival: ArchivalConfig = field(default_factory=ArchivalConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
     prompt: PromptRules = field(default_factory=PromptRules)
     context_compaction: CompactionConfig = field(default_factory=CompactionConfig)

@@ -7,6 +7,7 @@
     │   ├── ConcurrencyLimitError
     │   ├── ToolNotGrantedError
     │   ├── LaunchError
+    │   ├── SandboxError
     │   └── UnsupportedPlatformError
     ├── AgentError
     │   ├── AgentNotFoundError
@@ -70,6 +71,7 @@ __all__ = [
     "QueryCycleError",
     "QueryTimeoutError",
     "RateLimitError",
+    "SandboxError",
     "SpawnError",
     "StoreError",
     "ToolNotGrantedError",
@@ -117,6 +119,10 @@ class ToolNotGrantedError(SpawnError):
 
 class LaunchError(SpawnError):
     """The process did not come up; the message carries the end of its log."""
+
+
+class SandboxError(SpawnError):
+    """This machine cannot keep tools from what they are required to be kept from; the message says what is missing."""
 
 
 class UnsupportedPlatformError(SpawnError):

@@ -1,10 +1,10 @@
-"""What is known of a model, as data that the root tells and others show."""
+"""What is known of a model, as data that the root tells and others show; and how it is asked for that."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["FindModel", "ListModels", "ModelRow", "Price"]
+__all__ = ["FindModel", "ListModels", "Localise", "ModelRow", "Price"]
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,6 +37,12 @@ class ModelRow(Struct, frozen=True):
     prices: tuple[Price, ...]
     keys: tuple[str, ...]
     key: str | None
+
+
+class Localise(Struct, frozen=True, forbid_unknown_fields=True):
+    """From now on the calling agent's conversation is for models of this machine alone. With `look` only say which."""
+
+    look: bool = False
 
 
 class ListModels(Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,12 +17,13 @@ from .exchange import Imported, ImportSession
 from .hooks import HookSaid, HooksRan, HooksSpec, RunHook
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, Usage
-from .models import FindModel, ListModels, ModelRow
+from .models import FindModel, ListModels, Localise, ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext
 from .prompts import PromptShown, PromptSpec, ShowPrompt
 from .queue import AgentSteered, ClearQueue, QueueShown, SetQueue, SteerAgent
 from .recall import ArchiveRow, Hit, ListArchives, MarksOf, Prune, Pruned, ReadArchive, SearchArchive
+from .sandbox import Level, SandboxConfig
 from .sessions import (
     Changed,
     ChangeSession,
@@ -47,15 +48,12 @@ __all__ = [
     "CancelTurn",
     "Collect",
     "Empty",
-    "FindModel",
     "Hit",
     "Kill",
     "Killed",
     "List",
     "ListArchives",
-    "ListModels",
     "LiveAgent",
-    "Localise",
     "MapAgents",
     "Mapped",
     "MarksOf",
@@ -95,8 +93,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
     one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
     is the one that the backend needs. Each limit of `budget` beats that of `limits`; neither means the configured one.
-    `policy`, `hooks` and `prompt` are the user's to say, None: as configured for programs; what an agent spawns has
-    that agent's, but for who that is.
+    `policy`, `hooks`, `prompt` and `sandbox` are the user's to say, None: as configured for programs; what an agent
+    spawns has that agent's, but for who that is, and a sandbox at least as strict.
     With `plan` it begins in plan mode, which an agent that plans cannot but pass on.
     `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
     user's to say, and None are the configured ones. `marks` are those of the conversation that the task comes from.
@@ -125,11 +123,12 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     hooks: HooksSpec | None = None
     prompt: PromptSpec | None = None
     marks: tuple[Mark, ...] = ()
+    sandbox: SandboxConfig | None = None
     request_id: str | None = None
 
 
 class Spawned(Struct, frozen=True):
-    """The agent is up."""
+    """The agent is up. `note` is what is to be said of its sandbox, if anything."""
 
     id: str
     seq: int
@@ -137,6 +136,7 @@ class Spawned(Struct, frozen=True):
     preset: str
     depth: int
     pid: int | None
+    note: str = ""
 
 
 class Ref(Struct, frozen=True, forbid_unknown_fields=True):
@@ -276,6 +276,7 @@ class AgentRow(Struct, frozen=True):
     budget: Budget = Budget()
     spent: Amounts = Amounts()
     planning: bool = False
+    sandbox: Level = "L0"
 
 
 class Shown(Struct, frozen=True):
@@ -329,12 +330,6 @@ class ToolRan(Struct, frozen=True):
 
     text: str
     is_error: bool = False
-
-
-class Localise(Struct, frozen=True, forbid_unknown_fields=True):
-    """From now on the calling agent's conversation is for models of this machine alone. With `look` only say which."""
-
-    look: bool = False
 
 
 SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {

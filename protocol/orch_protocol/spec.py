@@ -13,6 +13,7 @@ from .messages import Message
 from .policy import PolicySpec
 from .project import ContextSpec
 from .prompts import PromptSpec
+from .sandbox import SandboxSpec
 from .taint import Bit, Mark
 
 __all__ = [
@@ -121,7 +122,8 @@ class AgentSpec(Struct, frozen=True):
     and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more, though they stay
     on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told when it would
     stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
-    conversation is compacted as `compaction` says, None: never; a holder's never is.
+    conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
+    `sandbox`.
     """
 
     id: str
@@ -155,6 +157,7 @@ class AgentSpec(Struct, frozen=True):
     withdrawn: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     compaction: CompactionSpec | None = field(default_factory=CompactionSpec)
+    sandbox: SandboxSpec = SandboxSpec()
 
     @property
     def grant(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import msgspec
 
 import orch
 from orch.cli import VERBS
-from orch.config import flat
+from orch.config import TABLES, flat
 from orch_protocol import errors
 from orch_protocol.config import Config
 from orch_protocol.entries import Entry
@@ -62,10 +62,12 @@ def test_config_page_shows_every_setting() -> None:
     ):
         unset |= {f"{section}.max_{kind}": limit for kind, limit in zip(kinds, limits, strict=True)}
     unset |= {"policy.approval_mode": "ask", "policy.allowed_paths": (".",), "policy.permissions.bash": "deny"}
+    limits = {"cpu_seconds": 600, "memory_mb": 4000, "file_mb": 1000, "open_files": 1024, "processes": 500}
+    unset |= {f"sandbox.limits.{name}": most for name, most in limits.items()}
+    unset |= {"sandbox.presets.work": "L2", "sandbox.tools.bash": "L3"}
     unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}
     unset |= {"policy.taint.tools.bash": ("acts",)}
-    tables = ("policy.permissions", "policy.taint.tools")
-    set_ = {key: value for key, value in flat(Config()).items() if key not in tables}
+    set_ = {key: value for key, value in flat(Config()).items() if key not in TABLES}
     assert shown == set_ | {"model": "extractive:", **unset}
 
 

@@ -248,7 +248,8 @@ def test_daemon_verbs(shell: Shell) -> None:
     assert shell.run("daemon", "status", code=3).stdout == b""
     shell.run("daemon", "logs", code=3)
     first = shell.data("daemon", "start")
-    assert (first["sandbox"], first["agents"], first["home"]) == ("none", 0, str(shell.home))
+    assert (first["sandbox"], first["agents"], first["home"]) == ("L0", 0, str(shell.home))
+    assert first["sandbox_offered"].startswith("up to L")
     assert shell.data("daemon", "start")["pid"] == first["pid"]
     assert (shell.home / "daemon" / "lock").read_text() == f"{first['pid']}\n"
     assert shell.data("daemon", "stop") == {"pid": first["pid"]}

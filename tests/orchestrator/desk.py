@@ -87,7 +87,7 @@ ANSWERS: dict[str, Any] = {
     "session": SESSION,
     "change_session": msgspec.to_builtins(Changed("abc", "e9", "How?")),
     "fork": msgspec.to_builtins(Forked("def", 2, "second", "e2")),
-    "daemon_status": {"pid": 7, "sandbox": "none", "agents": 0},
+    "daemon_status": {"pid": 7, "sandbox": "L2", "sandbox_required": False, "agents": 0},
 }
 
 

@@ -11,8 +11,7 @@ from orch import Config, SubagentsConfig, catalog
 from orch.catalog import Catalog, permits
 from orch.services import call
 from orch_protocol.errors import ConfigError
-from orch_protocol.models import Price
-from orch_protocol.services import FindModel, ListModels
+from orch_protocol.models import FindModel, ListModels, Price
 from orch_worker.backends.models import Entry, Models, Provider
 from orchestrator.world import World
 

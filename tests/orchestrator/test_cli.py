@@ -369,7 +369,11 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
             "read_file git_log\n",
         ),
         (["narrow", "1", "--tools", ""], ("narrow", {"ref": "1", "tools": []}), "read_file git_log\n"),
-        (["daemon", "start", "--json"], ("daemon_status", {}), '{"pid":7,"sandbox":"none","agents":0}\n'),
+        (
+            ["daemon", "start", "--json"],
+            ("daemon_status", {}),
+            '{"pid":7,"sandbox":"L2","sandbox_required":false,"agents":0}\n',
+        ),
     ],
 )
 def test_the_other_verbs_ask_and_print(desk: Desk, capsys: Captured, argv: list[str], asked: Any, out: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ from orch import paths
 from orch.cli import doctor, run
 from orch.leftovers import marked
 from orch_protocol.ids import new_id
+from orch_worker.confinement.trial import Offer
 from orch_worker.lock import FolderLock
+
+LEFT = "of ended programs; the next start, or orch doctor --clean, removes them: "
 
 
 @pytest.fixture
@@ -116,10 +120,13 @@ def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.Mo
     lock = FolderLock.acquire(runs / alive)
     assert doctor.leftovers() == ("ok", "none")
     (runs / dead).mkdir()
-    assert doctor.leftovers() == ("warn", f"of ended programs; the next start removes them: {runs / dead}")
+    assert doctor.leftovers() == (
+        "warn",
+        f"of ended programs; the next start, or orch doctor --clean, removes them: {runs / dead}",
+    )
     there: list[Any] = [(7, {"ORCH_RUN": str(runs / dead)}), (8, {"ORCH_RUN": str(runs / alive)})]
     monkeypatch.setattr(doctor, "marked", lambda: iter(there))
-    assert doctor.leftovers() == ("fail", "processes without their root: kill -9 7")
+    assert doctor.leftovers() == ("fail", "processes without their root: 7; orch doctor --clean ends them")
     lock.release()
 
 
@@ -138,3 +145,66 @@ def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None
         (tmp_path / name / "environ").write_bytes(environ)
     (tmp_path / "14").mkdir()
     assert list(marked(str(tmp_path))) == [(12, {"A": "1", "ORCH_RUN": "r"})]
+
+
+def test_what_is_left_behind_is_cleaned_when_asked_to(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a run without an owner goes, one with an owner stays; what was done is said."""
+    runs = paths.private_dir(paths.runs_dir(home))
+    alive, dead = (f"{paths.OWN_RUN}{new_id()}" for _ in range(2))
+    lock = FolderLock.acquire(runs / alive)
+    (runs / dead).mkdir()
+    monkeypatch.setattr(paths, "SETTLED_SECONDS", 0)
+    assert run(["doctor", "--clean", "--json"]) == 0
+    found = {each["check"]: each["detail"] for each in json.loads(capsys.readouterr().out)}
+    assert (found["cleaned"], found["leftovers"]) == (f"removed {runs / dead}; processes that were ended: 0", "none")
+    assert [folder.name for folder in runs.iterdir()] == [alive]
+    assert run(["doctor", "--clean"]) == 0
+    assert "nothing to remove" in capsys.readouterr().out
+    lock.release()
+
+
+def test_the_sandbox_is_told_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At what level tools run, what the machine has, why not more; less than wanted warns, less than required fails."""
+    monkeypatch.setattr(doctor, "machine", lambda: Offer({"L3": "bubblewrap is not installed"}))
+    words = "this machine has up to L2 (files by Landlock, no network, no signals to others); no L3: bubblewrap is not"
+    level, detail = doctor.sandbox()
+    assert (level, detail.startswith("tools run at L0 (a session,"), words in detail) == ("ok", True, True)
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text('[sandbox]\nlevel = "L3"\n')
+    level, detail = doctor.sandbox()
+    assert (level, detail.startswith("sandbox.level is L3, and tools run at L2")) == ("warn", True)
+    monkeypatch.setenv("ORCH_SANDBOX__REQUIRE", "true")
+    level, detail = doctor.sandbox()
+    assert (level, "level L3 is required, and this machine has L2 (no L3: bubblewrap" in detail) == ("fail", True)
+
+
+@pytest.mark.usefixtures("home")
+def test_keys_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never what they are."""
+    for name in [name for name in os.environ if name.endswith("_KEY")]:
+        monkeypatch.delenv(name)
+    assert doctor.keys().detail.startswith("none: ")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
+    monkeypatch.setenv("TAVILY_API_KEY", "tvly-planted")
+    assert doctor.keys() == ("ok", "OPENAI_API_KEY, TAVILY_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("processes", "memory", "said", "level"),
+    [
+        (None, None, "processes: no limit, memory: no limit", "ok"),
+        (100, None, "processes: 100, memory: no limit", "warn"),
+        (None, 100 << 20, "memory: 105MB", "warn"),
+        (4000, 8 << 30, "processes: 4.0k", "ok"),
+    ],
+)
+def test_limits_of_a_container_are_seen(
+    monkeypatch: pytest.MonkeyPatch, processes: int | None, memory: int | None, said: str, level: str
+) -> None:
+    """Too few processes, or too little memory, warn."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(doctor, "_of_group", {"pids.max": processes, "memory.max": memory}.get)
+    found = doctor.limits()
+    assert (found.level, said in found.detail) == (level, True), found

@@ -9,6 +9,7 @@ import pytest
 
 from orch import config
 from orch.config import load
+from orch.strictness import NARROWS
 from orch.trust import is_trusted, project_file, trust, untrust
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
@@ -208,7 +209,7 @@ def test_settings_that_contradict_each_other_are_named(home: Path, over: dict[st
 
 def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
     """A setting added to Config cannot be forgotten here."""
-    assert config.NARROWS.keys() == config.flat(Config()).keys()
+    assert NARROWS.keys() == config.flat(Config()).keys()
 
 
 @pytest.mark.parametrize(
@@ -256,6 +257,15 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ('policy.without_local = "deny"', True),
         ('policy.without_local = "ask"', False),
         ('policy.function = "house.rules:judge"', False),
+        ('sandbox.level = "L2"', True),
+        ("sandbox.require = true", True),
+        ('sandbox.tools.bash = "L3"', True),
+        ('sandbox.tools.bash = "L2"', False),
+        ('sandbox.presets.work = "L0"', False),
+        ("sandbox.network = true", False),
+        ('sandbox.read = ["/"]', False),
+        ('sandbox.write = ["~"]', False),
+        ("sandbox.limits.cpu_seconds = 60", True),
         ('subagents.context.work = "brief"', True),
         ('subagents.context.investigate = "none"', True),
         ('subagents.context.investigate = "full"', False),

@@ -16,6 +16,7 @@ from orch_protocol.config import Config, DaemonConfig
 from orch_protocol.errors import AgentBusyError, ProtocolError
 from orch_protocol.services import AgentRow, Empty, Kill, List
 from orch_protocol.wire import VERSION
+from orch_worker.confinement.trial import Offer
 from virtual import passed, virtual
 
 US = Client(1, os.getuid())
@@ -58,9 +59,13 @@ class Hour:
 
 
 def open_daemon(root: Root, clock: Hour, minutes: float = 15) -> Daemon:
-    return Daemon(
-        root, root.call, home=Path("/o"), config=Config(daemon=DaemonConfig(idle_minutes=minutes)), clock=clock
-    )
+    config = Config(daemon=DaemonConfig(idle_minutes=minutes))
+    return Daemon(root, root.call, home=Path("/o"), config=config, clock=clock, offered=little)
+
+
+async def little() -> Offer:
+    """A machine that has little to keep tools from anything."""
+    return Offer({"L2": "no Landlock", "L3": "no bubblewrap"})
 
 
 async def ask(served: Daemon, method: str, params: Any = None) -> Any:
@@ -92,10 +97,14 @@ async def test_what_does_not_fit_is_an_error(method: str, params: Any, complaint
 
 
 async def test_status_tells_what_the_daemon_is() -> None:
-    """Process, home, versions, counts, and that nothing is sandboxed."""
+    """Process, home, versions, counts; at which level tools run, and what the machine offers, in words."""
     status = await ask(open_daemon(Root(row("a", "busy"), row("b", "idle")), Hour()), "daemon_status")
     assert isinstance(status, DaemonStatus)
-    assert (status.pid, status.sandbox, status.agents, status.busy) == (os.getpid(), "none", 2, 1)
+    assert (status.pid, status.sandbox, status.agents, status.busy) == (os.getpid(), "L0", 2, 1)
+    assert not status.sandbox_required
+    assert status.sandbox_offered == (
+        "up to L1 (no rights beyond an ordinary program's); no L2: no Landlock; no L3: no bubblewrap"
+    )
     assert (status.protocol, status.home, status.model) == (VERSION, "/o", None)
     assert status.settings.keys() == set(ROOT_WIDE)
     assert (status.settings["daemon.idle_minutes"], status.settings["subagents.enabled"]) == (15, True)

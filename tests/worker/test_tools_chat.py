@@ -11,8 +11,7 @@ import pytest
 from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled
 from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.messages import Usage, text_of
-from orch_protocol.models import ModelRow, Price
-from orch_protocol.services import FindModel, ListModels
+from orch_protocol.models import FindModel, ListModels, ModelRow, Price
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.purse import Purse
 from orch_worker.tools import chat as module

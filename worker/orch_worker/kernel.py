@@ -23,10 +23,12 @@ __all__ = [
     "hide_memory",
     "huge_pages",
     "kill",
+    "prctl",
     "reap",
     "reset_signals",
     "start_tied",
     "subreap",
+    "syscall",
     "wake_on_child",
 ]
 
@@ -47,15 +49,29 @@ LINUX: Final = sys.platform == "linux"
 PYTHONS_OWN: Final = {"SIGPIPE", "SIGXFSZ"}
 
 
-def _prctl(option: int, argument: int) -> None:
-    if LINUX and _libc.prctl(option, argument, 0, 0, 0):
+def prctl(option: int, argument: int, more: int = 0) -> None:
+    """Call prctl with `option` for the calling thread. Raises OSError. Nothing happens elsewhere than on Linux."""
+    if LINUX and _libc.prctl(option, argument, more, 0, 0):
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def syscall(number: int, *arguments: int) -> int:
+    """Make the system call `number` and return its result. Raises OSError. Linux.
+
+    An argument that is an address stays its owner's, who keeps it until the call is over.
+    """
+    result: int = _libc.syscall(number, *map(ctypes.c_long, arguments))
+    if result < 0:
+        reason = ctypes.get_errno()
+        raise OSError(reason, os.strerror(reason))
+    return result
 
 
 if LINUX:
     _libc = ctypes.CDLL(None, use_errno=True)
     _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    _libc.syscall.restype = ctypes.c_long
     _libc.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
     _close_range: Any = getattr(_libc, "close_range", None)  # the C library may be older than it
     if _close_range is not None:
@@ -98,7 +114,7 @@ def die_with_parent(parent: int) -> None:
     The signal follows the *thread* that forked, so a parent with threads must not be tied to like this.
     """
     if LINUX:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -125,7 +141,7 @@ def start_tied(argv: list[bytes], descriptors: list[int]) -> int:
 
 def subreap() -> None:
     """Adopt descendants whose own parents have ended. Linux."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_memory() -> None:
@@ -133,7 +149,7 @@ def hide_memory() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _prctl(PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_DUMPABLE, 0)
 
 
 def huge_pages(maps: str = "/proc/self/maps") -> int:

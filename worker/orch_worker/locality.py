@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from orch_protocol.errors import OrchError
-from orch_protocol.services import Localise
+from orch_protocol.models import Localise
 from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .backends.registry import is_remote

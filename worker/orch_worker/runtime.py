@@ -101,6 +101,7 @@ class Runtime:
             folder=Path(spec.folder),
             keys=Keys(keys),
             archives=spec.archival is not None,
+            sandbox=spec.sandbox,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)
         self._make_backend = partial(make_backend, keys=keys, gate=self.gate)

@@ -19,18 +19,33 @@ if TYPE_CHECKING:
 __all__ = ["VERBS"]
 
 LOG_LINES = 50
+LEVELS = ("L0", "L1", "L2", "L3")
 
 
 def _daemon_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=["start", "stop", "status", "logs"], help="what to do")
+    parser.add_argument(
+        "--require-sandbox", choices=LEVELS, help="with start: run no tool of any agent at less; see orch doctor"
+    )
 
 
 def _daemon(arguments: Namespace) -> int:
+    if arguments.require_sandbox is not None and arguments.action != "start":
+        raise Failure("ConfigError", "--require-sandbox goes with: orch daemon start", 2)
     return ACTIONS[arguments.action](arguments)
 
 
 def _start(arguments: Namespace) -> int:
-    return _print_status(arguments, Connection().call("daemon_status"))
+    least = arguments.require_sandbox
+    settings = {"ORCH_SANDBOX__LEVEL": least, "ORCH_SANDBOX__REQUIRE": "true"} if least is not None else {}
+    status = Connection({**os.environ, **settings}).call("daemon_status")
+    if least is not None and not (status["sandbox_required"] and status["sandbox"] >= least):
+        raise Failure(
+            "ConfigError",
+            f"daemon {status['pid']} is running and does not require {least}: orch daemon stop, then start it so",
+            1,
+        )
+    return _print_status(arguments, status)
 
 
 def _status(arguments: Namespace) -> int:

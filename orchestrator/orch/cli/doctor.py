@@ -9,16 +9,20 @@ import re
 import resource
 import shutil
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from orch_protocol.errors import LockedError, OrchError
+from orch_protocol.errors import LockedError, OrchError, SandboxError
 from orch_protocol.ids import new_id
+from orch_protocol.sandbox import WORDS
+from orch_worker.confinement.trial import describe, machine
 from orch_worker.lock import FolderLock
+from orch_worker.tools.web import SEARCH_KEY
 
-from .. import config, paths
+from .. import config, paths, sandboxing
+from ..arguments import keys_in
 from ..leftovers import marked
 from . import render
 from .connection import Connection
@@ -31,6 +35,8 @@ MODULES: Final = ("msgspec", "multiprocess", "structlog", "tenacity", "zmq")
 FREE_BYTES: Final = 100 << 20
 COMFORTABLE_BYTES: Final = 1 << 30
 DESCRIPTORS: Final = 1024
+PROCESSES: Final = 512
+MEMORY_BYTES: Final = 512 << 20
 
 
 class Finding(NamedTuple):
@@ -77,7 +83,47 @@ def processes() -> Finding:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:
         return Finding("fail", f"no pidfd ({error}): Linux 5.3 or newer, and a sandbox that allows it, is needed")
-    return Finding("ok", "fork and pidfd work") if hasattr(os, "fork") else Finding("fail", "no fork")
+    if not hasattr(os, "fork"):
+        return Finding("fail", "no fork")
+    if sys.platform == "linux":
+        return Finding("ok", "fork and pidfd work: workers are forked from a process that has imported everything once")
+    return Finding("warn", "each worker is a fresh process, which is slower than a fork")
+
+
+def sandbox() -> Finding:
+    """Tools can be kept from what they are to be kept from."""
+    offer, wanted = machine(), config.load(Path.cwd(), os.environ).config.sandbox
+    try:
+        sandboxing.check(wanted, lambda: offer)
+    except SandboxError as error:
+        return Finding("fail", str(error))
+    at = offer.nearest(wanted.level)
+    said = f"tools run at {at} ({WORDS[at]}); this machine has {describe(offer)}"
+    if at < wanted.level:
+        return Finding("warn", f"sandbox.level is {wanted.level}, and {said}")
+    return Finding("ok", said)
+
+
+def limits() -> Finding:
+    """Neither the system nor a container leaves too little for a crowd of agents."""
+    said, tight = [], False
+    for what, limit, cap, least in (
+        ("processes", "RLIMIT_NPROC", "pids.max", PROCESSES),
+        ("memory", "RLIMIT_AS", "memory.max", MEMORY_BYTES),
+    ):
+        # Whichever is less; what sets no limit, or is not there, is endless.
+        soft = resource.getrlimit(getattr(resource, limit))[0] if hasattr(resource, limit) else resource.RLIM_INFINITY
+        bounds = [bound for bound in (soft, _of_group(cap)) if bound not in (None, resource.RLIM_INFINITY)]
+        unit = "B" if what == "memory" else ""
+        said.append(f"{what}: {render.count(min(bounds)) + unit if bounds else 'no limit'}")
+        tight |= bool(bounds) and min(bounds) < least
+    return Finding("warn" if tight else "ok", ", ".join(said))
+
+
+def keys() -> Finding:
+    """Which providers' keys are there, by name."""
+    found = sorted({*keys_in(os.environ), *(name for name in (SEARCH_KEY,) if os.environ.get(name))})
+    return Finding("ok", ", ".join(found) or "none: without one, offline answers and models of this machine")
 
 
 def descriptors() -> Finding:
@@ -137,19 +183,38 @@ def leftovers() -> Finding:
     dead = [folder for folder in paths.own_runs(paths.home()) if _ownerless(folder)]
     alive = [str(pid) for pid, env in marked() if env["ORCH_RUN"] in {str(folder) for folder in dead}]
     if alive:
-        return Finding("fail", f"processes without their root: kill -9 {' '.join(alive)}")
+        return Finding("fail", f"processes without their root: {' '.join(alive)}; orch doctor --clean ends them")
     if dead:
-        return Finding("warn", f"of ended programs; the next start removes them: {', '.join(map(str, dead))}")
+        told = ", ".join(map(str, dead))
+        return Finding("warn", f"of ended programs; the next start, or orch doctor --clean, removes them: {told}")
     return Finding("ok", "none")
 
 
 CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
-    *(python, platform, dependencies, processes, descriptors, home, disk, socket, configuration, daemon, leftovers),
+    *(python, platform, dependencies, processes, sandbox, descriptors, limits, home, disk, socket),
+    *(configuration, keys, daemon, leftovers),
 )
 
 
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--clean", action="store_true", help="end and remove what programs left behind that were killed"
+    )
+
+
+def _cleaned() -> Finding:
+    """Remove what is left behind, and say what that was."""
+    swept = paths.sweep_runs(paths.home())
+    if not swept:
+        return Finding("ok", "nothing to remove")
+    ended = sum(count for _, count in swept)
+    folders = ", ".join(str(folder) for folder, _ in swept)
+    return Finding("ok", f"removed {folders}; processes that were ended: {ended}")
+
+
 def _doctor(arguments: Namespace) -> int:
-    found = {check.__name__: _examine(check) for check in CHECKS}
+    found = {"cleaned": _examine(_cleaned)} if arguments.clean else {}
+    found |= {check.__name__: _examine(check) for check in CHECKS}
     if arguments.json:
         print(dump([{"check": name, "level": level, "detail": detail} for name, (level, detail) in found.items()]))
     else:
@@ -181,6 +246,18 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
+def _of_group(name: str) -> int | None:
+    """Return what the control group `name` of this process allows, None where nothing is said."""
+    try:
+        path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        for folder in (f"/sys/fs/cgroup{path}", "/sys/fs/cgroup"):
+            if (file := Path(folder, name)).exists():
+                return int(file.read_text())
+    except (OSError, ValueError):
+        pass
+    return None
+
+
 def _try_lock(folder: Path) -> None:
     """Make, lock and remove a folder in `folder`. Raises StoreError."""
     scratch = folder / f"doctor-{new_id()}"
@@ -201,8 +278,8 @@ def _ownerless(folder: Path) -> bool:
 VERBS = {
     "doctor": Verb(
         "Check what orch needs of this machine. Exits with 1 when something is missing.",
-        "orch doctor",
-        lambda _: None,
+        "orch doctor --json",
+        _arguments,
         _doctor,
     )
 }

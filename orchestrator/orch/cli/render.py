@@ -91,6 +91,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "plan mode": "until its plan is approved" if row.get("planning") else "",
         "model": safe(row["model"]),
         "tools": " ".join([f"{row['preset']}:" if row["preset"] else "", *row["tools"]]).strip(),
+        "sandbox": row.get("sandbox", "").removeprefix("L0"),
         "folder": safe(row["cwd"]),
         "process": str(row["pid"] or ""),
         "parent": row["parent_id"] or "",

@@ -12,10 +12,12 @@ import msgspec
 
 from orch_protocol.budget import Budget
 from orch_protocol.errors import ConfigError
+from orch_protocol.sandbox import SandboxConfig
 from orch_worker.backends import models
 
 from .. import config, paths
 from ..hook_records import hooks_spec
+from ..sandboxing import raised
 from ..trust import project_file
 from . import words
 from .connection import daemon_status
@@ -38,6 +40,13 @@ def not_in_force(loaded: config.Loaded) -> dict[str, Any]:
 
 def _default() -> config.Default:
     return config.Default.of(models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value})
+
+
+def _sandbox(config: SandboxConfig, arguments: Namespace) -> SandboxConfig:
+    """Return `config` with what the flags say of it: what is asked for beats the preset's, what is required all."""
+    if arguments.sandbox is not None:
+        config = msgspec.structs.replace(config, level=arguments.sandbox, presets={})
+    return raised(config, arguments.require_sandbox) if arguments.require_sandbox is not None else config
 
 
 def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str | None]:
@@ -69,6 +78,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     settings["policy"] = {"channel": arguments.channel, "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
     settings["prompt"] = {"rules": msgspec.to_builtins(loaded.config.prompt)}
+    settings["sandbox"] = msgspec.to_builtins(_sandbox(loaded.config.sandbox, arguments))
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model

@@ -24,6 +24,7 @@ __all__ = ["VERBS", "kind_arguments", "kind_params"]
 
 SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
 CONTEXTS = ("none", "brief", "full")
+LEVELS = ("L0", "L1", "L2", "L3")
 TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV")
 """What an agent's tools see of the caller's environment, besides LC_*."""
 
@@ -43,6 +44,8 @@ def kind_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--name", help="a name to call it by")
     parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
     parser.add_argument("--plan", action="store_true", help="begin in plan mode: look only, until a plan is approved")
+    parser.add_argument("--sandbox", choices=LEVELS, help="what its tools are kept from: see orch doctor")
+    parser.add_argument("--require-sandbox", choices=LEVELS, help="start it only where its tools run at that or more")
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
     words.budget_arguments(parser, "it, with its subagents,")
 
@@ -77,6 +80,8 @@ def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
 def _call(connection: Connection, params: dict[str, Any], says: str | None) -> dict[str, Any]:
     """Spawn and return the agent. What is to be said of the model is said once, and at a terminal each time."""
     spawned: dict[str, Any] = connection.call("spawn", words.clean(params))
+    if note := spawned.get("note"):
+        print(f"orch: {note}", file=sys.stderr)
     if says is not None and (spawned["seq"] == 1 or sys.stderr.isatty()):
         print(says, file=sys.stderr)
     return spawned

@@ -36,12 +36,12 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
     """
     path = Path(params.here, params.path)
     found = await root.disk.do(lambda: read_conversation(path, params.which, repair=params.repair))
-    spec = await _adopt(root, params, found, path, None)
+    spec, said = await _adopt(root, params, found, path, None)
     below: list[AgentSpec] = []
     left: list[str] = []
     for each in filter(has_messages, found.below):
         try:
-            below.append(await _adopt(root, params, each, path, spec))
+            below.append((await _adopt(root, params, each, path, spec))[0])
         except OrchError as error:  # the conversation itself is there, and goes on
             left.append(f"the subagent in {each.name} is left out: {error}")
     parents = {entry.parent_id for entry in found.entries}
@@ -57,13 +57,13 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
         branches=sum(entry.id not in parents for entry in found.entries) - 1,
         below=tuple(each.id for each in below),
         repairs=found.repairs,
-        notes=(*notes, *left),
+        notes=(*notes, *left, *filter(None, (said,))),
     )
 
 
 async def _adopt(
     root: Supervisor, params: ImportSession, found: Found, path: Path, above: AgentSpec | None
-) -> AgentSpec:
+) -> tuple[AgentSpec, str]:
     asked = {"task": task_of(found)} | params.agent | {"cwd": _folder(params, found)}
     try:
         request = msgspec.convert(asked, Spawn)
@@ -71,7 +71,7 @@ async def _adopt(
         raise ConfigError(f"no agent can be made of that: {error}") from error
     if above is not None:
         request = msgspec.structs.replace(request, task=task_of(found), name=None)
-    spec = await spec_of(root, request)
+    spec, said = await spec_of(root, request)
     if above is not None:
         spec = msgspec.structs.replace(spec, parent_id=above.id, depth=above.depth + 1)
     folder = Path(spec.folder)
@@ -84,7 +84,7 @@ async def _adopt(
     if any(isinstance(entry, ArchiveEntry) for entry in found.entries):
         with contextlib.suppress(OrchError):  # whoever asks for them is told
             await note(root, root.tree.nodes[spec.id])
-    return spec
+    return spec, said
 
 
 def _folder(params: ImportSession, found: Found) -> str:

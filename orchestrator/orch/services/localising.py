@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orch_protocol.errors import ConfigError, ErrorInfo, OrchError, error_from
-from orch_protocol.services import Localise
+from orch_protocol.models import Localise
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.local import LOCAL
 from orch_worker.backends.registry import is_remote

@@ -107,4 +107,5 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         budget=budget_in(spec.limits),
         planning=spec.plan,
         spent=root.budgets.spent(node),
+        sandbox=spec.sandbox.level,
     )

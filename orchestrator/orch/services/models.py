@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.config import parse_model
 from orch_protocol.errors import ConfigError
-from orch_protocol.models import ModelRow
-from orch_protocol.services import FindModel, ListModels
+from orch_protocol.models import FindModel, ListModels, ModelRow
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import is_remote

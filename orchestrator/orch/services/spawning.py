@@ -18,15 +18,17 @@ from orch_protocol.ids import new_id
 from orch_protocol.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.project import RANK, ContextSpec
 from orch_protocol.prompts import PromptSpec
+from orch_protocol.sandbox import SandboxConfig, SandboxSpec
 from orch_protocol.services import Spawn, Spawned
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, CompactionSpec, Limits
 from orch_protocol.taint import passed_on
 from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.confinement.trial import machine
 from orch_worker.tools.presets import RECALL, resolve
 
-from .. import events
+from .. import events, sandboxing
 from ..allowances import checked
 from ..archival.profiles import rules_of
 from ..hook_records import hooks_spec, switches_file
@@ -46,7 +48,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     parent = root.tree.nodes[caller] if caller is not None else None
     if parent is not None and "spawn_subagent" not in parent.spec.active:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
-    spec = await spec_of(root, request, caller)
+    spec, note = await spec_of(root, request, caller)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
     node = root.tree.nodes[id]
     if node.status == "starting":
@@ -56,11 +58,12 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
             raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
     elif node.status == "failed":
         raise LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {node.error}")
-    return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid)
+    return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid, note)
 
 
-async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -> AgentSpec:
-    """Return the spec of the agent that `request` asks for on behalf of `caller`; see `describe`."""
+async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -> tuple[AgentSpec, str]:
+    """Return the spec of the agent that `request` asks for on behalf of `caller`, and what is to be said of its
+    sandbox; see `describe`. Raises SandboxError."""
     over = root.tree.nodes[caller].spec if caller is not None else None
     backend = await root.catalog.complete(_backend(request, over, root.config))
     if over is not None and over.local:
@@ -70,7 +73,19 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
     if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller):
         check_priced(backend)
-    return spec
+    sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
+    return replace(spec, sandbox=sandbox), note
+
+
+def _sandbox(request: Spawn, preset: str, parent: AgentSpec | None, config: SandboxConfig) -> tuple[SandboxSpec, str]:
+    """Return the sandbox of the agent's tools: never less than its parent's, nor than what its root requires."""
+    rules = config if parent is not None else request.sandbox or config
+    spec = sandboxing.wanted(rules, preset)
+    if config.require:
+        spec = sandboxing.stricter(spec, sandboxing.wanted(config, preset))
+    if parent is not None:
+        spec = sandboxing.stricter(spec, parent.sandbox)
+    return sandboxing.held(spec, request.tools or (), machine, require=config.require or rules.require)
 
 
 def describe(

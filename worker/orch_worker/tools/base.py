@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Usage
+from orch_protocol.sandbox import SandboxSpec
 from orch_protocol.services import RunTool
 from orch_protocol.spec import ToolSpec
 from orch_protocol.taint import BITS, Bit, Mark
@@ -62,7 +63,7 @@ class ToolContext(Struct, frozen=True):
 
     Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
     there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
-    for a tool that the root runs.
+    for a tool that the root runs. `sandbox` says what the processes of its tools are kept from.
     """
 
     cwd: Path
@@ -76,6 +77,7 @@ class ToolContext(Struct, frozen=True):
     archives: bool = False
     agenda: Agenda | None = None
     marks: Marks | None = None
+    sandbox: SandboxSpec = SandboxSpec()
     belongings: Belongings = field(default_factory=Belongings)
 
     @property

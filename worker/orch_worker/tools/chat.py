@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.messages import Usage, text_of, user
-from orch_protocol.models import ModelRow, Price
-from orch_protocol.services import FindModel, ListModels
+from orch_protocol.models import FindModel, ListModels, ModelRow, Price
 from orch_protocol.spec import BackendSpec
 
 from ..backends.registry import make_backend

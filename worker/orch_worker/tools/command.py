@@ -16,17 +16,47 @@ from typing import Final
 from .base import ToolError
 from .kin import MARK, Kin
 
-__all__ = ["Command"]
+__all__ = ["Command", "Start", "start_process"]
 
 CHUNK: Final = 1 << 16
 POLITE_SECONDS: Final = 1.0
 SWEEP_SECONDS: Final = 2.0
 LAST_WORDS_SECONDS: Final = 0.2
 PAUSE: Final = 0.005
+FIRST_TO_GO: Final = b"1000"
+
+Start = Callable[[Sequence[str], Path, Mapping[str, str], int], "subprocess.Popen[bytes]"]
+"""Starts a program in a folder, with variables, its output going to a descriptor. Raises OSError, ToolError."""
+
+
+def start_process(
+    argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int, inherited: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start `argv` in a session of its own, without input. When memory runs out, it goes before anything of ours."""
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=inherited,
+        start_new_session=True,
+    )
+    try:
+        score = os.open(f"/proc/{process.pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(score, FIRST_TO_GO)
+        finally:
+            os.close(score)
+    except OSError:
+        pass  # not Linux, or it may not be said, or it has ended already
+    return process
 
 
 class Command:
-    """`argv` at work. Each piece of output goes to `sink`; past `flood` bytes of it the command is killed.
+    """`argv` at work, as `start` starts it. Each piece of output goes to `sink`; past `flood` bytes of it the command
+    is killed.
 
     Raises ToolError when it cannot be started. `code` is the exit code, or minus the signal, once it has ended.
     """
@@ -39,6 +69,7 @@ class Command:
         env: Mapping[str, str],
         sink: Callable[[bytes], None],
         flood: int | None = None,
+        start: Start = start_process,
     ) -> None:
         self.code: int | None = None
         self.strays = 0
@@ -49,15 +80,10 @@ class Command:
         mark = secrets.token_hex(8)
         self._pipe, writer = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env={**env, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=writer,
-                stderr=writer,
-                start_new_session=True,
-            )
+            self._process = start(argv, cwd, {**env, MARK: mark}, writer)
+        except ToolError:
+            os.close(self._pipe)
+            raise
         except (OSError, ValueError) as error:
             os.close(self._pipe)
             why = error.strerror if isinstance(error, OSError) else error

@@ -7,6 +7,7 @@ from typing import Final
 
 from ..secret import is_secret
 from .base import ToolContext
+from .cell import Cell
 
 __all__ = ["tool_environment"]
 
@@ -15,8 +16,12 @@ FIXED: Final = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINA
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def tool_environment(context: ToolContext) -> dict[str, str]:
-    """Return the variables of `context`, on top of the few every program needs; none that looks like a secret."""
+def tool_environment(context: ToolContext, tool: str) -> dict[str, str]:
+    """Return the variables of `context`, on top of the few every program needs; none that looks like a secret.
+
+    What `tool` starts has a home of its own where it cannot reach the user's.
+    """
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     given = {name: value for name, value in context.env.items() if not is_secret(name)}
-    return {"PATH": DEFAULT_PATH, **inherited, **given, **FIXED}
+    own = context.own(Cell).environment() if context.sandbox.of(tool) >= "L2" else {}
+    return {"PATH": DEFAULT_PATH, **inherited, **given, **FIXED, **own}

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from .base import ToolContext, ToolError, tool
 from .capture import Capture, plain
+from .cell import starter
 from .command import Command
 from .environment import tool_environment
 from .files import inside
@@ -20,6 +21,7 @@ from .files import inside
 __all__ = ["git_diff", "git_log", "git_status"]
 
 MAX_WRITTEN: Final = 8 << 20
+MAX_LINK: Final = 4096
 REVISION: Final = re.compile(r"[\w.@^~][\w./@^~{}:+-]*")
 FORMAT: Final = "%h %ad %an%d%n    %s"
 # Settings of a repository that would start programs of its choice, or reach out.
@@ -34,14 +36,35 @@ THEIR_OWN: Final = ("local", "worktree")
 
 def _in_repository(context: ToolContext) -> bool:
     """Whether there is Git, and a repository around the agent's folder."""
+    return _top(context) != "" and _installed()
+
+
+def _top(context: ToolContext) -> str:
+    """Return the folder at or above the agent's that holds `.git`, "" when none does."""
     # Asked for each of the three tools of each agent that starts: strings, because paths cost ten times as much.
     folder = os.fspath(context.cwd)
     while not os.path.lexists(os.path.join(folder, ".git")):
         above = os.path.dirname(folder)
         if above == folder:
-            return False
+            return ""
         folder = above
-    return _installed()
+    return folder
+
+
+def _repository(context: ToolContext) -> tuple[str, ...]:
+    """Return where the repository around the agent's folder lies, which Git reads also when it is above that."""
+    top = _top(context)
+    found = [top]
+    try:
+        # A second work tree has a file there that names its part of the repository, which names the whole.
+        with open(os.path.join(top, ".git"), encoding="utf-8") as link:
+            part = os.path.join(top, link.read(MAX_LINK).removeprefix("gitdir:").strip())
+        found.append(part)
+        with open(os.path.join(part, "commondir"), encoding="utf-8") as link:
+            found.append(os.path.join(part, link.read(MAX_LINK).strip()))
+    except (OSError, UnicodeDecodeError):
+        pass  # it is a folder, or a part that stands for itself
+    return tuple(map(os.path.realpath, found))
 
 
 @cache
@@ -107,18 +130,19 @@ async def git_log(
 
 async def _git(context: ToolContext, *arguments: str) -> str:
     capture = Capture()
-    code, flooded = await _run(context, capture, arguments, await _without_filters(context))
+    tool = arguments[0]
+    code, flooded = await _run(context, tool, capture, arguments, await _without_filters(context, tool))
     text = capture.text().rstrip("\n")
     if code != 0 and not flooded:
         raise ToolError(text or f"git ended with {code}.")
     return text
 
 
-async def _without_filters(context: ToolContext) -> dict[str, str]:
+async def _without_filters(context: ToolContext, tool: str) -> dict[str, str]:
     """Return the variables that switch off the repository's own filters: programs run on what is compared."""
     said = bytearray()
     query = ("config", "--null", "--show-scope", "--includes", "--name-only", "--get-regexp", FILTERS)
-    code, flooded = await _run(context, said.extend, query, {})
+    code, flooded = await _run(context, tool, said.extend, query, {})
     if code not in (0, 1) or flooded:
         raise ToolError(plain(bytes(said[:1000])).strip() or f"git ended with {code}.")
     words = os.fsdecode(bytes(said)).split("\0")
@@ -131,11 +155,18 @@ async def _without_filters(context: ToolContext) -> dict[str, str]:
 
 
 async def _run(
-    context: ToolContext, sink: Callable[[bytes], None], arguments: Sequence[str], more: Mapping[str, str]
+    context: ToolContext,
+    tool: str,
+    sink: Callable[[bytes], None],
+    arguments: Sequence[str],
+    more: Mapping[str, str],
 ) -> tuple[int | None, bool]:
     """Run git, its output going to `sink`; return its exit code, and whether it was cut off for writing too much."""
-    env = {**tool_environment(context), **more, "GIT_NO_LAZY_FETCH": "1"}
-    command = Command(["git", *SAFE, *arguments], cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN)
+    name = f"git_{tool}"
+    env = {**tool_environment(context, name), **more, "GIT_NO_LAZY_FETCH": "1"}
+    start = starter(context, name, _repository(context) if context.sandbox.of(name) >= "L2" else ())
+    argv = ["git", *SAFE, *arguments]
+    command = Command(argv, cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN, start=start)
     try:
         if not await command.wait(context.seconds * 0.4):
             raise ToolError(f"git {arguments[0]} was not done in time and was ended.")

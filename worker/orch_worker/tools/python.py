@@ -8,8 +8,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from orch_protocol.sandbox import IN_WORKER
+
 from .base import ToolContext, ToolError, ToolOutput, tool
-from .environment import tool_environment
 from .namespace import Namespace
 from .shell import Seconds, run
 
@@ -24,7 +25,12 @@ with open("/dev/null") as nothing:
 """
 
 
-@tool(category="python", exclusive=True)
+def _is_unconfined(context: ToolContext) -> bool:
+    """Whether code may run in the worker itself, where nothing confines it."""
+    return context.sandbox.of(IN_WORKER) == "L0"
+
+
+@tool(category="python", available=_is_unconfined, exclusive=True)
 async def run_python(context: ToolContext, code: str) -> ToolOutput:
     """Run Python code; answers with what it prints and the value of its last expression.
 
@@ -48,7 +54,7 @@ async def run_python_script(
         code: The code.
         timeout: After how many seconds to end it; a call's own limit holds in any case.
     """
-    return await run(context, [sys.executable, "-c", code], tool_environment(context), timeout)
+    return await run(context, "run_python_script", [sys.executable, "-c", code], timeout)
 
 
 @tool(category="python")
@@ -59,7 +65,7 @@ async def py_help(context: ToolContext, topic: str) -> str:
         topic: Its full name, such as "json.dumps", "pathlib.Path.glob" or "with".
     """
     # -P: what lies in the working folder is not imported, which would run it.
-    said = await run(context, [sys.executable, "-P", "-c", HELP, topic], tool_environment(context))
+    said = await run(context, "py_help", [sys.executable, "-P", "-c", HELP, topic])
     text, _, status = said.text.rpartition("\n[")
     if said.is_error or NO_HELP.match(text) or not text:
         raise ToolError(text or f"[{status}")

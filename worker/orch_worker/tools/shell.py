@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from .base import ToolContext, ToolOutput, tool
 from .capture import Capture, plain
+from .cell import starter
 from .command import Command
 from .environment import tool_environment
 from .jobs import Job, Jobs
@@ -21,6 +22,7 @@ __all__ = ["bash", "bg_kill", "bg_status", "run"]
 MAX_WRITTEN: Final = 64 << 20
 MAX_READ: Final = 28_000
 TAIL: Final = 4_000
+OUT_OF_REACH: Final = "[sandbox {}: {}other processes and files outside the working folder are out of reach]"
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -42,11 +44,11 @@ async def bash(
         background: Whether to return at once, with the id of a job for bg_status and bg_kill.
     """
     argv = [shutil.which("bash") or "/bin/sh", "-c", command]
-    env = tool_environment(context)
     if not background:
-        return await run(context, argv, env, timeout)
+        return await run(context, "bash", argv, timeout)
+    env, start = tool_environment(context, "bash"), starter(context, "bash")
     jobs = context.own(Jobs)
-    job = jobs.start(command, lambda log: Command(argv, cwd=context.cwd, env=env, sink=log))
+    job = jobs.start(command, lambda log: Command(argv, cwd=context.cwd, env=env, sink=log, start=start))
     return ToolOutput(f"Started {job.id}. See how it does with bg_status, end it with bg_kill.")
 
 
@@ -98,12 +100,13 @@ async def bg_kill(context: ToolContext, id: str) -> str:
     return f"{_state(job)}."
 
 
-async def run(context: ToolContext, argv: list[str], env: dict[str, str], seconds: float | None = None) -> ToolOutput:
-    """Run `argv` to its end and return what it wrote and its exit status; anything but 0 is an error."""
+async def run(context: ToolContext, tool: str, argv: list[str], seconds: float | None = None) -> ToolOutput:
+    """Run `argv` for `tool` to its end; return what it wrote and its exit status; anything but 0 is an error."""
     capture = Capture()
     # Ahead of the call's own deadline, so that what it wrote so far is told rather than thrown away.
     seconds = min(context.seconds * 0.95, seconds or context.seconds)
-    command = Command(argv, cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN)
+    env, start = tool_environment(context, tool), starter(context, tool)
+    command = Command(argv, cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN, start=start)
     began = time.monotonic()
     try:
         in_time = await command.wait(seconds)
@@ -120,6 +123,8 @@ async def run(context: ToolContext, argv: list[str], env: dict[str, str], second
         if command.strays:
             notes.append(f"[processes it left behind, now ended: {command.strays}; what is to go on needs background]")
         notes.append(f"[{_exit(command.code)}]")
+        if command.code and (level := context.sandbox.of(tool)) >= "L2":
+            notes.append(OUT_OF_REACH.format(level, "" if context.sandbox.network else "the network, "))
     text = capture.text()
     return ToolOutput("\n".join([*([text.rstrip("\n")] if text else []), *notes]), is_error=command.code != 0)
 
