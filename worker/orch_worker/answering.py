@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.services import FindModel
+from orch_protocol.models import FindModel
 from orch_protocol.spec import BackendSpec
 
 from .backends.base import Backend
