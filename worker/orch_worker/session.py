@@ -191,6 +191,30 @@ class Session:
         elif not isinstance(entry, LeftEntry):
             self._forget(entry)
 
+    def extend(self, entries: Iterable[Entry | UnknownEntry]) -> None:
+        """Take the next entries in, as `apply` would one by one; a long conversation is mostly messages in a row."""
+        places, parents, kept, lineage = self.lineage.places, self.lineage.parents, self.entries, self.lineage
+        leaf, straight = lineage.leaf, not (self.hollow or self._path)
+        current: str | None = None  # the turn of which it is known already that the agent was asked
+        for entry in entries:
+            if type(entry) is not MessageEntry or not straight or entry.parent_id != leaf or entry.id in places:
+                lineage.leaf = leaf
+                self.apply(entry)
+                leaf, straight, current = lineage.leaf, not (self.hollow or self._path), None
+                continue
+            place, leaf, turn, message = len(kept), entry.id, entry.turn, entry.message
+            places[leaf] = place
+            parents.append(place - 1)
+            kept.append(entry)
+            self.view.items.append(Item(message, leaf, leaf, place))
+            if turn != current or entry.usage is not None or entry.said:
+                self._count(entry)
+                self._tell(entry)
+                current = turn
+            elif turn and message.role == "assistant":
+                self.responses += 1
+        lineage.leaf, self._messages = leaf, None
+
     def _add(self, entry: Entry | UnknownEntry | LostEntry) -> bool:
         """Give `entry` its place; return whether it is on the path."""
         assert not isinstance(entry, SessionHeader)

@@ -22,6 +22,7 @@ from msgspec import Struct
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.spec import Durability
 
+from .blocks import Blocks
 from .files import cannot, cause, keep_aside, lines_backwards, open_regular, sync_folder
 from .lines import Chain, Sealed, seal, unseal
 from .lock import FolderLock
@@ -95,11 +96,14 @@ class _Version(Struct):
 _version: msgspec.json.Decoder[_Version] = msgspec.json.Decoder(_Version)
 
 
-def load(path: Path, *, header: bytes | None = None, take: Take | None = None) -> Loaded:
+def load(
+    path: Path, *, header: bytes | None = None, take: Take | None = None, take_lines: Take | None = None
+) -> Loaded:
     """Return what the file at `path` holds. Takes no lock, changes nothing.
 
     With `take` each good object is handed to it, once all of its append is known to be there, and none is returned:
-    so a file of any size is read.
+    so a file of any size is read. With `take_lines` too, that is handed sound lines as they stand in the file, many at
+    a time, as long as there are such; the objects that stand behind them go to `take`.
 
     A missing or empty file holds nothing. `header` is an encoded header such as this file's: the file must begin with
     one of the same first key and value and of no later `version`. Raises ForeignFileError when it does not, StoreError
@@ -120,9 +124,17 @@ def load(path: Path, *, header: bytes | None = None, take: Take | None = None) -
     whole = (0, 0, 0, 0)
     try:
         with open(descriptor, "rb", buffering=BLOCK) as file:
-            _require_ours(path, file.readline(MAX_LINE + 64), header)
-            file.seek(0)
-            for number, (offset, line, sealed, remark) in enumerate(scan(file), 1):
+            first = file.readline(MAX_LINE + 64)
+            _require_ours(path, first, header)
+            blocks = _blocks(file, first, header) if take_lines is not None and header is not None else None
+            if blocks is not None and take_lines is not None:
+                found = unsealed.object if (unsealed := unseal(first[:-1])) else b""
+                for block in blocks:
+                    take_lines(block)
+                last, whole = blocks.offset, (0, blocks.offset, blocks.chain.seq, blocks.chain.checksum)
+            file.seek(last)
+            behind = scan(file, blocks.chain, last) if blocks is not None else scan(file)
+            for number, (offset, line, sealed, remark) in enumerate(behind, blocks.number + 1 if blocks else 1):
                 if remark:
                     bad.append(Damage(number, offset, len(line), remark))
                 last = offset + len(line)
@@ -172,12 +184,23 @@ def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
         raise cannot("read", path, error) from error
 
 
-def scan(file: BinaryIO) -> Iterator[tuple[int, bytes, Sealed | None, str]]:
-    """Yield the lines of `file`, of which nothing was read yet: where each begins, what it is, and that taken apart.
+def _blocks(file: BinaryIO, first: bytes, header: bytes) -> Blocks | None:
+    """Return the blocks behind the sound header `first`, None when it is none: the file is to be read line by line."""
+    sealed = unseal(first[:-1]) if first.endswith(b"\n") else None
+    if sealed is None or sealed.more or not sealed.fits(0) or not first.startswith(_magic(header)):
+        return None
+    return Blocks(file, len(first), 1, Chain(sealed.seq, sealed.checksum))
 
-    What is no good line is not taken apart; the text says why, or what else is to be said about the line.
+
+def scan(
+    file: BinaryIO, chain: Chain | None = None, offset: int = 0
+) -> Iterator[tuple[int, bytes, Sealed | None, str]]:
+    """Yield the lines of `file` from `offset`, where it stands: where each begins, what it is, and that taken apart.
+
+    `chain` is that of the lines before. What is no good line is not taken apart; the text says why, or what else is to
+    be said about the line.
     """
-    chain, offset = Chain(), 0
+    chain = chain or Chain()
     for line in file:
         content = line[:-1]
         sealed = unseal(content) if line.endswith(b"\n") else None
@@ -269,16 +292,17 @@ class AppendLog:
         durability: Durability = "process",
         header: bytes | None = None,
         take: Take | None = None,
+        take_lines: Take | None = None,
     ) -> tuple[AppendLog, Loaded]:
         """Open or create the file at `path`, mode 0600; return the log and what the file held already.
 
-        `header`, an encoded object, becomes the first line of a new file and is what an old one is known by; for that
-        and for `take` see `load`. A torn tail is cut off and kept in `<name>.torn-<n>`. With `durability` "power" each
-        append waits for the disk. Raises ForeignFileError for a file of another kind (untouched), StoreError when it
-        cannot be opened.
+        `header`, an encoded object, becomes the first line of a new file and is what an old one is known by; for that,
+        `take` and `take_lines` see `load`. A torn tail is cut off and kept in `<name>.torn-<n>`. With `durability`
+        "power" each append waits for the disk. Raises ForeignFileError for a file of another kind (untouched),
+        StoreError when it cannot be opened.
         """
         discard_unfinished(path)
-        loaded = load(path, header=header, take=take)
+        loaded = load(path, header=header, take=take, take_lines=take_lines)
         try:
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except FileNotFoundError as error:

@@ -85,7 +85,8 @@ class Transcript:
         try:
             header = _encode(SessionHeader(id=new_id(), timestamp=_timestamp(), cwd=cwd, agent=agent))
             session = Session()
-            log, loaded = AppendLog.open(folder / NAME, header=header, take=partial(_take, session))
+            take = partial(_take, session), partial(_take_lines, session)
+            log, loaded = AppendLog.open(folder / NAME, header=header, take=take[0], take_lines=take[1])
             session = _folded(session, log.path, loaded.header if loaded.end else header)
             owner = session.header.agent if session.header else agent
             if owner != agent:
@@ -255,7 +256,8 @@ def read_session(folder: Path) -> Session:
     Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
     """
     session = Session()
-    loaded = load(folder / NAME, header=_HEADER, take=partial(_take, session))
+    take = partial(_take, session), partial(_take_lines, session)
+    loaded = load(folder / NAME, header=_HEADER, take=take[0], take_lines=take[1])
     return _folded(session, folder / NAME, loaded.header)
 
 
@@ -325,6 +327,14 @@ class _Lines:
 def _take(session: Session, line: bytes) -> None:
     if (entry := _decode(line)) is not None:
         session.apply(entry)
+
+
+def _take_lines(session: Session, lines: bytes) -> None:
+    """Take sound lines in, as they stand in the file: what seals them is no field of an entry, and passed over."""
+    try:
+        session.extend(_decoder.decode_lines(lines))
+    except _DECODE_ERRORS:  # nothing was taken in: one of them is of a kind that this version does not know
+        session.extend(entry for line in lines.split(b"\n") if (entry := _decode(line)) is not None)
 
 
 def _folded(session: Session, path: Path, header: bytes) -> Session:
