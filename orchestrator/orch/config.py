@@ -45,7 +45,7 @@ KEY_FOUND: Final = (
 ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
     *(f"budget.{limit}" for limit in Budget.__struct_fields__),
-    *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.chat_models"),
+    *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.restarts", "subagents.chat_models"),
     *SHORTENING,
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""

@@ -37,7 +37,7 @@ def decide(nodes: Nodes, event: Deleted, now: float) -> Decision:
         if holder.pending is not None:
             answers.append(Answered(at=now, id=id, query_id=holder.pending.query_id, error=why))
         if holder.status == "starting":
-            instructions.append(Notify(f"up:{id}:{holder.incarnation}", None, why))
+            instructions.append(Notify(f"up:{id}", None, why))
         if holder.running:
             instructions.append(Signal(id, holder.incarnation, "kill"))
     settled = settle(nodes, answers)

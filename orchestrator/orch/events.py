@@ -40,6 +40,7 @@ __all__ = [
     "Narrow",
     "Notify",
     "Recover",
+    "Relaunch",
     "Rest",
     "Resume",
     "Send",
@@ -103,16 +104,18 @@ class Finish(Struct, frozen=True, gc=False):
 
 
 class LaunchFailed(Struct, frozen=True, gc=False):
-    """No process came to be."""
+    """No process came to be; with `late` it had all the time there is."""
 
     id: str
     incarnation: int
     error: str
+    late: bool = False
 
 
 class Gone(Struct, frozen=True, gc=False):
     """The process ended. `recovered` is the pending query's reply if the transcript holds it, `begun` whether that
-    holds anything of the query at all, `usage` what the query used by it."""
+    holds anything of the query at all, `usage` what the query used by it. A `late` one was ended since its time was
+    over."""
 
     id: str
     incarnation: int
@@ -122,6 +125,16 @@ class Gone(Struct, frozen=True, gc=False):
     taken_by: str | None = None
     detail: str = ""
     usage: Usage = Usage()
+    late: bool = False
+
+
+class Relaunch(Struct, frozen=True, gc=False):
+    """The pause before another process of agent `id` is over, after the one of `incarnation`; `refused` says why there
+    can be none."""
+
+    id: str
+    incarnation: int
+    refused: str = ""
 
 
 class BootOverdue(Struct, frozen=True, gc=False):
@@ -327,6 +340,7 @@ Event: TypeAlias = (
     | ApprovePlan
     | Narrow
     | Recover
+    | Relaunch
 )
 
 REQUESTS = (
@@ -358,7 +372,7 @@ class Launch(Struct, frozen=True, gc=False):
 
 
 class Signal(Struct, frozen=True, gc=False):
-    """End a process: `stop` asks it to leave, `kill` does not ask."""
+    """End a process: `stop` asks it to leave, `kill` does not ask, and `late` is a kill of one whose time is over."""
 
     id: str
     incarnation: int
@@ -375,14 +389,15 @@ class Send(Struct, frozen=True, gc=False):
 
 
 class Timer(Struct, frozen=True, gc=False):
-    """Hand `event` in after `seconds`."""
+    """Hand `event` in after `seconds`, by up to `spread` of that more or less."""
 
     seconds: float
     event: Event
+    spread: float = 0.0
 
 
 class Notify(Struct, frozen=True, gc=False):
-    """Tell whoever waits for `topic` (`query:ID`, `up:ID:N`, `gone:ID:N`, `wake:ID`)."""
+    """Tell whoever waits for `topic` (`query:ID`, `up:ID`, `gone:ID:N`, `wake:ID`)."""
 
     topic: str
     value: Any = None

@@ -140,12 +140,14 @@ class Stopping(_Agent, frozen=True, gc=False, kw_only=True, tag="stopping"):
 
 
 class Ended(_Agent, frozen=True, gc=False, kw_only=True, tag="ended"):
-    """The process is gone. `status` is what the agent is now: cold, died, failed or killed."""
+    """The process is gone. `status` is what the agent is now: cold, died, failed or killed; `starting` when another
+    process is about to be started. With `crash` it counts against how many there may be."""
 
     incarnation: int
     status: str
     code: int | None = None
     error: str | None = None
+    crash: bool = False
 
 
 class Killed(_Agent, frozen=True, gc=False, kw_only=True, tag="killed"):

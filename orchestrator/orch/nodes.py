@@ -90,8 +90,10 @@ class Node:
     context_limit: int = 0
     error: str | None = None
     children: list[str] = field(default_factory=list)
-    retried: bool = False
-    """Whether a process was started for the pending query since it was asked."""
+    came_up: bool = False
+    """Whether any process of it was ever ready."""
+    crashes: list[float] = field(default_factory=list)
+    """When its processes ended before or in a turn, since one was finished."""
     repaired: str = ""
     """What was found wrong with its transcript, the last time that anything was."""
     untold: str = ""
@@ -122,7 +124,7 @@ class Node:
         """
         return (
             not self.is_holder
-            and self.running
+            and (self.running or self.status == "starting")
             and self.status != "killed"
             and (not self.stopping or self.pending is not None)
         )
@@ -152,6 +154,8 @@ class Nodes:
         self.holders: dict[str, str] = {}
         """Whose conversation each holder has a part of: ids by ids, of holders that were never asked too."""
         self.requests: dict[str, str] = {}
+        self.failed_starts: list[float] = []
+        """When processes ended before they were up, whosever they were, since one came up."""
         self.worked = Worked()
         """For how long any of them was at work."""
         self.root_budgets: list[RootBudgeted] = []
@@ -248,10 +252,10 @@ class Nodes:
     def _apply_launched(self, node: Node, entry: Launched) -> None:
         node.status, node.incarnation, node.pid, node.running = "starting", entry.incarnation, None, True
         node.stopping, node.error, node.last_activity = False, None, entry.at
-        node.retried = node.pending is not None
 
     def _apply_up(self, node: Node, entry: Up) -> None:
-        node.status = "busy" if node.pending else "idle"
+        node.status, node.came_up = "busy" if node.pending else "idle", True
+        self.failed_starts.clear()
         node.pid, node.model = entry.pid, entry.model or node.model
         node.context_tokens, node.context_limit = entry.context_tokens, entry.context_limit
         node.last_activity = entry.at
@@ -276,7 +280,7 @@ class Nodes:
         if node.pending is None:
             for worked in self._working(node):
                 worked.begin(entry.at)
-        node.pending, node.last_activity, node.retried = entry, entry.at, False
+        node.pending, node.last_activity = entry, entry.at
         node.queries += 1
         if node.status == "idle" and not node.stopping:
             node.status = "busy"
@@ -298,6 +302,8 @@ class Nodes:
         node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended)
         node.pending, node.last_activity = None, entry.at
         node.usage = node.usage + entry.usage
+        if entry.reply is not None:
+            node.crashes.clear()
         if entry.reply is not None and entry.reply.warning:
             node.untold = ""
         node.context_tokens = entry.context_tokens or node.context_tokens
@@ -315,6 +321,10 @@ class Nodes:
         node.stopping = True
 
     def _apply_ended(self, node: Node, entry: Ended) -> None:
+        if entry.crash:
+            node.crashes.append(entry.at)
+            if node.status == "starting":
+                self.failed_starts.append(entry.at)
         node.status = entry.status  # type: ignore[assignment]
         node.pid, node.running, node.stopping, node.error = None, False, False, entry.error
 
@@ -325,6 +335,7 @@ class Nodes:
 
     def _apply_resumed(self, node: Node, entry: Resumed) -> None:
         node.status, node.error, node.last_activity = "cold", None, entry.at
+        node.crashes.clear()
 
     def _apply_budgeted(self, node: Node, entry: Budgeted) -> None:
         limits = changed(node.spec.limits, entry)

@@ -9,14 +9,16 @@ from .nodes import Node
 __all__ = ["cause_of", "obituary"]
 
 
-def obituary(node: Node, code: int | None, detail: str) -> OrchError:
-    """Return the error for whoever waits for `node`; `detail` is the end of its log, if that says anything."""
+def obituary(node: Node, code: int | None, detail: str, *, failed: bool = False) -> OrchError:
+    """Return the error for whoever waits for `node`; `detail` is the end of its log, if that says anything. One that
+    `failed` is not revived by the next query."""
     name, id = node.spec.name, node.spec.id
     if node.status == "starting":
         return LaunchError(f"agent {name!r} ({id}) did not come up: {detail or cause_of(code)}")
+    revived = f"`orch resume {node.spec.seq}` lets it answer again" if failed else "the next query revives it"
     return AgentDiedError(
         f"agent {name!r} ({id}) died in the middle of a turn ({cause_of(code)}); its transcript is whole up to "
-        "there, and the next query revives it" + (f"\n{detail}" if detail else "")
+        f"there, and {revived}" + (f"\n{detail}" if detail else "")
     )
 
 

@@ -83,6 +83,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "subagents.depth_cap": _at_most,
     "subagents.allow_nested": _at_most,
     "subagents.timeout_minutes": _at_most,
+    "subagents.restarts": _at_most,
     "subagents.default_preset": lambda new, old: new in ("minimal", old),
     "subagents.default_tools": lambda new, old: new is not None and set(new) <= set(old or ()),
     "subagents.chat_models": lambda new, old: new is not None and (old is None or set(new) <= set(old)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -61,6 +62,7 @@ from .events import (
     Launch,
     LaunchFailed,
     Notify,
+    Relaunch,
     Send,
     Signal,
     Sweep,
@@ -148,12 +150,13 @@ class Supervisor:
             spool=spool,
             keys=keys or {},
             holds=self.holds,
-            on_failed=lambda id, incarnation, why: self.handle(LaunchFailed(id, incarnation, why)),
+            on_failed=lambda id, incarnation, why, late: self.handle(LaunchFailed(id, incarnation, why, late)),
             on_ended=self._on_ended,
         )
         self._turns = Turns()
         self._calls = Calls()
         self._waking: set[str] = set()
+        self._luck = random.Random()
         self._pings = Pings()
         self._pulses = Pulses(self._ask_for_life)
         self._timers: set[asyncio.TimerHandle] = set()
@@ -269,7 +272,17 @@ class Supervisor:
             self._loop.call_soon(self.handle, failed)
 
     def _perform_timer(self, timer: Timer) -> None:
-        self._later(timer.seconds, partial(self.handle, timer.event))
+        seconds, event = timer.seconds * (1 + timer.spread * self._luck.uniform(-1, 1)), timer.event
+        act = partial(self._relaunch, event) if isinstance(event, Relaunch) else partial(self.handle, event)
+        self._later(seconds, act)
+
+    def _relaunch(self, event: Relaunch) -> None:
+        try:
+            self.workers.require_room()
+            self.budgets.require_process(event.id)
+        except OrchError as error:
+            event = msgspec.structs.replace(event, refused=str(error))
+        self.handle(event)
 
     def _perform_notify(self, notify: Notify) -> None:
         kind, _, rest = notify.topic.partition(":")
@@ -361,11 +374,12 @@ class Supervisor:
             return  # its last word came while it was waited for
         self.activity.pop(id, None)
         self._calls.cancel_all(id)
-        (code, detail), node = end, self.tree.nodes[id]
+        node = self.tree.nodes[id]
         remains, taker = Remains(), None
         if node.pending is not None and node.status == "busy":
             remains, taker = remains_of(node), self.waiters.taker(f"query:{node.pending.query_id}")
-        self.handle(Gone(id, incarnation, code, remains.reply, remains.begun, taker, detail, remains.usage))
+        gone = Gone(id, incarnation, end.code, remains.reply, remains.begun, taker, end.detail, remains.usage, end.late)
+        self.handle(gone)
 
     def _check_turns(self) -> None:
         """End the processes that are stuck, or do not end their turns: nobody should wait for ever.

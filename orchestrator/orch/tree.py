@@ -18,7 +18,6 @@ from orch_protocol.errors import (
     AgentBusyError,
     AgentDiedError,
     AgentGoneError,
-    LaunchError,
     NoResultError,
     QueryCycleError,
     SpawnError,
@@ -46,13 +45,13 @@ from .events import (
     Hold,
     Instruction,
     Kill,
-    Launch,
     LaunchFailed,
     Localise,
     MarkAgent,
     Narrow,
     Notify,
     Recover,
+    Relaunch,
     Rest,
     Resume,
     Send,
@@ -84,14 +83,14 @@ from .journal import (
     Stopping,
     Up,
 )
+from .losses import launch, lost, relaunch
 from .nodes import Node, Nodes, iso
-from .obituaries import cause_of, obituary
+from .restarts import check_starts
 from .settling import settle
 from .tombstones import refusal
 
 __all__ = ["Tree"]
 
-BOOT_SECONDS = 20.0
 STOP_SECONDS = 5.0
 
 
@@ -123,6 +122,7 @@ class Tree:
         depth = spec.depth if parent is None else parent.spec.depth + 1
         admission.check_spawn(self.config, parent, spec, depth)
         admission.check_width(self.config, self.nodes)
+        check_starts(self.nodes.failed_starts, now)
         seq = len(self.nodes) + 1
         name = admission.name_for(self.nodes, spec.name, seq)
         spec = msgspec.structs.replace(
@@ -132,14 +132,11 @@ class Tree:
             Spawned(at=now, id=spec.id, spec=spec, request_id=event.request_id),
             Launched(at=now, id=spec.id, incarnation=1),
         ]
-        return Decision(entries, self._launch(spec.id, 1), spec.id)
-
-    def _launch(self, id: str, incarnation: int) -> list[Instruction]:
-        return [Launch(id, incarnation), Timer(BOOT_SECONDS, BootOverdue(id, incarnation))]
+        return Decision(entries, launch(spec.id, 1), spec.id)
 
     def _on_workerup(self, event: WorkerUp, now: float) -> Decision:
         node = self.nodes[event.id]
-        if event.incarnation != node.incarnation or node.status != "starting":
+        if event.incarnation != node.incarnation or node.status != "starting" or not node.running:
             return Decision()
         ready, repaired = event.ready, event.ready.repaired
         if not ready.entries and node.last is not None:
@@ -153,20 +150,20 @@ class Tree:
             context_limit=ready.context_limit,
             repaired=repaired,
         )
-        instructions: list[Instruction] = [Notify(f"up:{event.id}:{event.incarnation}")]
+        instructions: list[Instruction] = [Notify(f"up:{event.id}")]
         instructions += [*narrowing.reminder(node), *hearing.reminder(node)]
         if node.pending is not None:
             instructions.append(Send(event.id, node.pending.query_id))
         return Decision([up], instructions)
 
     def _on_launchfailed(self, event: LaunchFailed, now: float) -> Decision:
-        return self._lost(Gone(event.id, event.incarnation, None, detail=event.error), now)
+        return self._on_gone(Gone(event.id, event.incarnation, None, detail=event.error, late=event.late), now)
 
     def _on_bootoverdue(self, event: BootOverdue, _: float) -> Decision:
         node = self.nodes[event.id]
-        if node.incarnation != event.incarnation or node.status != "starting":
+        if node.incarnation != event.incarnation or node.status != "starting" or not node.running:
             return Decision()
-        return Decision([], [Signal(event.id, event.incarnation, "kill")])
+        return Decision([], [Signal(event.id, event.incarnation, "late")])
 
     # Asking.
 
@@ -206,9 +203,10 @@ class Tree:
             return Decision([asked], [], event.query_id)
         entries, instructions = self._cool(node, now, answered=False) if node.is_holder else self._make_room(now)
         if not node.running:
+            check_starts(self.nodes.failed_starts, now)
             incarnation = node.incarnation + 1
             entries.append(Launched(at=now, id=spec.id, incarnation=incarnation))
-            instructions += self._launch(spec.id, incarnation)
+            instructions += launch(spec.id, incarnation)
         return Decision([asked, *entries], instructions, event.query_id)
 
     def _make_room(self, now: float) -> tuple[list[Entry], list[Instruction]]:
@@ -293,59 +291,10 @@ class Tree:
         return Decision(*self._retire(node, now)) if node.status == "idle" and not node.stopping else Decision()
 
     def _on_gone(self, event: Gone, now: float) -> Decision:
-        node = self.nodes[event.id]
-        if node.status == "busy" and node.incarnation == event.incarnation and not event.begun and not node.retried:
-            # It was dead before it heard the query: nothing was begun, so the next process may begin it.
-            return self._ask_again(node, "died", event.code, now)
-        return self._lost(event, now)
+        return lost(self.nodes, event, now, self.config.restarts)
 
-    def _ask_again(self, node: Node, status: Status, code: int | None, now: float) -> Decision:
-        """Let the next process answer the pending query of a process that is gone."""
-        id, incarnation = node.spec.id, node.incarnation
-        ended = Ended(at=now, id=id, incarnation=incarnation, status=status, code=code)
-        launched = Launched(at=now, id=id, incarnation=incarnation + 1)
-        gone = Notify(f"gone:{id}:{incarnation}")
-        return Decision([ended, launched], [gone, *self._launch(id, incarnation + 1)])
-
-    def _lost(self, event: Gone, now: float) -> Decision:
-        id, incarnation, code, detail = event.id, event.incarnation, event.code, event.detail
-        node, recovered = self.nodes[id], event.recovered
-        if node.incarnation != incarnation or not node.running:
-            return Decision()
-        entries: list[Entry] = []
-        instructions: list[Instruction] = []
-        status: Status = "died"
-        error: str | None = detail or None
-        if node.status == "killed":
-            status, error = "killed", None
-        elif node.stopping:
-            status, error = "cold", None
-        elif node.status == "starting" and incarnation == 1 and not node.is_holder:
-            status = "failed"
-        if node.pending is not None and node.stopping:
-            # A query arrived while the process was leaving: it is answered by the next one.
-            return self._ask_again(node, "cold", code, now)
-        if node.pending is not None:
-            failure = None if recovered else obituary(node, code, detail)
-            answered = Answered(
-                at=now,
-                id=id,
-                query_id=node.pending.query_id,
-                reply=recovered,
-                error=error_info(failure) if failure else None,
-                usage=recovered.usage if recovered else event.usage,
-                context_tokens=node.context_tokens,
-                taken_by=event.taken_by,
-            )
-            answer = settle(self.nodes, [answered])
-            entries += answer.entries
-            instructions += answer.instructions
-        entries.append(Ended(at=now, id=id, incarnation=incarnation, status=status, code=code, error=error))
-        if node.status == "starting":
-            failed = LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {detail or cause_of(code)}")
-            instructions.append(Notify(f"up:{id}:{incarnation}", None, error_info(failed)))
-        instructions.append(Notify(f"gone:{id}:{incarnation}"))
-        return Decision(entries, instructions)
+    def _on_relaunch(self, event: Relaunch, now: float) -> Decision:
+        return relaunch(self.nodes, event, now)
 
     def _on_stopoverdue(self, event: StopOverdue, _: float) -> Decision:
         node = self.nodes[event.id]
@@ -357,7 +306,7 @@ class Tree:
         node = self.nodes[event.id]
         if node.incarnation != event.incarnation or node.pending is None or node.pending.query_id != event.query_id:
             return Decision()
-        return Decision([], [Signal(event.id, event.incarnation, "kill")])
+        return Decision([], [Signal(event.id, event.incarnation, "late")])
 
     def _on_sweep(self, event: Sweep, now: float) -> Decision:
         seconds = self.config.timeout_minutes * 60
@@ -390,7 +339,7 @@ class Tree:
                 answers.append(Answered(at=now, id=id, query_id=query_id, error=error_info(gone), usage=used))
             if node.status == "starting":
                 gone = AgentGoneError(f"agent {node.spec.name!r} ({id}) was killed by {event.by} as it started")
-                instructions.append(Notify(f"up:{id}:{node.incarnation}", None, error_info(gone)))
+                instructions.append(Notify(f"up:{id}", None, error_info(gone)))
             killed.append(Killed(at=now, id=id, by=event.by))
             if node.running:
                 instructions.append(Signal(id, node.incarnation, "kill"))
@@ -486,7 +435,7 @@ class Tree:
                     )
                 )
                 status = "cold" if reply else "died"
-            if node.running:
+            if node.running or node.status == "starting":
                 ended.append(Ended(at=now, id=id, incarnation=node.incarnation, status=status))
         # News waits for its reader's next turn: nobody starts to work because a root did.
         return Decision([Opened(at=now, pid=event.pid), *settle(self.nodes, answers).entries, *ended])

@@ -15,7 +15,7 @@ SETTLED = "settled"
 
 
 class Waiters:
-    """Futures of topics (`query:ID`, `up:ID:N`, `gone:ID:N`) on the running event loop.
+    """Futures of topics (`query:ID`, `up:ID`, `gone:ID:N`) on the running event loop.
 
     A waiter may be the `taker` of what it waits for: as long as it still waits, what it is told is its own.
     """

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -26,12 +27,20 @@ END_SECONDS = 2.0
 LAST_WORDS_SECONDS = 1.0
 
 
+class End(NamedTuple):
+    """How a process ended: its exit code and why, as far as they are known; and whether its time was over."""
+
+    code: int | None
+    detail: str
+    late: bool
+
+
 class Workers:
     """The processes of the agents in `nodes`, on the running event loop.
 
     `logs` is the folder of their logs, `spool` the one for bodies too large for the socket, `keys` what they get by
-    their birth pipes. `on_failed` is called with id, incarnation and reason when there was to be a process and is none,
-    `on_ended` with id and incarnation when one has ended; neither once `close` was called.
+    their birth pipes. `on_failed` is called with id, incarnation, reason and whether its time was over when there was
+    to be a process and is none, `on_ended` with id and incarnation when one has ended; neither once `close` was called.
     """
 
     def __init__(
@@ -44,7 +53,7 @@ class Workers:
         spool: Path,
         keys: dict[str, str],
         holds: Holds,
-        on_failed: Callable[[str, int, str], object],
+        on_failed: Callable[[str, int, str, bool], object],
         on_ended: Callable[[str, int], object],
     ) -> None:
         self.launcher = launcher
@@ -62,6 +71,7 @@ class Workers:
         self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
         self._causes: dict[str, str] = {}
         self._stuck: set[str] = set()
+        self._late: set[str] = set()
         self._closed = False
 
     async def close(self) -> None:
@@ -92,6 +102,7 @@ class Workers:
     def launch(self, node: Node) -> None:
         """Make a process for the agent."""
         id, incarnation = node.spec.id, node.incarnation
+        self._late.discard(id)
         ident = f"{id}.{incarnation}.{new_id()}".encode()
         token = new_token()
         peer = self._peers[id] = self.board.peers.expect(id, incarnation, ident, token)
@@ -122,10 +133,13 @@ class Workers:
         self.board.peers.tell_all(kind, body)
 
     def signal(self, id: str, incarnation: int, how: str) -> None:
-        """Let the process `incarnation` of the agent `stop` when it may, or `kill` it, also one that is being made."""
+        """Let the process `incarnation` of the agent `stop` when it may, or `kill` it, also one that is being made; a
+        `late` one is killed since its time is over."""
         held, process = self.processes.get(id, (0, None))
+        if how == "late":
+            self._late.add(id)
         if process is None or held != incarnation:
-            if how == "kill" and (launching := self._launches.get(id)):
+            if how != "stop" and (launching := self._launches.get(id)):
                 launching.cancel()
         elif how == "stop":
             self._peers[id].send("stop", Nothing())
@@ -154,11 +168,8 @@ class Workers:
         """Whether the agent's process is over, and not buried yet."""
         return self.processes[id][1].ended.done()
 
-    def bury(self, id: str, incarnation: int) -> tuple[int | None, str] | None:
-        """Forget a process that has ended; return its exit code and why it ended, as far as that is known.
-
-        None when that was done before.
-        """
+    def bury(self, id: str, incarnation: int) -> End | None:
+        """Forget a process that has ended; return how, None when that was done before."""
         held, process = self.processes.get(id, (0, None))
         if process is None or held != incarnation:
             return None
@@ -170,7 +181,9 @@ class Workers:
         if stuck or (not detail and code != 0 and self._nodes[id].status in ("starting", "busy")):
             said = tail(self._log(id))
             detail = "; ".join(filter(None, (detail, f"the end of its log:\n{said}" if said else "")))
-        return code, detail
+        late = id in self._late
+        self._late.discard(id)
+        return End(code, detail, late)
 
     async def _launch(self, node: Node, request: LaunchRequest) -> WorkerProcess:
         await self._holds.over(node.spec)
@@ -183,7 +196,9 @@ class Workers:
         if failure is not None:
             self.board.peers.forget(self._peers.pop(id))
             if not self._closed:
-                self._on_failed(id, incarnation, str(failure) or type(failure).__name__)
+                late = id in self._late
+                self._late.discard(id)
+                self._on_failed(id, incarnation, str(failure) or type(failure).__name__, late)
             return
         process = launching.result()
         self.processes[id] = (incarnation, process)

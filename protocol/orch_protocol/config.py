@@ -75,6 +75,8 @@ class SubagentsConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defa
     allow_nested: bool = False
     timeout_minutes: Minutes = 30.0
     """Idle time after which an agent goes cold: its process ends, its transcript answers the next query."""
+    restarts: Amount = 3
+    """How many other processes an agent may have within a minute whose processes end before or in their turns."""
     default_preset: str = "investigate"
     default_tools: tuple[str, ...] | None = None
     """Tools of an agent spawned with neither preset nor tools; None means `default_preset`'s."""

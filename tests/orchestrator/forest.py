@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch.events import Ask, Event, Finish, Gone, Instruction, Launch, Notify, Send, Signal, Spawn, Timer, WorkerUp
+from orch.events import (
+    Ask,
+    Event,
+    Finish,
+    Gone,
+    Instruction,
+    Launch,
+    Notify,
+    Relaunch,
+    Send,
+    Signal,
+    Spawn,
+    Timer,
+    WorkerUp,
+)
 from orch.journal import Entry
 from orch.tree import Tree
 from orch_protocol.config import SubagentsConfig
@@ -74,6 +88,10 @@ class Forest:
     def gone(self, id: str, code: int | None = -9, **fields: Any) -> None:
         """Let the agent's process end."""
         self.handle(Gone(id, self.tree.nodes[id].incarnation, code, **fields))
+
+    def back(self, id: str, **fields: Any) -> None:
+        """Let the pause before the agent's next process be over."""
+        self.handle(Relaunch(id, self.tree.nodes[id].incarnation, **fields))
 
     def told(self, kind: type[Instruction]) -> list[Any]:
         """Return the last instructions of one kind."""

@@ -123,7 +123,7 @@ def test_who_waits_for_a_deleted_holder_is_told() -> None:
     assert past.told(Launch)
     past.delete("h1")
     [up, query] = sorted(past.told(Notify), key=lambda notify: notify.topic, reverse=True)
-    assert (up.topic, query.topic) == ("up:h1:1", "query:q9")
+    assert (up.topic, query.topic) == ("up:h1", "query:q9")
     assert query.error.type == "ArchiveDeletedError"
     assert past.told(Signal) == [Signal("h1", 1, "kill")]
     past.gone("h1")

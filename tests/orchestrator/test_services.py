@@ -254,7 +254,7 @@ async def test_an_agent_does_not_wait_for_one_that_waits_for_it(tmp_path: Path) 
 async def test_a_repeated_spawn_that_failed_has_failed(tmp_path: Path) -> None:
     """A client that asks again hears the same error, not of an agent that cannot answer."""
     launcher = FakeLauncher()
-    launcher.failures.append("no memory")
+    launcher.failures += ["no memory"] * 4
     async with opened(tmp_path, launcher=launcher) as world:
         for _ in range(2):
             with pytest.raises(LaunchError, match="no memory"):

@@ -29,10 +29,10 @@ from virtual import passed, until, virtual
 
 
 @virtual
-async def test_a_failed_launch_is_told_and_tried_again_after_resume(tmp_path: Path) -> None:
-    """The spawner gets the reason, so does whoever asks; resume gives another chance."""
+async def test_a_failed_launch_is_tried_again_then_told_and_again_after_resume(tmp_path: Path) -> None:
+    """After some tries the spawner gets the reason, so does whoever asks; resume gives another chance."""
     launcher = FakeLauncher()
-    launcher.failures.append("no memory")
+    launcher.failures += ["no memory"] * 4
     async with opened(tmp_path, launcher=launcher) as world:
         with pytest.raises(LaunchError, match="no memory"):
             await world.scripted("fine", name="x")

@@ -211,7 +211,7 @@ async def test_an_agent_whose_launch_fails_on_a_full_disk_has_failed(tmp_path: P
         spawning = asyncio.ensure_future(world.scripted())
         await launcher.asked.wait()
         make_room = world.fill_disk()
-        launcher.failures.append("no memory")
+        launcher.failures += ["no memory"] * 4
         launcher.go.set()
         with pytest.raises(LaunchError, match="no memory"):
             await spawning

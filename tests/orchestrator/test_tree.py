@@ -42,7 +42,7 @@ def test_a_spawned_agent_is_launched_and_idle_once_it_is_up() -> None:
     assert [timer.event for timer in forest.told(Timer)] == [BootOverdue(id, 1)]
     forest.up(id)
     assert (forest.status(id), forest.tree.nodes[id].pid) == ("idle", 101)
-    assert forest.told(Notify) == [Notify(f"up:{id}:1")]
+    assert forest.told(Notify) == [Notify(f"up:{id}")]
 
 
 def test_seeded_history_is_let_go_once_the_transcript_has_it() -> None:
@@ -156,11 +156,15 @@ def test_a_first_launch_that_fails_leaves_a_failed_agent() -> None:
     """The spawner is told why, and so is whoever asks the agent later."""
     forest = Forest()
     id = forest.spawn(up=False)
-    forest.handle(LaunchFailed(id, 1, "no memory"))
+    for number in (1, 2, 3):
+        forest.handle(LaunchFailed(id, number, "no memory"))
+        assert forest.status(id) == "starting"
+        forest.back(id)
+    forest.handle(LaunchFailed(id, 4, "no memory"))
     assert forest.status(id) == "failed"
     told = {notify.topic: notify.error for notify in forest.told(Notify)}
-    assert told[f"up:{id}:1"] is not None
-    assert "no memory" in told[f"up:{id}:1"].message
+    assert told[f"up:{id}"] is not None
+    assert "no memory" in told[f"up:{id}"].message
     with pytest.raises(AgentGoneError, match=r"no memory.*orch resume 1"):
         forest.ask(id)
 
@@ -170,7 +174,7 @@ def test_a_process_that_is_not_up_in_time_is_killed() -> None:
     forest = Forest()
     id = forest.spawn(up=False)
     forest.handle(BootOverdue(id, 1))
-    assert forest.told(Signal) == [Signal(id, 1, "kill")]
+    assert forest.told(Signal) == [Signal(id, 1, "late")]
     forest.up(id)
     forest.handle(BootOverdue(id, 1))
     assert forest.last == []

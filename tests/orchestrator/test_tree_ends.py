@@ -57,19 +57,22 @@ def test_a_death_in_a_turn_fails_the_query_unless_the_transcript_has_the_reply()
     assert forest.status(lost) == forest.status(saved) == "died"
 
 
-def test_a_query_that_was_never_begun_is_asked_again_once() -> None:
-    """A process that was dead before it heard the query cost nothing: the next one answers it."""
-    forest = Forest()
+def test_a_query_that_was_never_begun_is_asked_again() -> None:
+    """A process that was dead before it heard the query cost nothing: the next one answers it, so many times."""
+    forest = Forest(restarts=2)
     id = forest.spawn()
     forest.ask(id)
-    forest.gone(id, begun=False)
-    assert forest.told(Launch) == [Launch(id, 2)]
-    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
-    forest.up(id)
-    assert forest.told(Send) == [Send(id, "q")]
+    for number in (1, 2):
+        forest.gone(id, begun=False)
+        assert forest.told(Launch) == []
+        assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:{number}"]
+        forest.back(id)
+        assert forest.told(Launch) == [Launch(id, number + 1)]
+        forest.up(id)
+        assert forest.told(Send) == [Send(id, "q")]
     forest.gone(id, begun=False)
     assert forest.told(Notify)[0].error.type == "AgentDiedError"
-    assert forest.status(id) == "died"
+    assert forest.status(id) == "failed"
 
 
 def test_news_of_an_older_incarnation_changes_nothing() -> None:
@@ -298,6 +301,11 @@ class Life(RuleBasedStateMachine):
         if id := self._pick(number):
             self.forest.gone(id, code)
 
+    @rule(number=st.integers(0, 9), refused=st.sampled_from(["", "no descriptor left"]))
+    def back(self, number: int, refused: str) -> None:
+        if id := self._pick(number):
+            self.forest.back(id, refused=refused)
+
     @rule(number=st.integers(0, 9))
     def kill(self, number: int) -> None:
         if id := self._pick(number):
@@ -355,8 +363,10 @@ class Life(RuleBasedStateMachine):
                 assert node.pending is not None
             if node.status == "idle" and not node.stopping:
                 assert node.pending is None
-            if node.status in ("starting", "idle", "busy"):
+            if node.status in ("idle", "busy"):
                 assert node.running
+            if node.status == "starting":
+                assert node.running or node.crashes  # between two processes
 
 
 Life.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -25,9 +25,9 @@ from orch_worker.outline import Outline, question, read_outline
 from orch_worker.transcript import Transcript
 
 from .. import events
+from ..losses import BOOT_SECONDS
 from ..nodes import Node
 from ..refs import resolve
-from ..tree import BOOT_SECONDS
 from .processes import answered
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
                     await root.disk.do(_edited, node.spec, edit)
             return
         if node.status == "starting":
-            await root.waiters.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS)
+            await root.waiters.until(f"up:{id}", BOOT_SECONDS)
         elif node.stopping:
             await root.waiters.until(gone, EDIT_SECONDS)
         elif (edited := await answered(root, node, "edit", edit, edit.entry, "edit", EDIT_SECONDS)) is not None:

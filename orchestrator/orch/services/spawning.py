@@ -32,7 +32,7 @@ from .. import events, sandboxing
 from ..allowances import checked
 from ..archival.profiles import rules_of
 from ..hook_records import hooks_spec, switches_file
-from ..tree import BOOT_SECONDS
+from ..losses import BOOT_SECONDS
 from .localising import local_model
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     node = root.tree.nodes[id]
     if node.status == "starting":
         try:
-            await root.waiters.until(f"up:{id}:{node.incarnation}", BOOT_SECONDS + 5)
+            await root.waiters.until(f"up:{id}", BOOT_SECONDS + 5)
         except TimeoutError:
             raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
     elif node.status == "failed":
