@@ -31,6 +31,7 @@ BENCHES = (
     "bench_holders.py",
     "bench_recall.py",
     "bench_estimate.py",
+    "bench_injection.py",
     "bench_sessions.py",
     "stress_spawn.py",
 )

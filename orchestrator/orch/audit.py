@@ -139,6 +139,9 @@ _OTHERS: Final[dict[type, Callable[[Any], Audited]]] = {
     entries.TasksEntry: lambda entry: Audited(
         0, "tasks", turn=entry.turn, text="; ".join(f"{task.text}: {task.status}" for task in entry.tasks)
     ),
+    entries.MarksEntry: lambda entry: Audited(
+        0, "marks", turn=entry.turn, text="; ".join(f"{mark.bit}: {mark.by}" for mark in entry.marks)
+    ),
     entries.Custom: lambda entry: Audited(0, "custom", name=entry.custom_type),
     entries.CustomMessage: lambda entry: Audited(0, "custom_message", name=entry.custom_type, text=_shown(entry)),
     entries.SessionInfo: lambda entry: Audited(0, "session_info", name=entry.name or ""),

@@ -169,7 +169,7 @@ LISTS: Final = (
     *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
     *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files", "hooks.load"),
     *("hooks.content_safety.kinds", "policy.taint.trusted_hosts", "policy.taint.untrusted_paths"),
-    *("policy.taint.sensitive_paths", "sandbox.read", "sandbox.write"),
+    *("policy.taint.sensitive_paths", "sandbox.read", "sandbox.write", "hooks.injection_guard.tools"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

@@ -10,6 +10,7 @@ __all__ = [
     "CompletionChecklist",
     "ContentSafety",
     "HookOptions",
+    "InjectionGuard",
     "LoopDetection",
     "ModelRouter",
     "NarrationGuard",
@@ -31,6 +32,16 @@ class ContentSafety(Struct, frozen=True, forbid_unknown_fields=True):
 
     kinds: tuple[str, ...] | None = None
     """Names of what is looked for; None is all there is."""
+
+
+class InjectionGuard(Struct, frozen=True, forbid_unknown_fields=True):
+    """From which score on results of tools that look like orders to the model are wrapped, and withheld."""
+
+    wrap: Annotated[float, Meta(gt=0, le=100)] = 4.0
+    block: Annotated[float, Meta(gt=0, le=100)] | None = 8.0
+    """None: nothing is withheld."""
+    tools: tuple[str, ...] | None = None
+    """Whose results are looked at; None: those of all."""
 
 
 class NarrationGuard(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +85,7 @@ class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     loop_detection: LoopDetection = LoopDetection()
     content_safety: ContentSafety = ContentSafety()
+    injection_guard: InjectionGuard = InjectionGuard()
     narration_guard: NarrationGuard = NarrationGuard()
     completion_checklist: CompletionChecklist = CompletionChecklist()
     tool_router: ToolRouter = ToolRouter()

@@ -66,7 +66,7 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {f"sandbox.limits.{name}": most for name, most in limits.items()}
     unset |= {"sandbox.presets.work": "L2", "sandbox.tools.bash": "L3"}
     unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}
-    unset |= {"policy.taint.tools.bash": ("acts",)}
+    unset |= {"policy.taint.tools.bash": ("acts",), "hooks.injection_guard.tools": ("fetch_url",)}
     set_ = {key: value for key, value in flat(Config()).items() if key not in TABLES}
     assert shown == set_ | {"model": "extractive:", **unset}
 

@@ -141,6 +141,7 @@ def test_an_agent_is_shown_as_a_page() -> None:
         "agent": row(3, status="failed", error="boom\x07", parent_id="id1", pid=None),
         "messages": [{"role": "user", "content": blocks}],
         "tasks": [{"text": "look", "status": "completed"}, {"text": "say\x07", "status": "in_progress"}],
+        "marks": [{"bit": "untrusted", "by": by} for by in ("fetch_url https://a\x07", "agent b: web_search c")],
     }
     page = render.agent(shown, NOON)
     assert page.startswith("3  agent-3  id3\n")
@@ -150,6 +151,7 @@ def test_an_agent_is_shown_as_a_page() -> None:
         "\ntasks:\n  [x] 1. look\n  [>] 2. say\\x07\n",
         "  usage:         1.5k tokens, $0.0123",
         "  with children: 2.5k tokens, $0.0123",
+        "  untrusted:     fetch_url https://a\\x07; agent b: web_search c",
         'user:\n  hi\\x1b[2J\n  there\n  (thinking) hm\n  -> read_file {"path": "a"}\n  <- error: no file\n  (image)',
     ):
         assert line in page

@@ -29,6 +29,7 @@ BUILTIN: Final[dict[str, str]] = {
     for name in (
         "completion_checklist",
         "content_safety",
+        "injection_guard",
         "loop_detection",
         "model_router",
         "narration_guard",

@@ -1,0 +1,65 @@
+"""How often injection_guard takes what tools brought in recorded work for orders to the model: false positives.
+
+Recorded sessions are given as files, or as a folder in $BENCH_RECORDINGS; without any the rows are skipped. What it
+wraps is named on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import harness
+from harness import Args, Row
+
+from orch.replay.readers import read_recordings
+from orch_protocol.hook_options import InjectionGuard
+from orch_protocol.messages import ToolResult
+from orch_worker.builtin_hooks.injection_guard import found_in
+from orch_worker.tools.toolbox import text_in
+
+FALSE = "injection_guard: results of recorded work that it wraps (share)"
+WITHHELD = "injection_guard: results of recorded work that it withholds"
+COST = "injection_guard: milliseconds per 100,000 characters"
+MUST = {FALSE: "<= 0.01", WITHHELD: "== 0", COST: "<= 100"}
+AIM = {FALSE: "<= 0.002", WITHHELD: "== 0", COST: "<= 30"}
+
+
+def measure(args: Args) -> list[Row]:
+    """Return three rows over the results in all files."""
+    texts = [text for file in args.files for text in results_in(file)]
+    if not texts:
+        reason = "no recorded session was given" if not args.files else "no tool brought anything in them"
+        return [harness.skipped(figure, reason, must=MUST[figure], aim=AIM[figure]) for figure in MUST]
+    options = InjectionGuard()
+    assert options.block is not None
+    began = perf_counter()
+    found = [found_in(text) for text in texts]
+    seconds = perf_counter() - began
+    for text, (names, score) in zip(texts, found, strict=True):
+        if score >= options.wrap:
+            print(f"{score:g} {', '.join(names)}: {text[:80]!r}", file=sys.stderr)
+    wrapped = sum(score >= options.wrap for _, score in found)
+    figures = {
+        FALSE: wrapped / len(texts),
+        WITHHELD: sum(score >= options.block for _, score in found),
+        COST: 1e8 * seconds / sum(map(len, texts)),
+    }
+    return [
+        harness.counted(f"{len(texts)} results: {figure}", value, must=MUST[figure], aim=AIM[figure])
+        for figure, value in figures.items()
+    ]
+
+
+def results_in(file: Path) -> list[str]:
+    """Return what tools brought in the recordings of `file`, each result once."""
+    found: dict[str, None] = {}
+    for recording in read_recordings(file):
+        for recorded in recording.messages:
+            found |= {text_in(block): None for block in recorded.message.content if isinstance(block, ToolResult)}
+    return [text for text in found if text]
+
+
+if __name__ == "__main__":
+    harness.main(measure)
