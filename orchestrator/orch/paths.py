@@ -84,7 +84,11 @@ def own_runs(home: Path) -> list[Path]:
     import re
 
     unnamed = re.compile(rf"{OWN_RUN}[a-f][0-9a-f]{{11}}")
-    return [run for run in sorted(runs_dir(home).glob(f"{OWN_RUN}*")) if unnamed.fullmatch(run.name) and run.is_dir()]
+    try:
+        found = sorted(runs_dir(home).glob(f"{OWN_RUN}*"))
+    except OSError:
+        return []  # the disk fails, which whoever opens a run is told
+    return [run for run in found if unnamed.fullmatch(run.name) and run.is_dir()]
 
 
 def sweep_runs(home: Path) -> list[tuple[Path, int]]:

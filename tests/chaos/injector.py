@@ -267,30 +267,32 @@ class Choice(NamedTuple):
         return [point for point in points if fnmatch(str(point), self.only)][:: self.every]
 
 
-def share(folder: Path, way: ByCalls | ByStrace, part: int, parts: int, choice: Choice) -> int:
-    """Try a part of the points; what is found goes to a file each."""
-    end = time.monotonic() + choice.seconds
+def share(folder: Path, way: ByCalls | ByStrace, part: int, points: Sequence[Point], seconds: float) -> int:
+    """Try a part of the points; what is found goes to a file."""
+    end = time.monotonic() + seconds
     stage = Stage(folder / f"stage{part}")
-    points = choice.of(way.points(stage))
     wrong: list[str] = []
     done = 0
-    for point in points[part::parts]:
+    for point in points:
         if time.monotonic() > end:
             break
         wrong += tried(stage, way, point)
         done += 1
-    (folder / f"found{part}").write_text(json.dumps({"points": len(points), "done": done, "wrong": wrong}))
+    (folder / f"found{part}").write_text(json.dumps({"done": done, "wrong": wrong}))
     return 0
 
 
 def run(folder: Path, way: ByCalls | ByStrace, choice: Choice, jobs: int) -> tuple[int, int, list[str]]:
     """Try the points, some at once; return how many there are, how many were tried, and what is wrong."""
-    pids = [forked(lambda part=part: share(folder, way, part, jobs, choice)) for part in range(jobs)]
+    points = choice.of(way.points(Stage(folder / "stage")))
+    pids = [
+        forked(lambda part=part: share(folder, way, part, points[part::jobs], choice.seconds)) for part in range(jobs)
+    ]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     found = [json.loads(path.read_text()) for path in folder.glob("found*")]
     wrong = [each for part in found for each in part["wrong"]]
     wrong += [f"a part of it ended with {code}" for code in codes if code]
-    return max((part["points"] for part in found), default=0), sum(part["done"] for part in found), wrong
+    return len(points), sum(part["done"] for part in found), wrong
 
 
 def main() -> int:

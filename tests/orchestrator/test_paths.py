@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -142,6 +143,16 @@ def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     paths.sweep_runs(tmp_path)
     lock.release()
     assert sorted(folder.name for folder in runs.iterdir()) == sorted(["mine", "run-mine", alive, new])
+
+
+def test_a_disk_that_fails_as_runs_are_swept_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeping can wait; a program that opens its own run is told of that one."""
+
+    def broken(*_: object) -> list[Path]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", broken)
+    paths.sweep_runs(tmp_path)
 
 
 class TestHide:
