@@ -145,13 +145,21 @@ class Client:
         self.root, self.teller, self.agent = root, teller, ""
 
     async def spawn(self, cwd: Path) -> None:
-        """Have the agent: it is made once, however often that is asked for."""
+        """Have the agent: it is made once, however often that is asked for; one that did not come up is resumed."""
+        from orch_protocol.errors import OrchError
         from orch_protocol.services import Spawn
 
         asked = Spawn(
             "look", name="a", tools=("read_file",), script=SCRIPT, summaries=(), cwd=str(cwd), request_id="spawn"
         )
-        self.agent = (await insist(lambda: self.root._call("spawn", asked))).id
+
+        async def spawn() -> Any:
+            try:
+                return await self.root._call("spawn", asked)
+            except OrchError:
+                return await self.root.resume("a")
+
+        self.agent = (await insist(spawn)).id
 
     async def query(self) -> None:
         """Ask and wait; who hears nothing asks the same again, and who is refused asks something else."""
@@ -230,7 +238,8 @@ def main(home: Path, told: Path, first: int, *, again: bool = False) -> int:
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(live(home, told, first, again=again))
-    except (GaveUp, OrchError):  # which closing may raise as well
+    except (GaveUp, OrchError) as error:  # which closing may raise as well
+        print(f"gave up: {error}", file=sys.stderr)
         return GAVE_UP
     return 0
 

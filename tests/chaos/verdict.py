@@ -97,7 +97,7 @@ def judge(home: Path, log: Path) -> list[str]:
             wrong.append(f"{token} stands before {last[agent]} in the file of {agent}, and was asked after it")
         last[agent] = token
     there: set[str] = set()
-    for folder in sorted((home / "sessions").iterdir()):
+    for folder in sorted(path.parent for path in (home / "sessions").glob("*/session.jsonl")):
         try:
             remains = Remains(folder)
             remains.check()

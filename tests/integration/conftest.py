@@ -1,15 +1,14 @@
-"""Orchestrators to test on, and the census that follows each test: no process, socket or lock is left."""
+"""Orchestrators to test on, and the census that follows each test: no process, socket, pipe or file is left open."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import census
 from integration.shell import Shell, opened
 from orch import AsyncOrchestrator
 from orch.launchers.exec import ExecLauncher
@@ -17,31 +16,28 @@ from orch.launchers.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
 
 Open = Callable[..., Any]
-
-
-MARK = f"CENSUS={os.getpid()}-{time.time_ns()}"
-
-
-def ours() -> set[int]:
-    """Return the pids of all processes that were started, however indirectly, by this test session."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if MARK.encode() in (entry / "environ").read_bytes():
-                    found.add(int(entry.name))
-            except OSError:
-                pass
-    return found
+BEFORE = pytest.StashKey[census.Census]()
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv(*MARK.split("="))
-    before = ours()
-    yield
-    left = ours() - before
-    assert not left, f"processes left behind: {left}"
+def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(census.NAME, census.VALUE)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Count what there is before a test and its fixtures."""
+    item.stash[BEFORE] = census.Census()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Count it again when all of that is gone."""
+    done = yield
+    left = item.stash[BEFORE].left()
+    assert not left, f"left behind: {'; '.join(left)}"
+    return done
 
 
 @pytest.fixture

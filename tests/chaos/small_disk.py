@@ -1,0 +1,52 @@
+"""A life on a disk that is too small for it, and then on one that is not: `small_disk.py <folder> <options>`.
+
+Mounts memory at `folder`, with the mount options, and lives there as `ordeal.py` says, until nothing fits any more.
+Then there is room, and life goes on. Prints what is wrong. In a mount namespace of its own: what is mounted is nobody
+else's to see, and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from chaos import ordeal
+from chaos.injector import forked, waited
+from chaos.verdict import judge, rows
+
+ROOM = "size=50m,nr_inodes=5000"
+MOST_LIVES = 60
+
+
+def mount(*arguments: str) -> None:
+    """Mount something. Raises CalledProcessError."""
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def main(folder: Path, options: str) -> int:
+    """Live until the disk is full, and on; return the exit code."""
+    mount("-t", "tmpfs", "-o", options, "tmpfs", str(folder))
+    home, told, says = folder / "home", folder.with_name("told.jsonl"), folder.with_name("says")
+    home.mkdir(mode=0o700)
+    (folder / "note.txt").write_text("The port is 4711.\n")
+    codes: list[int | None] = []
+    while codes[-1:] in ([], [0]) and len(codes) < MOST_LIVES:
+        asked = sum("token" in row for row in rows(told))
+        codes.append(waited(forked(lambda asked=asked: ordeal.main(home, told, asked), says)))  # type: ignore[misc]
+    mount("-o", f"remount,{ROOM}", str(folder))
+    asked = sum("token" in row for row in rows(told))
+    codes.append(waited(forked(lambda: ordeal.main(home, told, asked, again=True), says)))
+    wrong = judge(home, told)
+    if codes[-2] != ordeal.GAVE_UP or codes[-1]:
+        wrong.append(f"lives ended with {codes}: {says.read_text()[-2000:]}")
+    print("\n".join(wrong) or f"{len(codes)} lives, {asked} questions, nothing is lost")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
