@@ -26,6 +26,7 @@ BENCHES = (
     "bench_cli.py",
     "bench_kill.py",
     "bench_wire.py",
+    "bench_hooks.py",
     "bench_replay.py",
     "bench_archival.py",
     "bench_holders.py",

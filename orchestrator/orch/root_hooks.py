@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,13 +14,15 @@ import msgspec
 
 from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.hook_events import Abort, Approve, Block, Event, Patch
-from orch_protocol.hooks import STAGES, HookRow, HookSaid, HookTally, Kind, OnError, RunHook
+from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksSaid, HookTally, Kind, OnError, RunHook, RunHooks
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS
-from orch_worker.chain import Late
-from orch_worker.hook_calls import HookContext, awaited, in_thread
+from orch_worker.calling import Calling, awaited, in_thread
+from orch_worker.chain import Came, said_of, watched
+from orch_worker.hook_calls import Tally
+from orch_worker.hook_context import HookContext
 from orch_worker.hooks import Hook, Registry, make_hook
-from orch_worker.threads import Threads
+from orch_worker.threads import Late, Threads
 
 from .hook_records import record, summed
 
@@ -50,6 +52,7 @@ class RootHooks:
         self._registry = Registry()
         self._threads = Threads()
         self._contexts: dict[tuple[str, str], HookContext] = {}
+        self._watching: set[asyncio.Task[None]] = set()
 
     def register(self, hook: Hook) -> None:
         """Let agents call `hook` from their next turn on. Raises ConfigError."""
@@ -70,6 +73,8 @@ class RootHooks:
     def close(self) -> None:
         """End the threads that do nothing, and take down what is not on record yet."""
         self._threads.close()
+        for task in self._watching:
+            task.cancel()
         if self._recording is not None:
             self._recording.cancel()
         self._record(lambda _record, home, due: _recorded(home, due))
@@ -86,33 +91,55 @@ class RootHooks:
         if due:
             do(_recorded, self._home, due)
 
-    async def run(self, asked: RunHook, spec: AgentSpec, say: Say) -> HookSaid:
-        """Call the hook that the agent `spec` asks for, and return what it says. Raises nothing but CancelledError."""
-        hook = self._registry.find(asked.name)
-        if hook is None or asked.stage not in hook.row.stages:
-            return HookSaid(error=f"there is no hook {asked.name!r} at {asked.stage!r} in this program")
+    async def run(self, asked: RunHooks, spec: AgentSpec, say: Say, do: Do) -> HooksSaid:
+        """Call the hooks that the agent `spec` asks for, and return what they say. Raises nothing but CancelledError.
+
+        For those that are async and only observe nobody waits: what they did is counted here, as in `ran`.
+        """
+        found = [each for asked_for in asked.asked for each in self._found(asked_for, spec, say)]
+        plain = [each for each in found if not isinstance(each, str) and not each[0].row.aside]
+        came = iter(await in_thread(self._threads, plain))
+        rows = []
+        for each in found:
+            if isinstance(each, str):
+                rows.append(HookSaid(error=each))
+            elif not each[0].row.aside:
+                rows.append(_said(next(came)))
+            elif each[0].waited:
+                rows.append(_said(await awaited(*each)))
+            else:
+                task = asyncio.create_task(self._watch(*each, do))
+                self._watching.add(task)
+                task.add_done_callback(self._watching.discard)
+                rows.append(HookSaid())
+        return HooksSaid(tuple(rows))
+
+    def _found(self, asked: RunHook, spec: AgentSpec, say: Say) -> Iterator[Calling | str]:
+        """Yield what is asked for, or why it is not to be had."""
         try:
             event = msgspec.msgpack.decode(asked.event, type=STAGES[asked.stage].event)
-        except DECODE_ERRORS as error:
-            return HookSaid(error=f"was given no event: {error}")
-        try:
-            return _said(await self._call(hook, event, self._context(hook, spec, say)))
-        except Late as error:
-            return HookSaid(error=str(error), late=True)
-        except Exception as error:
-            return HookSaid(error=f"failed: {type(error).__name__}: {error}")
+        except (*DECODE_ERRORS, KeyError) as error:
+            yield from [f"was given no event: {error}"] * len(asked.names)
+            return
+        for name in asked.names:
+            hook = self._registry.find(name)
+            if hook is None or asked.stage not in hook.row.stages:
+                yield f"there is no hook {name!r} at {asked.stage!r} in this program"
+            else:
+                yield hook, event, self._context(hook, spec, say, event.turn)
 
-    async def _call(self, hook: Hook, event: Event, context: HookContext) -> Any:
-        if not hook.row.aside:
-            return await in_thread(self._threads, hook, event, context)
-        return await awaited(hook, event, context)
+    async def _watch(self, hook: Hook, event: Event, context: HookContext, do: Do) -> None:
+        tally = Tally(hook.row)
+        tally.add(watched(hook.row.name, event.stage, await awaited(hook, event, context)))
+        self.ran((tally.take(),), do)
 
-    def _context(self, hook: Hook, spec: AgentSpec, say: Say) -> HookContext:
+    def _context(self, hook: Hook, spec: AgentSpec, say: Say, turn: str) -> HookContext:
         key = (hook.row.name, spec.id)
         context = self._contexts.pop(key, None) or HookContext(
             hook.row.name, agent_id=spec.id, depth=spec.depth, cwd=Path(spec.cwd), say=partial(say, spec.id)
         )
         self._contexts[key] = context
+        context.enter(turn)
         while len(self._contexts) > MOST_AGENTS:
             del self._contexts[next(iter(self._contexts))]
         return context
@@ -199,14 +226,18 @@ def _recorded(home: Path, ran: Iterable[HookTally]) -> None:
         print(f"orch: what hooks did is not on record: {error}", file=sys.stderr, flush=True)
 
 
-def _said(said: Any) -> HookSaid:
-    """Return what a function returned, as data; whether its stage honours that is the agent's to say."""
+def _said(came: Came) -> HookSaid:
+    """Return what came of a function, as data; whether its stage honours that is the agent's to say."""
+    said, error, seconds = came
+    if error is not None:
+        return HookSaid(error=said_of(error), late=isinstance(error, Late), seconds=seconds)
     if said is None:
-        return HookSaid()
-    if isinstance(said, HookSaid):
-        return said
+        return HookSaid(seconds=seconds)
     if isinstance(said, (Abort, Block, Approve)):
-        return HookSaid(decision=said)
+        return HookSaid(decision=said, seconds=seconds)
     if isinstance(said, (Patch, dict)):
-        return HookSaid(msgspec.Raw(msgspec.msgpack.encode(said)))
-    return HookSaid(error=f"returned a {type(said).__name__}, which is no patch and no decision")
+        try:
+            return HookSaid(msgspec.Raw(msgspec.msgpack.encode(said)), seconds=seconds)
+        except (TypeError, ValueError, OverflowError, RecursionError) as why:
+            return HookSaid(error=f"returned what cannot be sent: {why}", seconds=seconds)
+    return HookSaid(error=f"returned a {type(said).__name__}, which is no patch and no decision", seconds=seconds)

@@ -55,10 +55,12 @@ __all__ = [
     "HookSaid",
     "HookTally",
     "HooksRan",
+    "HooksSaid",
     "HooksSpec",
     "Kind",
     "OnError",
     "RunHook",
+    "RunHooks",
     "Stage",
 ]
 
@@ -187,20 +189,34 @@ class HooksSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunHook(Struct, frozen=True, forbid_unknown_fields=True):
-    """An agent asks the root to call its hook `name` with an event of `stage`."""
+    """The hooks `names` of the root are to be called, in order, with an event of `stage`."""
 
-    name: str
+    names: tuple[str, ...]
     stage: str
     event: msgspec.Raw
 
 
-class HookSaid(Struct, frozen=True):
-    """What a hook said: a patch, a decision, neither; or why it said nothing, and whether that was the time."""
+class RunHooks(Struct, frozen=True, forbid_unknown_fields=True):
+    """An agent asks the root to call some of its hooks: those of the first one first."""
+
+    asked: tuple[RunHook, ...]
+
+
+class HookSaid(Struct, frozen=True, omit_defaults=True):
+    """What a hook said, within so many seconds: a patch, a decision, neither; or why it said nothing, and whether that
+    was the time."""
 
     patch: msgspec.Raw = msgspec.Raw(b"\xc0")
     decision: Abort | Block | Approve | None = None
     error: str = ""
     late: bool = False
+    seconds: float = 0.0
+
+
+class HooksSaid(Struct, frozen=True):
+    """What hooks said, in the order in which they were asked for."""
+
+    rows: tuple[HookSaid, ...]
 
 
 class HookTally(Struct, frozen=True):

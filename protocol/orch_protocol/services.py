@@ -14,7 +14,7 @@ from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermi
 from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, SummaryRequest, SummaryStep
 from .budget import Amounts, Budget, BudgetChange, BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
 from .exchange import Imported, ImportSession
-from .hooks import HookSaid, HooksRan, HooksSpec, RunHook
+from .hooks import HooksRan, HooksSaid, HooksSpec, RunHooks
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, Usage
 from .models import FindModel, ListModels, Localise, ModelRow
@@ -362,7 +362,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "answer": (AnswerQuestion, Answered),
     "permissions": (ListPermissions, list[Permission]),
     "revoke": (Revoke, list[Permission]),
-    "run_hook": (RunHook, HookSaid),
+    "run_hooks": (RunHooks, HooksSaid),
     "hooks_ran": (HooksRan, Empty),
     "reserve": (Reserve, Reserved),
     "settle": (Settle, Settled),

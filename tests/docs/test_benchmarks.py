@@ -182,6 +182,21 @@ def test_sizes_of_requests_are_read_from_a_session(monkeypatch: pytest.MonkeyPat
     assert list(holders.requests(tmp_path / "session.jsonl")) == [700, 900]
 
 
+def test_hooks_are_compiled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a turn is compared to is the same source without what it does if there are hooks."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    hooks = importlib.import_module("bench_hooks")
+    source = (
+        "if self._hooks is not None:\n    hear()\nelse:\n    stay()\n"
+        "said = [text] if hooks is None else hooks.said(text)\nif other is not None:\n    go()\n"
+    )
+    left = "stay()\nsaid = [text]\nif other is not None:\n    go()"
+    assert importlib.import_module("ast").unparse(hooks.without_hooks(source)) == left
+    assert "hooks.step_end" not in importlib.import_module("ast").unparse(
+        hooks.without_hooks((ROOT / "worker" / "orch_worker" / "loop.py").read_text())
+    )
+
+
 def test_machine_facts_name_the_python(run: ModuleType) -> None:
     """The line over the table says on what the figures were taken."""
     assert "cores" in run.machine()

@@ -9,7 +9,7 @@ import pytest
 
 from orch import Config, PolicyConfig
 from orch.services.spawning import describe
-from orch_protocol.hooks import ProviderRequest
+from orch_protocol.hook_events import ProviderRequest
 from orch_protocol.messages import text_of
 from orch_protocol.prompts import PromptPart, PromptRules, PromptSpec
 from orch_protocol.services import Spawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from orch.root_hooks import RootHooks
 from orch_protocol.errors import ConfigError
 from orch_protocol.hook_events import Abort, Event, OutputPatch, TurnEnd
 from orch_protocol.hook_events import Output as Replied
-from orch_protocol.hooks import STAGES, HookSaid, HookTally, RunHook
+from orch_protocol.hooks import STAGES, HookSaid, HookTally, RunHook, RunHooks
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.hooks import make_hook
 
@@ -25,8 +26,8 @@ SAID = Replied(text="hello", stop_reason="end_turn")
 
 async def run(hooks: RootHooks, event: Event = SAID, name: str = "h", stage: str | None = None) -> HookSaid:
     """Let the agent ask for the hook `name`."""
-    asked = RunHook(name, stage or event.stage, Raw(msgpack.encode(event)))
-    return await hooks.run(asked, SPEC, lambda _id, _text, _follow_up: None)
+    asked = RunHooks((RunHook((name,), stage or event.stage, Raw(msgpack.encode(event))),))
+    return (await hooks.run(asked, SPEC, lambda _id, _text, _follow_up: None, lambda *_: None)).rows[0]
 
 
 def holding(home: Path, handler: Callable[..., Any], stage: str = "before_output", **options: Any) -> RootHooks:
@@ -100,9 +101,37 @@ async def test_what_an_agent_cannot_ask_for(tmp_path: Path) -> None:
     hooks = holding(tmp_path, lambda event, _ctx: called.append(event))
     assert "no hook 'x'" in (await run(hooks, name="x")).error
     assert "'turn_end'" in (await run(hooks, TurnEnd(text="", stop_reason="end_turn"))).error
-    assert "no event" in (await hooks.run(RunHook("h", "before_output", Raw(b"\x01")), SPEC, lambda *_: None)).error
+    asked = RunHooks((RunHook(("h",), "before_output", Raw(b"\x01")),))
+    assert "no event" in (await hooks.run(asked, SPEC, lambda *_: None, lambda *_: None)).rows[0].error
     assert "no patch" in (await run(holding(tmp_path, lambda _event, _ctx: 3))).error
     assert called == []
+
+
+async def test_several_at_once(tmp_path: Path) -> None:
+    """Each of them answers for itself; an async one that only observes is not waited for, and counted when it fails."""
+    hooks, go, ran = RootHooks(tmp_path), asyncio.Event(), list[Any]()
+
+    async def aside(_event: Any, _ctx: Any) -> None:
+        await go.wait()
+        raise ValueError("late news")
+
+    def broken(_event: Any, _ctx: Any) -> None:
+        raise ValueError("broken")
+
+    end = TurnEnd(text="", stop_reason="end_turn")
+    for name, handler in (("a", print), ("b", broken), ("c", aside)):
+        hooks.register(make_hook(handler, "turn_end", name=name))
+    asked = RunHooks((RunHook(("a", "gone", "c", "b"), "turn_end", Raw(msgpack.encode(end))),))
+    said = await hooks.run(asked, SPEC, lambda *_: None, lambda *work: ran.append(work))
+    assert [row.error for row in said.rows] == [
+        *("", "there is no hook 'gone' at 'turn_end' in this program", ""),
+        "failed: ValueError: broken",
+    ]
+    go.set()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    hooks.close()
+    assert tallies(tmp_path)["c"].tally.last_error == "failed: ValueError: late news"
 
 
 async def test_agents_are_told_what_there_is(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ async def test_a_compaction_is_heard_of() -> None:
     """Once it is on record, hooks hear what stands there and how much it saved."""
     seen: list[Any] = []
     hooks = hooks_of(on("compaction", seen.append))
-    await hooks.compacted("asked", "short", tokens_before=900, tokens_after=90, supplied=True)
+    hooks.compacted("asked", "short", tokens_before=900, tokens_after=90, supplied=True)
+    await hooks.settled()
     [event] = seen
     assert (event.reason, event.summary, event.tokens_before, event.tokens_after, event.supplied) == (
         *("asked", "short", 900, 90),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orch_protocol.hook_events import (
     Abort,
@@ -20,8 +21,9 @@ from orch_protocol.hook_events import (
     TurnEnd,
 )
 from orch_protocol.hooks import Kind
-from orch_worker.chain import Followed, Late, run_chain
-from orch_worker.hooks import Hook, make_hook
+from orch_worker.chain import Came, Done, Followed, run_chain, watched
+from orch_worker.hooks import Hook, Registry, make_hook
+from orch_worker.threads import Late
 
 CALL = ToolCall(id="1", name="bash", input={"command": "ls"})
 RESULT = ToolReturn(id="1", name="bash", input={}, text="a secret", is_error=False)
@@ -41,11 +43,24 @@ def says(answer: Any, name: str, stage: str = "tool_call", **options: Any) -> Ho
 async def run(event: Event, *hooks: Hook) -> Followed:
     """Run a chain without threads; each hook takes a second."""
 
-    async def call(hook: Hook, event: Event) -> Any:
-        return hook.handler(event)
+    noted: list[Done] = []
 
-    ticks = iter(range(1000))
-    return await run_chain(hooks, event, call, clock=lambda: float(next(ticks)))
+    async def call(hook: Hook, event: Event) -> Came:
+        return came(hook, event)
+
+    def tell(hooks: Sequence[Hook], event: Event) -> None:
+        noted.extend(watched(hook.row.name, event.stage, came(hook, event)) for hook in hooks)
+
+    followed = await run_chain(Registry(hooks).steps(event.stage), event, call, tell)
+    return replace(followed, done=(*followed.done, *noted))
+
+
+def came(hook: Hook, event: Event) -> Came:
+    """Return what comes of a hook within a second."""
+    try:
+        return Came(hook.handler(event), None, 1.0)
+    except Exception as error:
+        return Came(None, error, 1.0)
 
 
 def upper(event: Any) -> ResultPatch:

@@ -308,7 +308,7 @@ class Hooks:
         self.heard.append((reason, len(messages), tokens > 0))
         return self.told
 
-    async def compacted(self, reason: str, summary: str, **told: Any) -> None:
+    def compacted(self, reason: str, summary: str, **told: Any) -> None:
         """Remember it."""
         self.heard.append((reason, summary, told["supplied"]))
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from orch_protocol.hook_events import Abort, Approve, Block, Event
-from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, RunHook
+from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, HooksSaid, RunHooks
 from orch_protocol.messages import Message, Reply, Text, ToolUse, assistant, text_of, user
 from orch_protocol.policy import PolicyConfig, PolicySpec
 from orch_protocol.prompts import PromptPart
@@ -537,6 +537,35 @@ class TestEvents:
         assert talk.texts() == ["A"]
         assert talk.recorded[1].content[0] == ToolUse("call_1_1", "shout", {"word": "a"})
 
+    async def test_those_who_observe_are_called_in_one_thread(self) -> None:
+        """However many observe an event, in order and one at a time, the agent goes to a thread and back once."""
+        seen: list[tuple[str, int]] = []
+        hooks = [
+            on("turn_end", lambda _event, name=name: seen.append((name, threading.get_ident())), name) for name in "abc"
+        ]
+        talk = Hooked(Watched("done"), *hooks)
+        jumps: list[int] = []
+        run_all = talk.calls._threads.run_all
+
+        async def counted(tasks: Any, events: Any) -> Any:
+            jumps.append(len(tasks))
+            return await run_all(tasks, events)
+
+        talk.calls._threads.run_all = counted  # type: ignore[method-assign]
+        await talk.ask()
+        assert [name for name, _ in seen] == ["a", "b", "c"]
+        assert (jumps, len({thread for _, thread in seen})) == ([3], 1)
+
+    async def test_who_observes_and_meddles_is_alone_with_it(self) -> None:
+        """What one who observes does to its copy of the arguments, those called with it do not see."""
+        seen: list[Any] = []
+        meddle = on("tool_call", lambda event: event.input.clear(), "meddle", kind="observe")
+        talk = Hooked(
+            Watched(CALL, "done"), meddle, on("tool_call", lambda e: seen.append(e.input), "b", kind="observe")
+        )
+        await talk.ask()
+        assert seen == [{"word": "a"}]
+
     async def test_calls_are_dispatched_in_call_order(self) -> None:
         """However long hooks take over a call, calls begin in the order in which the model made them."""
         order: list[str] = []
@@ -598,13 +627,13 @@ class TestNobodyListens:
         """With a hook on another stage, no event of this one is built."""
         talk = Hooked(Watched(CALL, "done"), on("turn_end", None))
         made: list[str] = []
-        original: Callable[..., Any] = talk.calls.run
+        original: Callable[..., Any] = talk.calls._stamped
 
-        async def run(event: Event) -> Any:
+        def stamped(event: Event) -> Any:
             made.append(event.stage)
-            return await original(event)
+            return original(event)
 
-        monkeypatch.setattr(talk.calls, "run", run)
+        monkeypatch.setattr(talk.calls, "_stamped", stamped)
         await talk.ask()
         assert made == ["turn_end"]
 
@@ -637,10 +666,10 @@ class TestInTheRoot:
 
     async def run(self, *answers: Any) -> tuple[Reply, Hooked]:
         """Run a turn with a hook in the root that answers so."""
-        talk = Hooked(Watched("hello"), root=Root(*answers, None))
+        talk = Hooked(Watched("hello"), root=Root(*(HooksSaid((answer,)) for answer in answers), None))
         talk.calls.turn_began("q1", (self.ROW,), None)
         text, stop = await talk.hooks.output("hello", "end_turn")
-        await talk.calls.turn_ended()
+        await talk.calls.report()
         return Reply("a1", "q1", text, stop), talk
 
     async def test_it_is_asked_and_its_answer_counts(self) -> None:
@@ -650,11 +679,21 @@ class TestInTheRoot:
         reply, talk = await self.run(HookSaid(Raw(msgpack.encode({"text": "HELLO"}))))
         assert reply.text == "HELLO"
         service, asked = talk.root.asked[0]
-        assert service == "run_hook"
-        assert isinstance(asked, RunHook)
-        assert (asked.name, asked.stage) == ("far", "before_output")
+        assert service == "run_hooks"
+        assert isinstance(asked, RunHooks)
+        assert [(each.names, each.stage) for each in asked.asked] == [(("far",), "before_output")]
         reply, _ = await self.run(HookSaid(decision=Abort("no")))
         assert (reply.text, reply.stop_reason) == ("no", "aborted")
+
+    async def test_several_are_asked_for_at_once(self) -> None:
+        """Those in the root who observe one event are called by one request, whatever stands between them here."""
+        rows = tuple(HookRow(name=name, stages=("turn_end",), kind="observe") for name in "ab")
+        talk = Hooked(Watched("hello"), on("turn_end", None, "here"), root=Root(HooksSaid((HookSaid(), HookSaid()))))
+        talk.calls.turn_began("q1", rows, None)
+        await talk.hooks.turn_end(Reply("a1", "q1", "hello", "end_turn"))
+        [(_, asked)] = talk.root.asked
+        assert isinstance(asked, RunHooks)
+        assert [each.names for each in asked.asked] == [("a", "b")]
 
     async def test_a_failure_there_is_one_here(self) -> None:
         """What fails in the root, and what cannot be reached, fails as its hook is to."""

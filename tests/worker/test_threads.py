@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from orch_worker.threads import Overdue, Threads
+from orch_worker.threads import Late, Task, Threads
+
+
+def task(key: str, function: Callable[[], Any], seconds: float = 5.0) -> Task:
+    """Return a task that makes nothing of its arguments."""
+    return key, seconds, lambda _first, _second: function(), None
 
 
 async def test_returns_and_raises_what_the_function_does() -> None:
@@ -44,7 +51,7 @@ async def test_never_on_the_loops_thread() -> None:
 async def test_one_that_hangs_is_given_up_and_counted() -> None:
     """At its deadline a function is overdue until it returns; others run meanwhile, and no timer is left."""
     threads, go = Threads(), threading.Event()
-    with pytest.raises(Overdue):
+    with pytest.raises(Late):
         await threads.run("slow", go.wait, 0.01)
     assert threads.overdue == {"slow": 1}
     assert await threads.run("quick", lambda: 1, 5.0) == 1
@@ -55,11 +62,52 @@ async def test_one_that_hangs_is_given_up_and_counted() -> None:
     assert not [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
 
 
+async def test_several_run_in_one_thread_in_order() -> None:
+    """Functions that are called together share one thread, and each has its own result and error."""
+    threads = Threads()
+    seen: list[object] = []
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    tasks = [task(name, lambda name=name: seen.append((name, threading.get_ident()))) for name in "ab"]
+    came = await threads.run_all([tasks[0], task("x", broken), tasks[1], task("y", lambda: 3)], range(4))
+    assert [name for name, _ in seen] == ["a", "b"]  # type: ignore[misc,has-type]
+    assert len({thread for _, thread in seen}) == 1  # type: ignore[misc,has-type]
+    assert came.said.keys() == {1, 3}
+    assert (type(came.said[1][1]), came.said[3]) == (ValueError, (3, None))
+    assert len(came.seconds) == 4
+    assert await threads.run_all([], []) == ([], {})
+    threads.close()
+
+
+async def test_behind_one_that_hangs_the_others_go_on() -> None:
+    """Who hangs is late after its own time alone; those behind it are called once, in another thread."""
+    threads, go = Threads(), threading.Event()
+    seen: list[str] = []
+
+    def say(name: str) -> Task:
+        return task(name, lambda: seen.append(name))
+
+    came = await threads.run_all([say("a"), task("slow", lambda: go.wait(30), 0.02), say("b"), say("c")], range(4))
+    assert seen == ["a", "b", "c"]
+    assert {place: str(error) for place, (_, error) in came.said.items()} == {1: "did not answer within 0.02 s"}
+    assert came.seconds[1] == 0.02
+    assert threads.overdue == {"slow": 1}
+    go.set()
+    while threads.overdue:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert seen == ["a", "b", "c"]
+    threads.close()
+
+
 async def test_nobody_who_is_cancelled_waits() -> None:
     """Cancelling who waits gives the function up at once."""
     threads, go = Threads(), threading.Event()
-    waiting = asyncio.create_task(threads.run("slow", go.wait, 60.0))
-    await asyncio.sleep(0)
+    begun = threading.Event()
+    waiting = asyncio.create_task(threads.run("slow", lambda: begun.set() or go.wait(), 60.0))
+    while not begun.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -223,7 +223,7 @@ class Archiving:
             await self._call("archived", Archived(done, self._backend.context_tokens()), PLAN_SECONDS)
             if (hooks := self._hooks()) is not None:
                 for collapse in collapses:
-                    await hooks.archived(collapse)
+                    hooks.archived(collapse)
             if orders:
                 # What is to be archived next does not wait for a model.
                 asking = asyncio.create_task(self._summarise(orders, conversation, requests))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -25,17 +24,26 @@ from orch_protocol.hooks import STAGES, Stage, check_value
 
 from .hooks import Hook
 from .parts import PartError, patched
+from .threads import Late
 
-__all__ = ["Call", "Done", "Followed", "Late", "Misuse", "run_chain"]
-
-Call = Callable[[Hook, Event], Awaitable[Any]]
-"""Calls the function of a hook with an event and returns what it says; raises what it raises, Late when it does not."""
+__all__ = ["Call", "Came", "Done", "Followed", "Misuse", "Told", "run_chain", "said_of", "watched"]
 
 DECIDED: Final = "after a decision"
+OBSERVES: Final = "returned something, but it is there to observe"
 
 
-class Late(Exception):
-    """A hook did not answer in time; says so."""
+class Came(NamedTuple):
+    """What came of calling a hook: what it returned, or why it did not, and how long that took."""
+
+    value: Any = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+Call = Callable[[Hook, Event], Awaitable[Came]]
+"""Calls the function of a hook with an event and returns what it said or raised: Late when it did neither in time."""
+Told = Callable[[Sequence[Hook], Event], None]
+"""Lets hooks that only observe be told of an event. Nobody waits for that."""
 
 
 class Misuse(Exception):
@@ -72,33 +80,45 @@ class Followed(Struct, frozen=True):
     done: tuple[Done, ...] = ()
 
 
-async def run_chain(
-    hooks: Sequence[Hook], event: Event, call: Call, clock: Callable[[], float] = time.perf_counter
-) -> Followed:
-    """Call `hooks` in order with `event`, each with what those before it have made of it.
+async def run_chain(steps: Iterable[Sequence[Hook]], event: Event, call: Call, tell: Told) -> Followed:
+    """Call the hooks of `steps` (see `Registry.steps`) with `event`, each with what those before it have made of it.
 
     Changes are laid over each other field by field. The first decision against stands, and whoever only observes is
-    called after it all the same; nobody else is. An approval holds for the arguments that its hook saw: it is void
+    told after it all the same; nobody else is called. An approval holds for the arguments that its hook saw: it is void
     when they are changed later. Raises nothing but CancelledError.
     """
     stage = STAGES[event.stage]
     state = _State(event)
-    for hook in hooks:
-        if state.decision is not None and hook.row.kind != "observe":
-            state.done.append(Done(hook.row.name, stage.name, skipped=DECIDED))
-            continue
-        began = clock()
-        try:
-            said = await call(hook, state.event)
-            actions, overrode = state.take(hook, _understood(hook, stage, said))
-            done = Done(hook.row.name, stage.name, actions, clock() - began, overrode)
-        except Exception as error:
-            late = isinstance(error, Late)
-            why = _why(error)
-            decided = state.fail(hook, stage, why, error)
-            done = Done(hook.row.name, stage.name, decided, clock() - began, error=why, late=late)
-        state.done.append(done)
+    for step in steps:
+        if step[0].row.kind == "observe":
+            tell(step, state.event)
+        elif state.decision is not None:
+            state.done.append(Done(step[0].row.name, stage.name, skipped=DECIDED))
+        else:
+            state.done.append(_came(state, step[0], stage, await call(step[0], state.event)))
     return Followed(state.event, tuple(state.inject), state.decision, state.by, state.approved, tuple(state.done))
+
+
+def watched(hook: str, stage: str, came: Came) -> Done:
+    """Return what is noted of a hook that only observes: whatever it returned is a mistake."""
+    error = came.error or (Misuse(OBSERVES) if came.value is not None else None)
+    why = said_of(error) if error is not None else ""
+    return Done(hook, stage, (), came.seconds, error=why, late=isinstance(error, Late))
+
+
+def _came(state: _State, hook: Hook, stage: Stage, came: Came) -> Done:
+    """Let what came of calling `hook` have its effect, and return what that was."""
+    if came.value is None and came.error is None:
+        return Done(hook.row.name, stage.name, (), came.seconds)
+    try:
+        if came.error is not None:
+            raise came.error
+        actions, overrode = state.take(hook, _understood(hook, stage, came.value))
+        return Done(hook.row.name, stage.name, actions, came.seconds, overrode)
+    except Exception as error:
+        why = said_of(error)
+        decided = state.fail(hook, stage, why, error)
+        return Done(hook.row.name, stage.name, decided, came.seconds, error=why, late=isinstance(error, Late))
 
 
 class _State:
@@ -159,7 +179,7 @@ class _State:
 
     def fail(self, hook: Hook, stage: Stage, why: str, error: Exception) -> tuple[str, ...]:
         """Apply the fail mode of `hook`. A decision that it was not to take stops things all the same."""
-        forced = hook.row.kind != "observe" and isinstance(error, Misuse) and error.args[1:] == ("decision",)
+        forced = isinstance(error, Misuse) and error.args[1:] == ("decision",)
         if (hook.row.on_error != "closed" and not forced) or stage.closed is None:
             return ()
         text = f"hook {hook.row.name!r} {why}"
@@ -178,8 +198,8 @@ def _understood(hook: Hook, stage: Stage, said: Any) -> Patch | Decision | None:
             what = f"decided {name!r}, which it cannot at {stage.name}: {getattr(said, 'reason', '') or ''}"
             raise Misuse(what.rstrip(": "), *(("decision",) if not isinstance(said, Approve) else ()))
         return said
-    if stage.patch is None or hook.row.kind == "observe":
-        raise Misuse(f"returned {_shown(said)}, but it is there to observe")
+    if stage.patch is None:
+        raise Misuse(f"returned {_shown(said)}, but nothing can be changed at {stage.name}")
     if isinstance(said, Mapping):
         if unknown := set(said) - set(stage.fields):
             raise Misuse(f"returned {min(map(str, unknown))!r}, which is no field of {stage.name}: {stage.fields}")
@@ -203,7 +223,8 @@ def _changes(patch: Patch) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not UNSET}
 
 
-def _why(error: Exception) -> str:
+def said_of(error: Exception) -> str:
+    """Return what is said of a hook that failed with `error`."""
     if isinstance(error, Misuse):
         return str(error.args[0])
     if isinstance(error, Late):

@@ -147,9 +147,7 @@ class Compactor:
                 hold.settle(took)
         after, supplied = self._backend.context_tokens(), written.writer == "hook"
         if hooks is not None:
-            await hooks.compacted(
-                reason, entry.summary, tokens_before=due.tokens, tokens_after=after, supplied=supplied
-            )
+            hooks.compacted(reason, entry.summary, tokens_before=due.tokens, tokens_after=after, supplied=supplied)
         return Compacted(usage, f"{WHY[reason]}: {due.tokens:,} tokens are {after:,} now, by {BY[written.writer]}")
 
     def _due(self, turn: str, reason: CompactionReason) -> _Due | None:

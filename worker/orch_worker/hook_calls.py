@@ -6,81 +6,43 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.hook_events import Event, ToolCall, ToolReturn
-from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, HookTally, RunHook
+from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, HooksSaid, HookTally, RunHook, RunHooks
 from orch_protocol.messages import Message
 from orch_protocol.spec import AgentSpec
 
-from .chain import Done, Followed, Late, run_chain
+from .audience import Audience
+from .calling import STILL, awaited, in_thread, own, task_of
+from .chain import Came, Done, Followed, Misuse, run_chain, watched
 from .declared import read_switches
+from .hook_context import HookContext
 from .hooks import Hook, Registry
-from .threads import Overdue, Threads
+from .threads import Late, Task, Threads
 from .tools.base import CallRoot
 
-__all__ = ["HookCalls", "HookContext", "Tell", "awaited", "in_thread"]
+__all__ = ["HookCalls", "Tally", "Tell"]
 
 ROOT_SECONDS: Final = 2.0
 """What a call to the root may take beyond the time that the hook has there."""
 REPORT_SECONDS: Final = 2.0
+REPORT_EVERY: Final = 1.0
+"""Seconds between two reports of what hooks did: with hundreds of them they cost more than short turns."""
 MOST_SHOWN: Final = 400
 
 Tell = Callable[[str, str, str, bool], None]
 """Told of what a hook did: `hook`, what, which, whether that was an error."""
 
 
-class HookContext:
-    """What a hook knows of the agent, and may do besides what it returns.
-
-    `state` is the hook's own while the process lives, `turn_state` until the turn ends. `cwd` is the agent's folder.
-    """
-
-    def __init__(
-        self,
-        hook: str,
-        *,
-        agent_id: str,
-        depth: int,
-        cwd: Path,
-        say: Callable[[str, bool], None],
-        messages: Callable[[], Sequence[Message]] = tuple,
-    ) -> None:
-        self.hook = hook
-        self.agent_id = agent_id
-        self.depth = depth
-        self.cwd = cwd
-        self.state: dict[str, Any] = {}
-        self.turn_state: dict[str, Any] = {}
-        self._say = say
-        self._messages = messages
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """Return the conversation as it is now. To be read only; empty for a hook that runs in the root."""
-        return tuple(self._messages())
-
-    def log(self, text: str) -> None:
-        """Write a line to the log of the process that the hook runs in."""
-        print(f"hook {self.hook}: {text}", flush=True)
-
-    def steer(self, text: str) -> None:
-        """Say `text` to the agent: it hears it before its next model request."""
-        self._say(text, False)
-
-    def follow_up(self, text: str) -> None:
-        """Say `text` to the agent when it would stop."""
-        self._say(text, True)
-
-
 class AtRoot:
-    """Stands for the function of a hook that runs in the root."""
+    """Stands for the functions of hooks that run in the root."""
 
     def __init__(self, call_root: CallRoot) -> None:
         self._call_root = call_root
@@ -88,19 +50,70 @@ class AtRoot:
     def __call__(self, *_: object) -> None:
         raise TypeError("this hook runs in the root")
 
-    async def ask(self, hook: Hook, event: Event) -> Any:
-        """Let the root call the hook with `event`, and return what it says."""
-        seconds = hook.row.seconds
-        asked = RunHook(hook.row.name, event.stage, msgspec.Raw(msgspec.msgpack.encode(event)))
+    async def ask(self, callings: Sequence[tuple[Hook, Event]]) -> list[Came]:
+        """Let the root call each of these hooks with its event, and return what they say."""
+        asked: list[RunHook] = []
+        for event, part in groupby(callings, key=lambda calling: calling[1]):
+            names = tuple(hook.row.name for hook, _ in part)
+            asked.append(RunHook(names, event.stage, msgspec.Raw(msgspec.msgpack.encode(event))))
+        # Plain ones are called one after the other; for those that are async and observe nobody waits there either.
+        seconds = ROOT_SECONDS + sum(hook.row.seconds for hook, _ in callings if hook.waited)
         try:
-            said: HookSaid = await self._call_root("run_hook", asked, seconds + ROOT_SECONDS)
+            said: HooksSaid = await self._call_root("run_hooks", RunHooks(tuple(asked)), seconds)
         except QueryTimeoutError:
-            raise Late(f"was not heard of from the root within {seconds + ROOT_SECONDS:g} s") from None
-        if said.error:
-            raise Late(said.error) if said.late else RuntimeError(said.error)
-        if said.decision is not None:
-            return said.decision
-        return msgspec.msgpack.decode(said.patch)
+            late = Late(f"was not heard of from the root within {seconds:g} s")
+            return [Came(None, late, seconds)] * len(callings)
+        except OrchError as error:
+            return [Came(error=error)] * len(callings)
+        return [_came(row) for row in said.rows]
+
+
+class Tally:
+    """Counts what one hook does. `calls` and `seconds` may be added to."""
+
+    def __init__(self, row: HookRow) -> None:
+        self.calls = 0
+        self.seconds = 0.0
+        self._row = row
+        self._errors = self._late = 0
+        self._last_error = ""
+
+    def add(self, done: Done, *, counted: bool = True) -> None:
+        """Count `done`, its call and time too if that is not `counted` yet."""
+        if counted:
+            self.calls += 1
+            self.seconds += done.seconds
+        if done.error:
+            self._errors += 1
+            self._late += done.late
+            self._last_error = done.error
+
+    @property
+    def ran(self) -> bool:
+        """Whether it did anything since `take` was asked last."""
+        return bool(self.calls or self._errors)
+
+    def take(self) -> HookTally:
+        """Return what it did since this was asked last."""
+        taken = HookTally(self._row, self.calls, self.seconds, self._errors, self._late, self._last_error)
+        self.calls = self._errors = self._late = 0
+        self.seconds, self._last_error = 0.0, ""
+        return taken
+
+
+class Told(NamedTuple):
+    """Plain hooks as a thread calls them, and what each is counted in."""
+
+    tasks: Sequence[Task]
+    tallies: Sequence[Tally]
+
+
+class Crew(NamedTuple):
+    """Hooks that are told of an event together, by where they run: in a thread here, in the root, aside."""
+
+    here: Told
+    there: Sequence[Hook]
+    aside: Sequence[Hook]
 
 
 class HookCalls:
@@ -124,6 +137,7 @@ class HookCalls:
         self._own = own
         self._spec = spec
         self._call_root = call_root
+        self._root = AtRoot(call_root)
         self._loop = asyncio.get_running_loop()
         self._say = say
         self._messages = messages
@@ -133,8 +147,14 @@ class HookCalls:
         self._switched: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
         self._contexts: dict[str, HookContext] = {}
         self._threads = Threads()
+        self._here = Audience(self._tell_here)
+        self._there = Audience(self._tell_there)
         self._aside: set[asyncio.Task[None]] = set()
-        self._tallies: dict[str, HookTally] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._crews: dict[int, Crew] = {}
+        """Those that are told together, by the identity of the step of the registry that they are."""
+        self._report: asyncio.TimerHandle | None = None
+        self._reported = -REPORT_EVERY
         self._events = 0
         self._turn = ""
         self._tell: Tell | None = None
@@ -155,16 +175,30 @@ class HookCalls:
         arranged = (rows, self._switches())
         if arranged == self._arranged:
             return
-        at_root = AtRoot(self._call_root)
-        registry = Registry((*self._own, *(Hook(row, at_root) for row in rows)))
+        registry = Registry((*self._own, *(Hook(row, self._root) for row in rows)))
         self._registry = registry.without(arranged[1])
+        self._crews.clear()
         self.on = frozenset(stage for stage in STAGES if self._registry.chain(stage))
         self._arranged = arranged
 
     async def run(self, event: Event) -> Followed:
         """Call the hooks of the event's stage and return what comes of them. Raises nothing but CancelledError."""
+        event = self._stamped(event)
+        followed = await run_chain(self._registry.steps(event.stage), event, self._call, self._let_know)
+        for done in followed.done:
+            if not done.skipped and (hook := self._registry.find(done.hook)) is not None:
+                self._noted(self._tally(hook), done)
+        return followed
+
+    def note(self, event: Event) -> None:
+        """Let the hooks of the event's stage be told, at which there is nothing to be done but to observe."""
+        event = self._stamped(event)
+        for step in self._registry.steps(event.stage):
+            self._let_know(step, event)
+
+    def _stamped(self, event: Event) -> Event:
         self._events += 1
-        event = replace(
+        return replace(
             event,
             n=self._events,
             at=time.time(),
@@ -173,14 +207,24 @@ class HookCalls:
             turn=self._turn,
             step=self.step,
         )
-        followed = await run_chain(self._registry.chain(event.stage), event, self._call)
-        for done in followed.done:
-            self._note(done)
-        return followed
 
-    async def turn_ended(self) -> None:
-        """Tell the root what the hooks of the turn did, for it keeps count. One that does not take it is left alone."""
-        ran, self._tallies = tuple(self._tallies.values()), {}
+    def turn_ended(self) -> None:
+        """Let the root be told soon what the hooks of the turn did, for it keeps count. No turn waits for that."""
+        for context in self._contexts.values():
+            context.turn_state = {}
+        if self._report is None:
+            seconds = max(0.0, self._reported + REPORT_EVERY - self._loop.time())
+            self._report = self._loop.call_later(seconds, self._begin_report)
+
+    def _begin_report(self) -> None:
+        self._report, self._reported = None, self._loop.time()
+        task = asyncio.create_task(self.report())
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def report(self) -> None:
+        """Tell the root what hooks did since it was told last. One that does not take it is left alone."""
+        ran = tuple(tally.take() for tally in self._tallies.values() if tally.ran)
         if ran:
             try:
                 await self._call_root("hooks_ran", HooksRan(ran), REPORT_SECONDS)
@@ -191,41 +235,92 @@ class HookCalls:
         """The process ends: say so to those who asked for it, and give up what still runs aside."""
         if "session_end" in self.on:
             await self.run(STAGES["session_end"].event())
+        await self.told()
+        if self._report is not None:
+            self._report.cancel()
+            await self.report()
         for task in self._aside:
             task.cancel()
         self._threads.close()
 
     # One call.
 
-    async def _call(self, hook: Hook, event: Event) -> Any:
-        if isinstance(hook.handler, AtRoot):
-            return await hook.handler.ask(hook, event)
-        if isinstance(event, (ToolCall, ToolReturn)):
-            event = replace(event, input=deepcopy(event.input))  # its own: who observes cannot change it in place
-        context = self._context(hook.row.name)
-        if not hook.row.aside:
-            return await in_thread(self._threads, hook, event, context)
-        if hook.row.kind == "observe":
-            task = asyncio.create_task(self._watch(hook, event, context))
+    async def _call(self, hook: Hook, event: Event) -> Came:
+        if hook.handler is self._root:
+            [came] = await self._root.ask([(hook, event)])
+        elif hook.row.aside:
+            came = await awaited(hook, event, self._context(hook))
+        else:
+            [came] = await in_thread(self._threads, [(hook, event, self._context(hook))])
+        return came
+
+    def _let_know(self, hooks: Sequence[Hook], event: Event) -> None:
+        """Let hooks that only observe be told of `event`, each where it runs. `hooks` are a step of the registry."""
+        crew = self._crews.get(id(hooks)) or self._crew(hooks)
+        if crew.here.tasks:
+            self._here.add((crew.here, event))
+        if crew.there:
+            self._there.add((crew.there, event))
+        for hook in crew.aside:
+            task = asyncio.create_task(self._watch(hook, event))
             self._aside.add(task)
             task.add_done_callback(self._aside.discard)
-            return None
-        return await awaited(hook, event, context)
 
-    async def _watch(self, hook: Hook, event: Event, context: HookContext) -> None:
-        """Let a hook that only observes run beside the agent, which does not wait for it."""
-        why, late, began = "", False, time.perf_counter()
-        try:
-            if await awaited(hook, event, context) is not None:
-                why = "returned something, but it is there to observe"
-        except Late as error:
-            why, late = str(error), True
-        except Exception as error:
-            why = f"failed: {type(error).__name__}: {error}"
-        done = Done(hook.row.name, event.stage, seconds=time.perf_counter() - began, error=why, late=late)
-        self._note(done, counted=False)
+    def _crew(self, hooks: Sequence[Hook]) -> Crew:
+        """Sort `hooks` by where they run, once for as long as the registry stays."""
+        there = [hook for hook in hooks if hook.handler is self._root]
+        aside = [hook for hook in hooks if hook.handler is not self._root and hook.row.aside]
+        here = [hook for hook in hooks if hook.handler is not self._root and not hook.row.aside]
+        tasks = [task_of(each, self._context(each)) for each in here]
+        told = Told(tasks, [self._tally(each) for each in here])
+        crew = self._crews[id(hooks)] = Crew(told, there, aside)
+        return crew
 
-    def _context(self, name: str) -> HookContext:
+    async def _tell_here(self, told: Sequence[tuple[Told, Event]]) -> None:
+        # Here a hundred hooks are called for each event: nothing is made for one of them that it could do without.
+        tasks, tallies, events = list[Task](), list[Tally](), list[Event]()
+        late = frozenset(self._threads.overdue)
+        for crew, event in told:
+            called = crew if not late else self._in_time(crew, event, late)
+            tasks += called.tasks
+            tallies += called.tallies
+            alone = isinstance(event, (ToolCall, ToolReturn))
+            events += [own(event) for _ in called.tasks] if alone else [event] * len(called.tasks)
+        ran = await self._threads.run_all(tasks, events)
+        for tally, seconds in zip(tallies, ran.seconds, strict=True):
+            tally.calls += 1
+            tally.seconds += seconds
+        for place, (value, error) in sorted(ran.said.items()):
+            done = watched(tasks[place][0], events[place].stage, Came(value, error))
+            self._noted(tallies[place], done, counted=False)
+
+    def _in_time(self, crew: Told, event: Event, late: frozenset[str]) -> Told:
+        """Return those of `crew` who can be called; of the others it is noted that they still hang."""
+        pairs = list(zip(crew.tasks, crew.tallies, strict=True))
+        for (name, *_), tally in pairs:
+            if name in late:
+                self._noted(tally, Done(name, event.stage, error=STILL, late=True))
+        left = [(task, tally) for task, tally in pairs if task[0] not in late]
+        return Told([task for task, _ in left], [tally for _, tally in left])
+
+    async def _tell_there(self, told: Sequence[tuple[Sequence[Hook], Event]]) -> None:
+        callings = [(hook, event) for hooks, event in told for hook in hooks]
+        for (hook, event), came in zip(callings, await self._root.ask(callings), strict=True):
+            done = watched(hook.row.name, event.stage, came)
+            self._noted(self._tally(hook), done, counted=hook.waited or came.error is not None)
+
+    async def _watch(self, hook: Hook, event: Event) -> None:
+        """Let an async hook that only observes run beside the agent, which does not wait for it at all."""
+        came = await awaited(hook, event, self._context(hook))
+        self._noted(self._tally(hook), watched(hook.row.name, event.stage, came))
+
+    async def told(self) -> None:
+        """Return when those who observe know of everything so far, but for async ones."""
+        await self._here.told()
+        await self._there.told()
+
+    def _context(self, hook: Hook) -> HookContext:
+        name = hook.row.name
         if name not in self._contexts:
             self._contexts[name] = HookContext(
                 name,
@@ -244,22 +339,17 @@ class HookCalls:
 
     def failed(self, hook: str, stage: str, why: str) -> None:
         """Take down that nothing can come of what `hook` said at `stage`."""
-        self._note(Done(hook, stage, error=why), counted=False)
+        if (found := self._registry.find(hook)) is not None:
+            self._noted(self._tally(found), Done(hook, stage, error=why), counted=False)
 
-    def _note(self, done: Done, *, counted: bool = True) -> None:
-        """Count what a hook did, and tell whoever watches of what had an effect. One that ran aside counts once."""
-        hook = self._registry.find(done.hook)
-        if done.skipped or hook is None:
-            return
-        tally = self._tallies.get(done.hook) or HookTally(hook.row)
-        self._tallies[done.hook] = replace(
-            tally,
-            calls=tally.calls + counted,
-            seconds=tally.seconds + done.seconds,
-            errors=tally.errors + bool(done.error),
-            late=tally.late + done.late,
-            last_error=done.error or tally.last_error,
-        )
+    def _tally(self, hook: Hook) -> Tally:
+        if (tally := self._tallies.get(hook.row.name)) is None:
+            tally = self._tallies[hook.row.name] = Tally(hook.row)
+        return tally
+
+    def _noted(self, tally: Tally, done: Done, *, counted: bool = True) -> None:
+        """Count what a hook did, and tell whoever watches of what had an effect."""
+        tally.add(done, counted=counted)
         if done.error:
             print(f"hook {done.hook} at {done.stage}: {done.error}", flush=True)
         if self._tell is not None and (done.error or done.actions):
@@ -282,48 +372,17 @@ class HookCalls:
         return self._switched[1]
 
 
+def _came(said: HookSaid) -> Came:
+    """Return what a hook in the root said as if it had been said here."""
+    if said.error:
+        return Came(None, Late(said.error) if said.late else Misuse(said.error), said.seconds)
+    patch = said.decision if said.decision is not None else msgspec.msgpack.decode(said.patch)
+    return Came(patch, None, said.seconds)
+
+
 def told(done: Done) -> str:
     """Return in a line what a hook did."""
     what = ", ".join(done.actions) or "nothing"
     over = "".join(f"; {field} over that of {other}" for field, other in done.overrode)
     why = f"; {done.error}" if done.error else ""
     return f"{done.stage}: {what}{over}{why}"[:MOST_SHOWN]
-
-
-async def in_thread(threads: Threads, hook: Hook, event: Event, context: HookContext) -> Any:
-    """Return what a plain hook says. Raises Late at its deadline, and at once while an earlier call hangs."""
-    if hook.row.name in threads.overdue:
-        raise Late("is still at work on an earlier event")
-    try:
-        return await threads.run(hook.row.name, lambda: hook.handler(event, context), hook.row.seconds)
-    except Overdue:
-        raise Late(f"did not answer within {hook.row.seconds:g} s") from None
-
-
-async def awaited(hook: Hook, event: Event, context: HookContext) -> Any:
-    """Return what an async hook says. Raises Late at its deadline; one that ignores that is left behind."""
-    task: asyncio.Task[Any] = asyncio.create_task(_leaving(hook.handler, event, context))
-    try:
-        done, _ = await asyncio.wait({task}, timeout=hook.row.seconds)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if not done:
-        task.cancel()
-        task.add_done_callback(_retrieve)
-        raise Late(f"did not answer within {hook.row.seconds:g} s")
-    if task.cancelled():
-        raise RuntimeError("cancelled itself")
-    return task.result()
-
-
-async def _leaving(handler: Callable[..., Any], event: Event, context: HookContext) -> Any:
-    try:
-        return await handler(event, context)
-    except (SystemExit, KeyboardInterrupt, StopIteration) as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -36,7 +36,6 @@ from orch_protocol.prompts import PromptPart
 from orch_protocol.text import scrub
 
 from .answering import Answering
-from .arriving import Arriving
 from .backends.base import AssistantTurn, Backend, BackendInfo, Instead, OnText
 from .chain import Followed
 from .hook_calls import HookCalls
@@ -81,7 +80,11 @@ class AgentHooks:
         self._gate = asyncio.Lock()
         self._ended: Aborted | None = None
         self._begun = False
-        self._arriving: Arriving | None = None
+        self._attempt = 1
+        """How often the request under way was made."""
+        self._arriving = 0
+        """The attempt whose response has begun to arrive."""
+        self._who: dict[str, str] = {}
 
     # Around a turn.
 
@@ -91,7 +94,7 @@ class AgentHooks:
         self._ended = None
         if not self._begun:
             self._begun = True
-            await self._note("session_start", messages=messages)
+            self._note("session_start", messages=messages)
         own = self._answering.own if self._answering is not None else ""
         followed = await self._run("before_turn", prompt=prompt, tools=toolbox.active, model=own)
         if followed is not None:
@@ -103,7 +106,7 @@ class AgentHooks:
         else:
             more = ()
         await self._let_answer(followed)
-        await self._note("turn_start", prompt=prompt)
+        self._note("turn_start", prompt=prompt)
         return scrub(prompt), scrub(more)
 
     async def _let_answer(self, followed: Followed | None) -> None:
@@ -148,7 +151,6 @@ class AgentHooks:
 
     async def output(self, text: str, stop: StopReason) -> tuple[str, StopReason]:
         """Return the text of the reply, and why the turn ended."""
-        self._hush()
         followed = await self._run("before_output", text=text, stop_reason=stop)
         if followed is None:
             return text, stop
@@ -160,19 +162,21 @@ class AgentHooks:
     async def turn_end(self, reply: Reply) -> None:
         """The reply is on record."""
         told = {"text": reply.text, "stop_reason": reply.stop_reason, "usage": reply.usage}
-        await self._note("turn_end", **told, tool_calls=reply.tool_calls)
+        self._note("turn_end", **told, tool_calls=reply.tool_calls)
+        if reply.stop_reason != "cancelled":  # who cancels a turn waits for nobody
+            await self.calls.told()
 
     async def error(self, error: Exception) -> None:
         """The turn ended without a reply."""
-        self._hush()
-        await self._note("error", kind=type(error).__name__, message=str(error))
+        self._note("error", kind=type(error).__name__, message=str(error))
+        await self.calls.told()
 
     # A step.
 
-    async def step_start(self, step: int) -> None:
+    def step_start(self, step: int) -> None:
         """The model is to be asked, after `step` responses."""
         self.calls.step = step
-        await self._note("step_start")
+        self._note("step_start")
 
     async def request(self, backend: Backend, info: BackendInfo) -> Instead | None:
         """Return what the next request is to hold in place of the conversation, None: that. Raises Aborted."""
@@ -207,38 +211,36 @@ class AgentHooks:
 
     def listening(self, on_text: OnText | None, info: BackendInfo) -> OnText | None:
         """Return what is to be called with the text of the response as it arrives, if anything is; `on_text` is."""
-        self._hush()
-        listened = self.calls.on & {"message_start", "message_update"}
-        if not listened:
+        self._attempt, self._arriving = 1, 0
+        self._who = {"provider": info.provider, "model": info.model}
+        if self.calls.on.isdisjoint(("message_start", "message_update")):
             return on_text
-        arriving = self._arriving = Arriving(self.calls.run, listened, info.provider, info.model)
 
         def both(text: str) -> None:
             if on_text is not None:
                 on_text(text)
-            arriving.add(text)
+            self._begins()
+            self._note("message_update", text=text)
 
         return both
 
     def again(self) -> None:
         """The request is made again: what came of the response is void."""
-        if self._arriving is not None:
-            self._arriving.again()
+        self._attempt += 1
 
-    def _hush(self) -> None:
-        if self._arriving is not None:
-            self._arriving.stop()
-            self._arriving = None
+    def _begins(self) -> None:
+        if self._arriving < self._attempt:
+            self._arriving = self._attempt
+            self._note("message_start", **self._who, attempt=self._attempt)
 
     async def response(self, turn: AssistantTurn, info: BackendInfo) -> tuple[AssistantTurn, BaseException | None]:
         """Return the response to take down, and what is to be raised once it is on record."""
         self.calls.step += 1
-        if self.calls.on.isdisjoint(("message_start", "message_update", "after_provider_response")):
+        self._begins()
+        if "after_provider_response" not in self.calls.on:
             return turn, None
         text = text_of(turn.message)
         try:
-            if self._arriving is not None:
-                await self._arriving.whole()
             followed = await self._run(
                 "after_provider_response",
                 provider=info.provider,
@@ -250,8 +252,7 @@ class AgentHooks:
             )
         except asyncio.CancelledError as cancelled:  # it is paid for, and nobody has said that it may be seen
             return replace(turn, message=assistant(CUT)), cancelled
-        if followed is None:
-            return turn, None
+        assert followed is not None
         assert isinstance(followed.event, stages.ProviderResponse)
         if isinstance(followed.decision, Abort):
             message = assistant(scrub(followed.decision.message) or CUT)
@@ -260,11 +261,11 @@ class AgentHooks:
             return turn, None
         return replace(turn, message=_said(turn.message, scrub(followed.event.text))), None
 
-    async def message_end(self, turn: AssistantTurn, message: Message) -> None:
+    def message_end(self, turn: AssistantTurn, message: Message) -> None:
         """The response is on record, as `message`."""
         calls = tuple(call.name for call in tool_uses(message))
         told = {"text": text_of(message), "stop_reason": turn.stop_reason, "usage": turn.usage}
-        await self._note("message_end", **told, calls=calls)
+        self._note("message_end", **told, calls=calls)
 
     async def call(self, dispatch: Dispatch, call: ToolUse) -> Outcome:
         """Return what `call` comes to: changed, refused, or run by `dispatch`, and its result as it may be seen.
@@ -322,9 +323,13 @@ class AgentHooks:
 
     async def step_end(self, calls: Iterable[ToolUse]) -> None:
         """Response and results are on record. Raises Aborted when a hook has decided so meanwhile."""
-        await self._note("step_end", calls=tuple(call.name for call in calls))
+        self._note("step_end", calls=tuple(call.name for call in calls))
         if self._ended is not None:
             raise self._ended
+
+    async def settled(self) -> None:
+        """Return when whoever observes knows of everything so far, and has said what it wants to say about it."""
+        await self.calls.told()
 
     async def heard(self, text: str) -> list[str]:
         """Return what of `text`, which was said to the agent, it is to hear; nothing when it was blocked."""
@@ -361,9 +366,9 @@ class AgentHooks:
         stub = with_body(asked[-1], body)
         return Kept(replace(collapse, messages=tuple(replaced(each, stub) for each in collapse.messages)), supplied)
 
-    async def archived(self, collapse: Collapse) -> None:
+    def archived(self, collapse: Collapse) -> None:
         """The archive is on record."""
-        await self._note("archived", holder=collapse.holder, kind=collapse.kind, task=collapse.task)
+        self._note("archived", holder=collapse.holder, kind=collapse.kind, task=collapse.task)
 
     async def before_compaction(
         self, reason: str, messages: Sequence[Message], tokens: int, instructions: str = ""
@@ -384,12 +389,10 @@ class AgentHooks:
         assert isinstance(said, stages.BeforeCompaction)
         return Compacting(scrub(said.instructions), scrub(said.summary), tuple(map(scrub, followed.inject)))
 
-    async def compacted(
-        self, reason: str, summary: str, *, tokens_before: int, tokens_after: int, supplied: bool
-    ) -> None:
+    def compacted(self, reason: str, summary: str, *, tokens_before: int, tokens_after: int, supplied: bool) -> None:
         """The compaction is on record."""
         told = {"tokens_before": tokens_before, "tokens_after": tokens_after, "supplied": supplied}
-        await self._note("compaction", reason=reason, summary=summary, **told)
+        self._note("compaction", reason=reason, summary=summary, **told)
 
     async def _run(self, stage: str, **fields: Any) -> Followed | None:
         """Return what came of `stage`, None when there is no hook for it."""
@@ -397,8 +400,9 @@ class AgentHooks:
             return None
         return await self.calls.run(STAGES[stage].event(**fields))
 
-    async def _note(self, stage: str, **fields: Any) -> None:
-        await self._run(stage, **fields)
+    def _note(self, stage: str, **fields: Any) -> None:
+        if stage in self.calls.on:
+            self.calls.note(STAGES[stage].event(**fields))
 
 
 def _check(followed: Followed) -> None:

@@ -7,6 +7,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any, Final, overload
 
 from msgspec import Struct
@@ -44,6 +45,11 @@ class Hook(Struct, frozen=True):
 
     row: HookRow
     handler: Handler
+
+    @property
+    def waited(self) -> bool:
+        """Whether anybody waits for it: an async one that only observes runs aside."""
+        return not self.row.aside or self.row.kind != "observe"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
@@ -119,8 +125,10 @@ class Registry:
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
         self._hooks: dict[str, Hook] = {}
         self._chains: dict[str, tuple[Hook, ...]] = {}
+        self._steps: dict[str, tuple[tuple[Hook, ...], ...]] = {}
         for each in hooks:
-            self.register(each)
+            self._add(each)
+        self._arrange()
 
     def __iter__(self) -> typing.Iterator[Hook]:
         """Iterate in the order of registration."""
@@ -128,6 +136,10 @@ class Registry:
 
     def register(self, hook: Hook) -> None:
         """Take `hook` in. One of the same name and source takes the other's place; of another source it is refused."""
+        self._add(hook)
+        self._arrange()
+
+    def _add(self, hook: Hook) -> None:
         there = self._hooks.get(hook.row.name)
         if there is not None and there.row.source != hook.row.source:
             raise ConfigError(
@@ -135,7 +147,6 @@ class Registry:
                 f"{hook.row.source or 'this program'}: give one another name"
             )
         self._hooks[hook.row.name] = hook
-        self._arrange()
 
     def remove(self, name: str) -> None:
         """Forget the hook called `name`. Raises ConfigError when there is none."""
@@ -152,6 +163,10 @@ class Registry:
         """Return the hooks of `stage`, the lowest priority first, and as they were registered where that is equal."""
         return self._chains.get(stage, ())
 
+    def steps(self, stage: str) -> tuple[tuple[Hook, ...], ...]:
+        """Return the same hooks as they are called: one alone, or together those that only observe, between others."""
+        return self._steps.get(stage, ())
+
     def without(self, names: Iterable[str]) -> Registry:
         """Return the registry without the hooks called `names`."""
         left_out = frozenset(names)
@@ -164,6 +179,13 @@ class Registry:
             for stage in each.row.stages:
                 chains.setdefault(stage, []).append(each)
         self._chains = {stage: tuple(found) for stage, found in chains.items()}
+        self._steps = {stage: tuple(_steps(found)) for stage, found in chains.items()}
+
+
+def _steps(chain: Iterable[Hook]) -> typing.Iterator[tuple[Hook, ...]]:
+    for observe, part in groupby(chain, key=lambda each: each.row.kind == "observe"):
+        together = tuple(part)
+        yield from (together,) if observe else zip(together, strict=True)
 
 
 def _row(

@@ -301,6 +301,8 @@ class _Turn:
     async def _hear(self, *, stopping: bool) -> bool:
         """Take what was said meanwhile into the conversation; return whether there was anything."""
         heard = False
+        if self._hooks is not None:
+            await self._hooks.settled()
         while not heard and (said := self._interject(stopping)):
             for id, text in said:
                 for each in [text] if self._hooks is None else await self._hooks.heard(text):
@@ -326,7 +328,7 @@ class _Turn:
     async def _response(self) -> AssistantTurn:
         """Return the next model response, recorded."""
         if self._hooks is not None:
-            await self._hooks.step_start(self._steps)
+            self._hooks.step_start(self._steps)
         if self._purse is not None:
             await self._hear_of_budgets(self._purse)
         if self._prepare is not None:
@@ -383,7 +385,7 @@ class _Turn:
             hold.settle(usage)
         self._tell("message", text_of(turn.message))
         if self._hooks is not None:
-            await self._hooks.message_end(turn, message)
+            self._hooks.message_end(turn, message)
         if end is not None:
             raise end
         return turn

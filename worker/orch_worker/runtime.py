@@ -278,8 +278,9 @@ class Runtime:
         return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages), self._answering)
 
     async def _hooks_done(self, hooks: AgentHooks) -> None:
-        await hooks.calls.turn_ended()
+        hooks.calls.turn_ended()
         if hooks.calls.stuck:
+            await hooks.calls.report()
             # A thread cannot be ended but with its process; the next query starts another one.
             print(f"leaving: {', '.join(hooks.calls.stuck)} did not return", flush=True)
             self._root.stop(EXIT_STUCK)

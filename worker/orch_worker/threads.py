@@ -5,17 +5,29 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Overdue", "Threads"]
+__all__ = ["Late", "Ran", "Task", "Threads"]
 
 Job = Callable[[], None]
+Task: TypeAlias = tuple[str, float, Callable[[Any, Any], Any], Any]
+"""A function and its second argument, behind the seconds that it may take and the key that it is counted under while
+it hangs. A plain tuple, which is made once: there are hundreds of them to be called in a turn."""
 
 
-class Overdue(Exception):
-    """A function did not return in time, and runs on."""
+class Late(Exception):
+    """A function did not return in time; says so. It runs on."""
+
+
+class Ran(NamedTuple):
+    """What came of some tasks: how long each one took, and by its place what one returned that was not None, or raised
+    (Late when it is late)."""
+
+    seconds: list[float]
+    said: dict[int, tuple[Any, Exception | None]]
 
 
 class Threads:
@@ -29,58 +41,150 @@ class Threads:
         self._idle: list[SimpleQueue[Job | None]] = []
 
     async def run(self, key: str, function: Callable[[], Any], seconds: float) -> Any:
-        """Return what `function` returns, or raise what it raises. Raises Overdue after `seconds`."""
+        """Return what `function` returns, or raise what it raises. Raises Late after `seconds`."""
+        ran = await self.run_all([(key, seconds, lambda _first, _second: function(), None)], [None])
+        value, error = ran.said.get(0, (None, None))
+        if error is not None:
+            raise error
+        return value
+
+    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
+        """Call the functions of `tasks` one after the other, each with its one of `firsts`, and return what came of it.
+
+        All run in one thread, so that going there and back is paid for once; behind one that hangs another thread goes
+        on. Raises nothing but CancelledError.
+        """
+        if not tasks:
+            return Ran([], {})
+        ran = await self._run(tasks, firsts)
+        while (done := len(ran.seconds)) < len(tasks):
+            more = await self._run(tasks[done:], firsts[done:])
+            ran.said.update((done + place, said) for place, said in more.said.items())
+            ran.seconds.extend(more.seconds)
+        return ran
+
+    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
+        """Return what came of `tasks`: of all, or of those up to one that hangs."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
+        done: asyncio.Future[None] = loop.create_future()
         queue = self._idle.pop() if self._idle else _started()
+        batch = _Batch(tasks, firsts)
+        timer: asyncio.TimerHandle
 
         def job() -> None:
-            value, error = None, None
+            batch.work()
             try:
-                value = function()
-            except BaseException as raised:
-                error = raised
-            try:
-                loop.call_soon_threadsafe(self._finish, key, queue, done, value, error)
+                loop.call_soon_threadsafe(self._finish, batch, queue, done)
             except RuntimeError:
                 queue.put(None)  # the loop is closed: nobody will need this thread again
 
-        queue.put(job)
-        try:
-            await asyncio.wait({done}, timeout=seconds)
+        def look() -> None:
+            nonlocal timer
             if done.done():
-                return done.result()
-            raise Overdue
+                return
+            if (left := batch.left()) > 0:
+                timer = loop.call_later(left, look)
+            else:
+                batch.leave()
+                done.set_result(None)
+
+        queue.put(job)
+        timer = loop.call_later(tasks[0][1], look)
+        try:
+            await done
+        except asyncio.CancelledError:
+            batch.leave()
+            raise
         finally:
-            if not done.done():
-                self.overdue[key] += 1
-                done.cancel()
+            timer.cancel()
+            if batch.hangs:
+                self.overdue[batch.hangs] += 1
+        return batch.ran()
 
     def close(self) -> None:
         """End the threads that do nothing."""
         while self._idle:
             self._idle.pop().put(None)
 
-    def _finish(
-        self,
-        key: str,
-        queue: SimpleQueue[Job | None],
-        done: asyncio.Future[Any],
-        value: Any,
-        error: BaseException | None,
-    ) -> None:
+    def _finish(self, batch: _Batch, queue: SimpleQueue[Job | None], done: asyncio.Future[None]) -> None:
         self._idle.append(queue)
-        if done.done():
-            self.overdue[key] -= 1
-            if not self.overdue[key]:
-                del self.overdue[key]
-        elif error is None:
-            done.set_result(value)
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            done.set_exception(error)
-        else:
-            # None of these passes from a thread through a future and an event loop unharmed.
-            done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+        if batch.hangs:
+            self.overdue[batch.hangs] -= 1
+            if not self.overdue[batch.hangs]:
+                del self.overdue[batch.hangs]
+        if not done.done():
+            done.set_result(None)
+
+
+class _Batch:
+    """Tasks that one thread does in order, until they are done or it is left behind with one that hangs.
+
+    A task is whose turn it is to take the next number of `_turns` takes: the thread, or whoever leaves it, who takes
+    all there are. No lock is needed for that, and nothing is done twice.
+    """
+
+    def __init__(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> None:
+        self.hangs = ""
+        """The key of the task with which the thread was left behind."""
+        self._tasks = tasks
+        self._firsts = firsts
+        self._turns: Iterator[int] = iter(range(len(tasks)))
+        self._owned = len(tasks)
+        """How many of them are the thread's."""
+        self._began = perf_counter()
+        self._ended: list[float] = []
+        """When each of those ended that are done."""
+        self._said: dict[int, tuple[Any, Exception | None]] = {}
+        """What they returned that was not None, and what they raised."""
+
+    def work(self) -> None:
+        """Do the tasks."""
+        self._began = perf_counter()
+        tasks, firsts, ended, said = self._tasks, self._firsts, self._ended, self._said
+        for place in self._turns:
+            _, _, function, second = tasks[place]
+            try:
+                value = function(firsts[place], second)
+                if value is not None:
+                    said[place] = value, None
+            except StopIteration as raised:
+                said[place] = None, _harmless(raised)
+            except Exception as raised:
+                said[place] = None, raised
+            except BaseException as raised:
+                said[place] = None, _harmless(raised)
+            ended.append(perf_counter())
+
+    def left(self) -> float:
+        """Return for how many seconds the task under way may go on."""
+        place = min(len(self._ended), len(self._tasks) - 1)
+        began = self._ended[place - 1] if place else self._began
+        return began + self._tasks[place][1] - perf_counter()
+
+    def leave(self) -> None:
+        """Let the thread begin no other task. The one under way, if there is one, runs on unheard."""
+        self._owned -= len(list(self._turns))
+        done = len(self._ended)
+        if done < self._owned:
+            self.hangs = self._tasks[done][0]
+            self._ended = self._ended[:done]  # the thread keeps the other list
+
+    def ran(self) -> Ran:
+        """Return what came of the tasks that were the thread's."""
+        ended = self._ended
+        seconds = [end - begin for begin, end in zip([self._began, *ended], ended, strict=False)]
+        said = self._said
+        if self.hangs:
+            place, most = len(seconds), self._tasks[len(seconds)][1]
+            said = {at: each for at, each in said.copy().items() if at < place}
+            said[place] = None, Late(f"did not answer within {most:g} s")
+            seconds.append(most)
+        return Ran(seconds, said)
+
+
+def _harmless(error: BaseException) -> Exception:
+    """Return what stands for an error that does not pass from a thread through a future and an event loop unharmed."""
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _started() -> SimpleQueue[Job | None]:

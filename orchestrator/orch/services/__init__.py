@@ -72,7 +72,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "prompt": prompting.prompt,
     "spec": looking.spec,
     "run_tool": tools.run_tool,
-    "run_hook": hooking.run_hook,
+    "run_hooks": hooking.run_hooks,
     "hooks_ran": hooking.hooks_ran,
     "judge": approving.judge,
     "approve": approving.approve,
@@ -130,7 +130,7 @@ EVERYBODYS: Final = frozenset(
         "refused",
         "admit",
         "left",
-        "run_hook",
+        "run_hooks",
         "hooks_ran",
         "find_model",
     }
