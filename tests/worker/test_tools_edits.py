@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from orch_protocol.messages import ToolUse
 from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput
 from orch_worker.tools.edits import replace_in_file, write_file
 from orch_worker.tools.toolbox import Toolbox
-
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
+from swapping import swapped
 
 
 async def run(tool: Tool, cwd: Path, **input: Any) -> ToolOutput:
@@ -145,29 +142,13 @@ class TestWriteFile:
 
     async def test_link_put_in_the_way_meanwhile(self, tmp_path: Path) -> None:
         """While another swaps a folder for a link that leads out, no write ever lands outside."""
-        outside, cwd = tmp_path / "outside", tmp_path / "cwd"
-        outside.mkdir()
-        (cwd / "sub").mkdir(parents=True)
-        (cwd / "link").symlink_to(outside)
-        names = [os.fsencode(cwd / name) for name in ("sub", "link")]
-        libc, stop = ctypes.CDLL(None), threading.Event()
-
-        def swap() -> None:
-            while not stop.is_set():
-                libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
-
-        swapper = threading.Thread(target=swap)
-        swapper.start()
-        refused = 0
-        try:
+        outside, refused = tmp_path / "outside", 0
+        with swapped(tmp_path / "cwd", outside):
             for number in range(500):
                 try:
-                    write_file(ToolContext(cwd), f"sub/f{number}", "x")
+                    write_file(ToolContext(tmp_path / "cwd"), f"sub/f{number}", "x")
                 except ToolError:
                     refused += 1
-        finally:
-            stop.set()
-            swapper.join()
         assert files(outside) == []
         assert refused < 500
 

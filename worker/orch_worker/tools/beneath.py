@@ -7,17 +7,17 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from ..files import cause
 from .base import ToolContext, ToolError
+from .descent import FOLDER, open_below
 from .files import inside
 
 __all__ = ["Place", "place"]
 
 MAX_PATH: Final = 4_000
-FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Place:
@@ -78,8 +78,8 @@ class Place:
 def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Iterator[Place]:
     """Open the folder that `path` lies in. Raises ToolError when that is not below the context's folder.
 
-    Links are resolved once, and the result is walked folder by folder without following any: a link put there
-    afterwards is an error, not a way out.
+    Links are resolved once, and the result is opened without following any: a link put there afterwards is an error,
+    not a way out. Folders that are to be made are entered one by one.
     """
     root = context.cwd.resolve()
     real = inside(context, path)
@@ -89,12 +89,13 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
         raise ToolError(f"{path[:80]!r}... is too long a path.")
     relative = real.relative_to(root)
     try:
-        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for part in relative.parts[:-1]:
-                child = _enter(folder, part, make_folders)
-                os.close(folder)
-                folder = child
+            folder = open_below(str(root), relative.parent.as_posix(), FOLDER)
+        except FileNotFoundError:
+            if not make_folders:
+                raise
+            folder = _made(root, relative.parent)
+        try:
             yield Place(folder, relative.as_posix())
         finally:
             os.close(folder)
@@ -102,12 +103,25 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
         raise ToolError(f"{path!r} cannot be written: {cause(error)}.") from error
 
 
-def _enter(folder: int, name: str, make: bool) -> int:
+def _made(root: Path, relative: Path) -> int:
+    """Open the folder `relative` below `root`, with each part made that is not there."""
+    folder = open_below(str(root), ".", FOLDER)
+    try:
+        for part in relative.parts:
+            child = _enter(folder, part)
+            os.close(folder)
+            folder = child
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _enter(folder: int, name: str) -> int:
     try:
         return os.open(name, FOLDER, dir_fd=folder)
     except FileNotFoundError:
-        if not make:
-            raise
+        pass
     try:
         os.mkdir(name, dir_fd=folder)
     except FileExistsError:

@@ -94,10 +94,11 @@ def grep_files(
         max_per_file: How many lines of one file to return at most.
     """
     regex = compile_pattern(pattern, ignore_case=ignore_case)
+    root = context.cwd.resolve()
     found: list[str] = []
     size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
     for shown, target in _files(context, path, glob):
-        text = _searchable(target)
+        text = _searchable(target, root)
         if text is None:
             too_large += 1
             continue
@@ -136,7 +137,7 @@ def opened(context: ToolContext, path: str) -> Iterator[BinaryIO]:
     if _is_folder(target, path):
         raise ToolError(f"{path!r} is a folder: use list_files.")
     try:
-        with open_regular(target) as file:
+        with open_regular(target, context.cwd.resolve()) as file:
             yield file
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -224,10 +225,10 @@ def _files(context: ToolContext, path: str, glob: str | None) -> Iterator[tuple[
             yield shown, Path(entry.path)
 
 
-def _searchable(target: Path) -> str | None:
+def _searchable(target: Path, root: Path) -> str | None:
     """Return the text of a file; "" for one that is binary, unreadable or no regular file, None for one too large."""
     try:
-        with open_regular(target) as file:
+        with open_regular(target, root) as file:
             if os.fstat(file.fileno()).st_size > MAX_GREP_BYTES:
                 return None
             data = file.read(MAX_GREP_BYTES)

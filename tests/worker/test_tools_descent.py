@@ -1,0 +1,97 @@
+"""Opening files below a folder: whatever is swapped meanwhile, nothing outside is opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from orch_worker import kernel
+from orch_worker.tools import descent
+from orch_worker.tools.base import ToolContext, ToolError
+from orch_worker.tools.descent import open_below
+from orch_worker.tools.files import grep_files, read_file
+from swapping import swapped
+
+ROUNDS = 1000
+
+
+@pytest.fixture(params=["in one call", "folder by folder"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With what a new kernel offers, and without."""
+    if request.param == "folder by folder":
+        monkeypatch.setattr(descent, "_has_openat2", lambda: False)
+    elif not descent._has_openat2():
+        pytest.skip("this kernel has no openat2")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
+class TestOpenBelow:
+    """open_below, in both ways."""
+
+    def test_what_is_there_is_opened(self, tmp_path: Path) -> None:
+        """A file, a folder, the folder itself."""
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        (tmp_path / "a" / "b" / "file").write_text("here")
+        with open(open_below(str(tmp_path), "a/b/file", os.O_RDONLY)) as file:
+            assert file.read() == "here"
+        for folder in ("a/b", "."):
+            os.close(open_below(str(tmp_path), folder, descent.FOLDER))
+        with pytest.raises(FileNotFoundError):
+            open_below(str(tmp_path), "a/none", os.O_RDONLY)
+
+    @pytest.mark.parametrize("path", ["link", "up/secret", "to_file", "loop", "a/absolute"])
+    def test_no_link_is_followed(self, tmp_path: Path, path: str) -> None:
+        """Neither the last name nor any before it, wherever it leads."""
+        root = tmp_path / "root"
+        (root / "a").mkdir(parents=True)
+        (tmp_path / "secret").write_text("no")
+        for name, target in (("link", tmp_path / "secret"), ("up", ".."), ("to_file", "a"), ("loop", "loop")):
+            (root / name).symlink_to(target)
+        (root / "a" / "absolute").symlink_to("/etc/hostname")
+        with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+            open_below(str(root), path, os.O_RDONLY)
+
+    def test_reading_leads_nowhere_while_a_folder_is_swapped_for_a_link(self, tmp_path: Path) -> None:
+        """A thousand times a file is read, and as often looked through: what lies outside is never seen."""
+        context, seen = ToolContext(tmp_path / "cwd"), []
+        with swapped(tmp_path / "cwd", tmp_path / "outside"):
+            (tmp_path / "outside" / "file").write_text("not to be seen")
+            for _ in range(ROUNDS):
+                for look in (lambda: read_file(context, "sub/file"), lambda: grep_files(context, "seen", "sub")):
+                    try:
+                        seen.append(look())
+                    except ToolError:
+                        pass
+        assert not [text for text in seen if "not to be" in text]
+
+
+def test_a_call_that_is_not_let_through_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old kernels do not know it, and some containers refuse what they do not know."""
+    for number in (errno.ENOSYS, errno.EPERM):
+
+        def refuse(*_: int, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(kernel, "syscall", refuse)
+        assert descent._has_openat2.__wrapped__() is False
+
+
+def test_what_is_renamed_at_that_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel asks for it; not for ever."""
+    answers = [errno.EAGAIN, errno.EAGAIN, 0]
+
+    def syscall(*_: int) -> int:
+        if number := answers.pop(0):
+            raise OSError(number, os.strerror(number))
+        return 99
+
+    monkeypatch.setattr(descent, "_has_openat2", lambda: True)
+    monkeypatch.setattr(kernel, "syscall", syscall)
+    assert open_below(str(tmp_path), "file", os.O_RDONLY) == 99
+    answers = [errno.EAGAIN] * 100
+    with pytest.raises(BlockingIOError):
+        open_below(str(tmp_path), "file", os.O_RDONLY)
