@@ -29,6 +29,7 @@ PUBLIC = {
     "ContextConfig",
     "HooksConfig",
     "Limits",
+    "MemoryConfig",
     "Message",
     "Orchestrator",
     "PolicyCall",

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
     )
     from orch_protocol.hook_events import Abort, Approve, Block
+    from orch_protocol.memory import MemoryConfig
     from orch_protocol.messages import Message, Reply, Usage
     from orch_protocol.observing import CallEvent
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
@@ -119,6 +120,7 @@ __all__ = [
     "LaunchError",
     "Limits",
     "LockedError",
+    "MemoryConfig",
     "Message",
     "MessageTooLargeError",
     "NoResultError",
@@ -174,6 +176,7 @@ _HOMES = {
     "ContextConfig": "orch_protocol.project",
     "HooksConfig": "orch_protocol.config",
     "Limits": "orch_protocol.spec",
+    "MemoryConfig": "orch_protocol.memory",
     "Message": "orch_protocol.messages",
     "Orchestrator": "orch.sync",
     "PolicyCall": "orch_protocol.policy",

@@ -23,7 +23,7 @@ from orch_protocol.errors import ConfigError, OrchError
 
 from . import paths
 from .archival.profiles import rules_of
-from .strictness import SHORTENING, fields_of, narrows
+from .strictness import ITS_USERS, fields_of, narrows
 from .trust import is_trusted, project_file
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ ROOT_WIDE: Final = (
     *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
     *(f"budget.{limit}" for limit in Budget.__struct_fields__),
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.restarts", "subagents.chat_models"),
-    *SHORTENING,
+    *ITS_USERS,
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 SHOWN: Final = 80

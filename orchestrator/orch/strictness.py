@@ -16,7 +16,7 @@ from orch_protocol.project import RANK as TELLS
 from orch_protocol.prompts import TIERS
 from orch_protocol.sandbox import LEVELS, ToolLimits
 
-__all__ = ["NARROWS", "SHORTENING", "fields_of", "narrows"]
+__all__ = ["ITS_USERS", "NARROWS", "fields_of", "narrows"]
 
 
 def narrows(key: str, new: Any, old: Any) -> bool:
@@ -69,8 +69,10 @@ def _more(new: Any, old: Any) -> bool:
     return set(new) >= set(old)
 
 
-SHORTENING: Final = tuple(key for key, _ in fields_of(Config) if re.search(r"^archival\.|context_compaction\.", key))
-"""What is said of archiving and summarising."""
+ITS_USERS: Final = tuple(
+    key for key, _ in fields_of(Config) if re.search(r"^(archival|memory)\.|context_compaction\.", key)
+)
+"""What is said of archiving, summarising and remembering."""
 
 TAINT_RANK: Final = {"off": 0, "ask": 1, "deny": 2}
 
@@ -123,6 +125,6 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "sandbox.network": _at_most,
     **dict.fromkeys(("sandbox.read", "sandbox.write"), lambda new, old: set(new) <= set(old)),
     **dict.fromkeys((key for key, _ in fields_of(ToolLimits, "sandbox.limits.")), _at_most_if_any),
-    # What is archived or summarised, and what that costs, is its user's to say.
-    **dict.fromkeys(SHORTENING, _never),
+    # What is archived, summarised or remembered, and what that costs, is its user's to say.
+    **dict.fromkeys(ITS_USERS, _never),
 }

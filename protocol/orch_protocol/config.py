@@ -8,6 +8,7 @@ from msgspec import Meta, Struct, field
 
 from .budget import Budget
 from .hook_options import HookOptions
+from .memory import MemoryConfig
 from .policy import PolicyConfig
 from .project import ContextConfig
 from .prompts import PromptRules
@@ -178,6 +179,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     hooks: HooksConfig = field(default_factory=HooksConfig)
     prompt: PromptRules = field(default_factory=PromptRules)
     context_compaction: CompactionConfig = field(default_factory=CompactionConfig)
+    memory: MemoryConfig = MemoryConfig()
 
 
 def parse_model(model: str | None) -> BackendSpec:

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from .archive import Source
 from .budget import Budget
 from .hooks import HooksSpec
+from .memory import MemorySpec
 from .messages import Message
 from .policy import PolicySpec
 from .project import ContextSpec
@@ -123,7 +124,7 @@ class AgentSpec(Struct, frozen=True):
     on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told when it would
     stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
     conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
-    `sandbox`.
+    `sandbox`. `memory` is what it remembers from other conversations, None: nothing.
     """
 
     id: str
@@ -158,6 +159,7 @@ class AgentSpec(Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
     compaction: CompactionSpec | None = field(default_factory=CompactionSpec)
     sandbox: SandboxSpec = SandboxSpec()
+    memory: MemorySpec | None = None
 
     @property
     def grant(self) -> tuple[str, ...]:

@@ -21,12 +21,14 @@ from orch_protocol.spec import BackendSpec, CompactionSpec
 from .backends.base import Backend
 from .compaction import Cut, bound, planned, summary_tokens
 from .digest import (
+    REMEMBER,
     SYSTEM,
     Digest,
     details_of,
     digest_of,
     extract,
     on_record,
+    parted,
     parts_of,
     question,
     question_beside,
@@ -43,6 +45,7 @@ from .view import Item
 
 if TYPE_CHECKING:
     from .hooked import AgentHooks
+    from .recollection import Recollection
 
 __all__ = ["Compacted", "Compactor"]
 
@@ -98,7 +101,8 @@ class _Written(Struct):
 class Compactor:
     """Compacts one agent's conversation by `rules`.
 
-    `model` says which model answers the agent now, `make` makes a backend of it, which is paid from `purse`.
+    `model` says which model answers the agent now, `make` makes a backend of it, which is paid from `purse`. What that
+    finds worth knowing in other conversations goes to `memory` first.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Compactor:
         *,
         model: Callable[[], BackendSpec],
         make: Callable[[BackendSpec], Backend],
+        memory: Recollection | None = None,
     ) -> None:
         self._rules = rules
         self._transcript = transcript
@@ -117,6 +122,7 @@ class Compactor:
         self._purse = purse
         self._model = model
         self._make = make
+        self._memory = memory
         self._unclaimed = Usage()
 
     async def compact(self, turn: str, reason: CompactionReason, hooks: AgentHooks | None = None) -> Compacted | None:
@@ -138,6 +144,7 @@ class Compactor:
                 written.body, written.writer = told.summary, "hook"
             else:
                 await self._ask(written, due, told.instructions if told is not None else "")
+                await self._flush(written)
             if not written.body:
                 written.body, written.writer = extract(due.gone, due.known.body, due.chars), "extract"
             written.body = "\n".join((written.body, *(told.added if told is not None else ())))
@@ -172,6 +179,12 @@ class Compactor:
             room=window - tokens if reason == "size" else 0,
         )
 
+    async def _flush(self, written: _Written) -> None:
+        """Keep what is to be remembered elsewhere, before it leaves the conversation."""
+        written.body, items = parted(written.body)
+        if self._memory is not None and items:
+            await self._memory.flush(items)
+
     def _record(self, due: _Due, written: _Written) -> tuple[CompactionEntry, Usage]:
         """Record it, and go on with the conversation as it is from now on."""
         usage = self._unclaimed
@@ -197,6 +210,8 @@ class Compactor:
         spec = writer_of(self._model())
         if spec is None:
             return
+        if self._memory is not None and self._memory.flushes:
+            more = f"{more}\n{REMEMBER}".lstrip()
         asking: Backend | None = None
         try:
             async with asyncio.timeout(self._rules.seconds):

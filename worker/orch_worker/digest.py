@@ -6,6 +6,7 @@ are computed, and carried from one summary to the next; no model has to remember
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -25,12 +26,14 @@ from .tokens import clip
 from .turns import is_prompt, turns_of
 
 __all__ = [
+    "REMEMBER",
     "SYSTEM",
     "Digest",
     "details_of",
     "digest_of",
     "extract",
     "on_record",
+    "parted",
     "parts_of",
     "question",
     "question_beside",
@@ -38,6 +41,10 @@ __all__ = [
     "usable",
 ]
 
+REMEMBER: Final = """\
+Remember: last of all, an item a line beginning with "- ": facts that will be worth knowing in other conversations \
+about this project, such as a convention, a decision and why, or where something is. Each is to be clear by itself. \
+Leave the heading out when there are none; most conversations have none, or one."""
 HINT: Final = "the session file has it all"
 MOST_TASK: Final = 2_000
 MOST_QUESTION: Final = 2_000
@@ -68,6 +75,10 @@ _BESIDE: Final = """\
 
 Write these notes, in at most {words} words, about this conversation from its beginning up to where this was said: \
 {place}"""
+
+
+_REMEMBER: Final = re.compile(r"^[#*_ ]*Remember[*_ ]*:?[*_ ]*$", re.MULTILINE | re.IGNORECASE)
+_ITEM: Final = re.compile(r"^\s*[-*•]\s+", re.MULTILINE)
 
 
 class Digest(Struct, frozen=True):
@@ -180,6 +191,14 @@ def usable(answer: str, chars: int) -> str:
     """Return `answer` as a body, "" when it is none: nothing, or far more than was asked for."""
     text = answer.strip()
     return text if len(text) <= MOST_ANSWER * chars else ""
+
+
+def parted(body: str) -> tuple[str, tuple[str, ...]]:
+    """Return the notes without what is to be remembered, and the items of that."""
+    if (found := _REMEMBER.search(body)) is None:
+        return body, ()
+    items = (item.strip() for item in _ITEM.split(body[found.end() :]))
+    return body[: found.start()].rstrip(), tuple(filter(None, items))
 
 
 def _is_told(message: Message) -> bool:

@@ -51,13 +51,13 @@ _READS: Final = (
     *("list_files", "grep_files", "read_file", "git_status", "git_diff", "git_log", "describe_data"),
     *("describe_variables", "web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status"),
     *("chat", "list_models", "search_archive", "read_archive", "map_subagents", EXIT_PLAN),
-    *(TASK_CREATE, "task_update"),
+    *(TASK_CREATE, "task_update", "recall"),
     # What an agent's children do is judged when they do it.
     *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
 )
 OPERATIONS: Final[dict[str, Operation]] = {
     **dict.fromkeys(_READS, "read"),
-    **dict.fromkeys(("write_file", "replace_in_file", "kill_subagent"), "write"),
+    **dict.fromkeys(("write_file", "replace_in_file", "kill_subagent", "remember"), "write"),
     **dict.fromkeys(("bash", "bg_kill", "run_python", "run_python_script"), "exec"),
 }
 """What a tool does. One that is not here counts as the worst: exec."""

@@ -101,6 +101,7 @@ def volatile_parts(
     *,
     date: str = "",
     workspace: str = "",
+    memory: str = "",
     taken: Sequence[str] = (),
     resting: Sequence[str] = (),
     planning: bool = False,
@@ -110,12 +111,14 @@ def volatile_parts(
 ) -> tuple[PromptPart, ...]:
     """Return what the end of a request says: what is true now and may not be so in the next one.
 
-    `taken` are tools that are on offer in it and not the agent's any more, `resting` those that are not in this turn;
-    `low` tells of budgets that are nearly used up, `live` of its subagents.
+    `memory` is what is remembered of earlier conversations; `taken` are tools that are on offer in it and not the
+    agent's any more, `resting` those that are not in this turn; `low` tells of budgets that are nearly used up, `live`
+    of its subagents.
     """
     said = (
         ("time", TODAY.format(date=date) if date else ""),
         ("workspace", workspace),
+        ("memory", memory),
         ("tools_taken", _taken(taken, resting)),
         ("plan_mode", PLAN_MODE if planning else ""),
         ("tasks", block(tasks)),

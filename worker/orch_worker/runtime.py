@@ -49,6 +49,7 @@ from .witness import testimony
 if TYPE_CHECKING:
     from .compacting import Compacted, Compactor
     from .hooked import AgentHooks
+    from .recollection import Recollection
 
 __all__ = ["Root", "Runtime"]
 
@@ -116,7 +117,8 @@ class Runtime:
                 self.transcript.seed(spec.history)
             self._agenda = Agenda(self.transcript, planning=spec.plan)
             self._marks = Marks(self.transcript)
-            context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks)
+            self._memory = self._remembers() if spec.memory is not None else None
+            context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks, memory=self._memory)
             self._answering = Answering(
                 spec.backend, self.backend, context.call_root, self._make_backend, self.transcript.model_change
             )
@@ -233,7 +235,7 @@ class Runtime:
                 shorten=partial(self._shorten, query_id),
                 purse=self._purse,
                 hooks=hooks,
-                opening=partial(self._open, hooks),
+                opening=partial(self._open, hooks, query_id, query.prompt),
                 frame=frame,
             )
             if self._locality.bound or self._marks.content:
@@ -386,6 +388,7 @@ class Runtime:
                 self._purse,
                 model=lambda: self._answering.now,
                 make=self._make_backend,
+                memory=self._memory,
             )
         try:
             done = await self._compactor.compact(turn, "refused" if refused else "size", self._hooks)
@@ -410,8 +413,17 @@ class Runtime:
             mark = partial(after_interruption, unfinished=last.unfinished)
         return lambda prompt: first_prompt(self.spec, mark(prompt)) if fresh else mark(prompt)
 
-    async def _open(self, hooks: AgentHooks | None) -> None:
+    def _remembers(self) -> Recollection:
+        # Imported where agents remember: the others are not to pay for it.
+        from .recollection import Recollection
+
+        assert self.spec.memory is not None
+        return Recollection(self.spec.memory, self.spec.id, self._marks, lambda: self._locality.bound)
+
+    async def _open(self, hooks: AgentHooks | None, turn: str, prompt: str) -> None:
         """Let the turn's prompt be put together, and the agent be told, once, what stands before its task."""
+        if self._memory is not None:
+            self._prompt.memory = await self._memory.turn_began(turn, prompt)
         live = self._archiving.block if self._archiving is not None else None
         await self._prompt.begin(hooks, live, fresh=self._fresh)
 

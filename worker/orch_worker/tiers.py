@@ -82,6 +82,8 @@ class Prompt:
         """Stable parts, context and volatile parts of the last request."""
         self._overlay = NONE
         self._place = self._low = ""
+        self.memory = ""
+        """What is remembered of earlier conversations, as the turn's requests are to say it."""
         self._system = rendered(self._stable)
         backend.append_system(self._system, self._tools)
 
@@ -172,6 +174,7 @@ class Prompt:
         return volatile_parts(
             date=today() if self._rules.time else "",
             workspace=self._place,
+            memory=self.memory,
             taken=self._toolbox.withdrawn,
             resting=self._toolbox.resting,
             planning=self._agenda.planning,

@@ -45,7 +45,7 @@ from orch_protocol.text import scrub
 from .session import LostEntry, Session, UnknownEntry
 from .store import AppendLog, FolderLock, load, newest_first, objects
 
-__all__ = ["NAME", "Transcript", "read_last_turn", "read_lines", "read_session", "read_usage"]
+__all__ = ["NAME", "Transcript", "read_last_turn", "read_lines", "read_session", "read_usage", "timestamp"]
 
 NAME: Final = "session.jsonl"
 
@@ -83,7 +83,7 @@ class Transcript:
         lock = FolderLock.acquire(folder)
         log = None
         try:
-            header = _encode(SessionHeader(id=new_id(), timestamp=_timestamp(), cwd=cwd, agent=agent))
+            header = _encode(SessionHeader(id=new_id(), timestamp=timestamp(), cwd=cwd, agent=agent))
             session = Session()
             take = partial(_take, session), partial(_take_lines, session)
             log, loaded = AppendLog.open(folder / NAME, header=header, take=take[0], take_lines=take[1])
@@ -184,7 +184,7 @@ class Transcript:
     def _next(self, id: str | None = None) -> dict[str, Any]:
         """Return what every entry says of itself, for the one that follows the leaf."""
         session = self.session
-        return {"id": id or new_entry_id(session.places), "parent_id": session.leaf, "timestamp": _timestamp()}
+        return {"id": id or new_entry_id(session.places), "parent_id": session.leaf, "timestamp": timestamp()}
 
     def archive(self, collapses: Iterable[Collapse]) -> None:
         """Record that parts of the conversation are their holders' now: on the disk when this returns, all or none.
@@ -192,7 +192,7 @@ class Transcript:
         Raises StoreError when that cannot be written, or they are no parts of it any more; then nothing has changed.
         """
         session, entries = self.session, list[Entry]()
-        view, parent, now = session.view.copy(), session.leaf, _timestamp()
+        view, parent, now = session.view.copy(), session.leaf, timestamp()
         made: set[str] = set()
         for collapse in collapses:
             view.collapse(collapse, 0)
@@ -235,10 +235,10 @@ class Transcript:
         if self.session.entries:
             raise StoreError(f"{self.path} holds {len(self.session.entries)} entries: only a new one can be seeded")
         entries: dict[str, MessageEntry] = {}
-        parent, timestamp = None, _timestamp()
+        parent, now = None, timestamp()
         for message in history:
             id = new_entry_id(entries)
-            entries[id] = MessageEntry(id=id, parent_id=parent, timestamp=timestamp, message=message)
+            entries[id] = MessageEntry(id=id, parent_id=parent, timestamp=now, message=message)
             parent = id
         self.append(*entries.values(), sync=self._power)
 
@@ -388,7 +388,7 @@ def _decode(line: bytes) -> Entry | UnknownEntry | None:
         return None
 
 
-def _timestamp() -> str:
+def timestamp() -> str:
     """Return the time as ISO 8601 in UTC with milliseconds."""
     milliseconds = time.time_ns() // 1_000_000
     return f"{_second(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"

@@ -27,6 +27,7 @@ VERBS = {
     "narrow": ("agents", "take tools from an agent, and from everybody below it"),
     "archive": ("archive", "what agents have archived: find it, read it, ask it"),
     "session": ("session", "conversations: their branches, copies, and those from files"),
+    "memory": ("memory", "what agents remember of a folder"),
     "hooks": ("hooks", "functions that watch, change and stop what agents do"),
     "models": ("models", "the models that are known: limits, prices, keys"),
     "daemon": ("admin", "start, stop or look at the process behind all this"),

@@ -15,6 +15,7 @@ from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_mod
 from orch_protocol.errors import ConfigError, LaunchError, SpawnError, ToolNotGrantedError
 from orch_protocol.hooks import HooksSpec
 from orch_protocol.ids import new_id
+from orch_protocol.memory import MemorySpec
 from orch_protocol.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.project import RANK, ContextSpec
 from orch_protocol.prompts import PromptSpec
@@ -26,7 +27,8 @@ from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.confinement.trial import machine
-from orch_worker.tools.presets import RECALL, resolve
+from orch_worker.memory import folder_of, make_memory
+from orch_worker.tools.presets import NOTES, RECALL, resolve
 
 from .. import events, sandboxing
 from ..allowances import checked
@@ -107,6 +109,10 @@ def describe(
     archival = _archival(config.archival, tools) if config.archival.enabled else None
     if archival is not None:
         tools = tuple(dict.fromkeys((*tools, *RECALL, "query_subagent")))
+    folder = _folder(request.cwd, parent)
+    memory = _memory(config, sessions.parent, folder)
+    if memory is not None:
+        tools = tuple(dict.fromkeys((*tools, *NOTES)))
     plan = request.plan or (parent is not None and parent.plan)
     if plan:
         tools = tuple(dict.fromkeys((*tools, EXIT_PLAN)))
@@ -118,7 +124,7 @@ def describe(
         task=request.task,
         backend=backend,
         folder=str(sessions / id),
-        cwd=str(_folder(request.cwd, parent)),
+        cwd=str(folder),
         preset=preset,
         tools=tools,
         root_tools=request.root_tools,
@@ -138,6 +144,7 @@ def describe(
         marks=passed_on(request.marks, parent.id if parent else ""),
         hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
         compaction=compaction_of(config, child=parent is not None),
+        memory=memory,
     )
 
 
@@ -150,6 +157,18 @@ def compaction_of(config: Config, *, child: bool) -> CompactionSpec | None:
     pct = min(ours.compact_pct, theirs.compact_pct) if child and theirs.mode == "inherit_strict" else ours.compact_pct
     tokens = ours.compact_tokens or 0
     return CompactionSpec(pct, tokens, rules.keep_recent_turns, rules.min_messages, rules.timeout_seconds)
+
+
+def _memory(config: Config, home: Path, cwd: Path) -> MemorySpec | None:
+    """Return what an agent that works in `cwd` remembers, None: nothing."""
+    said = config.memory
+    if not said.enabled:
+        return None
+    spec = MemorySpec(
+        str(folder_of(home, cwd)), said.provider, said.tokens, said.note_chars, said.total_chars, said.flush
+    )
+    make_memory(spec)
+    return spec
 
 
 def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Config) -> ContextSpec:

@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 from msgspec import Struct, field
@@ -23,6 +23,9 @@ from orch_protocol.taint import BITS, Bit, Mark
 from ..agenda import Agenda
 from ..marks import Marks
 from .belongings import Belongings
+
+if TYPE_CHECKING:
+    from ..recollection import Recollection
 
 __all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput", "root_tool", "tool"]
 
@@ -63,7 +66,8 @@ class ToolContext(Struct, frozen=True):
 
     Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
     there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
-    for a tool that the root runs. `sandbox` says what the processes of its tools are kept from.
+    for a tool that the root runs, `memory` also where the agent remembers nothing. `sandbox` says what the processes of
+    its tools are kept from.
     """
 
     cwd: Path
@@ -78,6 +82,7 @@ class ToolContext(Struct, frozen=True):
     agenda: Agenda | None = None
     marks: Marks | None = None
     sandbox: SandboxSpec = SandboxSpec()
+    memory: Recollection | None = None
     belongings: Belongings = field(default_factory=Belongings)
 
     @property

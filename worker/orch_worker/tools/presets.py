@@ -16,7 +16,18 @@ from ..guard import Guard
 from .base import Tool, ToolContext, root_tool
 from .toolbox import Toolbox
 
-__all__ = ["BUILTIN", "CATEGORIES", "DEFAULT_PRESET", "PRESETS", "RECALL", "Builtin", "load", "make_toolbox", "resolve"]
+__all__ = [
+    "BUILTIN",
+    "CATEGORIES",
+    "DEFAULT_PRESET",
+    "NOTES",
+    "PRESETS",
+    "RECALL",
+    "Builtin",
+    "load",
+    "make_toolbox",
+    "resolve",
+]
 
 
 class Builtin(Struct, frozen=True):
@@ -34,6 +45,7 @@ _WEB: Final = ("web_search", "fetch_url")
 _PYTHON: Final = ("run_python", "run_python_script", "py_help", "installed_packages")
 _DATA: Final = ("describe_data", "describe_variables")
 _MEMORY: Final = ("read_handle",)
+NOTES: Final = ("remember", "recall")
 _PLAN: Final = ("exit_plan_mode",)
 _TASKS: Final = ("task_create", "task_update")
 _CHAT: Final = ("chat", "list_models")
@@ -56,6 +68,7 @@ BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_PYTHON, Builtin("orch_worker.tools.python", "python")),
     **dict.fromkeys(_DATA, Builtin("orch_worker.tools.data", "data")),
     **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
+    **dict.fromkeys(NOTES, Builtin("orch_worker.tools.memory", "notes")),
     **dict.fromkeys(_PLAN, Builtin("orch_worker.tools.plan", "plan")),
     **dict.fromkeys(_TASKS, Builtin("orch_worker.tools.tasks", "tasks")),
     **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.chat", "chat")),

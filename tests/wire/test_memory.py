@@ -1,0 +1,85 @@
+"""What one session notes stands in the model requests of a later one, over the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orch import AsyncOrchestrator, CompactionConfig, Config
+from orch.launchers.in_process import InProcessLauncher
+from orch_protocol.memory import MemoryConfig
+from orch_protocol.messages import assistant, user
+from wire.model_server import ModelServer, call, fail, say
+from wire.test_compaction import HISTORY, TOO_LONG
+from wire.test_summaries import environment
+
+MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-5.2"]
+
+
+def orchestrator(server: ModelServer, model: str, home: Path, **memory: object) -> AsyncOrchestrator:
+    """Return an orchestrator whose agents ask `model` at `server`, and remember."""
+    return AsyncOrchestrator(
+        model,
+        home=home,
+        env=environment(server),
+        config=Config(memory=MemoryConfig(enabled=True, **memory)),  # type: ignore[arg-type]
+        launcher=InProcessLauncher,
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_what_is_noted_is_told_to_the_agents_of_a_later_root(
+    server: ModelServer, model: str, tmp_path: Path
+) -> None:
+    """Behind everything that is cached, in the end of each request; agents elsewhere hear nothing of it."""
+    server.script += [call({"call": "remember", "input": {"text": "The port is 4711."}}), say("Noted.")]
+    (tmp_path / "project").mkdir()
+    async with orchestrator(server, model, tmp_path / "home") as o:
+        agent = await o.spawn("Note it", tools=[], cwd=tmp_path / "project")
+        assert (await agent.query("The port is 4711.")).text == "Noted."
+    async with orchestrator(server, model, tmp_path / "home") as o:
+        other = await o.spawn("Look", tools=[], cwd=tmp_path / "project")
+        await other.query("Which port is it?")
+        told = str(server.requests[-1].body)
+        elsewhere = await o.spawn("Look", tools=[], cwd=tmp_path)
+        await elsewhere.query("Which port is it?")
+    assert server.refused == []
+    assert "# Memory" in told
+    assert "The port is 4711." in told
+    assert "4711" not in str(server.requests[-1].body)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_what_is_worth_knowing_is_written_down_before_a_compaction(
+    server: ModelServer, model: str, tmp_path: Path
+) -> None:
+    """With the summary, in one request; a later session is told it, and the summary holds no word of that."""
+    server.script += [TOO_LONG, say("Done: eight answers.\n\nRemember:\n- The valve is made by Ohm."), say("Fine.")]
+    async with orchestrator(server, model, tmp_path / "home") as o:
+        agent = await o.spawn("Answer", tools=[], cwd=tmp_path, history=HISTORY)
+        assert (await agent.query("And?")).text == "Fine."
+        assert "Remember:" in str(server.requests[1].body)
+        assert "Done: eight answers." in str(server.requests[2].body)
+        assert "Ohm" not in str((await agent.show()).messages)
+        later = await o.spawn("Look", tools=[], cwd=tmp_path)
+        await later.query("Who makes the valve?")
+    assert "The valve is made by Ohm." in str(server.requests[-1].body)
+    assert server.refused == []
+
+
+async def test_switched_off_nobody_is_asked_to_remember(server: ModelServer, tmp_path: Path) -> None:
+    """By default there is neither note nor tool, and a compaction asks for a summary alone."""
+    history = [message for n in range(8) for message in (user(f"q{n}"), assistant(f"a{n} " + "x" * 400))]
+    server.script += [fail(400, "invalid_request_error", "prompt is too long"), say("notes"), say("Fine.")]
+    async with AsyncOrchestrator(
+        MODELS[0],
+        home=tmp_path,
+        env=environment(server),
+        config=Config(context_compaction=CompactionConfig()),
+        launcher=InProcessLauncher,
+    ) as o:
+        agent = await o.spawn("Answer", tools=[], cwd=tmp_path, history=history)
+        await agent.query("And?")
+    assert "remember" not in "".join(str(request.body) for request in server.requests).lower()
+    assert not (tmp_path / "memory").exists()
