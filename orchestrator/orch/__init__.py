@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from orch_protocol.observing import CallEvent
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.project import ContextConfig
-    from orch_protocol.prompts import PromptPart, PromptRules
+    from orch_protocol.prompts import PromptConfig, PromptPart
     from orch_protocol.sandbox import SandboxConfig, ToolLimits
     from orch_protocol.spec import Limits
     from orch_protocol.taint import TaintConfig
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .handles import AsyncSubagent
     from .sync import Orchestrator
     from .sync_handles import Subagent
+    from .templates import PromptTemplate
 
 __all__ = [
     "Abort",
@@ -128,8 +129,9 @@ __all__ = [
     "Orchestrator",
     "PolicyCall",
     "PolicyConfig",
+    "PromptConfig",
     "PromptPart",
-    "PromptRules",
+    "PromptTemplate",
     "ProtocolError",
     "QueryCycleError",
     "QueryTimeoutError",
@@ -181,8 +183,9 @@ _HOMES = {
     "Orchestrator": "orch.sync",
     "PolicyCall": "orch_protocol.policy",
     "PolicyConfig": "orch_protocol.policy",
+    "PromptConfig": "orch_protocol.prompts",
     "PromptPart": "orch_protocol.prompts",
-    "PromptRules": "orch_protocol.prompts",
+    "PromptTemplate": "orch.templates",
     "Question": "orch_protocol.approval",
     "Reply": "orch_protocol.messages",
     "SandboxConfig": "orch_protocol.sandbox",

@@ -67,12 +67,14 @@ from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
 from .services.recalling import found
 from .supervisor import Supervisor
+from .templated import Templated
+from .templates import Templates
 from .watchers import Observer, Watchers
 
 __all__ = ["AsyncOrchestrator", "ToolLike"]
 
 
-class AsyncOrchestrator(Hookable):
+class AsyncOrchestrator(Hookable, Templated):
     """A root: supervises the agents of one run, each in a process of its own.
 
         async with AsyncOrchestrator() as o:
@@ -123,6 +125,7 @@ class AsyncOrchestrator(Hookable):
         default = configuration.Default.of(self._known, self._keys)
         self._default = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
+        self._templates = Templates(self.config.prompt, self.home)
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
         self._told: set[str] = set()
@@ -240,6 +243,8 @@ class AsyncOrchestrator(Hookable):
         follow_up_mode: QueueMode | None = None,
         plan: bool = False,
         context: ProjectContext | None = None,
+        prompt_template: str | None = None,
+        vars: Mapping[str, object] | None = None,
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -247,6 +252,7 @@ class AsyncOrchestrator(Hookable):
         `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
+        `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -275,6 +281,7 @@ class AsyncOrchestrator(Hookable):
             follow_up_mode=follow_up_mode,
             plan=plan,
             context=context,
+            prompt=self._templates.asked(prompt_template, vars),
         )
         spawned = await self._call("spawn", as_data(request))
         if model is None and backend is None:

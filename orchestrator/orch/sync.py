@@ -29,6 +29,7 @@ from .interrupts import Presses
 from .launchers.base import Launcher
 from .root_hooks import Hookable
 from .sync_handles import Subagent
+from .templated import Templated
 from .watchers import Observer
 
 __all__ = ["Orchestrator"]
@@ -39,7 +40,7 @@ END_SECONDS = 8.0
 T = TypeVar("T")
 
 
-class Orchestrator(Hookable):
+class Orchestrator(Hookable, Templated):
     """A root for ordinary programs; the parameters are AsyncOrchestrator's.
 
         with Orchestrator() as o:
@@ -76,7 +77,7 @@ class Orchestrator(Hookable):
             policy=policy,
             launcher=launcher,
         )
-        self._hooks = self._aio._hooks
+        self._hooks, self._templates = self._aio._hooks, self._aio._templates
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)
         self._thread.start()
@@ -151,6 +152,8 @@ class Orchestrator(Hookable):
         follow_up_mode: QueueMode | None = None,
         plan: bool = False,
         context: ProjectContext | None = None,
+        prompt_template: str | None = None,
+        vars: Mapping[str, object] | None = None,
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -158,6 +161,7 @@ class Orchestrator(Hookable):
         `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
+        `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -179,6 +183,8 @@ class Orchestrator(Hookable):
                 follow_up_mode=follow_up_mode,
                 plan=plan,
                 context=context,
+                prompt_template=prompt_template,
+                vars=vars,
             )
         )
         return Subagent(self, agent)

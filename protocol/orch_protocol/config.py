@@ -11,7 +11,7 @@ from .hook_options import HookOptions
 from .memory import MemoryConfig
 from .policy import PolicyConfig
 from .project import ContextConfig
-from .prompts import PromptRules
+from .prompts import PromptConfig
 from .sandbox import SandboxConfig
 from .spec import BackendSpec, Durability
 
@@ -177,7 +177,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
-    prompt: PromptRules = field(default_factory=PromptRules)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
     context_compaction: CompactionConfig = field(default_factory=CompactionConfig)
     memory: MemoryConfig = MemoryConfig()
 

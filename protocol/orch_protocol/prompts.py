@@ -12,6 +12,7 @@ from .errors import ErrorInfo
 __all__ = [
     "TIERS",
     "PartRow",
+    "PromptConfig",
     "PromptPart",
     "PromptRules",
     "PromptShown",
@@ -116,6 +117,22 @@ class PromptRules(Struct, frozen=True, forbid_unknown_fields=True):
     def most(self, tier: Tier) -> int | None:
         """Return how many tokens the parts of `tier` may have together, None for any number."""
         return {"stable": self.stable_tokens, "context": self.context_tokens, "volatile": self.volatile_tokens}[tier]
+
+
+class PromptConfig(PromptRules, frozen=True, forbid_unknown_fields=True):
+    """What agents are told besides their task, and which template says who they are."""
+
+    template: str | None = None
+    """The template that says who an agent is, when it is spawned without another."""
+    templates: tuple[str, ...] = ()
+    """Where templates are, besides `$ORCH_HOME/prompts`: folders of `*.md` files, such files, or `package:folder`."""
+    vars: dict[str, str] = {}
+    """Values of variables in templates."""
+
+    @property
+    def rules(self) -> PromptRules:
+        """Return what of it an agent goes by."""
+        return PromptRules(**{name: getattr(self, name) for name in PromptRules.__struct_fields__})
 
 
 class PromptSpec(Struct, frozen=True, forbid_unknown_fields=True):

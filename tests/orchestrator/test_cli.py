@@ -105,6 +105,45 @@ def test_what_is_told_of_a_project_is_the_callers_to_say(
     assert "invalid choice: 'much'" in capsys.readouterr().err
 
 
+def test_who_an_agent_is_is_filled_in_where_the_caller_stands(
+    desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The template is the caller's, by name or as a file, with values from flags and configuration; the daemon is told
+    the text. What is missing is said, and asks nothing."""
+    (tmp_path / "pirate.md").write_text("You are {{who}}, {{mood}}.")
+    monkeypatch.setenv("ORCH_PROMPT__TEMPLATES", str(tmp_path))
+    monkeypatch.setenv("ORCH_PROMPT__VARS__MOOD", "kind")
+    for name in ("pirate", str(tmp_path / "pirate.md")):
+        desk.asked.clear()
+        assert run(["spawn", "t", "--prompt-template", name, "--var", "who=Anne"]) == 0
+        assert desk.asked[0][1]["prompt"]["identity"] == "You are Anne, kind."
+    desk.asked.clear()
+    assert run(["spawn", "t", "--prompt-template", "pirate"]) == 2
+    assert "needs who" in capsys.readouterr().err
+    assert run(["spawn", "t", "--prompt-template", "pirate", "--var", "who"]) == 2
+    assert desk.asked == []
+    assert run(["spawn", "t"]) == 0
+    assert "identity" not in desk.asked[0][1]["prompt"]
+
+
+def test_templates_are_listed_and_printed(capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All of them with their variables, or one, filled in where values are given; none is no error."""
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    assert run(["prompts"]) == 0
+    assert "no templates; put one into" in capsys.readouterr().out
+    (tmp_path / "pirate.md").write_text("You are {{who}}.")
+    monkeypatch.setenv("ORCH_PROMPT__TEMPLATES", str(tmp_path))
+    run(["prompts"])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["pirate", "who", str(tmp_path / "pirate.md")]
+    run(["prompts", "pirate"])
+    run(["prompts", "pirate", "--var", "who=Anne"])
+    assert capsys.readouterr().out == "You are {{who}}.\nYou are Anne.\n"
+    run(["prompts", "--json"])
+    [row] = json.loads(capsys.readouterr().out)
+    assert row == {"name": "pirate", "variables": ["who"], "source": str(tmp_path / "pirate.md")}
+    assert run(["prompts", "nobody"]) == 2
+
+
 def test_a_budget_is_the_flags_or_the_configured_one(
     desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

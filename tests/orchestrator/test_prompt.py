@@ -11,7 +11,7 @@ from orch import Config, PolicyConfig
 from orch.services.spawning import describe
 from orch_protocol.hook_events import ProviderRequest
 from orch_protocol.messages import text_of
-from orch_protocol.prompts import PromptPart, PromptRules, PromptSpec
+from orch_protocol.prompts import PromptConfig, PromptPart, PromptRules, PromptSpec
 from orch_protocol.services import Spawn
 from orch_protocol.spec import BackendSpec
 from orch_worker import tiers
@@ -24,7 +24,7 @@ MADE = [{"tool": "task_create", "input": {"tasks": ["look"]}}, "made"]
 
 def config(**rules: Any) -> Config:
     """Return a configuration of prompts."""
-    return Config(prompt=PromptRules(**rules), policy=PolicyConfig(permissions={"task_create": "allow"}))
+    return Config(prompt=PromptConfig(**rules), policy=PolicyConfig(permissions={"task_create": "allow"}))
 
 
 def at(world: World, stage: str, answer: Any, name: str = "h") -> None:

@@ -13,7 +13,7 @@ import pytest
 from orch import ArchivalConfig, AsyncOrchestrator, Config, PolicyConfig
 from orch.testing import FakeLauncher, fake_world
 from orch_protocol.config import TriggerConfig
-from orch_protocol.prompts import PromptPart, PromptRules
+from orch_protocol.prompts import PromptConfig, PromptPart
 from orch_worker import tiers
 from wire.model_server import ModelServer, Request, call, say
 from wire.sent import assert_goes_on, of_agents
@@ -47,7 +47,7 @@ async def begin(server: ModelServer, tmp_path: Path) -> AsyncIterator[Begin]:
         env |= {"OPENAI_API_KEY": "k2", "OPENAI_BASE_URL": f"{server.url}/v1"}
         seed = TriggerConfig(tool_call_threshold=1)
         config = Config(
-            prompt=PromptRules(time=True, workspace=True),
+            prompt=PromptConfig(time=True, workspace=True),
             policy=PolicyConfig(permissions={"task_create": "allow", "write_file": "allow"}),
             archival=ArchivalConfig(enabled=True, async_=False, profile="seed", trigger=seed, **archival)
             if archival

@@ -28,6 +28,7 @@ VERBS = {
     "archive": ("archive", "what agents have archived: find it, read it, ask it"),
     "session": ("session", "conversations: their branches, copies, and those from files"),
     "memory": ("memory", "what agents remember of a folder"),
+    "prompts": ("prompts", "templates of prompts, which say who an agent is"),
     "hooks": ("hooks", "functions that watch, change and stop what agents do"),
     "models": ("models", "the models that are known: limits, prices, keys"),
     "daemon": ("admin", "start, stop or look at the process behind all this"),

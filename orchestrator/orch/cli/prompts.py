@@ -1,17 +1,52 @@
-"""Prompts as pages for people."""
+"""The verb about templates of prompts; and prompts as pages for people."""
 
 from __future__ import annotations
 
-from . import render
+import os
+
+from . import render, words
+from .verb import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["page"]
+__all__ = ["VERBS", "page"]
 
 HEAD = ["TIER", "PART", "TOKENS", "OWNER", "SOURCE", "HASH", "SINCE THE LAST REQUEST"]
 RIGHT = frozenset({2})
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a template, or a file that is one")
+    parser.add_argument("--var", metavar="NAME=VALUE", type=words.pair, action="append", help="a variable of it")
+
+
+def _prompts(arguments: Namespace) -> int:
+    """List the templates that are configured here; or print one, with values for its variables if there are any."""
+    from pathlib import Path
+
+    from .. import config, paths
+    from ..templates import Templates
+
+    home = paths.home(os.environ)
+    there = Templates(config.load(Path.cwd(), os.environ).config.prompt, home)
+    if arguments.name is None:
+        rows = [_row(template.name, template.variables, template.source) for template in there.all()]
+        cells = [[row["name"], " ".join(row["variables"]), row["source"]] for row in rows]
+        listed = render.columns([["NAME", "VARIABLES", "SOURCE"], *cells], frozenset())
+        words.say(arguments, rows, listed if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md")
+        return 0
+    name = words.clean(arguments.name)
+    found = there.find(name)
+    text = there.asked(name, words.clean(dict(arguments.var))).identity or "" if arguments.var else found.text
+    words.say(arguments, _row(found.name, found.variables, found.source) | {"text": text}, render.shown(text))
+    return 0
+
+
+def _row(name: str, variables: tuple[str, ...], source: str) -> dict[str, Any]:
+    return {"name": name, "variables": list(variables), "source": source}
 
 
 def page(prompt: dict[str, Any]) -> str:
@@ -29,3 +64,13 @@ def _cells(part: dict[str, Any], *, asked: bool) -> list[str]:
     since = part["change"] or ("the same" if asked else "")
     texts = [render.line(part[key], 40) for key in ("owner", "source")]
     return [part["tier"], render.line(part["name"], 40), str(part["tokens"]), *texts, part["hash"], since]
+
+
+VERBS = {
+    "prompts": Verb(
+        "List templates of prompts, with their variables; or print one of them.",
+        "orch prompts review --var language=Rust",
+        _arguments,
+        _prompts,
+    )
+}

@@ -12,6 +12,7 @@ import msgspec
 
 from orch_protocol.budget import Budget
 from orch_protocol.errors import ConfigError
+from orch_protocol.prompts import PromptConfig
 from orch_protocol.sandbox import SandboxConfig
 from orch_worker.backends import models
 
@@ -40,6 +41,17 @@ def not_in_force(loaded: config.Loaded) -> dict[str, Any]:
 
 def _default() -> config.Default:
     return config.Default.of(models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value})
+
+
+def _prompt(prompt: PromptConfig, arguments: Namespace) -> dict[str, Any]:
+    """Return what the agent is told besides its task: by the template that is asked for, or configured."""
+    if prompt.template is None and arguments.prompt_template is None and not arguments.var:
+        return {"rules": msgspec.to_builtins(prompt.rules)}
+    from ..templates import Templates
+
+    there, name = Templates(prompt, paths.home(os.environ)), words.clean(arguments.prompt_template)
+    made: dict[str, Any] = msgspec.to_builtins(there.asked(name, words.clean(dict(arguments.var or ()))))
+    return made
 
 
 def _sandbox(config: SandboxConfig, arguments: Namespace) -> SandboxConfig:
@@ -77,7 +89,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     rules["dry_run"] |= arguments.dry_run
     settings["policy"] = {"channel": arguments.channel, "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
-    settings["prompt"] = {"rules": msgspec.to_builtins(loaded.config.prompt)}
+    settings["prompt"] = _prompt(loaded.config.prompt, arguments)
     settings["sandbox"] = msgspec.to_builtins(_sandbox(loaded.config.sandbox, arguments))
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:

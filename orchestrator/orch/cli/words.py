@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Once", "budget", "budget_arguments", "clean", "names", "number", "ref", "say", "seconds", "text"]
+__all__ = ["Once", "budget", "budget_arguments", "clean", "names", "number", "pair", "ref", "say", "seconds", "text"]
 
 UNLIMITED = float("inf")
 
@@ -136,6 +136,16 @@ def _or_none(read: Callable[[str], float]) -> Callable[[str], float]:
 def names(text: str) -> list[str]:
     """Return the names in `text`, which stand apart by commas or spaces."""
     return text.replace(",", " ").split()
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Return the name and the value that `text` is. Raises ArgumentTypeError."""
+    from argparse import ArgumentTypeError
+
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise ArgumentTypeError(f"{text!r} is no NAME=VALUE")
+    return name, value
 
 
 def number(text: str) -> int:

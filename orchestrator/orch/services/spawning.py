@@ -140,7 +140,7 @@ def describe(
         policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
         plan=plan,
         context=_context(request, preset, parent, config),
-        prompt=PromptSpec(rules=parent.prompt.rules) if parent else request.prompt or PromptSpec(rules=config.prompt),
+        prompt=_prompt(request, parent, config),
         marks=passed_on(request.marks, parent.id if parent else ""),
         hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
         compaction=compaction_of(config, child=parent is not None),
@@ -169,6 +169,13 @@ def _memory(config: Config, home: Path, cwd: Path) -> MemorySpec | None:
     )
     make_memory(spec)
     return spec
+
+
+def _prompt(request: Spawn, parent: AgentSpec | None, config: Config) -> PromptSpec:
+    """Return what the agent is told besides: by its parent's rules, but who it is, is nobody's to pass on."""
+    if parent is not None:
+        return PromptSpec(rules=parent.prompt.rules)
+    return request.prompt or PromptSpec(rules=config.prompt.rules)
 
 
 def _context(request: Spawn, preset: str, parent: AgentSpec | None, config: Config) -> ContextSpec:
