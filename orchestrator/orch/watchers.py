@@ -81,7 +81,8 @@ class Watchers:
     def called(self, nodes: Nodes, id: str, query_id: str, called: Called) -> None:
         """Tell all observers what became of a call of the agent `id`."""
         node: Node = nodes[id]
-        event = CallEvent(id, node.spec.name, node.spec.depth, query_id, **msgspec.structs.asdict(called))
+        told = msgspec.structs.asdict(called)
+        event = CallEvent(**told, agent_id=id, agent=node.spec.name, depth=node.spec.depth, query_id=query_id)
         for each in self._observers:
             each.tell(event)
         for top, watcher in list(self._branches.values()):

@@ -29,7 +29,7 @@ class Called(Struct, frozen=True, omit_defaults=True):
     files_changed: tuple[str, ...] = ()
 
 
-class CallEvent(Struct, frozen=True):
+class CallEvent(Called, frozen=True, kw_only=True, omit_defaults=False):
     """Something became of a call of a tool, by the agent `agent_id`, in the turn `query_id`.
 
     `start`: it is let run. `ran`: it has, with `success` or without; `result` is the head of what it returned, after
@@ -43,15 +43,4 @@ class CallEvent(Struct, frozen=True):
     agent: str
     depth: int
     query_id: str
-    outcome: CallOutcome
-    tool: str
-    input: dict[str, Any]
-    call_id: str = ""
-    digest: str = ""
-    decision: Approval = "allow"
-    reason: str = ""
-    result: str = ""
-    success: bool | None = None
-    elapsed_ms: int | None = None
-    files_changed: tuple[str, ...] = ()
     kind: Literal["call"] = "call"

@@ -16,7 +16,17 @@ from orchestrator.desk import Desk, opened
 Captured = pytest.CaptureFixture[str]
 
 EVENT: dict[str, Any] = msgspec.to_builtins(
-    CallEvent("abc", "n", 1, "q1", "dry_run", "bash", {"command": "rm x\x1b[2K"}, decision="ask", reason="so")
+    CallEvent(
+        "dry_run",
+        "bash",
+        {"command": "rm x\x1b[2K"},
+        decision="ask",
+        reason="so",
+        agent_id="abc",
+        agent="n",
+        depth=1,
+        query_id="q1",
+    )
 )
 LINE = "n: would need approval: bash rm x\\x1b[2K (so)\n"
 

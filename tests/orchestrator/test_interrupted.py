@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from orch import AsyncSubagent
+import pytest
+
+from orch import Abort, AsyncSubagent
 from orch_protocol.messages import text_of
 from orchestrator.world import Gate, World, opened
 from virtual import virtual
@@ -39,6 +42,25 @@ async def test_it_is_told_by_the_next_root(tmp_path: Path) -> None:
     async with World(tmp_path, run="r") as world:
         agent = await world.get(id)
         assert (await told(agent)).startswith(TOLD)
+        assert await told(agent) == "And now?"
+
+
+@virtual
+@pytest.mark.parametrize("hard", [False, True])
+async def test_a_hook_that_ends_the_next_turn_does_not_swallow_it(tmp_path: Path, hard: bool) -> None:
+    """Of a turn that a hook ended before it began nothing is on record: the one after that is told."""
+    gate = Gate()
+    async with World(tmp_path) as world:
+        agent = await halted(world, gate, hard=hard)
+
+        @world.on("before_turn", name="too-early")
+        async def refuse(event: Any, _ctx: Any) -> Abort | None:
+            return Abort("not now") if event.prompt == "Too early" else None
+
+        assert (await agent.query("Too early")).stop_reason == "aborted"
+        text = await told(agent)
+        assert "turn before this one" in text
+        assert "gate." in text
         assert await told(agent) == "And now?"
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from orch_protocol.hook_events import Abort, Approve, Block, Event
 from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, HooksSaid, RunHooks
 from orch_protocol.messages import Message, Reply, Text, ToolUse, assistant, text_of, user
+from orch_protocol.observing import Called
 from orch_protocol.policy import PolicyConfig, PolicySpec
 from orch_protocol.prompts import PromptPart
 from orch_protocol.spec import AgentSpec, BackendSpec, HooksSpec
@@ -354,6 +355,17 @@ class TestEveryAction:
         await talk.ask()
         assert seen == [200_000]
         assert talk.texts() == ["small"]
+
+    async def test_observers_are_told_what_hooks_let_be_seen(self) -> None:
+        """Who observes calls hears of a result as it goes on record, never of what hooks took out of it."""
+        told: list[Called] = []
+        for answer in ({"text": "***"}, Block("private")):
+            talk = Hooked(Watched(CALL, "done"), on("tool_result", answer))
+            talk.box.observe = told.append
+            await talk.ask()
+        ran = [(each.result, each.success) for each in told if each.outcome == "ran"]
+        assert ran == [("***", True), ("[Withheld: private]", False)]
+        assert "A" not in [each.result for each in told]
 
     async def test_block_and_abort_of_a_result(self) -> None:
         """A result that is withheld is not on record; with an abort the turn ends as well."""

@@ -30,6 +30,7 @@ class Account:
         self._verdict = Verdict()
         self._told = ""
         self._began: float | None = None
+        self._returned: float | None = None
 
     def refused(self, outcome: CallOutcome, reason: str, verdict: Verdict | None = None) -> None:
         """The call is not run."""
@@ -41,6 +42,10 @@ class Account:
         self._verdict, self._began = verdict, asyncio.get_running_loop().time()
         if not self._is_task:
             self._tell("start", reason=verdict.reason)
+
+    def returned(self) -> None:
+        """The tool has returned; what it brought is still to be looked at."""
+        self._returned = asyncio.get_running_loop().time()
 
     def ended(self, result: str, *, success: bool, files_changed: tuple[str, ...] = ()) -> None:
         """The call has run, or was cut off while it did."""
@@ -72,7 +77,7 @@ class Account:
             return
         self._told = self._told or self._which()
         ended = success is not None and self._began is not None
-        elapsed = asyncio.get_running_loop().time() - (self._began or 0.0)
+        elapsed = (self._returned or asyncio.get_running_loop().time()) - (self._began or 0.0)
         self._observe(
             Called(
                 outcome,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -273,8 +274,8 @@ class AgentHooks:
         Calls are dispatched in the order in which this was called.
         """
         async with self._gate:
-            running = await self._begin(call, dispatch)
-        return await self._returned(call, await running)
+            running = await self._begin(call, partial(dispatch, seen=partial(self._returned, call)))
+        return await running
 
     async def _begin(self, call: ToolUse, dispatch: Dispatch) -> Awaitable[Outcome]:
         if self._ended is not None:

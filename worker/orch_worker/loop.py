@@ -208,7 +208,6 @@ class _Turn:
         self._text = ""
 
     async def run(self, query_id: str, agent_id: str, prompt: str, frame: Frame) -> Reply:
-        self._answer_what_was_left()
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
             async with self._brake.until(deadline):
@@ -245,6 +244,7 @@ class _Turn:
             prompt, more = await self._hooks.before_turn(prompt, len(self._backend.transcript()), self._toolbox)
         if self._opening is not None:
             await self._opening()
+        self._answer_what_was_left()  # not before hooks let the turn begin: until then nothing is on record
         prompt = frame(prompt)
         for text in (prompt, *more):
             self._say(text)

@@ -212,8 +212,6 @@ class Runtime:
                 raise ConfigError(f"this conversation is for a model on this machine: {why}")
             self._marks.note((*self.spec.marks, *query.marks))
             frame = self._frame(query)
-            if session.interrupted is not None:
-                self.transcript.turn_start(query_id, session.interrupted)
             hooks = self._hooks_for(query_id, query)
             if hooks is None and self._answering.away:
                 await self._answering.turn()
@@ -405,7 +403,7 @@ class Runtime:
         """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it
         ended where that was no end of its own."""
         session, fresh = self.transcript.session, self._fresh
-        last = next(reversed(session.replies.values()), None)
+        last = session.last_said
         mark: Callable[[str], str] = str
         if session.interrupted is not None:
             mark = partial(after_interruption if query.ended else after_cut, unfinished=session.unanswered)
@@ -428,6 +426,8 @@ class Runtime:
         await self._prompt.begin(hooks, live, fresh=self._fresh)
 
     def _record(self, turn: str, message: Message, usage: Usage | None = None, said: str = "") -> None:
+        if (cut := self.transcript.session.interrupted) not in (None, turn):
+            self.transcript.turn_start(turn, cut)  # with the prompt that tells of it, and no sooner
         self.transcript.message(message, turn, usage, said=said)
         if usage is not None and self._purse.budgeted:
             self.transcript.log.sync()  # what was spent stays so, also when the power fails

@@ -100,6 +100,9 @@ class Session:
         self.marks: tuple[Mark, ...] = ()
         """What came into the conversation that matters for what may be done, as the path has it. It does not leave with
         what is archived: what was made of that stays."""
+        self.last_said: Reply | None = None
+        """The reply of the last finished turn on the path of which there is any message: of one that was ended before
+        it began there is none."""
         self.turns = 0
         """How many turns on the path are finished."""
         self._turn = ""
@@ -287,6 +290,7 @@ class Session:
             self.turns += 1
             if self.interrupted == entry.turn:
                 self.interrupted = None
+                self.last_said = entry.reply
         elif isinstance(entry, TasksEntry):
             self.tasks = entry.tasks
         elif isinstance(entry, MarksEntry):

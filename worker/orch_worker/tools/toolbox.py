@@ -64,16 +64,22 @@ class Outcome(Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
 
 
+Seen = Callable[[Outcome], Awaitable[Outcome]]
+
+
 class Executor(Protocol):
     """Runs an agent's calls, wherever that is."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools as the model sees them."""
 
-    async def dispatch(self, call: ToolUse, *, approved: bool = False, blocked: str = "") -> Outcome:
+    async def dispatch(
+        self, call: ToolUse, *, approved: bool = False, blocked: str = "", seen: Seen | None = None
+    ) -> Outcome:
         """Run `call` and return its one result, whole. Must not raise.
 
-        Hooks have looked at it: they `approved` it, so that nobody is asked, or say why it is `blocked`.
+        Hooks have looked at it: they `approved` it, so that nobody is asked, or say why it is `blocked`. What they let
+        be seen of its outcome, `seen` returns: nobody is told of more.
         """
 
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -137,21 +143,32 @@ class Toolbox:
         """Return why the tool may not be used now, "" when it may."""
         return WITHDRAWN if name in self.withdrawn else RESTING if name in self.resting else ""
 
-    async def dispatch(self, call: ToolUse, *, approved: bool = False, blocked: str = "") -> Outcome:
+    async def dispatch(
+        self, call: ToolUse, *, approved: bool = False, blocked: str = "", seen: Seen | None = None
+    ) -> Outcome:
         """Run `call` and return its one result, of at most 1 Mi characters. Never raises: an error is a result too.
 
         Calls that are dispatched in an order and must not run side by side run in that order.
         """
         tool = self._tools.get(call.name)
         account = Account(call, tool.category if tool else "", self.observe, partial(self._digest, call))
+        outcome: Outcome | None = None
         try:
             if blocked:
                 account.refused("deny", blocked)
-                return refuse(call, denied(call.name, blocked))
-            return await self._run(tool, call, account, approved=approved)
+                outcome = refuse(call, denied(call.name, blocked))
+            else:
+                outcome = await self._run(tool, call, account, approved=approved)
+            shown = await seen(outcome) if seen is not None else outcome
         except asyncio.CancelledError:
+            if outcome is not None:
+                outcome.settle(outcome.usage)  # it has run, though nobody may see what came of it
             account.cut()
             raise
+        if outcome.ran:
+            result = shown.result
+            account.ended(text_in(result), success=not result.is_error, files_changed=shown.files_changed)
+        return shown
 
     async def _run(self, tool: Tool | None, call: ToolUse, account: Account, *, approved: bool) -> Outcome:
         arguments, why = self._parsed(tool, call)
@@ -194,7 +211,7 @@ class Toolbox:
             used = output.usage + call_usage(0.0 if waits else asyncio.get_running_loop().time() - began)
             if output.local and self._guard is not None and (why := await self._guard.stay()):
                 output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
-        account.ended(output.text, success=not output.is_error, files_changed=output.files_changed)
+            account.returned()
         changed = output.files_changed
         return Outcome(_result(call, output), files_changed=changed, usage=used, settle=hold.settle, marks=marks)
 
