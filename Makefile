@@ -31,11 +31,12 @@ chaos: $(VENV)/ready-to-test  ## For at most 5 minutes: kill 300 processes of a 
 	$(BIN)/python tests/chaos/injector.py --seconds 45
 	$(BIN)/python tests/chaos/injector.py --way strace --every 40 --seconds 30
 
-chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, each system call and hostile input, for an hour or two.
+chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, each system call, hostile input and mutants, for an hour or two.
 	$(BIN)/python tests/chaos/killer.py --kills 2000 --seconds 7200 $(ARGS)
 	$(BIN)/python tests/chaos/injector.py
 	$(BIN)/python tests/chaos/injector.py --way strace
 	$(BIN)/python tests/chaos/hostile.py
+	$(BIN)/python tests/chaos/mutants.py
 
 hostile: $(VENV)/ready-to-test  ## A million altered frames, 10,000 strangers, 100,000 transcripts, 10,000 configurations.
 	$(BIN)/python tests/chaos/hostile.py $(ARGS)

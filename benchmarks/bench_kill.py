@@ -26,6 +26,7 @@ CASES = {
     "idle": "idle",
     "held": "in C, holding the interpreter lock",
     "stopped": "SIGSTOPped",
+    "tools": "at work on tools that have left session and parent",
     "forked": "idle, the program forked before",
     "forked_in_c": "idle, the program forked before, in C",
 }
@@ -75,6 +76,28 @@ def prepare(case: str, workers: list[int]) -> None:
             until_all([pid], lambda fields, before=ticks[pid]: int(fields[11]) > before + 1)  # type: ignore[misc]
 
 
+def with_tools(root: int, workers: int) -> set[int]:
+    """Return everything below `root`, as soon as each worker's tool has left; TimeoutError after a minute."""
+    deadline = monotonic() + UP_SECONDS
+    while True:
+        below = descendants(root)
+        # Whoever has left everything behind leads a session of its own and sleeps.
+        left = [pid for pid in below if (fields := stat(pid)) and int(fields[3]) == pid and name(pid) == "sleep"]
+        if len(left) >= workers:
+            return below
+        if monotonic() > deadline:
+            raise TimeoutError(f"{len(left)} of {workers} tools have left")
+        sleep(0.02)
+
+
+def name(pid: int) -> str:
+    """Return what a process runs, "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def gone(descriptors: Iterable[int]) -> tuple[float, int]:
     """Return the ms until every pidfd says that its process has ended, and how many had not after one second."""
     begin, left = perf_counter(), 0
@@ -107,6 +130,8 @@ def kill_once(home: Path, case: str) -> tuple[float, int]:
         below = descendants(root.pid) - set(said["spared"])
         if not set(said["workers"]) <= below:
             raise RuntimeError("a worker is not below its root")
+        if case == "tools":
+            below = with_tools(root.pid, len(said["workers"])) - set(said["spared"])
         descriptors = {pid: os.pidfd_open(pid) for pid in below}
         for descriptor in descriptors.values():
             stack.callback(os.close, descriptor)

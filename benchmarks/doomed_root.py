@@ -14,6 +14,9 @@ import signal
 import sys
 from pathlib import Path
 
+LEAVES = "(trap '' TERM HUP; setsid sleep 600 & ) & sleep 600"
+"""A command whose child leads a session of its own, has no parent left, and ignores polite signals."""
+
 
 def fork_child(case: str) -> list[int]:
     """Fork as a user's program might: once all is up, with everything it has open, and a child that stays."""
@@ -36,11 +39,15 @@ async def main(home: Path, case: str, workers: int) -> None:
 
     config = Config(subagents=SubagentsConfig(max_concurrent=workers))
     async with AsyncOrchestrator(config=config, home=home, launcher=launcher) as orchestrator:
-        backend = ScriptedBackend([])
-        agents = await asyncio.gather(*(orchestrator.spawn("wait", backend=backend) for _ in range(workers)))
+        backend = ScriptedBackend([{"tool": "bash", "input": {"command": LEAVES}}] if case == "tools" else [])
+        agents = await asyncio.gather(
+            *(orchestrator.spawn("wait", backend=backend, tools=["bash"]) for _ in range(workers))
+        )
         await asyncio.gather(*(agent.ping() for agent in agents))
+        asked = [agent.submit("go") for agent in agents] if case == "tools" else []
         spared = fork_child(case)
         print(json.dumps({"workers": [agent.pid for agent in agents], "spared": spared}), flush=True)
+        await asyncio.gather(*asked)
         await asyncio.get_running_loop().create_future()
 
 

@@ -1,0 +1,261 @@
+"""Breaks the product on purpose, one place after the other, and sees that a test finds it out: `mutants.py [NAME...]`.
+
+Each mutant leaves out, or turns round, one thing that the protocol between files and processes stands on. It is made in
+a copy of the tree; the test that is named for it must fail there, and pass where nothing is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+COPIED: Final = ("orchestrator", "worker", "protocol", "tests", "pyproject.toml")
+SECONDS: Final = 300.0
+FAILED: Final = 1
+"""How pytest ends when a test failed; other numbers say that it could not be run."""
+
+
+class Mutant(NamedTuple):
+    """`was`, which stands once in `file`, becomes `now`; `test` must fail then."""
+
+    name: str
+    file: str
+    was: str
+    now: str
+    test: str
+
+
+STORE, WIRE = "worker/orch_worker/store.py", "protocol/orch_protocol/wire.py"
+TREE, ROUTER = "orchestrator/orch/tree.py", "orchestrator/orch/router.py"
+POWER = "tests/orchestrator/archival/test_power.py::test_what_was_told_of_is_there"
+
+MUTANTS: Final = (
+    Mutant(
+        "a torn tail is not cut off",
+        STORE,
+        "                os.ftruncate(descriptor, loaded.end)\n",
+        "",
+        "tests/worker/test_store.py::test_cut_at_every_byte",
+    ),
+    Mutant(
+        "a torn tail is not kept",
+        STORE,
+        "aside=keep_aside(path, loaded.torn)",
+        "aside=None",
+        "tests/worker/test_store.py::test_torn_tails_are_kept_side_by_side",
+    ),
+    Mutant(
+        "what a full disk left of a write stays",
+        STORE,
+        "            os.ftruncate(self._descriptor, self._state[0])\n",
+        "            pass\n",
+        "tests/worker/test_store.py::test_full_disk_leaves_nothing_behind",
+    ),
+    Mutant(
+        "a sync that failed is tried again",
+        STORE,
+        "            raise StoreError(self._fault) from error\n        self._synced",
+        "            fault, self._fault = self._fault, ''\n            raise StoreError(fault) from error\n"
+        "        self._synced",
+        "tests/worker/test_store.py::test_failed_sync_is_final",
+    ),
+    Mutant(
+        "half an append counts",
+        STORE,
+        "                    if not sealed.more:\n                        for each in waiting:",
+        "                    if True:\n                        for each in waiting:",
+        POWER,
+    ),
+    Mutant(
+        "a line is not chained to the one before it",
+        "worker/orch_worker/lines.py",
+        "        checksum = crc32(body, checksum)\n        lines",
+        "        checksum = crc32(body)\n        lines",
+        "tests/worker/test_store.py::test_inserted_and_repeated_lines_are_skipped",
+    ),
+    Mutant(
+        "an archive is told of before it is on the disk",
+        "worker/orch_worker/transcript.py",
+        "            self.append(*entries, sync=True)",
+        "            self.append(*entries)",
+        POWER,
+    ),
+    Mutant(
+        "memory changes before the file does",
+        "worker/orch_worker/transcript.py",
+        "        self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))\n"
+        "        for entry in stored:\n            self.session.apply(entry)\n",
+        "        for entry in stored:\n            self.session.apply(entry)\n"
+        "        self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))\n",
+        POWER,
+    ),
+    Mutant(
+        "a folder has two owners",
+        "worker/orch_worker/lock.py",
+        "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "",
+        "tests/worker/test_lock.py::test_second_owner_is_told_who_the_first_is",
+    ),
+    Mutant(
+        "a file is removed before another takes its place",
+        "worker/orch_worker/rewriting.py",
+        "        os.replace(beside, path)\n",
+        "        os.unlink(path)\n        os.replace(beside, path)\n",
+        "tests/chaos/test_prune_kill.py::test_whole_or_gone_wherever_it_is_killed",
+    ),
+    Mutant(
+        "a repeated frame is delivered again",
+        WIRE,
+        "            if frame.seq != self._received + 1:",
+        "            if frame.seq > self._received + 1:",
+        "tests/protocol/test_wire.py::test_a_repeated_frame_is_delivered_once_and_acknowledged_again",
+    ),
+    Mutant(
+        "a gap is passed over",
+        WIRE,
+        "            if frame.seq != self._received + 1:",
+        "            if frame.seq <= self._received:",
+        "tests/protocol/test_wire.py::test_frames_after_a_lost_one_wait_for_it",
+    ),
+    Mutant(
+        "another incarnation is believed",
+        WIRE,
+        "        if frame.incarnation != self.incarnation:",
+        "        if False:",
+        "tests/protocol/test_wire.py::test_another_incarnations_frame_is_refused",
+    ),
+    Mutant(
+        "a lost frame does not come again",
+        "worker/orch_worker/courier.py",
+        "            self._transmit(data)\n        self._resend",
+        "            pass\n        self._resend",
+        "tests/orchestrator/test_supervisor_faults.py::test_a_conversation_survives_the_loss_of_a_frame",
+    ),
+    Mutant(
+        "an impostor is believed",
+        ROUTER,
+        "            if sender != peer.pid:",
+        "            if False:",
+        "tests/orchestrator/test_router.py::test_an_impostor_is_turned_away",
+    ),
+    Mutant(
+        "whoever speaks first needs no token",
+        ROUTER,
+        "            if not isinstance(body, Hello) or not self._is_it(peer, body):",
+        "            if not isinstance(body, Hello):",
+        "tests/orchestrator/test_router.py",
+    ),
+    Mutant(
+        "an answer is taken twice",
+        TREE,
+        "        if result.taken_by is None:\n            return Decision([Collected(",
+        "        if True:\n            return Decision([Collected(",
+        "tests/integration/test_cli.py::test_an_answer_is_collected_once",
+    ),
+    Mutant(
+        "a reply on the disk is not looked for",
+        "orchestrator/orch/supervisor.py",
+        "remains, taker = remains_of(node), self",
+        "remains, taker = Remains(), self",
+        "tests/orchestrator/test_supervisor_deaths.py::test_a_reply_on_disk_outlives_its_process",
+    ),
+    Mutant(
+        "a worker hangs on one tie alone: the lifeline is not armed",
+        "worker/orch_worker/birth.py",
+        "    kernel.arm_lifeline(LIFELINE)\n",
+        "",
+        "tests/integration/test_processes.py::TestEnd::test_lifeline_alone_is_enough",
+    ),
+    Mutant(
+        "a worker hangs on one tie alone: the chain is not made",
+        "worker/orch_worker/kernel.py",
+        "        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)\n",
+        "        pass\n",
+        "tests/integration/test_processes.py::TestWorker::test_worker_is_what_it_was_asked_to_be",
+    ),
+    Mutant(
+        "what the dead leave behind falls to nobody",
+        "worker/orch_worker/kernel.py",
+        "    prctl(PR_SET_CHILD_SUBREAPER, 1)\n",
+        "",
+        "tests/integration/test_processes.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
+    ),
+)
+
+
+def copied(folder: Path) -> None:
+    """Put a copy of the tree into `folder`."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.sock"))
+        else:
+            shutil.copy(source, folder / name)
+
+
+def tested(folder: Path, *tests: str) -> tuple[int, str]:
+    """Run tests of the copy; return how that ended, and what it said."""
+    roots = [str(folder / name) for name in ("orchestrator", "worker", "protocol", "tests")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return FAILED, "it does not end"
+    return done.returncode, done.stdout + done.stderr
+
+
+def escaped(folder: Path, mutant: Mutant) -> str:
+    """Make the mutant, and return why it was not found out, "" when it was."""
+    path = folder / mutant.file
+    source = path.read_text()
+    path.write_text(source.replace(mutant.was, mutant.now))
+    try:
+        code, said = tested(folder, mutant.test)
+    finally:
+        path.write_text(source)
+    return "" if code == FAILED else f"{mutant.test} ended with {code}: {said[-500:]}"
+
+
+def main() -> int:
+    """Try all mutants, or those that are named; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="mutants whose name has one of these in it")
+    names = parser.parse_args().names
+    chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
+    folder, lived = Path(tempfile.mkdtemp(prefix="orch-mutants-")), 0
+    try:
+        copied(folder)
+        code, said = tested(folder, *dict.fromkeys(mutant.test for mutant in chosen))
+        if code:
+            print(f"where nothing is broken, tests fail: {said[-2000:]}")
+            return 1
+        for mutant in chosen:
+            began = time.monotonic()
+            why = escaped(folder, mutant)
+            lived += bool(why)
+            print(f"{mutant.name}: {why or 'found out'} ({time.monotonic() - began:.0f} s)", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{len(chosen) - lived} of {len(chosen)} mutants were found out")
+    return bool(lived)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
