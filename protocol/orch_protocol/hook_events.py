@@ -142,10 +142,12 @@ class ToolCallPatch(Patch, frozen=True):
 
 
 class ResultPatch(Patch, frozen=True):
-    """Another text of the result, before any of it is kept or shown; and whether it is an error."""
+    """Another text of the result, before any of it is kept or shown; whether it is an error; and how many characters of
+    it are shown at `most`, where the agent can read the rest under a handle."""
 
     text: str | UnsetType = UNSET
     is_error: bool | UnsetType = UNSET
+    most: Annotated[int, Meta(ge=1000)] | UnsetType = UNSET
 
 
 class SteeringPatch(Patch, frozen=True):
@@ -314,7 +316,10 @@ class ToolCall(Event, frozen=True, tag="tool_call"):
 
 
 class ToolReturn(Event, frozen=True, tag="tool_result"):
-    """The call came to `text`, all of it that was captured; one that did not run (`ran`) to why not."""
+    """The call came to `text`, all of it that was captured; one that did not run (`ran`) to why not.
+
+    `most` is how many characters of it are to be shown, None: as many as of any.
+    """
 
     takes = ResultPatch
     id: str
@@ -324,6 +329,7 @@ class ToolReturn(Event, frozen=True, tag="tool_result"):
     is_error: bool = False
     ran: bool = True
     files_changed: tuple[str, ...] = ()
+    most: int | None = None
 
 
 class StepEnd(Event, frozen=True, tag="step_end"):

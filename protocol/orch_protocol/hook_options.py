@@ -14,6 +14,7 @@ __all__ = [
     "LoopDetection",
     "ModelRouter",
     "NarrationGuard",
+    "OutputSandbox",
     "ToolRouter",
 ]
 
@@ -42,6 +43,15 @@ class InjectionGuard(Struct, frozen=True, forbid_unknown_fields=True):
     """None: nothing is withheld."""
     tools: tuple[str, ...] | None = None
     """Whose results are looked at; None: those of all."""
+
+
+class OutputSandbox(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which results are shown in part, and kept whole under a handle."""
+
+    chars: Annotated[int, Meta(ge=1000, le=30_000)] = 6_000
+    """Longer ones, of which so much is shown."""
+    tools: tuple[str, ...] | None = None
+    """Whose results; None: those of all tools."""
 
 
 class NarrationGuard(Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +97,7 @@ class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     content_safety: ContentSafety = ContentSafety()
     injection_guard: InjectionGuard = InjectionGuard()
     narration_guard: NarrationGuard = NarrationGuard()
+    output_sandbox: OutputSandbox = OutputSandbox()
     completion_checklist: CompletionChecklist = CompletionChecklist()
     tool_router: ToolRouter = ToolRouter()
     model_router: ModelRouter = ModelRouter()

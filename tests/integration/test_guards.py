@@ -39,3 +39,17 @@ async def test_orders_are_wrapped_and_withheld(tmp_path: Path) -> None:
     assert re.match(r"\[injection_guard (\w{12}): (?s:.*)\n\[end of injection_guard \1\]$", order)
     assert worse.startswith("[Withheld: it looks like orders to a model")
     assert "im_start" not in worse
+
+
+async def test_long_results_go_to_handles(tmp_path: Path) -> None:
+    """The model sees how they begin and end, and reads the rest under a handle, in the same or a later process."""
+    (tmp_path / "log").write_text("".join(f"line {number}\n" for number in range(2_000)))
+    (tmp_path / "short").write_text("All is well.")
+    part = {"tool": "read_handle", "input": {"handle": ".h_001", "search": "line 1234"}}
+    log, short, found = await brought(tmp_path, HooksConfig(("output_sandbox",)), read("log"), read("short"), part)
+    assert len(log) <= 6_000
+    assert "line 0\n" in log
+    assert "read_handle with .h_001 shows any part" in log
+    assert "line 1234" not in log
+    assert "left out" not in short
+    assert "line 1234" in found

@@ -68,7 +68,7 @@ class TestWhatIsMeant:
         def stop(event: Any, ctx: Any) -> Block | Abort | None: ...
 
         row = make_hook(cap, "tool_result").row
-        assert (row.kind, row.does, row.on_error) == ("transform", ("text", "is_error"), "open")
+        assert (row.kind, row.does, row.on_error) == ("transform", ("text", "is_error", "most"), "open")
         assert make_hook(stop, "tool_call").row.does == ("block", "abort")
         with pytest.raises(ConfigError, match="before_turn does not honour 'text'"):
             make_hook(cap, "before_turn")

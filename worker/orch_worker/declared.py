@@ -33,6 +33,7 @@ BUILTIN: Final[dict[str, str]] = {
         "loop_detection",
         "model_router",
         "narration_guard",
+        "output_sandbox",
         "tool_router",
     )
 }

@@ -320,7 +320,7 @@ class AgentHooks:
             result, shown, is_error = replace(result, content=()), WITHHELD.format(why=why), True
         if shown != text or not result.content:
             result = with_text(result, scrub(shown)[:MAX_CAPTURED] or "(no output)")
-        return replace(outcome, result=replace(result, is_error=is_error))
+        return replace(outcome, result=replace(result, is_error=is_error), most=followed.event.most)
 
     async def step_end(self, calls: Iterable[ToolUse]) -> None:
         """Response and results are on record. Raises Aborted when a hook has decided so meanwhile."""

@@ -14,7 +14,7 @@ from orch_protocol.taint import Bit, Mark, mark
 from .base import ToolContext, ToolError
 from .regular import open_regular
 
-__all__ = ["FOLDER", "HANDLE", "Stash", "keep_only", "level"]
+__all__ = ["FOLDER", "HANDLE", "LEAST_SHOWN", "Stash", "keep_only", "level"]
 
 FOLDER: Final = "stash"
 HANDLE: Final = re.compile(rb"h_\d{3,}")

@@ -29,7 +29,7 @@ from ..purse import Purse
 from ..taint import LABEL, labelled
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
-from .stash import Stash, level
+from .stash import LEAST_SHOWN, Stash, level
 
 __all__ = ["Executor", "Outcome", "Toolbox", "call_usage", "refuse", "text_in", "with_text"]
 
@@ -52,7 +52,8 @@ class Outcome(Struct, frozen=True):
     """What became of one call. `ran` is false when the tool was never started, `usage` is what it and models used.
 
     `settle` is to be called with that when it is on record. `short` tells which budget did not cover the call. `marks`
-    are what its result brought into the conversation.
+    are what its result brought into the conversation. No more than `most` characters of it are shown, where the rest
+    can be read; None: as many as of any.
     """
 
     result: ToolResult
@@ -62,6 +63,7 @@ class Outcome(Struct, frozen=True):
     settle: Callable[[Usage], None] = _nothing
     short: str = ""
     marks: tuple[Mark, ...] = ()
+    most: int | None = None
 
 
 Seen = Callable[[Outcome], Awaitable[Outcome]]
@@ -254,11 +256,18 @@ class Toolbox:
         Of what is cut the whole is stashed, when the agent can read it there. What others wrote is labelled.
         """
         texts = [text_in(outcome.result) for outcome in outcomes]
-        most = level(map(len, texts), MAX_SHOWN_A_STEP, MAX_SHOWN)
+        bounds = [
+            outcome.most if outcome.most is not None and self._can_read(call) else MAX_SHOWN
+            for call, outcome in zip(calls, outcomes, strict=True)
+        ]
+        sizes = [min(len(text), bound) for text, bound in zip(texts, bounds, strict=True)]
+        most = level(sizes, MAX_SHOWN_A_STEP, MAX_SHOWN)
         said = []
-        for call, outcome, text in zip(calls, outcomes, texts, strict=True):
-            room = most - (LABEL if "untrusted" in bits_in(outcome.marks) else 0)
-            cut = text if len(text) <= room else self._cut(text, room, call.name, outcome.marks)
+        for call, outcome, text, bound in zip(calls, outcomes, texts, bounds, strict=True):
+            room = min(most, bound)
+            if "untrusted" in bits_in(outcome.marks):
+                room = max(room - LABEL, LEAST_SHOWN)
+            cut = text if len(text) <= room else self._cut(text, room, call, outcome.marks)
             said.append(labelled(cut, outcome.marks))
         return [
             outcome if now is text else replace(outcome, result=with_text(outcome.result, now))
@@ -275,10 +284,13 @@ class Toolbox:
         """End what the tools keep running."""
         self._context.belongings.close()
 
-    def _cut(self, text: str, most: int, name: str, marks: tuple[Mark, ...]) -> str:
+    def _can_read(self, call: ToolUse) -> bool:
+        """Return whether the rest of what `call` came to can be read when it is stashed, and is not there already."""
+        return READER in self._tools and call.name != READER and self._context.folder is not None
+
+    def _cut(self, text: str, most: int, call: ToolUse, marks: tuple[Mark, ...]) -> str:
         hint = "ask for less at once"
-        # What was read from the stash is there already.
-        if READER in self._tools and name != READER and self._context.folder is not None:
+        if self._can_read(call):
             try:
                 handle = self._context.own(Stash).keep(text, bits_in(marks))
             except OSError as error:
