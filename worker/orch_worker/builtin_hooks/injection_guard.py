@@ -61,8 +61,7 @@ def _rule(name: str, score: float, near: str, *patterns: str) -> Rule:
 _WHOSE = r"(?:(?:all|any|every|each|of|your|the|my|our|these|those|this|that|previous|prior|above|earlier|preceding|"
 _WHOSE += r"former|original|initial|existing|system|safety|other|said|given)\s+){1,5}"
 _ORDERS = r"(?:instructions?|prompts?|directions?|directives?|guidelines?|orders|commands?|constraints?|restrictions?)"
-_MODEL = r"(?:ais?|llms?|(?:ai|language|large language) models?|(?:ai )?assistants?|(?:ai )?agents?|chatbots?|claude|"
-_MODEL += r"chatgpt|gpt-?\d?|copilot|gemini)"
+_MODEL = r"(?:ais?|llms?|(?:ai|language|large language) models?|(?:ai )?assistants?|(?:ai )?agents?|chatbots?)"
 _SECRET = r"(?:api[ -_]?keys?|passwords?|credentials?|private keys?|ssh keys?|access tokens?|secrets?|session cookies?|"
 _SECRET += r"environment variables|system prompt|chat history|conversation history|(?:contents? of )?[\w./~-]*\.env\b)"
 
@@ -94,7 +93,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule(
         "to the model",
         3,
-        r"\bais?\b|llm|model|assistant|agent|chatbot|claude|gpt|copilot|gemini",
+        r"\bais?\b|llm|model|assistant|agent|chatbot",
         rf"\b(?:attention|note|message|notice|important|instructions?|dear|hey|hello|hi)\b[ ,:!]*(?:to|for)?[ ,:]*"
         rf"(?:all |any |the |every )?{_MODEL}\b\s*(?:[:,!.]|reading|processing|working|that|who)",
         rf"\bif you(?:'re| are) (?:an? |the )?{_MODEL}\b",
@@ -147,7 +146,7 @@ RULES: Final[tuple[Rule, ...]] = (
         r"|have )?(?:already )?"
         r"(?:approved|authorized|authorised|pre-?approved|consented to) (?:this|these|all|the following)\b",
         r"\b(?:this is|i am) (?:an? )?(?:official|authorized|authorised) (?:message|instruction|request|notice) from"
-        r" (?:anthropic|openai|google|your developers?|the (?:system|developers?))\b",
+        r" \w+",
         r"\b(?:maintenance|debug|developer|god|jailbreak|unrestricted|sudo) mode (?:is )?(?:now )?(?:enabled"
         r"|activated|on)\b",
     ),
