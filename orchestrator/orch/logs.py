@@ -8,14 +8,28 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from orch_worker.secret import masked
+
 __all__ = ["logger", "open_log"]
 
 LOG_BYTES = 1 << 20
+
+
+class _WithoutKeys(logging.Formatter):
+    """Lines without `secrets`: an error may quote what it was given."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        super().__init__("%(message)s")
+        self._secrets = tuple(secrets)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record), self._secrets)
 
 
 class BoundedLog(logging.handlers.RotatingFileHandler):
@@ -45,10 +59,8 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
     return log
 
 
-def open_log(path: Path) -> None:
-    """Write this process's log to `path` from now on. Raises OSError when it cannot be written."""
-    logging.basicConfig(
-        handlers=[BoundedLog(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")],
-        format="%(message)s",
-        level=logging.INFO,
-    )
+def open_log(path: Path, secrets: Iterable[str] = ()) -> None:
+    """Write this process's log to `path` from now on, without `secrets`. Raises OSError when it cannot be written."""
+    handler = BoundedLog(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    handler.setFormatter(_WithoutKeys(secrets))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from orch import daemon
 from orch.config import ROOT_WIDE
 from orch.control import Client, DaemonLeaving
 from orch.daemon import Daemon, DaemonStatus, Stopping
+from orch.logs import _WithoutKeys
 from orch_protocol.config import Config, DaemonConfig
 from orch_protocol.errors import AgentBusyError, ProtocolError
 from orch_protocol.services import AgentRow, Empty, Kill, List
@@ -224,3 +227,13 @@ def test_a_starter_that_is_gone_is_no_error() -> None:
     os.close(read)
     daemon.report(write, pid=1)
     daemon.report(None, pid=1)
+
+
+def test_the_log_has_no_key() -> None:
+    """A line, or the report of an error, that quotes one is written without it."""
+    handler = logging.StreamHandler(out := io.StringIO())
+    handler.setFormatter(_WithoutKeys(("sk-planted-1",)))
+    handler.emit(
+        logging.LogRecord("orch", logging.ERROR, "", 0, '{"event": "x", "exception": "sk-planted-1"}', (), None)
+    )
+    assert out.getvalue() == '{"event": "x", "exception": "[a key]"}\n'

@@ -79,6 +79,38 @@ async def test_a_planted_key_is_found_nowhere(
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
+async def test_a_key_that_lies_in_a_file_is_not_told_on(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project may hold the very key that its agents work with: whatever tool comes upon it, by a command, a job in
+    the background, a file, a search, code or an error, neither the model nor the session folder gets it."""
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / ".env").write_text(f"ANTHROPIC_API_KEY={KEY}\n")
+    looks = [
+        {"call": "bash", "input": {"command": "cat .env"}},
+        {"call": "bash", "input": {"command": IN_PIECES, "background": True}},
+        {"call": "read_file", "input": {"path": ".env"}},
+        {"call": "grep_files", "input": {"pattern": "KEY", "path": ".env"}},
+        {"call": "run_python", "input": {"code": "print(open('.env').read()); int(open('.env').read())"}},
+    ]
+    wait = {"call": "bg_status", "input": {"id": "job_1", "wait": 20}}
+    server.script += [*map(call, looks), call(wait), say("Seen.")]
+    told: list[str] = []
+    async with AsyncOrchestrator(MODEL, home=tmp_path / "home", run="r") as root:
+        agent = await root.spawn("Look", tools=["code", "file", "python"], cwd=project)
+        told.append(repr(await agent.query("Where is it?", on_event=lambda event: told.append(repr(event)))))
+    told += [str(request.body) for request in server.requests]
+    assert [text for text in told if KEY in text] == []
+    assert told[-1].count("[a key]") > len(looks)
+    assert [path for path in written(tmp_path / "home") if KEY.encode() in path.read_bytes()] == []
+
+
+IN_PIECES = "cut -c1-24 .env | tr -d '\\n'; sleep 0.1; cut -c25- .env"
+
+
 PYTHON = """
 import os, sys
 print(dict(os.environ), sys.argv)

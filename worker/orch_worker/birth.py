@@ -16,6 +16,7 @@ from orch_protocol.spec import Birth
 from orch_protocol.zygote import LENGTH_BYTES, Fork, decode_birth, decode_fork
 
 from . import kernel
+from .secret import masked
 
 __all__ = ["Entry", "hide", "live", "load", "prepare"]
 
@@ -55,6 +56,7 @@ def live(entry: Callable[[], Entry], fork: Fork, pipe: int) -> NoReturn:
     code = 1
     try:
         birth = _settle(fork, pipe)
+        _Text.secrets = tuple(birth.keys.values())
         code = _code(
             entry()(
                 birth=birth,
@@ -119,7 +121,16 @@ class _Log(io.FileIO):
     @classmethod
     def stream(cls, descriptor: int) -> io.TextIOWrapper:
         raw = io.BufferedWriter(cls(descriptor, "w", closefd=False), BUFFER_BYTES)
-        return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        return _Text(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+class _Text(io.TextIOWrapper):
+    """Text without the keys of this process, whoever writes it: an error may quote what it was given."""
+
+    secrets: tuple[str, ...] = ()
+
+    def write(self, text: str) -> int:
+        return super().write(masked(text, self.secrets))
 
 
 def _read_birth(pipe: int) -> Birth:

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orch_protocol.commands import (
     Cancel,
@@ -52,6 +53,7 @@ from .courier import Courier
 from .interjections import Interjection
 from .loop import Brake
 from .runtime import Root, Runtime
+from .secret import masked
 
 __all__ = ["Host", "Line", "Make"]
 
@@ -299,6 +301,9 @@ class Host:
         self._finish(query_id, finished)
 
     def _finish(self, query_id: str, finished: Finished) -> None:
+        if finished.error is not None:
+            told = masked(finished.error.message, self._birth.keys.values())
+            finished = replace(finished, error=replace(finished.error, message=told))
         try:
             self._courier.send("finished", finished, query_id)
         except Exception as error:

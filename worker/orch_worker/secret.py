@@ -8,13 +8,14 @@ from typing import Final
 
 from .backends.vendors import VENDORS
 
-__all__ = ["is_secret", "masked"]
+__all__ = ["Masker", "is_secret", "masked"]
 
 SECRET: Final = re.compile(
     r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|KEY)S?($|_)|(^|_)(TOKEN|PAT)($|_)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL",
     re.IGNORECASE,
 )
 
+HIDDEN: Final = "[a key]"
 SHORTEST: Final = 8
 """What is shorter is no secret that protects anything, and may be part of any word."""
 
@@ -26,7 +27,41 @@ def is_secret(name: str) -> bool:
 
 def masked(text: str, secrets: Iterable[str]) -> str:
     """Return `text` with each of the `secrets` replaced by what says that one stood there."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= SHORTEST:
-            text = text.replace(secret, "[a key]")
+    for secret in _long_enough(secrets):
+        text = text.replace(secret, HIDDEN)
     return text
+
+
+class Masker:
+    """Takes the `secrets` out of a stream of bytes, also those that come in pieces."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = [secret.encode() for secret in _long_enough(secrets)]
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be shown once `data` has come; what may be the beginning of a secret waits for the rest."""
+        if not self._secrets:
+            return data
+        data = self._held + data
+        for secret in self._secrets:
+            data = data.replace(secret, HIDDEN.encode())
+        held = max((_begun(data, secret) for secret in self._secrets), default=0)
+        self._held = data[len(data) - held :]
+        return data[: len(data) - held]
+
+    def rest(self) -> bytes:
+        """Return what still waits, when nothing more will come."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _long_enough(secrets: Iterable[str]) -> list[str]:
+    """Return the `secrets` that are any, the longest first: one may be part of another."""
+    return sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
+
+
+def _begun(data: bytes, secret: bytes) -> int:
+    """Return how many bytes at the end of `data` are the beginning of `secret`."""
+    most = min(len(secret) - 1, len(data))
+    return next((length for length in range(most, 0, -1) if data.endswith(secret[:length])), 0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from ..secret import Masker
 from .base import ToolContext, ToolError
 from .command import Command
 
@@ -20,10 +21,11 @@ NAME: Final = re.compile(r"(job_\d+)\.log")
 
 
 class Log:
-    """The file that a job's output goes to, up to 64 MiB; what follows is dropped and counted."""
+    """The file that a job's output goes to, without `secrets`, up to 64 MiB; what follows is dropped and counted."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secrets: Iterable[str] = ()) -> None:
         self.path = path
+        self._masker = Masker(secrets)
         self.size = 0
         self.dropped = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -31,6 +33,14 @@ class Log:
 
     def __call__(self, data: bytes) -> None:
         """Take the next bytes."""
+        self._write(self._masker.feed(data))
+
+    def close(self) -> None:
+        """Write no more."""
+        self._write(self._masker.rest())
+        os.close(self._file)
+
+    def _write(self, data: bytes) -> None:
         kept = data[: max(0, MAX_LOG - self.size)]
         try:
             written = os.write(self._file, kept) if kept else 0
@@ -38,10 +48,6 @@ class Log:
             written = 0  # a full disk must not end the job
         self.size += written
         self.dropped += len(data) - written
-
-    def close(self) -> None:
-        """Write no more."""
-        os.close(self._file)
 
 
 class Job:
@@ -62,6 +68,7 @@ class Jobs:
         if context.folder is None:
             raise ToolError("no background jobs here: this agent has no session folder for their output")
         self._folder = context.folder / "jobs"
+        self._secrets = tuple(context.keys.values())
         self._jobs: dict[str, Job] = {}
 
     def start(self, shown: str, make: Callable[[Log], Command]) -> Job:
@@ -72,7 +79,7 @@ class Jobs:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         # The numbers of jobs that an earlier process of this agent ran are taken.
         number = 1 + max((int(id.removeprefix("job_")) for id in self._logs()), default=0)
-        log = Log(self._folder / f"job_{number}.log")
+        log = Log(self._folder / f"job_{number}.log", self._secrets)
         try:
             job = Job(f"job_{number}", shown, make(log), log)
         except BaseException:

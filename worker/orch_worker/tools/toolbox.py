@@ -26,6 +26,7 @@ from ..account import Account, Observe
 from ..guard import Guard, Ruling
 from ..markers import denied, withheld
 from ..purse import Purse
+from ..secret import masked
 from ..taint import LABEL, labelled
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
@@ -336,11 +337,16 @@ class Toolbox:
             self._abandon(task)
             raise
         if done and not task.cancelled():
-            return task.result()
+            return self._without_keys(task.result())
         self._abandon(task)
         seconds = f"{limit:g} s" + (", all that its budget leaves," if limit < self._context.seconds else "")
         why = "was cancelled" if done else f"did not finish within {seconds} and was given up; it may still be running"
         return ToolOutput(f"Tool {tool.name!r} {why}.", is_error=True)
+
+    def _without_keys(self, output: ToolOutput) -> ToolOutput:
+        """Return `output` without the keys of the agent's process, wherever the tool came upon them."""
+        text = masked(output.text, self._context.keys.values())
+        return output if text == output.text else replace(output, text=text)
 
     def _abandon(self, task: asyncio.Task[ToolOutput]) -> None:
         task.cancel()

@@ -1,0 +1,41 @@
+"""Text and output without the keys that a process holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_worker import birth
+from orch_worker.secret import Masker, masked
+
+KEY, LONGER = "sk-planted-1", "sk-planted-1-and-more"
+
+
+def test_every_occurrence_goes() -> None:
+    """The longer of two that begin alike first; what is too short to protect anything stays."""
+    text = f"{KEY},{LONGER},{KEY} pw"
+    assert masked(text, (KEY, LONGER, "pw", "")) == "[a key],[a key],[a key] pw"
+    assert masked(text, ()) == text
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_a_key_that_comes_in_pieces_goes_too(size: int) -> None:
+    """However the output is cut, what is shown is what the whole would be; what only begins like a key is shown."""
+    whole = f"a {KEY}{KEY} sk-plan b {LONGER} sk-planted".encode()
+    masker = Masker((KEY, "other-secret"))
+    shown = [masker.feed(whole[start : start + size]) for start in range(0, len(whole), size)]
+    assert not any(b"planted-1" in piece for piece in shown)
+    assert b"".join(shown) + masker.rest() == whole.replace(KEY.encode(), b"[a key]")
+    assert masker.rest() == b""
+
+
+def test_without_keys_nothing_waits() -> None:
+    """Output goes through as it comes."""
+    assert Masker(()).feed(b"sk-") == b"sk-"
+
+
+def test_what_a_worker_prints_has_no_key(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log gets the report of an error that quotes one without it."""
+    monkeypatch.setattr(birth._Text, "secrets", (KEY,))
+    stream = birth._Log.stream(1)
+    print(f"ValueError: illegal header b'{KEY}'", file=stream, flush=True)
+    assert capfd.readouterr().out == "ValueError: illegal header b'[a key]'\n"
