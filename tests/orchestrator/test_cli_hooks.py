@@ -11,6 +11,7 @@ import pytest
 from orch.cli import run
 from orch.hook_records import lines, record, switch, tallies
 from orch_protocol.errors import ConfigError
+from orch_protocol.hook_events import Block, ToolCall, ToolReturn
 from orch_protocol.hook_options import HookOptions
 from orch_protocol.hooks import HookRow, HookTally
 from orch_worker.declared import declared
@@ -62,6 +63,44 @@ def test_what_is_configured_and_what_was_heard_of(home: Path, capsys: Captured) 
     out, err = capsys.readouterr()
     assert "0.50 ms" in out
     assert "ValueError: x" in err
+
+
+class TestInit:
+    """A file of hooks to begin with."""
+
+    def test_it_works_as_it_is(self, home: Path, capsys: Captured) -> None:
+        """The file and the line that names it are enough: the hooks are in the list, and act."""
+        (home / "config.toml").unlink()
+        said = data(capsys, "init")
+        assert said == {"file": f"{home}/house_hooks.py", "configured": True}
+        rows = {row["name"]: row["stages"] for row in data(capsys, "list")}
+        assert list(rows) == [*(f"house_hooks.{name}" for name in ("no_force_push", "shorten", "count")), "audit_log"]
+        guard, short, _ = declared([said["file"]], HookOptions())
+        push = ToolCall(id="1", name="bash", input={"command": "git push --force"})
+        assert isinstance(guard(push, None), Block)
+        assert guard(ToolCall(id="1", name="bash", input={"command": "ls"}), None) is None
+        shown = short(ToolReturn(id="1", name="bash", input={}, text="x" * 60_000), None)
+        assert len(shown.text) < 51_000
+
+    def test_what_is_there_stays(self, home: Path, capsys: Captured) -> None:
+        """A file is not overwritten, and a table of hooks not written into: what is to stand there is said."""
+        before = (home / "config.toml").read_bytes()
+        assert run(["hooks", "init", str(home / "house.py")]) == 2
+        assert "is left as it is" in capsys.readouterr().err
+        assert (home / "house.py").read_text() == HOOKS
+        assert run(["hooks", "init", str(home / "other.py")]) == 0
+        assert f'put "{home}/other.py" under load in [hooks]' in capsys.readouterr().out
+        assert (home / "config.toml").read_bytes() == before
+        assert (home / "other.py").exists()
+
+    def test_the_rest_of_the_configuration_stays(self, home: Path, capsys: Captured) -> None:
+        """The line is added behind what there is; a configuration that is none is left alone, and no file is made."""
+        (home / "config.toml").write_text("# mine\n[limits]\nmax_turns = 7\n")
+        assert data(capsys, "init")["configured"]
+        assert (home / "config.toml").read_text().startswith("# mine\n[limits]\nmax_turns = 7\n\n[hooks]\n")
+        (home / "config.toml").write_text("[limits\n")
+        assert run(["hooks", "init", str(home / "third.py")]) != 0
+        assert not (home / "third.py").exists()
 
 
 def test_off_and_on_again(home: Path, capsys: Captured) -> None:

@@ -19,6 +19,7 @@ from .. import config, paths
 from ..hook_records import AUDIT_LOG, HookLine, hooks_spec, lines, switch, switches_file
 from . import render, words
 from .failure import Failure
+from .hooks_init import INIT
 from .verb import Group, Verb
 
 __all__ = ["VERBS"]
@@ -108,6 +109,7 @@ VERBS = {
                     _list,
                 ),
             ),
+            "init": ("write a file of hooks to begin with", INIT),
             "disable": (
                 "switch one off, for every process and for good",
                 Verb(
