@@ -43,6 +43,7 @@ __all__ = [
     "Relaunch",
     "Rest",
     "Resume",
+    "Rouse",
     "Send",
     "SetHearing",
     "Signal",
@@ -264,6 +265,12 @@ class Localise(Struct, frozen=True, gc=False):
     backend: BackendSpec
 
 
+class Rouse(Struct, frozen=True, gc=False):
+    """Let agent `id` have a process, though nobody asks it anything."""
+
+    id: str
+
+
 class Unsay(Struct, frozen=True, gc=False):
     """What these name is not going to be heard by agent `id`."""
 
@@ -331,6 +338,7 @@ Event: TypeAlias = (
     | Kill
     | Steer
     | Hear
+    | Rouse
     | Unsay
     | SetHearing
     | Cancel

@@ -225,17 +225,18 @@ class AsyncSubagent:
         """Return the ways that the conversation went, the current one among them."""
         return list((await self.tree(0)).branches)
 
-    async def checkout(self, entry: str | None, *, summary: str | None = None) -> None:
+    async def checkout(self, entry: str | None, *, summary: str | None = None, summarise: bool = False) -> None:
         """Let the conversation go on behind `entry`, None: anew. What was said since stays, on its own branch.
 
         An entry is an id, the beginning of one, or a label. With `summary` the model is told what came of what it
-        leaves. Raises AgentBusyError while a turn runs, EntryNotFoundError.
+        leaves; with `summarise` its model writes that, or without one it is what was asked and answered there. Raises
+        AgentBusyError while a turn runs, EntryNotFoundError.
         """
-        await self._change(Move(entry, summary))
+        await self._change(Move(entry, summary, summarise))
 
-    async def branch(self, entry: str, *, summary: str | None = None) -> str | None:
+    async def branch(self, entry: str, *, summary: str | None = None, summarise: bool = False) -> str | None:
         """Go back as `checkout` does, but before `entry` when it is a question; then return what was asked."""
-        return (await self._change(Move(entry, summary), ask_anew=True)).text
+        return (await self._change(Move(entry, summary, summarise), ask_anew=True)).text
 
     async def label(self, entry: str, label: str | None) -> None:
         """Give an entry a name, by which it can be found; None takes it away."""

@@ -27,6 +27,7 @@ from orch_protocol.commands import (
     RootCall,
     RootReply,
     Steered,
+    Summed,
     TurnEvent,
     Unsaid,
 )
@@ -416,6 +417,8 @@ class Supervisor:
                 self.watchers.called(self.tree.nodes, agent_id, id, body)
             case Steered():
                 self.handle(Hear(agent_id, id))
+            case Summed():
+                self.waiters.tell(f"summed:{agent_id}:{id}", body, body.error)
             case Unsaid():
                 self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
             case Edited():

@@ -159,17 +159,18 @@ class Subagent:
         """Return the ways that the conversation went, the current one among them."""
         return self._orchestrator._wait(self._agent.branches())
 
-    def checkout(self, entry: str | None, *, summary: str | None = None) -> None:
+    def checkout(self, entry: str | None, *, summary: str | None = None, summarise: bool = False) -> None:
         """Let the conversation go on behind `entry`, None: anew. What was said since stays, on its own branch.
 
         An entry is an id, the beginning of one, or a label. With `summary` the model is told what came of what it
-        leaves. Raises AgentBusyError while a turn runs, EntryNotFoundError.
+        leaves; with `summarise` its model writes that, or without one it is what was asked and answered there. Raises
+        AgentBusyError while a turn runs, EntryNotFoundError.
         """
-        self._orchestrator._wait(self._agent.checkout(entry, summary=summary))
+        self._orchestrator._wait(self._agent.checkout(entry, summary=summary, summarise=summarise))
 
-    def branch(self, entry: str, *, summary: str | None = None) -> str | None:
+    def branch(self, entry: str, *, summary: str | None = None, summarise: bool = False) -> str | None:
         """Go back as `checkout` does, but before `entry` when it is a question; then return what was asked."""
-        return self._orchestrator._wait(self._agent.branch(entry, summary=summary))
+        return self._orchestrator._wait(self._agent.branch(entry, summary=summary, summarise=summarise))
 
     def label(self, entry: str, label: str | None) -> None:
         """Give an entry a name, by which it can be found; None takes it away."""

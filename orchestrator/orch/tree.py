@@ -54,6 +54,7 @@ from .events import (
     Relaunch,
     Rest,
     Resume,
+    Rouse,
     Send,
     SetHearing,
     Signal,
@@ -201,13 +202,23 @@ class Tree:
             return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
         if node.status == "starting":
             return Decision([asked], [], event.query_id)
+        entries, instructions = self._rouse(node, now)
+        return Decision([asked, *entries], instructions, event.query_id)
+
+    def _on_rouse(self, event: Rouse, now: float) -> Decision:
+        node = self.nodes[event.id]
+        admission.check_answers(node)
+        return Decision() if node.running else Decision(*self._rouse(node, now))
+
+    def _rouse(self, node: Node, now: float) -> tuple[list[Entry], list[Instruction]]:
+        """Let the agent have a process, if it has none."""
         entries, instructions = self._cool(node, now, answered=False) if node.is_holder else self._make_room(now)
         if not node.running:
             check_starts(self.nodes.failed_starts, now)
             incarnation = node.incarnation + 1
-            entries.append(Launched(at=now, id=spec.id, incarnation=incarnation))
-            instructions += launch(spec.id, incarnation)
-        return Decision([asked, *entries], instructions, event.query_id)
+            entries.append(Launched(at=now, id=node.spec.id, incarnation=incarnation))
+            instructions += launch(node.spec.id, incarnation)
+        return entries, instructions
 
     def _make_room(self, now: float) -> tuple[list[Entry], list[Instruction]]:
         """Let there be room for one more process: at the limit the agent that idled longest is sent to sleep."""

@@ -1,7 +1,8 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer unsay hearing edit prompt cancel narrow stop root_reply limit`.
-Worker to root: `hello ready pong finished progress event called steered unsaid edited prompted root_call cancel`.
+Root to worker: `init ping query steer unsay hearing sum_up edit prompt cancel narrow stop root_reply limit`.
+Worker to root: `hello ready pong finished progress event called steered unsaid summed edited prompted root_call
+cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -40,6 +41,8 @@ __all__ = [
     "Steer",
     "Steered",
     "Stop",
+    "SumUp",
+    "Summed",
     "TurnEvent",
     "Unsaid",
     "Unsay",
@@ -143,6 +146,21 @@ class Hearing(Struct, frozen=True, gc=False):
     follow_up: QueueMode
 
 
+class SumUp(Struct, frozen=True, gc=False):
+    """Say what came of what the conversation would leave if it went back to the entry `to`, None: to its beginning."""
+
+    to: str | None = None
+
+
+class Summed(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What is to be said of it, "" for nothing: it leaves nothing; whether a model wrote that, and what it took."""
+
+    text: str = ""
+    by_model: bool = False
+    usage: Usage = Usage()
+    error: ErrorInfo | None = None
+
+
 class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
     """Something happened in the turn that the frame's id names; events may be lost, `n` counts them from 1.
 
@@ -231,6 +249,8 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "narrow": Narrow,
     "steer": Steer,
     "steered": Steered,
+    "sum_up": SumUp,
+    "summed": Summed,
     "unsay": Unsay,
     "unsaid": Unsaid,
     "hearing": Hearing,

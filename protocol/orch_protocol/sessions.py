@@ -67,10 +67,11 @@ class Branch(Struct, frozen=True, gc=False):
 
 class Move(Struct, frozen=True, gc=False, tag="move"):
     """The conversation goes on behind the entry `to`, None: anew. With `summary` the model is told what came of what
-    it leaves."""
+    it leaves; with `summarise` that is first written, by its model if it has one."""
 
     to: str | None
     summary: str | None = None
+    summarise: bool = False
 
 
 class Relabel(Struct, frozen=True, gc=False, tag="label"):
@@ -155,11 +156,16 @@ class ChangeSession(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Changed(Struct, frozen=True):
-    """What was asked for is on record in the entry `entry`, which is the leaf now; see `ChangeSession`."""
+    """What was asked for is on record in the entry `entry`, which is the leaf now; see `ChangeSession`.
+
+    `summary` is what the model is told of what it left, if that was written, `by_model` whether a model did.
+    """
 
     id: str
     entry: str
     text: str | None = None
+    summary: str | None = None
+    by_model: bool = False
 
 
 class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):

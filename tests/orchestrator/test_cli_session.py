@@ -193,7 +193,7 @@ class TestTree:
         """Says nothing when it is done; the summary may come from stdin."""
         assert run(["session", "checkout", "n", "e2", "--summary", "in vain"]) == 0
         assert capsys.readouterr().out == ""
-        change = {"type": "move", "to": "e2", "summary": "in vain"}
+        change = {"type": "move", "to": "e2", "summary": "in vain", "summarise": False}
         assert desk.asked == [("change_session", {"ref": "n", "change": change, "ask_anew": False})]
         assert run(["session", "checkout", "n", "root", "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"id": "abc", "entry": "e9", "text": "How?"}

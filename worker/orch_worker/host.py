@@ -28,6 +28,8 @@ from orch_protocol.commands import (
     RootReply,
     Steer,
     Steered,
+    Summed,
+    SumUp,
     TurnEvent,
     Unsaid,
     Unsay,
@@ -98,6 +100,7 @@ class Host:
         self._birth = birth
         self._runtime: Runtime | None = None
         self._turn: asyncio.Task[None] | None = None
+        self._asides: set[asyncio.Task[None]] = set()
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
         self._watched, self._events = "", 0
@@ -242,6 +245,20 @@ class Host:
     def _on_hearing(self, _id: str, body: Hearing) -> None:
         if self._runtime is not None:
             self._runtime.hear(body.steering, body.follow_up)
+
+    def _on_sum_up(self, id: str, body: SumUp) -> None:
+        asking = asyncio.get_running_loop().create_task(self._sum_up(id, body))
+        self._asides.add(asking)
+        asking.add_done_callback(self._asides.discard)
+
+    async def _sum_up(self, id: str, body: SumUp) -> None:
+        try:
+            if self._runtime is None:
+                raise AgentBusyError("the agent is not up yet")
+            summed = await self._runtime.sum_up(body.to)
+        except Exception as error:
+            summed = Summed(error=error_info(error))
+        self._courier.send("summed", summed, id)
 
     def _on_limit(self, _id: str, body: Limit) -> None:
         if self._runtime is not None:

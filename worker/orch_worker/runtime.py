@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Query, Ready
+from orch_protocol.commands import Finished, Query, Ready, Summed
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, StopReason, Usage
@@ -313,6 +313,15 @@ class Runtime:
         self._fresh = _is_fresh(self.transcript.session)
         self._load()
         return Edited(self.backend.context_tokens())
+
+    async def sum_up(self, to: str | None) -> Summed:
+        """Return what is to be said of what the conversation would leave behind the entry `to`."""
+        # Imported when it is needed: few conversations go back.
+        from .leaving import left_behind, summed_up
+
+        left = left_behind(self.transcript.session, to)
+        told = await summed_up(left, self._answering.now, self._make_backend, self._purse)
+        return Summed(told.text, told.by_model, told.usage)
 
     def _load(self) -> None:
         session = self.transcript.session

@@ -156,6 +156,7 @@ def _checkout_arguments(parser: ArgumentParser) -> None:
 
 def _summary(parser: ArgumentParser) -> None:
     parser.add_argument("--summary", metavar="TEXT", help="what the model is told of what it leaves; - is stdin")
+    parser.add_argument("--summarise", action="store_true", help="let its model write that, if it has one")
 
 
 def _checkout(arguments: Namespace) -> int:
@@ -168,7 +169,8 @@ def _branch(arguments: Namespace) -> int:
 
 def _move(arguments: Namespace, *, ask_anew: bool) -> int:
     summary = words.text(arguments.summary) if arguments.summary is not None else None
-    changed = _change(arguments, {"type": "move", "to": arguments.entry, "summary": summary}, ask_anew=ask_anew)
+    move = {"type": "move", "to": arguments.entry, "summary": summary, "summarise": arguments.summarise}
+    changed = _change(arguments, move, ask_anew=ask_anew)
     words.say(arguments, changed, render.shown(changed["text"] or "") if ask_anew else "")
     return 0
 

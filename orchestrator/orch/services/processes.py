@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.errors import QueryTimeoutError
+from orch_protocol.errors import AgentDiedError, QueryTimeoutError
 
+from .. import events
+from ..losses import BOOT_SECONDS
 from ..nodes import Node
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["answered"]
+__all__ = ["answered", "roused"]
+
+TRIES: Final = 5
 
 
 async def answered(
@@ -36,3 +40,20 @@ async def answered(
     finally:
         said.cancel()
         end.cancel()
+
+
+async def roused(root: Supervisor, node: Node) -> None:
+    """Return when the agent's process is up, started for it if it had none. Raises OrchError when none comes up."""
+    id = node.spec.id
+    for _ in range(TRIES):  # one that has just been killed may hold the folder a moment longer than it lives
+        root.handle(events.Rouse(id))
+        if node.running and node.status != "starting" and not node.stopping:
+            return
+        topics = (f"up:{id}", f"gone:{id}:{node.incarnation}")
+        waiting = [root.waiters.watch(topic) for topic in topics]
+        try:
+            await asyncio.wait(waiting, timeout=BOOT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+    raise AgentDiedError(f"no process of agent {node.spec.name!r} ({id}) came up")

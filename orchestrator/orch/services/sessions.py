@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from orch_protocol.errors import AgentBusyError, ConfigError
+from orch_protocol.commands import Summed, SumUp
+from orch_protocol.errors import AgentBusyError, ConfigError, OrchError
 from orch_protocol.ids import new_entry_id
 from orch_protocol.sessions import (
     Change,
@@ -21,20 +23,23 @@ from orch_protocol.sessions import (
 )
 from orch_protocol.spec import AgentSpec
 from orch_protocol.text import scrub
+from orch_worker.leaving import extracted, left_behind
 from orch_worker.outline import Outline, question, read_outline
-from orch_worker.transcript import Transcript
+from orch_worker.summarising import writer_of
+from orch_worker.transcript import Transcript, read_session
 
 from .. import events
 from ..losses import BOOT_SECONDS
 from ..nodes import Node
 from ..refs import resolve
-from .processes import answered
+from .processes import answered, roused
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
 __all__ = ["change_session", "session", "session_of"]
 
+SUM_UP_SECONDS: Final = 100.0
 EDIT_SECONDS: Final = 30.0
 """A process reads its whole file again when its conversation goes back: large ones take seconds."""
 
@@ -53,10 +58,15 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
     node = session_of(root, params.ref)
     _check_idle(node)
     edit, text = await root.disk.do(_resolved, node.spec, params)
+    left: Summed | None = None
+    if isinstance(edit.change, Move) and edit.change.summarise:
+        left = await _summed(root, node, edit.change.to)
+        edit = Edit(edit.entry, Move(edit.change.to, left.text or None))
     putting = asyncio.ensure_future(_put(root, node, edit))
     putting.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.shield(putting)
-    return Changed(node.spec.id, edit.entry, text)
+    summary = left.text or None if left is not None else None
+    return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model)
 
 
 def session_of(root: Supervisor, ref: str) -> Node:
@@ -101,7 +111,28 @@ async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
             return
 
 
+async def _summed(root: Supervisor, node: Node, to: str | None) -> Summed:
+    """Return what is to be said of what the conversation leaves when it goes back to `to`.
+
+    The agent's process asks its model; one that has none gets one. Where that cannot be, or there is no model, it is
+    what was asked and answered.
+    """
+    spec = node.spec
+    if writer_of(spec.backend) is not None:
+        with contextlib.suppress(OrchError):  # it is killed, or there is no room, or it does not come up
+            await roused(root, node)
+            left = await answered(root, node, "sum_up", SumUp(to), new_entry_id(()), "summed", SUM_UP_SECONDS)
+            if left is not None:
+                root.handle(events.Spend(spec.id, left.usage))
+                return cast(Summed, left)
+    return await root.disk.do(_extracted, Path(spec.folder), to)
+
+
 # In threads.
+
+
+def _extracted(folder: Path, to: str | None) -> Summed:
+    return Summed(extracted(left_behind(read_session(folder), to)).text)
 
 
 def _shown(spec: AgentSpec, most: int | None) -> SessionShown:
@@ -134,7 +165,7 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None]
         to = outline.find(change.to) if change.to is not None else None
         if params.ask_anew and to is not None and (text := question(folder, to)) is not None:
             to = outline.row(to).parent_id
-        change = Move(to, scrub(change.summary) if change.summary else None)
+        change = Move(to, scrub(change.summary) if change.summary else None, change.summarise and not change.summary)
     elif isinstance(change, Relabel):
         change = _relabel(outline, change)
     elif isinstance(change, Inform) and not change.text.strip():
