@@ -27,6 +27,7 @@ BENCHES = (
     "bench_kill.py",
     "bench_wire.py",
     "bench_hooks.py",
+    "bench_sandbox.py",
     "bench_replay.py",
     "bench_archival.py",
     "bench_holders.py",

@@ -333,6 +333,8 @@ class TestTools:
         context = at(context, level) if level != "L0" else context
         said = await sh(context, "(setsid sleep 62 >/dev/null 2>&1 &); echo done")
         assert said.text.startswith("done\n")
+        for _ in range(5):
+            assert (await sh(context, "true")).text == "[exit status 0]"
 
 
 class TestLimits:

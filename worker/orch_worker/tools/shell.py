@@ -120,7 +120,8 @@ async def run(context: ToolContext, tool: str, argv: list[str], seconds: float |
     elif not in_time:
         notes.append(f"[timed out after {time.monotonic() - began:.0f} s and was ended; longer work needs background]")
     else:
-        if command.strays:
+        # In namespaces of its own all ends with it; what is found there is what has made them.
+        if command.strays and context.sandbox.of(tool) < "L3":
             notes.append(f"[processes it left behind, now ended: {command.strays}; what is to go on needs background]")
         notes.append(f"[{_exit(command.code)}]")
         if command.code and (level := context.sandbox.of(tool)) >= "L2":
