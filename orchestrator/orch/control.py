@@ -20,7 +20,14 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.control import Request, Response
-from orch_protocol.errors import MessageTooLargeError, OrchError, ProtocolError, VersionMismatchError, error_info
+from orch_protocol.errors import (
+    MessageTooLargeError,
+    OrchError,
+    ProtocolError,
+    VersionMismatchError,
+    error_info,
+    outcome_of,
+)
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS, VERSION
 
@@ -266,7 +273,9 @@ def _failed(id: int, error: Exception) -> Response:
     """Return `error` as a response. Its `exit_code` spares the client a table of classes."""
     info = error_info(error)
     code = error.exit_code if isinstance(error, OrchError) else OrchError.exit_code
-    return Response(id, error={"type": info.type, "message": info.message, "exit_code": str(code)})
+    outcome = outcome_of(info)
+    ended = {"outcome": outcome} if outcome != OrchError.outcome else {}
+    return Response(id, error={"type": info.type, "message": info.message, "exit_code": str(code)} | ended)
 
 
 def _encode(response: Response) -> bytes:

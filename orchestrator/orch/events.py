@@ -116,7 +116,7 @@ class LaunchFailed(Struct, frozen=True, gc=False):
 class Gone(Struct, frozen=True, gc=False):
     """The process ended. `recovered` is the pending query's reply if the transcript holds it, `begun` whether that
     holds anything of the query at all, `usage` what the query used by it. A `late` one was ended since its time was
-    over."""
+    over; `oom` is what shows that it was ended for want of memory."""
 
     id: str
     incarnation: int
@@ -127,6 +127,7 @@ class Gone(Struct, frozen=True, gc=False):
     detail: str = ""
     usage: Usage = Usage()
     late: bool = False
+    oom: str = ""
 
 
 class Relaunch(Struct, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_protocol.errors import LaunchError, error_info
+from orch_protocol.errors import error_info
 from orch_protocol.services import Status
 
 from .events import BootOverdue, Decision, Gone, Instruction, Launch, Notify, Relaunch, Timer
@@ -68,8 +68,8 @@ def relaunch(nodes: Nodes, event: Relaunch, now: float) -> Decision:
 
 def _may_begin_anew(node: Node, event: Gone) -> bool:
     """Whether nothing was begun, and it may be chance that it was not: the process neither ended by itself nor took all
-    the time there is."""
-    if event.late:
+    the time, or memory, there is."""
+    if event.late or event.oom:
         return False
     return not event.begun if node.status == "busy" else event.code is None or event.code < 0
 
@@ -83,9 +83,10 @@ def _given_up(
     instructions: list[Instruction] = []
     number = recent(node.crashes, now) + 1
     if failed and number > 1:
-        detail = f"{detail or cause_of(code)}; this was the end of its process number {number} within {WINDOW:g} s"
+        ended = f"this was the end of its process number {number} within {WINDOW:g} s"
+        detail = f"{detail or event.oom or cause_of(code)}; {ended}"
     if node.pending is not None:
-        failure = None if event.recovered else obituary(node, code, detail, failed=failed)
+        failure = None if event.recovered else obituary(node, event, detail, failed=failed)
         answered = Answered(
             at=now,
             id=id,
@@ -103,11 +104,16 @@ def _given_up(
     status: Status = "failed" if (failed or never) and not node.is_holder else "died"
     entries.append(
         Ended(
-            at=now, id=id, incarnation=event.incarnation, status=status, code=code, error=detail or None, crash=crashed
+            at=now,
+            id=id,
+            incarnation=event.incarnation,
+            status=status,
+            code=code,
+            error=detail or event.oom or None,
+            crash=crashed,
         )
     )
     if node.status == "starting":
-        why = LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {detail or cause_of(code)}")
-        instructions.append(Notify(f"up:{id}", None, error_info(why)))
+        instructions.append(Notify(f"up:{id}", None, error_info(obituary(node, event, detail))))
     instructions.append(Notify(f"gone:{id}:{event.incarnation}"))
     return Decision(entries, instructions)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from orch_protocol.budget import changed
-from orch_protocol.errors import ErrorInfo
+from orch_protocol.errors import ErrorInfo, Outcome, outcome_of
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
 from orch_protocol.spec import AgentSpec
@@ -64,6 +64,11 @@ class Result:
     asker: str | None
     ended: bool = False
     """Whether the user ended the turn together with the agent's process."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the query ended."""
+        return self.reply.outcome if self.reply is not None else outcome_of(self.error) if self.error else "done"
 
 
 @dataclass(slots=True)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from orch_protocol.errors import AgentDiedError, LaunchError, OrchError
+from orch_protocol.errors import AgentDiedError, LaunchError, OrchError, Outcome
 
+from .events import Gone
 from .nodes import Node
 
 __all__ = ["cause_of", "obituary"]
 
 
-def obituary(node: Node, code: int | None, detail: str, *, failed: bool = False) -> OrchError:
+def obituary(node: Node, gone: Gone, detail: str, *, failed: bool = False) -> OrchError:
     """Return the error for whoever waits for `node`; `detail` is the end of its log, if that says anything. One that
     `failed` is not revived by the next query."""
-    name, id = node.spec.name, node.spec.id
+    name, id, code = node.spec.name, node.spec.id, gone.code
     if node.status == "starting":
-        return LaunchError(f"agent {name!r} ({id}) did not come up: {detail or cause_of(code)}")
+        late = LaunchError(f"agent {name!r} ({id}) did not come up: {gone.oom or detail or cause_of(code)}")
+        return late.as_outcome(_outcome(gone, "failed"))
     revived = f"`orch resume {node.spec.seq}` lets it answer again" if failed else "the next query revives it"
-    return AgentDiedError(
-        f"agent {name!r} ({id}) died in the middle of a turn ({cause_of(code)}); its transcript is whole up to "
-        f"there, and {revived}" + (f"\n{detail}" if detail else "")
+    died = AgentDiedError(
+        f"agent {name!r} ({id}) died in the middle of a turn ({gone.oom or cause_of(code)}); its transcript is whole "
+        f"up to there, and {revived}" + (f"\n{detail}" if detail else "")
     )
+    return died.as_outcome(_outcome(gone, "lost"))
+
+
+def _outcome(gone: Gone, else_: Outcome) -> Outcome:
+    last = gone.detail.rstrip().rpartition("\n")[2]
+    if gone.oom or (gone.code and last.startswith("MemoryError")):
+        return "oom"
+    return "timeout" if gone.late else else_
 
 
 def cause_of(code: int | None) -> str:

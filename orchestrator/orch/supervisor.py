@@ -379,14 +379,15 @@ class Supervisor:
         remains, taker = Remains(), None
         if node.pending is not None and node.status == "busy":
             remains, taker = remains_of(node), self.waiters.taker(f"query:{node.pending.query_id}")
-        gone = Gone(id, incarnation, end.code, remains.reply, remains.begun, taker, end.detail, remains.usage, end.late)
-        self.handle(gone)
+        said = remains.reply, remains.begun, taker, end.detail, remains.usage, end.late, end.oom
+        self.handle(Gone(id, incarnation, end.code, *said))
 
     def _check_turns(self) -> None:
         """End the processes that are stuck, or do not end their turns: nobody should wait for ever.
 
         For how long this root was asleep itself (a suspended machine), nobody else could work either.
         """
+        self.workers.ooms.look()
         self._turns.grant(self._pulses.slept())
         for node in self._pulses.look(self.tree.nodes.pending.values()):
             self.workers.end_stuck(node.spec.id)

@@ -375,6 +375,7 @@ class Tree:
             return Decision()
         if event.hard:
             cut = AgentDiedError(f"the turn of agent {node.spec.name!r} ({event.id}) was ended with its process")
+            cut = cut.as_outcome("killed")
             query_id, error = node.pending.query_id, error_info(cut)
             answered = Answered(at=now, id=event.id, query_id=query_id, error=error, usage=event.usage, ended=True)
             settled = settle(self.nodes, [answered])

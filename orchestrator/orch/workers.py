@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from signal import SIGKILL
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ from .launchers.base import Launcher, LaunchRequest, WorkerProcess
 from .launchers.descriptors import require_room
 from .launchers.logs import tail
 from .nodes import Node, Nodes
+from .ooms import Ooms
 from .router import Peer, Switchboard
 
 __all__ = ["Workers"]
@@ -28,11 +30,13 @@ LAST_WORDS_SECONDS = 1.0
 
 
 class End(NamedTuple):
-    """How a process ended: its exit code and why, as far as they are known; and whether its time was over."""
+    """How a process ended: its exit code and why, as far as they are known; whether its time was over, and what shows
+    that there was not enough memory for it."""
 
     code: int | None
     detail: str
     late: bool
+    oom: str
 
 
 class Workers:
@@ -72,6 +76,8 @@ class Workers:
         self._causes: dict[str, str] = {}
         self._stuck: set[str] = set()
         self._late: set[str] = set()
+        self._killed: set[str] = set()
+        self.ooms = Ooms()
         self._closed = False
 
     async def close(self) -> None:
@@ -103,6 +109,7 @@ class Workers:
         """Make a process for the agent."""
         id, incarnation = node.spec.id, node.incarnation
         self._late.discard(id)
+        self._killed.discard(id)
         ident = f"{id}.{incarnation}.{new_id()}".encode()
         token = new_token()
         peer = self._peers[id] = self.board.peers.expect(id, incarnation, ident, token)
@@ -144,6 +151,7 @@ class Workers:
         elif how == "stop":
             self._peers[id].send("stop", Nothing())
         else:
+            self._killed.add(id)
             process.kill()
 
     def end(self, id: str, cause: str) -> None:
@@ -176,6 +184,7 @@ class Workers:
         del self.processes[id]
         self.board.peers.forget(self._peers.pop(id))
         code, detail = process.ended.result(), self._causes.pop(id, "")
+        oom = self.ooms.claim() if code == -SIGKILL and not detail and id not in self._killed else ""
         stuck = id in self._stuck
         self._stuck.discard(id)
         if stuck or (not detail and code != 0 and self._nodes[id].status in ("starting", "busy")):
@@ -183,7 +192,7 @@ class Workers:
             detail = "; ".join(filter(None, (detail, f"the end of its log:\n{said}" if said else "")))
         late = id in self._late
         self._late.discard(id)
-        return End(code, detail, late)
+        return End(code, detail, late, oom)
 
     async def _launch(self, node: Node, request: LaunchRequest) -> WorkerProcess:
         await self._holds.over(node.spec)

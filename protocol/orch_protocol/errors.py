@@ -40,6 +40,8 @@ Every message says what happened, to which thing, and what to do. `exit_code` is
 
 from __future__ import annotations
 
+from typing import Literal, Self, TypeAlias
+
 from msgspec import Struct
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "MessageTooLargeError",
     "NoResultError",
     "OrchError",
+    "Outcome",
     "ProtocolError",
     "QueryCycleError",
     "QueryTimeoutError",
@@ -80,13 +83,24 @@ __all__ = [
     "VersionMismatchError",
     "error_from",
     "error_info",
+    "outcome_of",
 ]
 
 
+Outcome: TypeAlias = Literal["done", "failed", "killed", "lost", "timeout", "oom", "budget"]
+"""How a query ended, once and for all. `lost`: its process ended and nobody knows why; `oom`: for want of memory."""
+
+
 class OrchError(Exception):
-    """The root of every error orch raises on purpose."""
+    """The root of every error orch raises on purpose. `outcome` is how a query ended that ended with it."""
 
     exit_code = 1
+    outcome: Outcome = "failed"
+
+    def as_outcome(self, outcome: Outcome) -> Self:
+        """Return this error, which ended a query with `outcome`."""
+        self.outcome = outcome
+        return self
 
 
 class ConfigError(OrchError):
@@ -160,11 +174,14 @@ class AgentBusyError(AgentError):
 class AgentDiedError(AgentError):
     """The agent's process ended before the turn did. The next query revives it."""
 
+    outcome = "lost"
+
 
 class AgentGoneError(AgentError):
     """The agent was killed on purpose; `orch resume` brings it back."""
 
     exit_code = 3
+    outcome = "killed"
 
 
 class ArchiveDeletedError(AgentError):
@@ -217,6 +234,7 @@ class BudgetExceededError(OrchError):
     """The budget does not cover the next request to a model; the message says whose it is and what raises it."""
 
     exit_code = 5
+    outcome = "budget"
 
 
 class StoreError(OrchError):
@@ -249,11 +267,15 @@ class MessageTooLargeError(ProtocolError):
     """A message is larger than any road it could take."""
 
 
-class ErrorInfo(Struct, frozen=True):
-    """An error as data: the name of its class and its message. Crosses every boundary."""
+class ErrorInfo(Struct, frozen=True, omit_defaults=True):
+    """An error as data: the name of its class and its message. Crosses every boundary.
+
+    `outcome` is how the query ended that it ended, "" for the usual one of its class.
+    """
 
     type: str
     message: str
+    outcome: Outcome | Literal[""] = ""
 
 
 def _classes(base: type[OrchError]) -> dict[str, type[OrchError]]:
@@ -266,10 +288,17 @@ def _classes(base: type[OrchError]) -> dict[str, type[OrchError]]:
 def error_info(error: BaseException) -> ErrorInfo:
     """Return `error` as data. An error that is not ours keeps its class name inside the message."""
     if isinstance(error, OrchError):
-        return ErrorInfo(type(error).__name__, str(error))
-    return ErrorInfo("OrchError", f"{type(error).__name__}: {error}")
+        return ErrorInfo(type(error).__name__, str(error), vars(error).get("outcome", ""))
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return ErrorInfo("OrchError", said, "oom" if isinstance(error, MemoryError) else "")
 
 
 def error_from(info: ErrorInfo) -> OrchError:
     """Return the exception that `info` describes, for the caller to raise; unknown names become OrchError."""
-    return _classes(OrchError).get(info.type, OrchError)(info.message)
+    error = _classes(OrchError).get(info.type, OrchError)(info.message)
+    return error.as_outcome(info.outcome) if info.outcome else error
+
+
+def outcome_of(info: ErrorInfo) -> Outcome:
+    """Return how a query ended that ended with the error that `info` describes."""
+    return info.outcome or _classes(OrchError).get(info.type, OrchError).outcome

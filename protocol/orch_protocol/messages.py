@@ -6,11 +6,12 @@ it came from unchanged.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from .errors import Outcome
 from .taint import Mark
 
 __all__ = [
@@ -44,6 +45,14 @@ StopReason: TypeAlias = Literal[
     "aborted",
     "error",
 ]
+
+
+CUT_SHORT: Final[dict[str, Outcome]] = {
+    "cancelled": "killed",
+    "timeout": "timeout",
+    "budget": "budget",
+    "error": "failed",
+}
 
 
 class Text(Struct, frozen=True, gc=False, tag="text"):
@@ -157,6 +166,12 @@ class Reply(Struct, frozen=True, gc=False):
     unfinished: tuple[str, ...] = ()
     local: bool = False
     warning: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the turn ended: `done`, or cut short."""
+        return CUT_SHORT.get(self.stop_reason, "done")
+
     marks: tuple[Mark, ...] = ()
 
 

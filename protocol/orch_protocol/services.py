@@ -13,6 +13,7 @@ from msgspec import Struct
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
 from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, SummaryRequest, SummaryStep
 from .budget import Amounts, Budget, BudgetChange, BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
+from .errors import Outcome
 from .exchange import Imported, ImportSession
 from .hooks import HooksRan, HooksSaid, HooksSpec, RunHooks
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
@@ -245,7 +246,8 @@ class AgentRow(Struct, frozen=True):
     """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way.
 
     `spent` is what it and everything below it used, turns under way included as far as they are counted; of `budget`,
-    as far as it has limits of its own. `planning`: nobody has approved its plan yet.
+    as far as it has limits of its own. `planning`: nobody has approved its plan yet. `outcome` is how its last
+    query ended, "" before and while one is under way.
     """
 
     id: str
@@ -275,6 +277,7 @@ class AgentRow(Struct, frozen=True):
     repaired: str = ""
     budget: Budget = Budget()
     spent: Amounts = Amounts()
+    outcome: Outcome | Literal[""] = ""
     planning: bool = False
     sandbox: Level = "L0"
 

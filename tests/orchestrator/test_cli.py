@@ -385,7 +385,7 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
     [row] = json.loads(capsys.readouterr().out)
     assert " ".join(row) == (
         "id seq name parent_id depth kind status task model preset pid created_at last_activity pending "
-        "context_tokens context_limit queries usage budget spent"
+        "context_tokens context_limit queries usage budget spent outcome"
     )
 
 

@@ -49,7 +49,7 @@ class TestAgent:
         assert (forest.told(Notify)[0].topic, forest.told(Send)) == (f"up:{id}", [Send(id, "q")])
         assert forest.refold().nodes.by_id == forest.tree.nodes.by_id
 
-    @pytest.mark.parametrize("how", [{"code": 71}, {"code": -9, "late": True}])
+    @pytest.mark.parametrize("how", [{"code": 71}, {"code": -9, "late": True}, {"code": -9, "oom": "out of memory"}])
     def test_what_would_end_the_same_is_not_tried_again(self, how: dict[str, int]) -> None:
         """A process that ends by itself says why; one that took all the time there is takes it again."""
         forest = Forest()

@@ -19,7 +19,7 @@ from orch.events import (
     StopOverdue,
     Sweep,
 )
-from orch.journal import Ended
+from orch.journal import Answered, Ended
 from orch_protocol.errors import (
     AgentBusyError,
     AgentGoneError,
@@ -350,6 +350,11 @@ class Life(RuleBasedStateMachine):
         assert folded.by_id == live.by_id
         for index in ("by_seq", "names", "alive", "pending", "requests"):
             assert getattr(folded, index) == getattr(live, index), index
+
+    @invariant()
+    def each_query_ends_once(self) -> None:
+        ends = [entry.query_id for entry in self.forest.journal if isinstance(entry, Answered)]
+        assert len(ends) == len(set(ends))
 
     @invariant()
     def the_limits_hold(self) -> None:

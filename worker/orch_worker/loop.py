@@ -366,7 +366,7 @@ class _Turn:
             if hold is not None:
                 hold.settle(Usage())
             raise
-        except OrchError:
+        except (OrchError, MemoryError):
             raise
         except Exception as error:
             raise BackendError(f"{info.provider}: {type(error).__name__}: {error}") from error

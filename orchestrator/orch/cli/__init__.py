@@ -127,7 +127,8 @@ Exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit reache
 def _fail(argv: list[str], error: Exception) -> int:
     """Say what went wrong and return the exit code. Raises what is a defect, which must show where it is."""
     if (code := getattr(error, "exit_code", None)) is not None:
-        return _complain(argv, getattr(error, "kind", type(error).__name__), str(error), code)
+        kind, outcome = getattr(error, "kind", type(error).__name__), getattr(error, "outcome", "")
+        return _complain(argv, kind, str(error), code, outcome)
     if isinstance(error, OSError):
         from .failure import explain
 
@@ -135,12 +136,13 @@ def _fail(argv: list[str], error: Exception) -> int:
     raise error
 
 
-def _complain(argv: list[str], kind: str, message: str, code: int) -> int:
+def _complain(argv: list[str], kind: str, message: str, code: int, outcome: str = "") -> int:
     """Say on stderr what went wrong: a sentence, or with --json an object. stdout stays data."""
     if "--json" in argv:
         import json
 
-        said = json.dumps({"error": {"type": kind, "message": message}})
+        ended = {"outcome": outcome} if outcome not in ("", "failed") else {}
+        said = json.dumps({"error": {"type": kind, "message": message} | ended})
     else:
         from .render import safe
 

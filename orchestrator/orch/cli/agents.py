@@ -15,7 +15,7 @@ __all__ = ["ROW", "VERBS"]
 
 ROW = (
     *("id", "seq", "name", "parent_id", "depth", "kind", "status", "task", "model", "preset", "pid", "created_at"),
-    *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage", "budget", "spent"),
+    *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage", "budget", "spent", "outcome"),
 )
 
 

@@ -75,7 +75,7 @@ class Connection:
             elif error["type"] == "VersionMismatchError" and self._start is not None:
                 self._replace(error["message"])
             else:
-                raise Failure(error["type"], error["message"], int(error["exit_code"]))
+                raise Failure(error["type"], error["message"], int(error["exit_code"]), error.get("outcome", ""))
 
     def close(self) -> None:
         """Hang up. Whatever was asked and not waited for goes on."""

@@ -8,12 +8,14 @@ __all__ = ["Failure", "explain"]
 
 
 class Failure(Exception):
-    """What the daemon, or the way to it, says went wrong. `kind` is the error's class name."""
+    """What the daemon, or the way to it, says went wrong. `kind` is the error's class name, `outcome` how a query ended
+    with it, where that has a name of its own."""
 
-    def __init__(self, kind: str, message: str, exit_code: int = 1) -> None:
+    def __init__(self, kind: str, message: str, exit_code: int = 1, outcome: str = "") -> None:
         super().__init__(message)
         self.kind = kind
         self.exit_code = exit_code
+        self.outcome = outcome
 
 
 def explain(error: OSError) -> str:

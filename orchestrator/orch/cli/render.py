@@ -24,6 +24,7 @@ __all__ = [
     "message",
     "safe",
     "shown",
+    "status",
     "table",
     "tree",
 ]
@@ -86,7 +87,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
     row = shown["agent"]
     facts = {
         "task": safe(row["task"]),
-        "status": row["status"] + (f": {safe(row['error'])}" if row.get("error") else ""),
+        "status": status(row) + (f": {safe(row['error'])}" if row.get("error") else ""),
         "doing": line(row["pending"]) if row["pending"] else "",
         "plan mode": "until its plan is approved" if row.get("planning") else "",
         "model": safe(row["model"]),
@@ -193,12 +194,18 @@ def _fullness(row: dict[str, Any]) -> str:
     return f" ({share} %{word})" if share else ""
 
 
+def status(row: dict[str, Any]) -> str:
+    """Return what the agent is, and how its last query ended where that was no end of its own."""
+    outcome = row.get("outcome", "")
+    return f"{row['status']}, {outcome}" if outcome not in ("", "done", row["status"]) else str(row["status"])
+
+
 def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | None) -> list[str]:
     doing = f"{row['status']}: {line(row['pending'])}" if row["pending"] else line(row["task"])
     # A holder has no name but its id.
     name = lead + (HOLDER if row.get("kind") == "holder" else line(row["name"], 24))
     return [
-        *(str(row["seq"]), row["id"], name, row["status"], age(row["created_at"], now)),
+        *(str(row["seq"]), row["id"], name, status(row), age(row["created_at"], now)),
         *(context(row), _tokens(usage), _cost(usage), doing),
     ]
 

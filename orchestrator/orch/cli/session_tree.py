@@ -53,7 +53,7 @@ def _list(arguments: Namespace) -> int:
     rows.sort(key=lambda row: row["last_activity"], reverse=True)
     cells = [
         [
-            *(str(row["seq"]), row["id"], render.line(row["name"], 24), row["status"]),
+            *(str(row["seq"]), row["id"], render.line(row["name"], 24), render.status(row)),
             *(render.age(row["last_activity"] or row["created_at"]), str(row["queries"]), render.line(row["task"])),
         ]
         for row in rows

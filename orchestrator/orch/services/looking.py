@@ -107,5 +107,6 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         budget=budget_in(spec.limits),
         planning=spec.plan,
         spent=root.budgets.spent(node),
+        outcome=node.last.outcome if node.last is not None and node.pending is None else "",
         sandbox=spec.sandbox.level,
     )
