@@ -16,6 +16,7 @@ from orch import (
     Config,
     PolicyConfig,
     Question,
+    SandboxConfig,
     ScriptedBackend,
     SubagentsConfig,
     TaintConfig,
@@ -82,6 +83,17 @@ async def test_it_is_labelled_and_binds_after_a_restart(tmp_path: Path) -> None:
         ("acts", "bash echo ran"),
         ("untrusted", "read_file inbox/mail.txt"),
     ]
+
+
+async def test_code_in_a_sandbox_runs_beside_it(tmp_path: Path) -> None:
+    """Kept in the agent's folder and from the network, a command has nothing to give away."""
+    config = Config(policy=RULES, sandbox=SandboxConfig(level="L2"))
+    async with root(tmp_path, config=config) as o:
+        agent = await scripted(o, tmp_path, MAIL, RUN, "Done.", tools=["bash", "read_file"])
+        if (await agent.state()).sandbox not in ("L2", "L3"):
+            pytest.skip("this machine has no sandbox of L2 or L3")
+        assert (await agent.query("Read the mail")).tool_calls == 2
+        assert (await results(agent))[1].startswith("ran")
 
 
 async def test_it_goes_with_questions_and_answers(tmp_path: Path) -> None:

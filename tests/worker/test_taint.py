@@ -13,6 +13,7 @@ from orch_protocol.entries import Checkout, MarksEntry
 from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.messages import ToolUse
 from orch_protocol.policy import PolicyConfig, PolicySpec
+from orch_protocol.sandbox import SandboxSpec
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_protocol.taint import MOST, Mark, TaintConfig, bits_in, joined, mark, passed_on
 from orch_worker.guard import Guard
@@ -76,6 +77,27 @@ def nature(tool: str, path: str = "", said: tuple[Any, ...] | None = None, **res
 def test_what_a_call_brings(call: dict[str, Any], brings: set[str], acts: bool, code: bool) -> None:
     """By its tool, by the paths and hosts that it names, and by what maker and configuration say of the tool."""
     assert nature(**call) == (brings, acts, code)
+
+
+@pytest.mark.parametrize(
+    ("level", "network", "brings", "code"),
+    [
+        ("L0", False, {"untrusted"}, True),
+        ("L1", False, {"untrusted"}, True),
+        ("L2", False, set(), False),
+        ("L3", True, {"untrusted"}, False),
+    ],
+)
+def test_code_that_is_kept_in_its_folder_reaches_no_secrets(
+    level: Any, network: bool, brings: set[str], code: bool
+) -> None:
+    """At the levels that keep it from other files; and what they keep from the network brings nothing from there."""
+    sandbox = SandboxSpec(level, network=network)
+    command = {"command": "curl https://example.org"}
+    found = nature_of(Call("bash"), command, None, GROUNDS, TaintConfig(), sandbox)
+    assert (set(found.brings), found.acts, found.reaches) == (brings, True, code)
+    # What is no code of ours runs where the sandbox is not.
+    assert nature_of(Call("mine"), {}, None, GROUNDS, TaintConfig(), sandbox).reaches
 
 
 READS, WRITES = {"tool": "read_file", "path": "/w/a"}, {"tool": "write_file", "path": "/w/a"}
@@ -182,7 +204,14 @@ def send(text: str) -> str:
 class Life:
     """An agent's tools, over its transcript in `folder`, and what was asked of whoever approves."""
 
-    def __init__(self, folder: Path, config: TaintConfig = TaintConfig(), *, answer: bool | None = None) -> None:  # noqa: B008
+    def __init__(
+        self,
+        folder: Path,
+        config: TaintConfig = TaintConfig(),  # noqa: B008
+        *,
+        answer: bool | None = None,
+        fetch: Tool = fetched,
+    ) -> None:
         self.transcript = Transcript.open(folder / "session", agent="a1", cwd=str(folder))
         self.marks = Marks(self.transcript)
         self.asked: list[ApproveCall] = []
@@ -197,7 +226,7 @@ class Life:
 
         spec = PolicySpec(rules=PolicyConfig(taint=config))
         guard = Guard(spec, context, Locality(agent, context.call_root, move))
-        tools: list[Tool] = [fetched, mail, send, *load(("read_file", "bash", "read_handle"))]
+        tools: list[Tool] = [fetch, mail, send, *load(("read_file", "bash", "read_handle"))]
         self.box = Toolbox(tools, context, guard)
 
     async def _call_root(self, _service: str, params: Any, _seconds: float | None = None) -> Any:
@@ -238,6 +267,21 @@ async def test_trusted_pages_and_failures_mark_nothing(tmp_path: Path) -> None:
     assert not text.startswith("[untrusted")
     assert bits_in(life.marks.held) == {"acts"}
     assert (await life.call("bash", command="echo hi"))[0].ran
+    life.transcript.close()
+
+
+async def test_where_a_page_is_from_in_the_end_counts(tmp_path: Path) -> None:
+    """A host that is trusted and leads elsewhere brought what is there."""
+
+    @tool(name="fetch_url")
+    def leads_elsewhere(url: str) -> ToolOutput:
+        """Follow where it leads."""
+        return ToolOutput(f"from {url}", origin="https://evil.example/")
+
+    life = Life(tmp_path, TaintConfig(trusted_hosts=("docs.example.org",)), fetch=leads_elsewhere)
+    _, text = await life.call("fetch_url", url="https://docs.example.org/")
+    assert text.startswith("[untrusted ")
+    assert [each.by for each in life.marks.held if each.bit == "untrusted"] == ["fetch_url https://evil.example/"]
     life.transcript.close()
 
 

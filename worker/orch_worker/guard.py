@@ -71,7 +71,8 @@ class Guard:
         grounds = self._grounds()
         judged = Call(call.name, places or (), self._personal, self._planning)
         verdict = judge(judged, grounds)
-        nature = nature_of(judged, call.input, self.said.get(call.name), grounds, self._taint)
+        said = self.said.get(call.name)
+        nature = nature_of(judged, call.input, said, grounds, self._taint, self._context.sandbox)
         taint = judge_taint(judged, nature, self._held, self._taint)
         self._natures[call.id] = nature, taint.approval != "allow"
         verdict = strictest((verdict, taint), verdict.data)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from orch_protocol.policy import Verdict
+from orch_protocol.sandbox import SandboxSpec
 from orch_protocol.taint import BITS, Bit, Mark, TaintConfig, mark
 
 from .policy import Call, Grounds, above, meets, operation_of
@@ -23,6 +24,8 @@ __all__ = ["LABEL", "WEB", "Nature", "fenced", "judge_taint", "labelled", "marks
 
 WEB: Final = frozenset({"fetch_url", "web_search"})
 """Tools whose results others wrote, and whose arguments others read."""
+CONFINED: Final = frozenset({"L2", "L3"})
+"""Levels that keep code from files outside the agent's folder."""
 LABEL: Final = 400
 """What a label takes at most, in characters."""
 CODE: Final = frozenset({"bash", "run_python", "run_python_script"})
@@ -47,9 +50,17 @@ class Nature(Struct, frozen=True):
 
 
 def nature_of(
-    call: Call, input: dict[str, Any], said: tuple[Bit, ...] | None, grounds: Grounds, config: TaintConfig
+    call: Call,
+    input: dict[str, Any],
+    said: tuple[Bit, ...] | None,
+    grounds: Grounds,
+    config: TaintConfig,
+    sandbox: SandboxSpec = SandboxSpec(),  # noqa: B008
 ) -> Nature:
-    """Return what `call` with `input` brings; `said` is what the tool says itself, None when nothing."""
+    """Return what `call` with `input` brings; `said` is what the tool says itself, None when nothing.
+
+    Code that `sandbox` keeps in the agent's folder reaches no secrets elsewhere, and without a network brings nothing.
+    """
     subject = _subject(input)
     brings: set[Bit] = set()
     operation = operation_of(call.tool)
@@ -63,10 +74,11 @@ def nature_of(
         return Nature(frozenset(brings.union(declared) - {"acts"}), "acts" in declared, subject=subject)
     if call.tool in WEB and not (call.tool == "fetch_url" and trusts(str(input.get("url", "")), config)):
         brings.add("untrusted")
-    if call.tool in CODE and _gets(input, config):
+    confined = call.tool in CODE and sandbox.of(call.tool) in CONFINED
+    if call.tool in CODE and (sandbox.network or not confined) and _gets(input, config):
         brings.add("untrusted")
     acts = operation != "read" or call.tool in WEB
-    return Nature(frozenset(brings), acts, operation == "exec", subject)
+    return Nature(frozenset(brings), acts, operation == "exec" and not confined, subject)
 
 
 def judge_taint(call: Call, nature: Nature, held: tuple[Mark, ...], config: TaintConfig) -> Verdict:
@@ -148,7 +160,8 @@ def _why(call: Call, nature: Nature, held: tuple[Mark, ...]) -> str:
     by = {each.bit: each.by for each in reversed(held)}
     this = f"this call of {call.tool}"
     untrusted = by.get("untrusted", this)
-    sensitive = by.get("sensitive", this if "sensitive" in nature.brings else f"{call.tool}, whose code can read it")
+    code = f"{call.tool}, whose code can read it outside a sandbox of L2"
+    sensitive = by.get("sensitive", this if "sensitive" in nature.brings else code)
     acts = this if nature.acts else by.get("acts", this)
     return (
         f"three things would be in one conversation that are dangerous together: untrusted content ({untrusted}), "
