@@ -196,7 +196,10 @@ class TestTree:
         change = {"type": "move", "to": "e2", "summary": "in vain", "summarise": False}
         assert desk.asked == [("change_session", {"ref": "n", "change": change, "ask_anew": False})]
         assert run(["session", "checkout", "n", "root", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"id": "abc", "entry": "e9", "text": "How?"}
+        changed = {"id": "abc", "entry": "e9", "text": "How?", "summary": None, "by_model": False}
+        assert json.loads(capsys.readouterr().out) == changed
+        assert run(["session", "checkout", "n", "e2", "--summarise"]) == 0
+        assert desk.asked[-1][1]["change"]["summarise"] is True
 
     def test_branch_prints_the_question(self, desk: Desk, capsys: Captured) -> None:
         """To be asked in other words."""
