@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from orch_protocol.hooks import STAGES, HookRow, HooksSpec, HookTally
 from orch_worker.declared import Switches, read_switches
 
 from . import paths
+from .kept import write
 
 __all__ = ["AUDIT_LOG", "HookLine", "hooks_spec", "lines", "record", "summed", "switch", "switches_file", "tallies"]
 
@@ -119,7 +120,7 @@ def switch(home: Path, name: str, *, enabled: bool) -> bool:
         before = set(off)
         off = off - {name} if enabled else off | {name}
         if off != before:
-            _write(switches_file(home), Switches(tuple(sorted(off))))
+            write(switches_file(home), Switches(tuple(sorted(off))))
         return off != before
 
 
@@ -132,7 +133,7 @@ def record(home: Path, ran: Iterable[HookTally], now: float | None = None) -> No
             before = kept.get(each.row.name)
             kept[each.row.name] = Kept(summed(before.tally if before else None, each), at)
         names = sorted(kept, key=lambda name: kept[name].at, reverse=True)[:MOST_KEPT]
-        _write(_file(home), {name: kept[name] for name in sorted(names)})
+        write(_file(home), {name: kept[name] for name in sorted(names)})
 
 
 def tallies(home: Path) -> dict[str, Kept]:
@@ -174,15 +175,3 @@ def _locked(home: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _write(target: Path, data: Any) -> None:
-    """Replace `target` whole, so that a reader never sees half of it."""
-    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(data))
-        os.replace(beside, target)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {target}: {error.strerror}") from error

@@ -112,6 +112,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.code_paths": _more,
     "policy.approval_seconds": _at_most,
     **dict.fromkeys((key for key, _ in fields_of(HooksConfig, "hooks.")), _never),
+    "extensions.load": _never,
     "policy.without_local": lambda new, _: bool(new == "deny"),
     "policy.dry_run": lambda new, old: bool(new or not old),
     "policy.function": _never,

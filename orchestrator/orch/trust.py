@@ -7,11 +7,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
+from orch_protocol.errors import ConfigError
 
-from orch_protocol.errors import ConfigError, StoreError
-
-from . import paths
+from . import kept, paths
 
 __all__ = ["is_trusted", "project_file", "trust", "untrust"]
 
@@ -62,25 +60,8 @@ def _file(home: Path) -> Path:
 
 
 def _read(home: Path) -> dict[str, str]:
-    try:
-        return msgspec.json.decode(_file(home).read_bytes(), type=dict[str, str])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{_file(home)} cannot be read ({error}): remove it, and trust the folders you need again"
-        ) from error
+    return kept.read(_file(home), dict[str, str], {}, "trust the folders you need again")
 
 
 def _write(home: Path, known: dict[str, str]) -> None:
-    """Replace the record whole, so that a reader never sees half of one."""
-    target = _file(paths.private_dir(home))
-    beside = target.with_name(f"trust.{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)
-            file.write(msgspec.json.encode(known, order="sorted"))
-        os.replace(beside, target)
-    except OSError as error:
-        raise StoreError(f"cannot write {target}: {error.strerror}") from error
+    kept.write(_file(paths.private_dir(home)), known)

@@ -22,6 +22,7 @@ __all__ = [
     "CompactionConfig",
     "Config",
     "DaemonConfig",
+    "ExtensionsConfig",
     "HooksConfig",
     "LimitsConfig",
     "Profile",
@@ -116,6 +117,13 @@ class HooksConfig(HookOptions, frozen=True, forbid_unknown_fields=True):
     """Built-in hooks by name; import strings, `package.module:hook` or `package.module`; or the paths of files."""
 
 
+class ExtensionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Extensions beside those in `$ORCH_HOME/extensions` and a project's `.orch/extensions`."""
+
+    load: tuple[str, ...] = ()
+    """Names under which installed packages offer extensions."""
+
+
 class TriggerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """When a finished turn is archived under the profile `seed`: any one of the three, below the depth cap."""
 
@@ -177,6 +185,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
+    extensions: ExtensionsConfig = ExtensionsConfig()
     prompt: PromptConfig = field(default_factory=PromptConfig)
     context_compaction: CompactionConfig = field(default_factory=CompactionConfig)
     memory: MemoryConfig = MemoryConfig()

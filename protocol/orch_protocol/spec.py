@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from .archive import Source
 from .budget import Budget
+from .extensions import ExtensionSpec
 from .hooks import HooksSpec
 from .memory import MemorySpec
 from .messages import Message
@@ -118,11 +119,11 @@ class AgentSpec(Struct, frozen=True):
     `tools` names the granted tools, already narrowed to what the parent may grant; `root_tools` are functions of the
     user's program that run in the root. `folder` is the agent's session folder; `cwd` the folder its tools work in;
     `env` the allow-listed environment of its tools. `archival` is None when nothing is to be archived; `source` is what
-    a holder holds. Under `policy` and with `hooks` it works, and all agents below it. A `local` one's conversation is
-    for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what `context` says,
-    and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more, though they stay
-    on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told when it would
-    stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
+    a holder holds. Under `policy`, with `hooks` and `extensions` it works, and all agents below it. A `local` one's
+    conversation is for models of this machine alone. `plan`: it comes up in plan mode. Of its project it is told what
+    `context` says, and besides its task what `prompt` does. What is `withdrawn` of its tools it may not use any more,
+    though they stay on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told
+    when it would stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
     conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
     `sandbox`. `memory` is what it remembers from other conversations, None: nothing.
     """
@@ -155,6 +156,7 @@ class AgentSpec(Struct, frozen=True):
     context: ContextSpec = field(default_factory=ContextSpec)
     prompt: PromptSpec = PromptSpec()
     hooks: HooksSpec = HooksSpec()
+    extensions: tuple[ExtensionSpec, ...] = ()
     withdrawn: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     compaction: CompactionSpec | None = field(default_factory=CompactionSpec)
@@ -164,7 +166,8 @@ class AgentSpec(Struct, frozen=True):
     @property
     def grant(self) -> tuple[str, ...]:
         """Names of all tools that it was granted."""
-        return (*self.tools, *(tool.name for tool in self.root_tools))
+        theirs = (name for extension in self.extensions for name in extension.tools)
+        return (*self.tools, *(tool.name for tool in self.root_tools), *theirs)
 
     @property
     def active(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ The language of a fence says what becomes of it:
               line for anything, two spaces for any number, and `? 3` for exit code 3. Standard error is shown to
               people and not compared.
     sh        commands for the reader's machine: each is a line that the Makefile or CI runs.
-    toml      a configuration file that `orch config show` accepts.
+    toml      a configuration file that `orch config show` accepts; one with [permissions] is an extension's manifest.
     json      JSON, one value a block or a line.
     text      a picture; not run.
 
@@ -26,10 +26,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from msgspec import Struct
 
+from orch_protocol.extensions import Manifest
 from sources import PACKAGES, ROOT
 from wire.apart import Apart, reads_files
 
@@ -203,7 +205,10 @@ def check_sh(block: Block, where: str) -> None:
 
 
 def check_toml(block: Block, reader: Reader, where: str) -> None:
-    """Check that orch accepts the block as its configuration."""
+    """Check that orch accepts the block as its configuration, or as the manifest of an extension."""
+    if "[permissions]" in block.text:
+        msgspec.toml.decode(block.text, type=Manifest)
+        return
     reader.home.mkdir(exist_ok=True)
     file = reader.home / "config.toml"
     file.write_text(block.text)

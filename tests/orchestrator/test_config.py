@@ -254,6 +254,7 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("policy.approval_seconds = 1", True),
         ("policy.approval_seconds = 1000", False),
         ("policy.dry_run = true", True),
+        ('extensions.load = ["pack"]', False),
         ('policy.without_local = "deny"', True),
         ('policy.without_local = "ask"', False),
         ('policy.function = "house.rules:judge"', False),

@@ -48,6 +48,7 @@ from .witness import testimony
 
 if TYPE_CHECKING:
     from .compacting import Compacted, Compactor
+    from .extensions import Loaded
     from .hooked import AgentHooks
     from .recollection import Recollection
 
@@ -124,7 +125,9 @@ class Runtime:
             )
             self._locality = Locality(spec, context.call_root, self._stay)
             guard = Guard(spec.policy, context, self._locality)
-            self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard)
+            self._extensions = self._load_extensions() if spec.extensions else None
+            more = self._extensions.tools if self._extensions is not None else ()
+            self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard, more)
             self.toolbox.withdraw(spec.withdrawn)
             tools, session = self.toolbox.specs(), self.transcript.session
             estimator = Estimator(ratios_of(spec.backend))
@@ -139,7 +142,7 @@ class Runtime:
             )
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
             self._fresh = _is_fresh(session)
-            self._hooks = self._make_hooks() if spec.hooks.load else None
+            self._hooks = self._make_hooks() if spec.hooks.load or self._extensions is not None else None
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
             self._held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
@@ -266,6 +269,15 @@ class Runtime:
             self._hooks.calls.turn_began(query_id, query.hooks, tell)
         return self._hooks
 
+    def _load_extensions(self) -> Loaded:
+        # Imported when there are any, as hooks are.
+        from .extensions import load_all
+
+        found = load_all(self.spec.extensions)
+        for line in found.left_out:
+            print(line, flush=True)
+        return found
+
     def _make_hooks(self) -> AgentHooks:
         # Imported when there are any: a worker without hooks is not to pay for them.
         from .declared import declared
@@ -273,7 +285,8 @@ class Runtime:
         from .hooked import AgentHooks
         from .hooks import Registry
 
-        own = Registry(declared(self.spec.hooks.load, self.spec.hooks.options))
+        theirs = self._extensions.hooks if self._extensions is not None else ()
+        own = Registry((*declared(self.spec.hooks.load, self.spec.hooks.options), *theirs))
         say, messages = self._say_to_itself, self.backend.transcript
         return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages), self._answering)
 

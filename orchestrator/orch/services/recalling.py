@@ -128,6 +128,7 @@ async def found(root: Supervisor, ref: str) -> Node:
         source=await root.archives.source(owner, holder),
         policy=owner.policy,
         hooks=owner.hooks,
+        extensions=tuple(msgspec.structs.replace(each, tools=()) for each in owner.extensions),
         local=owner.local,
         marks=passed_on((await root.archives.record(owner, holder)).marks, owner.id),
         compaction=None,

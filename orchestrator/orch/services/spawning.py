@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from orch_protocol.budget import Budget
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.errors import ConfigError, LaunchError, SpawnError, ToolNotGrantedError
+from orch_protocol.extensions import ExtensionSpec
 from orch_protocol.hooks import HooksSpec
 from orch_protocol.ids import new_id
 from orch_protocol.memory import MemorySpec
@@ -33,6 +34,7 @@ from orch_worker.tools.presets import NOTES, RECALL, resolve
 from .. import events, sandboxing
 from ..allowances import checked
 from ..archival.profiles import rules_of
+from ..extensions import find, specs
 from ..hook_records import hooks_spec, switches_file
 from ..losses import BOOT_SECONDS
 from .localising import local_model
@@ -105,7 +107,9 @@ def describe(
     if not request.task.strip():
         raise ConfigError("an agent needs a task: say in a sentence what it is for")
     check_name(request.name)
-    preset, tools = _tools(request, parent, config)
+    folder = _folder(request.cwd, parent)
+    extensions = _extensions(request, parent, config, sessions.parent, folder)
+    preset, tools = _tools(request, parent, config, extensions)
     archival = _archival(config.archival, tools) if config.archival.enabled else None
     if archival is not None:
         tools = tuple(dict.fromkeys((*tools, *RECALL, "query_subagent")))
@@ -143,6 +147,7 @@ def describe(
         prompt=_prompt(request, parent, config),
         marks=passed_on(request.marks, parent.id if parent else ""),
         hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
+        extensions=extensions,
         compaction=compaction_of(config, child=parent is not None),
         memory=memory,
     )
@@ -221,9 +226,29 @@ def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:
     )
 
 
-def _tools(request: Spawn, parent: AgentSpec | None, config: Config) -> tuple[str, tuple[str, ...]]:
+def _extensions(
+    request: Spawn, parent: AgentSpec | None, config: Config, home: Path, folder: Path
+) -> tuple[ExtensionSpec, ...]:
+    """Return the extensions of the agent, each with the tools of it that it is granted: those named, or else all.
+
+    Below an agent they are its own, and so are their tools at most.
+    """
+    if parent is not None:
+        there = tuple(replace(each, tools=_named(each.tools, request.tools)) for each in parent.extensions)
+        return tuple(replace(each, tools=tuple(name for name in each.tools if name in parent.active)) for each in there)
+    return specs(find(folder, home, config.extensions.load), home, request.tools)
+
+
+def _named(tools: tuple[str, ...], names: tuple[str, ...] | None) -> tuple[str, ...]:
+    return tools if names is None else tuple(name for name in tools if name in names)
+
+
+def _tools(
+    request: Spawn, parent: AgentSpec | None, config: Config, extensions: tuple[ExtensionSpec, ...]
+) -> tuple[str, tuple[str, ...]]:
     if request.tools is not None:
-        return "", resolve(None, request.tools)
+        theirs = {name for extension in extensions for name in extension.tools}
+        return "", resolve(None, [name for name in request.tools if name not in theirs])
     if request.preset is not None:
         return request.preset, resolve(request.preset, None)
     if config.subagents.default_tools is not None:

@@ -134,10 +134,14 @@ def _imported(name: str) -> Tool:
 
 
 def make_toolbox(
-    tools: Iterable[str], root_tools: Iterable[ToolSpec], context: ToolContext, guard: Guard | None = None
+    tools: Iterable[str],
+    root_tools: Iterable[ToolSpec],
+    context: ToolContext,
+    guard: Guard | None = None,
+    more: Iterable[Tool] = (),
 ) -> Toolbox:
-    """Return the toolbox of an agent: exactly the built-in `tools` and the `root_tools` it was granted."""
-    return Toolbox((*load(tools), *map(root_tool, root_tools)), context, guard)
+    """Return the toolbox of an agent: exactly the built-in `tools`, the `root_tools`, and `more`, it was granted."""
+    return Toolbox((*load(tools), *map(root_tool, root_tools), *more), context, guard)
 
 
 def _similar(name: str, known: Iterable[str]) -> str:

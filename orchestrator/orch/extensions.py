@@ -1,0 +1,180 @@
+"""Which extensions there are for a folder: a user's own, a project's that was trusted, those of installed packages.
+
+A user's own lie in `$ORCH_HOME/extensions`, a project's in `.orch/extensions`; those of packages are named in
+`extensions.load`. A project's is off until what it holds was trusted, and again after each change.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.extensions import ExtensionSpec, Manifest
+from orch_worker.extensions import digest_of, read_manifest
+
+from . import kept, paths
+
+__all__ = ["FOLDER", "Found", "disable", "enable", "find", "specs", "trust", "trust_file", "untrust"]
+
+FOLDER: Final = "extensions"
+GROUP: Final = "orch.extensions"
+
+Where: TypeAlias = Literal["user", "project", "package"]
+
+
+class Found(Struct, frozen=True):
+    """An extension that is there. `why_off` says why it is off, "" when it is on. A broken one has no manifest."""
+
+    name: str
+    path: str
+    where: Where
+    manifest: Manifest | None = None
+    why_off: str = ""
+
+
+class Off(Struct, frozen=True):
+    """Names of the extensions that are switched off."""
+
+    disabled: tuple[str, ...] = ()
+
+
+def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[Found]:
+    """Return the extensions for agents in `folder`. Of two of one name the project's gives way: it is off.
+
+    Raises ConfigError when what is switched off, or trusted, cannot be read.
+    """
+    places: list[tuple[Where, Path]] = [("user", each) for each in _folders(home / FOLDER)]
+    places += (("package", _package(name)) for name in packages)
+    places += (("project", each) for each in _folders(folder / ".orch" / FOLDER))
+    if not places:
+        return []
+    off, trusted = _off(home).disabled, _trusted(home)
+    found: dict[str, Found] = {}
+    for where, path in places:
+        each = _found(where, path, off, trusted)
+        if each.name in found:
+            each = msgspec.structs.replace(
+                each, why_off=f"there is another one of that name in {found[each.name].path}"
+            )
+            found[f"{each.name} {path}"] = each
+        else:
+            found[each.name] = each
+    return list(found.values())
+
+
+def specs(found: Iterable[Found], home: Path, tools: Sequence[str] | None = None) -> tuple[ExtensionSpec, ...]:
+    """Return those of `found` that are on, as agents are told of them; of their tools `tools` alone, None: all."""
+    return tuple(
+        ExtensionSpec(
+            each.path,
+            each.manifest,
+            tuple(name for name in each.manifest.permissions.tools if tools is None or name in tools),
+            str(trust_file(home)) if each.where == "project" else "",
+        )
+        for each in found
+        if each.manifest is not None and not each.why_off
+    )
+
+
+def trust_file(home: Path) -> Path:
+    """Return the file that says which contents of which folders are trusted."""
+    return home / "trusted_extensions.json"
+
+
+def trust(extension: Path, home: Path) -> Manifest:
+    """Trust the extension in the folder `extension` as it is now. Raises ConfigError when it does not do."""
+    manifest = read_manifest(extension)
+    kept.write(trust_file(paths.private_dir(home)), _trusted(home) | {_key(extension): digest_of(extension)})
+    return manifest
+
+
+def untrust(extension: Path, home: Path) -> bool:
+    """Forget that the extension was trusted. False when it was not."""
+    known = _trusted(home)
+    if known.pop(_key(extension), None) is None:
+        return False
+    kept.write(trust_file(home), known)
+    return True
+
+
+def disable(name: str, home: Path) -> bool:
+    """Switch the extension `name` off for agents spawned from now on; False when it is off already."""
+    off = set(_off(home).disabled)
+    kept.write(_off_file(paths.private_dir(home)), Off(tuple(sorted(off | {name}))))
+    return name not in off
+
+
+def enable(name: str, home: Path) -> bool:
+    """Switch the extension `name` on again; False when it is on."""
+    off = set(_off(home).disabled)
+    if name not in off:
+        return False
+    kept.write(_off_file(home), Off(tuple(sorted(off - {name}))))
+    return True
+
+
+def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, str]) -> Found:
+    name = path.name
+    try:
+        manifest = read_manifest(path)
+        why = ""
+        if name in off:
+            why = f"it was disabled: orch extensions enable {name}"
+        elif where == "project" and trusted.get(_key(path)) != digest_of(path):
+            changed = "was changed since it was trusted" if _key(path) in trusted else "was not trusted"
+            why = f"it {changed}: read it, then orch extensions trust {name}"
+    except ConfigError as error:
+        return Found(name, str(path), where, None, str(error))
+    return Found(name, str(path), where, manifest, why)
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    try:
+        names = sorted(os.listdir(place))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be read: {error.strerror}") from error
+    for name in names:
+        if not name.startswith(".") and (place / name).is_dir():
+            yield place / name
+
+
+def _package(name: str) -> Path:
+    """Return the folder of the extension that an installed package offers as `name`. Raises ConfigError."""
+    offered = {each.name: each.value for each in importlib.metadata.entry_points(group=GROUP)}
+    if name not in offered:
+        there = ", ".join(sorted(offered)) or "none"
+        raise ConfigError(f"extensions.load: no installed package offers {name!r} as {GROUP}; there are: {there}")
+    try:
+        spec = importlib.util.find_spec(offered[name])
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"extensions.load: {name!r}: {offered[name]} cannot be found: {error}") from error
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places:
+        raise ConfigError(f"extensions.load: {name!r}: {offered[name]} is no package with an extension in it")
+    return Path(places[0])
+
+
+def _key(extension: Path) -> str:
+    return os.path.realpath(extension)
+
+
+def _off_file(home: Path) -> Path:
+    return home / "extensions.json"
+
+
+def _off(home: Path) -> Off:
+    return kept.read(_off_file(home), Off, Off(), "disable again what is to be")
+
+
+def _trusted(home: Path) -> dict[str, str]:
+    return kept.read(trust_file(home), dict[str, str], {}, "trust again what you need")

@@ -1,0 +1,42 @@
+"""Small records of a user's, a JSON file each: read whole, and replaced whole, so that nobody ever sees half of one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from orch_protocol.errors import ConfigError, StoreError
+
+__all__ = ["read", "write"]
+
+T = TypeVar("T")
+
+
+def read(file: Path, kind: type[T], otherwise: T, then: str) -> T:
+    """Return what `file` holds, `otherwise` when there is none.
+
+    Raises ConfigError when it cannot be read, which says to remove it, and `then` what to do.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return otherwise
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): remove it, and {then}") from error
+
+
+def write(file: Path, data: Any) -> None:
+    """Let `file`, which its user alone may read, hold `data` and nothing else. Raises StoreError."""
+    beside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as opened:
+            os.fchmod(descriptor, 0o600)
+            opened.write(msgspec.json.encode(data, order="sorted"))
+        os.replace(beside, file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {file}: {error.strerror}") from error

@@ -1,0 +1,46 @@
+"""Extensions as data: what one says of itself, what it may do, and where a worker finds it."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from .prompts import Tier
+
+__all__ = ["ExtensionSpec", "Manifest", "Permissions"]
+
+Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_-]{0,63}\Z")]
+
+
+class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that an extension may do; what is not here is refused when it registers it, and when it does it.
+
+    `stages` are those at which its hooks may be called, `*` all of them; `tools` the tools that it may bring; `tiers`
+    those of the prompt to which its hooks may add parts, or take parts from.
+    """
+
+    stages: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    tiers: tuple[Tier, ...] = ()
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `extension.toml` says. `name` is that of its folder."""
+
+    name: Name
+    version: str = "0"
+    description: str = ""
+    permissions: Permissions = Permissions()
+
+
+class ExtensionSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """An extension that an agent runs with, in the folder `path`. Of its tools the agent was granted `tools`.
+
+    `trust` is the file that says which contents are trusted, "" where they need not be.
+    """
+
+    path: str
+    manifest: Manifest
+    tools: tuple[str, ...] = ()
+    trust: str = ""

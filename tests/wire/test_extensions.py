@@ -1,0 +1,88 @@
+"""The example extensions, as a user would install them: by the command line, with real processes and the real SDKs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.shell import Shell, opened
+from sources import ROOT
+from wire.model_server import ModelServer, call, say
+from wire.test_end_to_end import MODEL, environment, read
+
+EXAMPLES = ROOT / "examples" / "extensions"
+
+
+@pytest.fixture
+async def shell(server: ModelServer, tmp_path: Path) -> AsyncIterator[Shell]:
+    """A shell whose models are at the server, in a folder with a note."""
+    with opened(tmp_path) as shell:
+        shell.env |= environment(server) | {"ORCH_MODEL": MODEL, "TMPDIR": str(tmp_path)}
+        (shell.folder / "note.txt").write_text("user pump, password: hunter2, 123-45-6789\n")
+        yield shell
+
+
+async def typed(shell: Shell, *argv: str, **options: Any) -> str:
+    """Return what a command prints."""
+    done = await asyncio.to_thread(shell.run, *argv, **options)
+    return done.stdout.decode()
+
+
+def installed(shell: Shell, name: str) -> None:
+    """Put an example where a user's own extensions lie."""
+    shutil.copytree(EXAMPLES / name, shell.home / "extensions" / name)
+
+
+async def test_redactor(server: ModelServer, shell: Shell) -> None:
+    """What patterns name never reaches the model or the disk, and a tool of the extension says how much it was."""
+    installed(shell, "redactor")
+    server.script += [call(read("note.txt")), call({"call": "count_redactions", "input": {}}), say("Done.")]
+    assert await typed(shell, "run", "Read the note") == "Done.\n"
+    seen = json.dumps([request.body for request in server.requests])
+    assert "user pump, [redacted] [redacted]" in seen
+    assert "2 so far" in seen
+    assert "hunter2" not in seen
+    kept = b"".join(path.read_bytes() for path in (shell.home / "sessions").rglob("*") if path.is_file())
+    assert b"hunter2" not in kept
+
+
+async def test_prompt_pack(server: ModelServer, shell: Shell) -> None:
+    """Its texts are in the system text of every request; once it is disabled they are not."""
+    installed(shell, "prompt_pack")
+    server.script += [say("Fine."), say("Fine.")]
+    await typed(shell, "run", "Hello")
+    await typed(shell, "extensions", "disable", "prompt_pack")
+    await typed(shell, "run", "Hello")
+    told = ["the answer first" in json.dumps(request.body["system"]) for request in server.requests]
+    assert told == [True, False]
+
+
+async def test_cost_guard(server: ModelServer, shell: Shell) -> None:
+    """Agents of one run share what they may spend: the one that comes when it is spent asks no model."""
+    installed(shell, "cost_guard")
+    server.otherwise = lambda _: say("Fine.", usage={"input": 10_000, "output": 1000})
+    shell.env["COST_GUARD_USD"] = "0.03"
+    assert await typed(shell, "run", "Hello") == "Fine.\n"
+    assert "is spent: no model is asked any more" in await typed(shell, "run", "Hello")
+    assert len(server.requests) == 1
+
+
+async def test_a_projects_runs_once_it_is_trusted(server: ModelServer, shell: Shell) -> None:
+    """Until then it does nothing, and running says nothing of it; afterwards it acts in every agent, at any depth."""
+    shutil.copytree(EXAMPLES / "redactor", shell.folder / ".orch" / "extensions" / "redactor")
+    spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"], "query": "read it"}}
+    for trusted in (False, True):
+        if trusted:
+            await typed(shell, "extensions", "trust", "redactor")
+        server.requests.clear()
+        server.script += [call(spawning), call(read("note.txt")), say("Read."), say("Done.")]
+        tools = ["--tools", "spawn_subagent,query_subagent,read_file"]
+        await typed(shell, "run", "Go", *tools, ORCH_SUBAGENTS__ALLOW_NESTED="true")
+        seen = json.dumps([request.body for request in server.requests])
+        assert ("hunter2" not in seen) is trusted

@@ -1,0 +1,192 @@
+"""Extensions in a worker: all of one or nothing, and no more than its manifest permits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.extensions import ExtensionSpec, Manifest, Permissions
+from orch_protocol.hook_events import BeforeSystemPrompt
+from orch_protocol.prompts import PromptPart
+from orch_worker.extensions import Extension, digest_of, load, load_all, read_manifest
+
+GOOD = """
+def register(extension):
+    @extension.hook("tool_result")
+    def shout(event, ctx):
+        return event.patch(text=event.text.upper())
+
+    @extension.tool
+    def count_words(text: str) -> int:
+        "Count words."
+        return len(text.split())
+"""
+PERMISSIONS = Permissions(("tool_result",), ("count_words",))
+
+
+def written(
+    folder: Path, code: str = GOOD, name: str = "pack", permissions: Permissions = PERMISSIONS
+) -> ExtensionSpec:
+    """Return an extension in a folder of its own."""
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    (place / "extension.py").write_text(code)
+    lists = {"stages": permissions.stages, "tools": permissions.tools, "tiers": permissions.tiers}
+    said = "\n".join(f"{kind} = {list(values)}" for kind, values in lists.items())
+    (place / "extension.toml").write_text(f'name = "{name}"\n[permissions]\n{said}\n')
+    return ExtensionSpec(str(place), Manifest(name, permissions=permissions), permissions.tools)
+
+
+def test_it_brings_its_hooks_and_tools(tmp_path: Path) -> None:
+    """What it registers is there under its name, and says where it is from."""
+    found = load_all([written(tmp_path)])
+    assert [(hook.row.name, hook.row.source) for hook in found.hooks] == [("pack.shout", "extension: pack")]
+    assert [tool.name for tool in found.tools] == ["count_words"]
+    assert found.left_out == ()
+
+
+def test_tools_are_those_that_were_granted(tmp_path: Path) -> None:
+    """A tool that the agent was not granted is not brought."""
+    spec = written(tmp_path)
+    found = load_all([ExtensionSpec(spec.path, spec.manifest)])
+    assert (len(found.hooks), found.tools) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (GOOD + "    raise ValueError('half way')", "ValueError: half way"),
+        ("import nowhere", "No module named 'nowhere'"),
+        ("register = 1", "has no function register"),
+        ("def register(extension): raise SystemExit(3)", "SystemExit: 3"),
+        (GOOD.replace('"tool_result"', '"before_output"'), "permissions.stages has no 'before_output'"),
+        (GOOD.replace('"tool_result"', '"post-tool", "*"'), "permissions.stages has no '\\*'"),
+        (GOOD.replace('"tool_result"', '"tool_resutl"'), "did you mean 'tool_result'"),
+        (GOOD.replace("count_words", "count"), "permissions.tools has no 'count'"),
+        (GOOD + "    extension.tool(count_words)", "it brings two tools 'count_words'"),
+    ],
+)
+def test_a_broken_one_is_left_out_whole(tmp_path: Path, code: str, why: str) -> None:
+    """Whatever is wrong, nothing of it counts, the reason is told, and the other extensions are there."""
+    other = written(tmp_path, GOOD.replace("count_words", "words"), "other", Permissions(("*",), ("words",)))
+    found = load_all([written(tmp_path, code), other])
+    assert [hook.row.name for hook in found.hooks] == ["other.shout"]
+    assert [tool.name for tool in found.tools] == ["words"]
+    [line] = found.left_out
+    assert line.startswith("extension 'pack' is left out: ")
+    with pytest.raises(ConfigError, match=why):
+        load(written(tmp_path, code))
+
+
+def test_neighbours_can_be_imported(tmp_path: Path) -> None:
+    """Modules beside it are reached by a relative import, and those of two extensions do not meet."""
+    for name, word in (("one", "first"), ("two", "second")):
+        written(tmp_path, "from .helper import WORD\ndef register(extension):\n    extension.WORD = WORD", name)
+        (tmp_path / name / "helper.py").write_text(f"WORD = {word!r}\n")
+    words = [load(written(tmp_path, (tmp_path / name / "extension.py").read_text(), name)) for name in ("one", "two")]
+    assert [vars(each)["WORD"] for each in words] == ["first", "second"]
+
+
+class TestManifest:
+    """What an extension says of itself."""
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ('name = "other"', "name is 'other', and its folder is 'pack'"),
+            ('name = "Pack!"', "matching regex"),
+            ("name =", "Invalid value"),
+            ('name = "pack"\ncolour = 1', "unknown field `colour`"),
+            ('name = "pack"\n[permissions]\nstages = ["tool_cal"]', "did you mean 'tool_call'"),
+            ('name = "pack"\n[permissions]\nstages = ["post-tool"]', "write 'tool_result' for 'post-tool'"),
+            ('name = "pack"\n[permissions]\ntools = ["bash"]', "'bash' is the name of a built-in tool"),
+            ('name = "pack"\n[permissions]\ntiers = ["best"]', "best"),
+        ],
+    )
+    def test_one_that_does_not_do_says_why(self, tmp_path: Path, text: str, why: str) -> None:
+        """The error names the file and what is wrong in it."""
+        written(tmp_path)
+        (tmp_path / "pack" / "extension.toml").write_text(text)
+        with pytest.raises(ConfigError, match=why) as raised:
+            read_manifest(tmp_path / "pack")
+        assert "extension.toml" in str(raised.value)
+
+    def test_one_that_changed_since_the_spawn_is_not_loaded(self, tmp_path: Path) -> None:
+        """An agent has the permissions that were seen when it was spawned."""
+        spec = written(tmp_path)
+        written(tmp_path, permissions=Permissions(("*",), ("count_words",)))
+        with pytest.raises(ConfigError, match="manifest was changed"):
+            load(spec)
+
+
+class TestTiers:
+    """Parts of the prompt that an extension may touch."""
+
+    def asked(self, *tiers: Any, **said: Any) -> Any:
+        """Return what comes of a hook that says `said` of a prompt, in an extension that may touch `tiers`."""
+        extension = Extension(Manifest("pack", permissions=Permissions(("before_system_prompt",), tiers=tiers)))
+        extension.register_hook(lambda _event, _ctx: said, "before_system_prompt", name="say")
+        event = BeforeSystemPrompt(parts=(PromptPart("identity", "x", "stable"), PromptPart("time", "y", "volatile")))
+        return extension.hooks[0].handler(event, None)
+
+    def test_parts_of_permitted_tiers_are_changed(self) -> None:
+        """Adding, replacing and dropping there is as without an extension."""
+        patch = self.asked("volatile", add=(PromptPart("more", "z", "volatile"),), drop=("time",))
+        assert (patch.add[0].name, patch.drop) == ("more", ("time",))
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"add": (PromptPart("more", "z", "stable"),)},
+            {"drop": ("identity",)},
+            {"replace": (PromptPart("identity", "z", "volatile"),)},
+        ],
+    )
+    def test_others_are_not(self, said: dict[str, Any]) -> None:
+        """Touching another tier is an error, so that nothing of it counts."""
+        with pytest.raises(PermissionError, match=r"permissions.tiers has no 'stable'"):
+            self.asked("volatile", **said)
+
+    async def test_an_async_hook_is_held_too(self) -> None:
+        """Awaiting makes no difference."""
+        extension = Extension(Manifest("pack", permissions=Permissions(("before_system_prompt",))))
+
+        async def say(_event: Any, _ctx: Any) -> Any:
+            return {"add": (PromptPart("more", "z", "context"),)}
+
+        extension.register_hook(say, "before_system_prompt")
+        assert extension.hooks[0].row.aside
+        with pytest.raises(PermissionError):
+            await extension.hooks[0].handler(BeforeSystemPrompt(parts=()), None)
+
+
+class TestDigest:
+    """The hash that trust goes by."""
+
+    def test_any_change_changes_it(self, tmp_path: Path) -> None:
+        """Contents, names and new files do; what Python compiles does not."""
+        written(tmp_path)
+        place = tmp_path / "pack"
+        seen = {digest_of(place)}
+        (place / "__pycache__").mkdir()
+        (place / "__pycache__" / "x.pyc").write_text("x")
+        assert digest_of(place) in seen
+        for change in (
+            lambda: (place / "extension.py").write_text(GOOD + " "),
+            lambda: (place / "new.py").write_text(""),
+            lambda: (place / "new.py").rename(place / "newer.py"),
+        ):
+            change()
+            assert digest_of(place) not in seen
+            seen.add(digest_of(place))
+
+    def test_links_are_refused(self, tmp_path: Path) -> None:
+        """What a link leads to can change without the folder changing."""
+        written(tmp_path)
+        (tmp_path / "elsewhere.py").write_text("")
+        (tmp_path / "pack" / "helper.py").symlink_to(tmp_path / "elsewhere.py")
+        with pytest.raises(ConfigError, match=r"helper.py is no file of its own"):
+            digest_of(tmp_path / "pack")

@@ -1,0 +1,234 @@
+"""Extensions of one process: their hooks and tools, all of one or nothing, and no more than its manifest permits."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.extensions import ExtensionSpec, Manifest
+from orch_protocol.hook_events import PromptPatch
+from orch_protocol.hooks import EVERYTHING
+
+from .hooks import Handler, Hook, is_async, make_hook, stage_of
+from .tools.base import Tool, tool
+from .tools.presets import BUILTIN
+
+__all__ = ["CODE", "MANIFEST", "Extension", "Loaded", "digest_of", "load", "load_all", "read_manifest"]
+
+CODE: Final = "extension.py"
+MANIFEST: Final = "extension.toml"
+MOST_BYTES: Final = 16 << 20
+PROMPT_STAGE: Final = "before_system_prompt"
+LEFT_OUT: Final = frozenset({"__pycache__"})
+
+
+class Loaded(Struct, frozen=True):
+    """What extensions brought: hooks, tools, and a line about each one that was left out."""
+
+    hooks: tuple[Hook, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+class Extension:
+    """What the function `register(extension)` of an extension registers with. Nothing counts before it has returned."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.hooks: list[Hook] = []
+        self.tools: list[Tool] = []
+
+    def hook(self, *stages: str, **options: Any) -> Callable[[Handler], Handler]:
+        """Make a hook of a function, as `orch.hook` does."""
+
+        def make(function: Handler) -> Handler:
+            self.register_hook(function, *stages, **options)
+            return function
+
+        return make
+
+    def register_hook(self, function: Handler, *stages: str, **options: Any) -> None:
+        """Let `function` be called at `stages`. Raises ConfigError for what the manifest does not permit."""
+        allowed = self.manifest.permissions.stages
+        for name in stages:
+            stage = name if name == EVERYTHING else stage_of(name)
+            if stage not in allowed and EVERYTHING not in allowed:
+                raise ConfigError(f"permissions.stages has no {stage!r}: it may not be called there")
+        own = self.manifest.name
+        called = options.pop("name", None) or getattr(function, "__name__", "hook")
+        of_prompts = any(name != EVERYTHING and stage_of(name) == PROMPT_STAGE for name in stages)
+        held = _held(function, self.manifest) if of_prompts else function
+        self.hooks.append(make_hook(held, *stages, name=f"{own}.{called}", source=f"extension: {own}", **options))
+
+    def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a tool of a function, as `orch.tool` does, for agents that are granted it."""
+        if function is None:
+            return lambda each: self.tool(each, **options)
+        self.register_tool(tool(**options)(function))
+        return function
+
+    def register_tool(self, made: Tool) -> None:
+        """Bring a tool. Raises ConfigError for one that the manifest does not permit."""
+        if made.name not in self.manifest.permissions.tools:
+            raise ConfigError(f"permissions.tools has no {made.name!r}: it may not bring it")
+        if any(each.name == made.name for each in self.tools):
+            raise ConfigError(f"it brings two tools {made.name!r}")
+        self.tools.append(made)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return what the extension in `folder` says of itself. Raises ConfigError, which names the file."""
+    file = folder / MANIFEST
+    try:
+        found = msgspec.toml.decode(file.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    if found.name != folder.name:
+        raise ConfigError(f"{file}: name is {found.name!r}, and its folder is {folder.name!r}: they are to be the same")
+    for name in found.permissions.stages:
+        try:
+            stage = name if name == EVERYTHING else stage_of(name)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: permissions.stages: {error}") from error
+        if stage != name:
+            raise ConfigError(f"{file}: permissions.stages: write {stage!r} for {name!r}")
+    for name in found.permissions.tools:
+        if name in BUILTIN:
+            raise ConfigError(f"{file}: permissions.tools: {name!r} is the name of a built-in tool")
+    return found
+
+
+def digest_of(folder: Path) -> str:
+    """Return a hash of all that is in `folder`, names and contents. Raises ConfigError for what cannot be trusted."""
+    digest, size = hashlib.sha256(), 0
+    for path in sorted(_files(folder)):
+        data = path.read_bytes()
+        size += len(data)
+        if size > MOST_BYTES:
+            raise ConfigError(f"{folder} holds more than {MOST_BYTES >> 20} MiB: an extension is code and texts")
+        name = os.fsencode(path.relative_to(folder))
+        digest.update(b"%d %b %d " % (len(name), name, len(data)))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def load(spec: ExtensionSpec) -> Extension:
+    """Return the extension with all that it registers. Raises ConfigError when it cannot be had whole."""
+    folder = Path(spec.path)
+    try:
+        if spec.trust and not _is_trusted(spec):
+            raise ConfigError("it was changed since it was trusted: orch extensions trust " + spec.manifest.name)
+        if read_manifest(folder) != spec.manifest:
+            raise ConfigError("its manifest was changed since the agent was spawned")
+        register = getattr(_imported(folder), "register", None)
+        if not callable(register):
+            raise ConfigError(f"{folder / CODE} has no function register(extension)")
+        extension = Extension(spec.manifest)
+        register(extension)
+    except (Exception, SystemExit) as error:
+        why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"extension {spec.manifest.name!r} is left out: {why}") from error
+    return extension
+
+
+def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
+    """Return what the extensions bring, in order. One that cannot be had whole is left out, whole."""
+    hooks: list[Hook] = []
+    tools: list[Tool] = []
+    left_out: list[str] = []
+    for spec in specs:
+        try:
+            found = load(spec)
+        except ConfigError as error:
+            left_out.append(str(error))
+            continue
+        hooks += found.hooks
+        tools += (each for each in found.tools if each.name in spec.tools)
+    return Loaded(tuple(hooks), tuple(tools), tuple(left_out))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    try:
+        for root, folders, files in os.walk(folder, onerror=_raised):
+            folders[:] = [name for name in folders if name not in LEFT_OUT]
+            for name in (*folders, *files):
+                path = Path(root, name)
+                if path.is_symlink() or (name in files and not path.is_file()):
+                    raise ConfigError(f"{path} is no file of its own: an extension holds files and folders alone")
+                if name in files:
+                    yield path
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
+def _is_trusted(spec: ExtensionSpec) -> bool:
+    try:
+        known = msgspec.json.decode(Path(spec.trust).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{spec.trust} cannot be read: {error}") from error
+    return known.get(os.path.realpath(spec.path)) == digest_of(Path(spec.path))
+
+
+def _imported(folder: Path) -> Any:
+    """Return the module in `folder`, imported anew: it may import its neighbours by `from . import`."""
+    name = f"orch_extension_{folder.name.replace('-', '_')}_{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, folder / CODE, submodule_search_locations=[str(folder)])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _held(function: Handler, manifest: Manifest) -> Handler:
+    """Return `function`, whose patches of the prompt touch the tiers that `manifest` permits and no others."""
+    tiers = manifest.permissions.tiers
+
+    def held(event: Any, said: Any) -> Any:
+        patch = event.patch(**said) if isinstance(said, dict) and event.stage == PROMPT_STAGE else said
+        if isinstance(patch, PromptPatch):
+            there = {part.name: part.tier for part in event.parts}
+            touched = [part.tier for field in (patch.add, patch.replace) if field for part in field]
+            touched += [there[name] for name in patch.drop or () if name in there]
+            touched += [there[part.name] for part in patch.replace or () if part.name in there]
+            for tier in touched:
+                if tier not in tiers:
+                    raise PermissionError(
+                        f"permissions.tiers has no {tier!r}: it may not change that part of the prompt"
+                    )
+        return patch
+
+    if is_async(function):
+
+        @functools.wraps(function)
+        async def later(event: Any, ctx: Any) -> Any:
+            return held(event, await function(event, ctx))
+
+        return later
+
+    @functools.wraps(function)
+    def now(event: Any, ctx: Any) -> Any:
+        return held(event, function(event, ctx))
+
+    return now
