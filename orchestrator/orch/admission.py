@@ -17,7 +17,7 @@ from .narrowing import own_rights
 from .nodes import Node, Nodes
 from .tombstones import refusal
 
-__all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for", "nobody_idle"]
+__all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for", "nobody_idle", "unkept"]
 
 
 def check_spawn(config: SubagentsConfig, parent: Node | None, spec: AgentSpec, depth: int) -> None:
@@ -74,12 +74,22 @@ def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
     return wanted
 
 
+def unkept(node: Node) -> AgentGoneError:
+    """Return the error for who wants an agent back of which nothing was kept."""
+    return AgentGoneError(
+        f"agent {node.spec.name!r} ({node.spec.id}) was killed, and nothing of it was kept (persist=False): "
+        "it cannot be brought back; spawn another one"
+    )
+
+
 def check_answers(node: Node) -> None:
     """Raise AgentGoneError for an agent that answers nobody until it is resumed, ArchiveDeletedError for a holder that
     holds nothing any more."""
     spec = node.spec
     if node.deleted:
         raise refusal(spec.id, node.deleted)
+    if node.status == "killed" and not spec.persist:
+        raise unkept(node)
     if node.status == "killed":
         raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
     if node.status == "failed":

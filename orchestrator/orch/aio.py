@@ -148,7 +148,7 @@ class AsyncOrchestrator(Hookable, Templated):
             return self
         sandboxing.check(self.config.sandbox, machine)
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
-        sessions = paths.private_dir(paths.sessions_dir(self.home))
+        sessions = paths.private_dir(paths.sessions_of(self.home, self.config.session_dir))
         paths.hide(self.home)
         paths.sweep_runs(self.home)
         # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.
@@ -243,6 +243,7 @@ class AsyncOrchestrator(Hookable, Templated):
         follow_up_mode: QueueMode | None = None,
         plan: bool = False,
         context: ProjectContext | None = None,
+        persist: bool = True,
         prompt_template: str | None = None,
         vars: Mapping[str, object] | None = None,
     ) -> AsyncSubagent:
@@ -252,6 +253,7 @@ class AsyncOrchestrator(Hookable, Templated):
         `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
+        Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
         `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
         Raises SpawnError, ConfigError.
         """
@@ -281,6 +283,7 @@ class AsyncOrchestrator(Hookable, Templated):
             follow_up_mode=follow_up_mode,
             plan=plan,
             context=context,
+            persist=persist,
             prompt=self._templates.asked(prompt_template, vars),
         )
         spawned = await self._call("spawn", as_data(request))

@@ -43,7 +43,14 @@ KEY_FOUND: Final = (
 
 
 ROOT_WIDE: Final = (
-    *("durability", "daemon.idle_minutes", "subagents.enabled", "subagents.max_concurrent", "subagents.depth_cap"),
+    *(
+        "durability",
+        "session_dir",
+        "daemon.idle_minutes",
+        "subagents.enabled",
+        "subagents.max_concurrent",
+        "subagents.depth_cap",
+    ),
     *(f"budget.{limit}" for limit in Budget.__struct_fields__),
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.restarts", "subagents.chat_models"),
     *ITS_USERS,

@@ -28,16 +28,17 @@ __all__ = ["examine", "repair"]
 MODE: Final = 0o077
 
 
-def examine(home: Path) -> Iterator[Finding]:
-    """Yield what is wrong below `home`, file by file."""
+def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
+    """Yield what is wrong below `home`, and in the session folders in `sessions`, file by file."""
+    sessions = sessions or paths.sessions_dir(home)
     if not home.is_dir():
         return
-    for path in sorted([home, *home.rglob("*")]):
+    for path in sorted({home, *home.rglob("*"), *sessions.rglob("*")}):
         if not path.is_symlink() and path.exists() and stat.S_IMODE(path.stat().st_mode) & MODE:
             yield Finding(str(path), "open", "other users may read it", "chmod go-rwx, or --repair")
     for path in sorted(paths.runs_dir(home).glob(f"*/{JOURNAL}")):
         yield from in_lines(path, HEADER)
-    for path in sorted(paths.sessions_dir(home).rglob(SESSION)):
+    for path in sorted(sessions.rglob(SESSION)):
         yield from in_session(path)
 
 

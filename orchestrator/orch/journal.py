@@ -318,6 +318,7 @@ class Journal:
         self.entries = entries
         self.notes = notes
         self._owed: list[Entry] = []
+        self._unkept: set[str] = set()
 
     @classmethod
     def open(cls, path: Path, *, durability: Durability = "process") -> Journal:
@@ -339,19 +340,24 @@ class Journal:
         A collect, a kill, a budget, an approved plan, what was taken from an agent and where a conversation may be read
         are on the disk when this returns, with durability "power" a spawn too: no transcript has it.
         """
-        if self._owed:
-            entries = self._owed + entries
+        entries = self._owed + [entry for entry in entries if self._is_kept(entry)]
         if entries:
             sync = any(type(entry) in self._synced for entry in entries)
             self.log.append(*map(_encode, entries), sync=sync)
             self._owed = []
+
+    def _is_kept(self, entry: Entry) -> bool:
+        """Whether `entry` is about an agent that is kept, or about none."""
+        if isinstance(entry, Spawned) and not entry.spec.persist:
+            self._unkept.add(entry.id)
+        return getattr(entry, "id", None) not in self._unkept
 
     def record(self, entries: list[Entry]) -> None:
         """Write what is a fact already. When that fails (a full disk) it is owed, and written with what comes next."""
         try:
             self.append(entries)
         except StoreError:
-            self._owed = self._owed + entries
+            self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]
 
     def rewrite(self, change: Callable[[Sequence[Entry]], Sequence[Entry]]) -> None:
         """Let the entries be what `change` makes of them, one for one: the old file is whole until the new one is.

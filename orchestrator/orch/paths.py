@@ -20,11 +20,13 @@ __all__ = [
     "hide",
     "home",
     "home_text",
+    "own_folder",
     "own_runs",
     "private_dir",
     "run_dir",
     "runs_dir",
     "sessions_dir",
+    "sessions_of",
     "socket_path",
     "sweep_runs",
 ]
@@ -67,6 +69,13 @@ def home(env: Mapping[str, str] | None = None) -> Path:
 def sessions_dir(home: Path) -> Path:
     """Return the folder of session folders."""
     return home / "sessions"
+
+
+def sessions_of(home: Path, chosen: str | None) -> Path:
+    """Return the folder of session folders that `chosen` names, None: the one in `home`."""
+    from pathlib import Path
+
+    return sessions_dir(home) if chosen is None else Path(chosen).expanduser().absolute()
 
 
 def runs_dir(home: Path) -> Path:
@@ -177,7 +186,7 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
         bases.insert(0, os.path.join(runtime, "orch"))
     for base in bases:
         if len(os.fsencode(path := os.path.join(base, short))) <= MAX_SOCKET_PATH:
-            _own(base)
+            own_folder(base)
             return path
     from orch_protocol.errors import StoreError
 
@@ -189,8 +198,11 @@ def control_socket(env: Mapping[str, str] | None = None) -> str:
     return socket_path(os.path.join(home_text(env), "daemon"), "control.sock", env)
 
 
-def _own(base: str) -> None:
-    """Make sure that `base` is a real folder, ours, and closed to others."""
+def own_folder(base: str) -> None:
+    """Make sure that `base`, in a folder that is everybody's, is a real folder, ours, and closed to others.
+
+    Raises StoreError when it is not.
+    """
     from orch_protocol.errors import StoreError
 
     try:
@@ -199,7 +211,9 @@ def _own(base: str) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise StoreError(f"cannot create {base} for sockets: {error.strerror}. Set a shorter ORCH_HOME") from error
+        raise StoreError(
+            f"cannot create {base}: {error.strerror}. Make it writable, or remove what is in its way"
+        ) from error
     found = os.lstat(base)
     wrong = (
         "a link or no folder"
@@ -211,4 +225,4 @@ def _own(base: str) -> None:
         else None
     )
     if wrong:
-        raise StoreError(f"refusing {base} for sockets: it is {wrong}. Remove it, or set a shorter ORCH_HOME")
+        raise StoreError(f"refusing {base}: it is {wrong}. Remove it")

@@ -46,7 +46,7 @@ class RootHooks:
 
     def __init__(self, home: Path) -> None:
         self.rows: tuple[HookRow, ...] = ()
-        self._home = home
+        self.home = home
         self._due: dict[str, HookTally] = {}
         self._recording: asyncio.TimerHandle | None = None
         self._registry = Registry()
@@ -89,7 +89,7 @@ class RootHooks:
     def _record(self, do: Do) -> None:
         due, self._due, self._recording = tuple(self._due.values()), {}, None
         if due:
-            do(_recorded, self._home, due)
+            do(_recorded, self.home, due)
 
     async def run(self, asked: RunHooks, spec: AgentSpec, say: Say, do: Do) -> HooksSaid:
         """Call the hooks that the agent `spec` asks for, and return what they say. Raises nothing but CancelledError.

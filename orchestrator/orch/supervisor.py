@@ -71,6 +71,7 @@ from .events import (
     TurnOverdue,
     WorkerUp,
 )
+from .fleeting import Fleeting
 from .holds import Holds
 from .journal import Journal
 from .lanes import Lanes
@@ -122,8 +123,7 @@ class Supervisor:
         keys: dict[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.config = config
-        self.sessions = sessions
+        self.config, self.sessions, self.fleeting = config, sessions, Fleeting()
         self.catalog = catalog
         self.approvals = approvals
         self.watchers, self.hooks = watchers, hooks
@@ -186,6 +186,7 @@ class Supervisor:
             await self.disk.close(2.0)
         finally:
             self._settle()
+            self.fleeting.close()
 
     def _settle(self) -> None:
         """Bring everything to its end, whatever became of the processes: none outlives this root."""

@@ -152,6 +152,7 @@ class Orchestrator(Hookable, Templated):
         follow_up_mode: QueueMode | None = None,
         plan: bool = False,
         context: ProjectContext | None = None,
+        persist: bool = True,
         prompt_template: str | None = None,
         vars: Mapping[str, object] | None = None,
     ) -> Subagent:
@@ -161,6 +162,7 @@ class Orchestrator(Hookable, Templated):
         `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
+        Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
         `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
         Raises SpawnError, ConfigError.
         """
@@ -183,6 +185,7 @@ class Orchestrator(Hookable, Templated):
                 follow_up_mode=follow_up_mode,
                 plan=plan,
                 context=context,
+                persist=persist,
                 prompt_template=prompt_template,
                 vars=vars,
             )

@@ -222,4 +222,5 @@ class Workers:
             self._on_ended(id, incarnation)
 
     def _log(self, id: str) -> Path:
-        return self._logs / f"{id}.log"
+        spec = self._nodes[id].spec
+        return self._logs / f"{id}.log" if spec.persist else Path(f"{spec.folder}.log")

@@ -177,6 +177,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str | None = None
     durability: Durability = "process"
+    session_dir: str | None = None
+    """The folder of session folders; None is `sessions` in orch's own."""
     subagents: SubagentsConfig = field(default_factory=SubagentsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)

@@ -99,6 +99,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     With `plan` it begins in plan mode, which an agent that plans cannot but pass on.
     `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
     user's to say, and None are the configured ones. `marks` are those of the conversation that the task comes from.
+    Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with its root.
     """
 
     task: str
@@ -125,11 +126,12 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     prompt: PromptSpec | None = None
     marks: tuple[Mark, ...] = ()
     sandbox: SandboxConfig | None = None
+    persist: bool = True
     request_id: str | None = None
 
 
 class Spawned(Struct, frozen=True):
-    """The agent is up. `note` is what is to be said of its sandbox, if anything."""
+    """The agent is up. `note` is what is to be said of its sandbox, or of what is not kept of it, if anything."""
 
     id: str
     seq: int

@@ -125,7 +125,8 @@ class AgentSpec(Struct, frozen=True):
     though they stay on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told
     when it would stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
     conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
-    `sandbox`. `memory` is what it remembers from other conversations, None: nothing.
+    `sandbox`. `memory` is what it remembers from other conversations, None: nothing. Not to `persist`: it is kept on
+    no disk, and gone with its root.
     """
 
     id: str
@@ -162,6 +163,7 @@ class AgentSpec(Struct, frozen=True):
     compaction: CompactionSpec | None = field(default_factory=CompactionSpec)
     sandbox: SandboxSpec = SandboxSpec()
     memory: MemorySpec | None = None
+    persist: bool = True
 
     @property
     def grant(self) -> tuple[str, ...]:

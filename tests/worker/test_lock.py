@@ -100,7 +100,7 @@ def test_file_in_the_way_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs"])
 def test_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A folder whose locks another machine would not see is refused before anything is written in it."""
-    monkeypatch.setattr(lock, "_file_system", lambda _: kind)
+    monkeypatch.setattr(lock, "file_system", lambda _: kind)
     with pytest.raises(StoreError, match=f"network file system \\({kind}\\)"):
         FolderLock.acquire(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -120,5 +120,5 @@ def test_file_system_is_found_by_device() -> None:
 
 def test_local_file_system_is_found(tmp_path: Path) -> None:
     """The folder of a test is on no network file system."""
-    assert lock._file_system(tmp_path) not in lock.REMOTE
-    assert lock._file_system(Path("/proc")) == "proc"
+    assert lock.file_system(tmp_path) not in lock.REMOTE
+    assert lock.file_system(Path("/proc")) == "proc"

@@ -12,7 +12,7 @@ from orch_protocol.errors import LockedError, StoreError
 
 from .files import cannot, open_regular
 
-__all__ = ["FolderLock", "private_folder"]
+__all__ = ["FolderLock", "file_system", "private_folder"]
 
 MOUNTS: Final = "/proc/self/mountinfo"
 REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3"})
@@ -38,7 +38,7 @@ class FolderLock:
         a network file system, where a lock may bind one machine only.
         """
         private_folder(folder)
-        kind = _file_system(folder)
+        kind = file_system(folder)
         if kind in REMOTE:
             raise StoreError(
                 f"{folder} is on a network file system ({kind}), where locks cannot be trusted: "
@@ -104,7 +104,7 @@ def private_folder(folder: Path) -> None:
         raise cannot("create", folder, error) from error
 
 
-def _file_system(folder: Path) -> str:
+def file_system(folder: Path) -> str:
     """Return the type of the file system `folder` lies on, "" when it is on a device of this machine or unknown."""
     device = folder.stat().st_dev
     if os.major(device):

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 import msgspec
 
 from .. import damage, paths
+from ..config import load
 from . import render
 from .verb import Verb, dump
 
@@ -19,7 +20,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _fsck(arguments: Namespace) -> int:
     home = paths.home()
-    found = list(damage.examine(home))
+    found = list(damage.examine(home, paths.sessions_of(home, load().config.session_dir)))
     if arguments.repair:
         found = [damage.repair(each) for each in found]
     if arguments.json:

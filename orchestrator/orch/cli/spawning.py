@@ -46,6 +46,9 @@ def kind_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--name", help="a name to call it by")
     parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
     parser.add_argument("--plan", action="store_true", help="begin in plan mode: look only, until a plan is approved")
+    parser.add_argument(
+        "--no-persist", action="store_true", help="keep nothing of it on a disk: it is gone with its root"
+    )
     parser.add_argument("--sandbox", choices=LEVELS, help="what its tools are kept from: see orch doctor")
     parser.add_argument("--require-sandbox", choices=LEVELS, help="start it only where its tools run at that or more")
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
@@ -69,6 +72,7 @@ def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
         "name": arguments.name,
         "context": arguments.context,
         "plan": arguments.plan,
+        "persist": not arguments.no_persist,
         "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
     }
     if arguments.script is not None:

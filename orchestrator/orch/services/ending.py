@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.errors import AgentError, ConfigError, StoreError
@@ -10,6 +11,7 @@ from orch_protocol.services import AgentRow, Kill, Killed, Resume
 from orch_worker.backends.fare import check_priced
 
 from .. import events
+from ..admission import unkept
 from ..nodes import Node
 from ..refs import resolve
 from ..remains import used_by
@@ -55,6 +57,9 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
     finally:
         for watcher in gone:
             watcher.cancel()
+    for node in (nodes[id] for id in killed):
+        if not node.spec.persist:
+            root.fleeting.drop(Path(node.spec.folder))
     try:
         root.write_down()
     except StoreError as error:
@@ -69,6 +74,8 @@ async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentR
     """
     node = resolve(root.tree.nodes, params.ref)
     own_subtree(root, caller, node, "resume")
+    if node.status == "killed" and not node.spec.persist:
+        raise unkept(node)
     if params.budget.max_cost_usd:
         check_priced(node.spec.backend)
     root.handle(events.Resume(node.spec.id, params.budget))

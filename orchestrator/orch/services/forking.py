@@ -51,7 +51,8 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
         )
     spec = node.spec
     id = new_id()
-    copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(root.sessions / id), history=())
+    place = root.sessions / id if spec.persist else root.fleeting.folder(id)
+    copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(place), history=())
     if params.model is not None:
         backend = await root.catalog.complete(parse_model(params.model))
         if spec.local:

@@ -216,6 +216,10 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
             raise ConfigError(
                 f"{ref!r} is an archive, not an agent that has some; `orch archive read` shows what it holds"
             )
+        if not node.spec.persist:
+            raise ConfigError(
+                f"nothing of agent {node.spec.name!r} is kept (persist=False), so nothing of it is archived"
+            )
         top = nodes.subtree(node.spec.id)
     return [node for node in top if node.spec.archival is not None or node.archives]
 

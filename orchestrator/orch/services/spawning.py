@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_name", "compaction_of", "spawn", "spec_of"]
 
+NOT_ARCHIVED = "nothing of an agent that is not to persist is archived: an archive is kept, and it is not"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -72,12 +73,16 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     backend = await root.catalog.complete(_backend(request, over, root.config))
     if over is not None and over.local:
         backend = await local_model(root, backend)
-    spec = describe(request, over, root.config, root.sessions, backend)
+    spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home)
+    if not spec.persist:
+        spec = replace(spec, folder=str(root.fleeting.folder(spec.id)))
     if over is None and root.approvals.opinion is not None:
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
     if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller):
         check_priced(backend)
     sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
+    if not spec.persist and root.config.archival.enabled:
+        note = "\n".join(filter(None, (note, NOT_ARCHIVED)))
     return replace(spec, sandbox=sandbox), note
 
 
@@ -98,23 +103,27 @@ def describe(
     config: Config,
     sessions: Path,
     backend: BackendSpec,
+    *,
+    home: Path | None = None,
 ) -> AgentSpec:
     """Return the spec of the agent that `request` asks for; sequence number, depth and name's default are the tree's.
 
-    What the request leaves open is the parent's, then the configuration's. `backend` is complete.
+    What the request leaves open is the parent's, then the configuration's. `backend` is complete; `home` is orch's
+    folder, None: the one that `sessions` is in. What is not to persist is neither archived nor remembered.
     Raises ConfigError, ToolNotGrantedError.
     """
+    home = home or sessions.parent
+    persist = request.persist and (parent is None or parent.persist)
     if not request.task.strip():
         raise ConfigError("an agent needs a task: say in a sentence what it is for")
     check_name(request.name)
     folder = _folder(request.cwd, parent)
-    extensions = _extensions(request, parent, config, sessions.parent, folder)
+    extensions = _extensions(request, parent, config, home, folder)
     preset, tools = _tools(request, parent, config, extensions)
-    archival = _archival(config.archival, tools) if config.archival.enabled else None
+    archival = _archival(config.archival, tools) if config.archival.enabled and persist else None
     if archival is not None:
         tools = tuple(dict.fromkeys((*tools, *RECALL, "query_subagent")))
-    folder = _folder(request.cwd, parent)
-    memory = _memory(config, sessions.parent, folder)
+    memory = _memory(config, home, folder) if persist else None
     if memory is not None:
         tools = tuple(dict.fromkeys((*tools, *NOTES)))
     plan = request.plan or (parent is not None and parent.plan)
@@ -146,10 +155,11 @@ def describe(
         context=_context(request, preset, parent, config),
         prompt=_prompt(request, parent, config),
         marks=passed_on(request.marks, parent.id if parent else ""),
-        hooks=parent.hooks if parent else _hooks(request, config, sessions.parent),
+        hooks=parent.hooks if parent else _hooks(request, config, home),
         extensions=extensions,
         compaction=compaction_of(config, child=parent is not None),
         memory=memory,
+        persist=persist,
     )
 
 

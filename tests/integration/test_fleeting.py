@@ -1,0 +1,39 @@
+"""An agent of which nothing is kept, as a real process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import ScriptedBackend
+from orch_worker.kernel import LINUX
+
+Open = Any
+
+pytestmark = pytest.mark.skipif(not LINUX or not Path("/dev/shm").is_dir(), reason="there is no memory to use")
+
+
+def holding(folder: Path, word: bytes) -> list[Path]:
+    """Return the files below `folder` that hold `word`."""
+    return [path for path in folder.rglob("*") if path.is_file() and word in path.read_bytes()]
+
+
+@pytest.mark.parametrize("world", ["zygote"], indirect=True)
+async def test_it_survives_its_process_and_not_its_root(world: Open, home: Path, tmp_path: Path) -> None:
+    """No file below the home has a word of it, its log included; afterwards there is nothing anywhere."""
+    o = await world(run="r")
+    crash = {"tool": "run_python", "input": {"code": "print('secret'); import os; os.kill(os.getpid(), 9)"}}
+    script = ScriptedBackend(["secret one", crash, "secret two"])
+    agent = await o.spawn("a secret", tools=["run_python"], backend=script, cwd=tmp_path, persist=False)
+    assert (await agent.query("secret?")).text == "secret one"
+    folder = Path((await agent.state()).folder)
+    assert holding(folder, b"secret")
+    await agent.cancel(hard=True)
+    with pytest.raises(Exception, match="died"):
+        await agent.query("secret!")
+    assert (await agent.query("and?")).text == "secret two"
+    assert holding(home, b"secret") == []
+    await o.close()
+    assert not folder.parent.exists()
