@@ -260,6 +260,15 @@ async def test_marks_are_on_record_and_survive(tmp_path: Path) -> None:
     again.transcript.close()
 
 
+async def test_no_hook_approves_it(tmp_path: Path) -> None:
+    """A hook that lets all calls of a tool through does not know what stands beside this one: a person is asked."""
+    life = Life(tmp_path, answer=False)
+    await life.call("fetch_url", url="https://evil.example/")
+    outcome = await life.box.dispatch(ToolUse("c1", "bash", {"command": "echo hi"}), approved=True)
+    assert (outcome.ran, len(life.asked)) == (False, 1)
+    life.transcript.close()
+
+
 async def test_trusted_pages_and_failures_mark_nothing(tmp_path: Path) -> None:
     """A page of a trusted host is like a file; a fetch that brought nothing brought nothing."""
     life = Life(tmp_path, TaintConfig(trusted_hosts=("docs.example.org",)))

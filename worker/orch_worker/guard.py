@@ -119,7 +119,7 @@ class Guard:
 
         What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
         A call that a hook has `approved` is not asked about, unless it hands in a plan, or the question is where its
-        data may go.
+        data may go, or what stands beside it in the conversation.
         """
         verdict, stays = await self.placed(await self.heard(call, verdict))
         if self._dry_run:
@@ -158,8 +158,10 @@ class Guard:
 
     async def _asked(self, call: ToolUse, verdict: Verdict, *, approved: bool) -> tuple[CallOutcome, str]:
         """Return what is to become of the call, and why it may not run."""
-        # A plan ends more than one call, in the root's record too: no hook says yes to it.
-        approved = approved and call.name != EXIT_PLAN
+        # A plan ends more than one call, in the root's record too: no hook says yes to it. Nor does one to what a
+        # stranger may have asked for, which it cannot tell from any other call.
+        tainted = self._natures.get(call.id, (None, False))[1]
+        approved = approved and call.name != EXIT_PLAN and not tainted
         if verdict.approval == "allow" or (approved and verdict.approval == "ask" and verdict.model == "any"):
             return "start", ""
         if verdict.approval == "deny":
@@ -171,7 +173,7 @@ class Guard:
             verdict.reason,
             verdict.model == "local",
             self._seconds,
-            tainted=self._natures.get(call.id, (None, False))[1],
+            tainted=tainted,
         )
         try:
             said: Approved = await self._call_root("approve", asked, self._seconds + PATIENCE_SECONDS)
