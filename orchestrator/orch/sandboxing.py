@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.errors import SandboxError
 from orch_protocol.sandbox import IN_WORKER, Level, SandboxConfig, SandboxSpec, ToolLimits
-from orch_worker.confinement.trial import Offer
+
+if TYPE_CHECKING:
+    from orch_worker.confinement.trial import Offer
 
 __all__ = ["check", "held", "raised", "stricter", "wanted"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,15 @@ from orch_worker import kernel
 from orch_worker.tools import descent
 from orch_worker.tools.base import ToolContext, ToolError
 from orch_worker.tools.descent import open_below
-from orch_worker.tools.files import grep_files, read_file
+from orch_worker.tools.files import grep_files, list_files, read_file
 from swapping import swapped
 
-ROUNDS = 1000
+ROUNDS = 700
+LOOKS: tuple[Callable[[ToolContext], str], ...] = (
+    lambda context: read_file(context, "sub/file"),
+    lambda context: grep_files(context, "seen", "sub"),
+    lambda context: list_files(context),
+)
 
 
 @pytest.fixture(params=["in one call", "folder by folder"])
@@ -56,14 +62,15 @@ class TestOpenBelow:
             open_below(str(root), path, os.O_RDONLY)
 
     def test_reading_leads_nowhere_while_a_folder_is_swapped_for_a_link(self, tmp_path: Path) -> None:
-        """A thousand times a file is read, and as often looked through: what lies outside is never seen."""
+        """Time and again a file is read and looked through, and folders are listed: what lies outside is never seen."""
         context, seen = ToolContext(tmp_path / "cwd"), []
         with swapped(tmp_path / "cwd", tmp_path / "outside"):
             (tmp_path / "outside" / "file").write_text("not to be seen")
+            (tmp_path / "outside" / "not to be listed").write_text("")
             for _ in range(ROUNDS):
-                for look in (lambda: read_file(context, "sub/file"), lambda: grep_files(context, "seen", "sub")):
+                for look in LOOKS:
                     try:
-                        seen.append(look())
+                        seen.append(look(context))
                     except ToolError:
                         pass
         assert not [text for text in seen if "not to be" in text]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -127,6 +124,8 @@ def _version() -> int:
 
 
 def _try_namespaces() -> list[str]:
+    import subprocess
+
     from . import namespaces, seccomp
     from .reach import reach
 
@@ -159,6 +158,9 @@ def _try_namespaces() -> list[str]:
 @contextmanager
 def _folder() -> Iterator[tuple[Path, Path]]:
     """Make a file that is not to be seen, and a folder that is."""
+    import shutil
+    import tempfile
+
     folder = Path(tempfile.mkdtemp(prefix="orch-trial-"))
     try:
         (folder / "inside").mkdir()

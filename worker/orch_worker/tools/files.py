@@ -220,9 +220,9 @@ def _files(context: ToolContext, path: str, glob: str | None) -> Iterator[tuple[
         return
     wanted = glob_regex(glob) if glob else None
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
-    for shown, entry in walk(root, start):
+    for shown, _ in walk(root, start):
         if wanted is None or wanted.fullmatch(shown.removeprefix(below)) or wanted.fullmatch(shown):
-            yield shown, Path(entry.path)
+            yield shown, root / shown
 
 
 def _searchable(target: Path, root: Path) -> str | None:

@@ -10,6 +10,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
+from .descent import FOLDER, open_below
 from .regular import open_regular
 
 __all__ = ["glob_regex", "top", "walk"]
@@ -57,7 +58,8 @@ def walk(root: Path, start: Path, tickets: Iterator[object] | None = None) -> It
     """Yield the regular files and symbolic links below `start`, as path relative to `root` and entry.
 
     In a fixed order: the files of a folder by name, then its folders by name. Skips what `.gitignore` files from
-    `root` down name, caches and dependencies; never follows a link to a folder; unreadable folders are passed over.
+    `root` down name, caches and dependencies; never follows a link to a folder, whatever is swapped meanwhile;
+    unreadable folders are passed over. Of an entry only name and kind are to be asked.
     Each entry that is looked at takes one of the `tickets`; when there are no more of them, the walk is over.
     """
     prefix = "" if start == root else f"{start.relative_to(root).as_posix()}/"
@@ -65,8 +67,8 @@ def walk(root: Path, start: Path, tickets: Iterator[object] | None = None) -> It
     parts = prefix.split("/")[:-1]
     for depth in range(len(parts)):
         folder = "".join(f"{part}/" for part in parts[:depth])
-        rules.append((folder, _gitignore(root / folder)))
-    yield from _walk(start, prefix, rules, 0, repeat(None) if tickets is None else tickets)
+        rules.append((folder, _gitignore(root, folder)))
+    yield from _walk(root, prefix, rules, 0, repeat(None) if tickets is None else tickets)
 
 
 def top(root: Path, tickets: Iterator[object]) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
@@ -76,36 +78,40 @@ def top(root: Path, tickets: Iterator[object]) -> tuple[list[os.DirEntry[str]], 
 
 
 def _walk(
-    folder: Path, prefix: str, rules: list[tuple[str, list[Rule]]], depth: int, tickets: Iterator[object]
+    root: Path, prefix: str, rules: list[tuple[str, list[Rule]]], depth: int, tickets: Iterator[object]
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    rules, files, folders = _level(folder, prefix, rules, tickets)
+    rules, files, folders = _level(root, prefix, rules, tickets)
     for entry in files:
         yield prefix + entry.name, entry
     if depth < MAX_DEPTH:
         for entry in folders:
-            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", rules, depth + 1, tickets)
+            yield from _walk(root, f"{prefix}{entry.name}/", rules, depth + 1, tickets)
 
 
 def _level(
-    folder: Path, prefix: str, rules: list[tuple[str, list[Rule]]], tickets: Iterator[object]
+    root: Path, prefix: str, rules: list[tuple[str, list[Rule]]], tickets: Iterator[object]
 ) -> tuple[list[tuple[str, list[Rule]]], list[os.DirEntry[str]], list[os.DirEntry[str]]]:
-    """Return the rules that hold in `folder`, and its files and folders that no rule names."""
+    """Return the rules that hold in the folder `prefix` of `root`, and its files and folders that no rule names."""
+    files, folders = [], []
     try:
-        with os.scandir(folder) as scan:
-            entries = sorted((entry for _, entry in zip(tickets, scan, strict=False)), key=lambda entry: entry.name)
+        descriptor = open_below(str(root), prefix.rstrip("/") or ".", FOLDER)
+        try:
+            with os.scandir(descriptor) as scan:
+                entries = sorted((entry for _, entry in zip(tickets, scan, strict=False)), key=lambda entry: entry.name)
+            if any(entry.name == ".gitignore" for entry in entries):
+                rules = [*rules, (prefix, _gitignore(root, prefix))]
+            for entry in entries:  # while it is open: some systems must be asked what an entry is
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if (is_folder and entry.name in ALWAYS) or _ignored(prefix + entry.name, is_folder, rules):
+                    continue
+                if is_folder:
+                    folders.append(entry)
+                elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                    files.append(entry)
+        finally:
+            os.close(descriptor)
     except OSError:
         return rules, [], []
-    rules = [*rules, (prefix, _gitignore(folder))] if any(entry.name == ".gitignore" for entry in entries) else rules
-    files, folders = [], []
-    for entry in entries:
-        path = prefix + entry.name
-        is_folder = entry.is_dir(follow_symlinks=False)
-        if (is_folder and entry.name in ALWAYS) or _ignored(path, is_folder, rules):
-            continue
-        if is_folder:
-            folders.append(entry)
-        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-            files.append(entry)
     return rules, files, folders
 
 
@@ -118,9 +124,9 @@ def _ignored(path: str, is_folder: bool, rules: list[tuple[str, list[Rule]]]) ->
     return False
 
 
-def _gitignore(folder: Path) -> list[Rule]:
+def _gitignore(root: Path, prefix: str) -> list[Rule]:
     try:
-        with open_regular(folder / ".gitignore") as file:
+        with open_regular(root / prefix / ".gitignore", root) as file:
             text = file.read(MAX_GITIGNORE).decode(errors="replace")
     except OSError:
         return []
