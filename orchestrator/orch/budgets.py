@@ -28,14 +28,18 @@ from orch_protocol.budget import (
 )
 from orch_protocol.errors import BudgetExceededError, ProtocolError
 from orch_protocol.ids import new_id
+from orch_protocol.messages import Usage
 
 from .allowances import LOW, Account, low, reached, share, short, shortened
-from .journal import RootBudgeted
+from .journal import Answered, Entry, RootBudgeted, Spent
 from .nodes import Node, Nodes
 
 __all__ = ["Budgets"]
 
 NOTHING: Final = Amounts()
+WITH_PROCESS: Final = frozenset({"AgentDiedError", "AgentGoneError"})
+"""Errors by which a query ends whose process is gone, or about to be."""
+LIMITS: Final = tuple((kind, limit_of(kind)) for kind in KINDS)
 
 
 class _Hold(Struct, frozen=True):
@@ -44,6 +48,19 @@ class _Hold(Struct, frozen=True):
     amounts: Amounts
     query_id: str | None
     incarnation: int
+    least: Amounts = NOTHING
+
+
+class _Turn(Struct, frozen=True):
+    """What is counted of a turn under way: what it used, and how many holds of responses and of calls were settled."""
+
+    query_id: str = ""
+    spent: Amounts = NOTHING
+    responses: int = 0
+    calls: int = 0
+
+
+NO_TURN: Final = _Turn()
 
 
 class Budgets:
@@ -54,12 +71,13 @@ class Budgets:
         self._clock = clock
         self.configured = budget_in(configured)
         self._holds: dict[str, dict[str, _Hold]] = {}
-        self._spent: dict[str, tuple[str, Amounts]] = {}
-        """What agents have used in a turn: the query's id, and how much."""
+        self._turns: dict[str, _Turn] = {}
 
     @property
     def of_all(self) -> Budget:
         """What all agents together may use: as configured, but for what was set anew while that was so."""
+        if not self._nodes.root_budgets:
+            return self.configured
         budget = self.configured
         for entry in self._nodes.root_budgets:
             still = {
@@ -79,18 +97,17 @@ class Budgets:
     def kinds_for(self, id: str | None) -> tuple[str, ...]:
         """Return of what the agent may not use as much as it likes; None is an agent without parent that is to be."""
         budgets = [self.of_all, *(node.spec.limits for node in self._nodes.chain(id))]
-        return tuple(kind for kind in KINDS if any(getattr(budget, limit_of(kind)) is not None for budget in budgets))
-
-    def under_way(self, node: Node) -> Amounts:
-        """Return what the agent and everything below it has used in turns that are not over."""
-        return sum(map(self._unrecorded, self._nodes.subtree(node.spec.id)), NOTHING) if self._spent else NOTHING
+        bounded = {kind for budget in budgets for kind, limit in LIMITS if getattr(budget, limit) is not None}
+        return tuple(kind for kind in KINDS if kind in bounded) if bounded else ()
 
     def spent(self, owner: Node | None) -> Amounts:
         """Return all that the agent and those below it have used, None: all agents."""
         scope = self._scope(owner)
-        used = sum((amounts_of(node.usage) + self._unrecorded(node) for node in scope), NOTHING)
+        used = amounts_of(sum((node.usage for node in scope), Usage()))
+        if self._turns:
+            used = sum(map(self._unrecorded, scope), used)
         worked = self._nodes.worked if owner is None else owner.worked
-        return used + Amounts(seconds=worked.seconds(self._clock()), processes=_processes(scope))
+        return msgspec.structs.replace(used, seconds=worked.seconds(self._clock()), processes=_processes(scope))
 
     def reserve(self, id: str, want: Reserve) -> Reserved | None:
         """Put aside what the agent is about to use; None: not now, others hold what it needs.
@@ -122,17 +139,29 @@ class Budgets:
                 why = shortened(tightest, amount)
         reserved = Reserved(new_id(), Amounts(**granted), why)
         held = {each: hold for each, hold in self._holds.get(id, {}).items() if _is_held(node, hold)}
-        self._holds[id] = held | {reserved.id: _Hold(reserved.amounts, query_id, node.incarnation)}
-        if query_id is not None and self._spent.get(id, ("", NOTHING))[0] != query_id:
-            self._spent[id] = (query_id, NOTHING)
+        self._holds[id] = held | {reserved.id: _Hold(reserved.amounts, query_id, node.incarnation, want.least)}
+        if query_id is not None and self._turn(id).query_id != query_id:
+            self._turns[id] = _Turn(query_id)
         return reserved
 
     def settle(self, id: str, hold: str, used: Amounts) -> None:
         """Let go what was put aside; what a turn used counts as used. Beside turns that is on record already."""
         held = self._holds.get(id, {}).pop(hold, None)
-        query_id, spent = self._spent.get(id, ("", NOTHING))
-        if held is not None and held.query_id == query_id:
-            self._spent[id] = (query_id, spent + used)
+        turn = self._turn(id)
+        if held is not None and held.query_id == turn.query_id:
+            calls = _is_call(held)
+            self._turns[id] = _Turn(turn.query_id, turn.spent + used, turn.responses + (not calls), turn.calls + calls)
+
+    def charged(self, entries: list[Entry]) -> list[Entry]:
+        """Return `entries`, and behind those of queries that ended with their processes what these had begun and could
+        not record: a request that was made costs something, whatever became of the answer."""
+        if not self._holds:
+            return entries
+        ended = [
+            each for each in entries if isinstance(each, Answered) and each.error and each.error.type in WITH_PROCESS
+        ]
+        lost = [(each, usage) for each in ended if (usage := self._lost(each)) is not None]
+        return [*entries, *(Spent(at=each.at, id=each.id, usage=usage) for each, usage in lost)]
 
     def low(self, id: str) -> str:
         """Return what the agent is to be told of budgets that it is bound by and that are nearly used up."""
@@ -193,13 +222,42 @@ class Budgets:
 
     def _is_counted(self, node: Node) -> bool:
         """Whether the agent is in a turn of which something is counted."""
-        return node.pending is not None and self._spent.get(node.spec.id, ("", NOTHING))[0] == node.pending.query_id
+        return node.pending is not None and self._turn(node.spec.id).query_id == node.pending.query_id
+
+    def _turn(self, id: str) -> _Turn:
+        return self._turns.get(id, NO_TURN)
 
     def _unrecorded(self, node: Node) -> Amounts:
-        return self._spent[node.spec.id][1] if self._is_counted(node) else NOTHING
+        return self._turn(node.spec.id).spent if self._is_counted(node) else NOTHING
+
+    def _lost(self, ended: Answered) -> Usage | None:
+        """Return the least that was begun in a turn and is neither settled nor on record; None for nothing."""
+        turn = self._turn(ended.id)
+        holds = [each for each in self._holds.get(ended.id, {}).values() if each.query_id == ended.query_id]
+        if not holds or turn.query_id != ended.query_id:
+            return None
+        responses = [each for each in holds if not _is_call(each)][max(0, ended.usage.model_calls - turn.responses) :]
+        calls = [each for each in holds if _is_call(each)][max(0, ended.usage.tool_calls - turn.calls) :]
+        least = sum((each.least for each in (*responses, *calls)), NOTHING)
+        return (
+            Usage(
+                input_tokens=int(least.tokens),
+                cost_usd=least.usd,
+                cost_known=not responses,
+                model_calls=len(responses),
+                tool_calls=len(calls),
+                tool_seconds=least.tool_seconds,
+            )
+            if responses or calls
+            else None
+        )
 
     def _held(self, node: Node) -> Iterator[_Hold]:
         return (hold for hold in self._holds.get(node.spec.id, {}).values() if _is_held(node, hold))
+
+
+def _is_call(hold: _Hold) -> bool:
+    return bool(hold.amounts.tool_calls or hold.amounts.tool_seconds)
 
 
 def _is_held(node: Node, hold: _Hold) -> bool:

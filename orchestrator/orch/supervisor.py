@@ -194,8 +194,8 @@ class Supervisor:
             timer.cancel()
         self.workers.hang_up()
         settled = self.tree.decide(recovery(self.tree.nodes.pending.values()), self.clock())
-        self._journal.record(settled.entries)
-        self.tree.apply(settled.entries)
+        self._journal.record(entries := self.budgets.charged(settled.entries))
+        self.tree.apply(entries)
         why = error_info(AgentDiedError("the orchestrator was closed while somebody waited for an agent"))
         self.waiters.fail(why)
         self._pings.close(why)
@@ -218,11 +218,11 @@ class Supervisor:
                     self.workers.require_room()
                     known = launch.id in self.tree.nodes.by_id
                     self.budgets.require_process(launch.id if known else getattr(event, "caller", None))
-            self._journal.append(decision.entries)
+            self._journal.append(entries := self.budgets.charged(decision.entries))
         else:
             decision = self.tree.decide(event, self.clock())
-            self._journal.record(decision.entries)
-        self.tree.apply(decision.entries)
+            self._journal.record(entries := self.budgets.charged(decision.entries))
+        self.tree.apply(entries)
         for instruction in decision.instructions:
             self._perform(instruction)
         return decision.value

@@ -150,7 +150,7 @@ class TestTurns:
         assert town.budgets.holders() == [f"query:q-{one}"]
         town.budgets.settle(one, held.id, Amounts(usd=3.0))
         assert town.reserve(two).amounts.usd == 3.5  # half of what is left: the first one may come again
-        assert town.budgets.under_way(town.forest.tree.nodes[parent]).usd == 3.0
+        assert town.budgets.spent(town.forest.tree.nodes[parent]).usd == 3.0
 
     def test_one_agent_may_hold_several_sums(self) -> None:
         """As it does when it asks several models at once; each is settled by itself, and once."""
@@ -172,7 +172,7 @@ class TestTurns:
         town.reserve(id)
         town.finish(id, 3.25)
         node = town.forest.tree.nodes[id]
-        assert (town.budgets.under_way(node), town.budgets.holders()) == (Amounts(), [])
+        assert (town.budgets.spent(node).usd, town.budgets.holders()) == (3.25, [])
         town.ask(id, "again")
         assert town.reserve(id).amounts.usd == 6.75
 
@@ -197,7 +197,7 @@ class TestTurns:
         assert town.budgets.reserve(id, want(5, 5, 5)) is None
         town.budgets.settle(id, first.id, Amounts(usd=2.5))
         town.forest.handle(Spend(id, Usage(cost_usd=2.5)))
-        assert town.budgets.under_way(town.forest.tree.nodes[id]) == Amounts()
+        assert town.budgets.spent(town.forest.tree.nodes[id]).usd == 3.5
         assert town.reserve(id, 1, 2, 100).amounts.usd == 3.5
         town.forest.gone(id)
         assert town.budgets.holders() == []
@@ -289,7 +289,7 @@ def test_nobody_ever_spends_more_than_there_is(seed: int) -> None:
         for agent, most in limits.items():
             below = [node.spec.id for node in nodes.subtree(agent)]
             assert most is None or sum(spent[each] for each in below) <= most + 1e-9
-            assert town.budgets.under_way(nodes[agent]).usd == pytest.approx(sum(spent[each] for each in below))
+            assert town.budgets.spent(nodes[agent]).usd == pytest.approx(sum(spent[each] for each in below))
 
 
 @pytest.mark.parametrize("usd", [0, -1, float("nan"), float("inf"), "1", True])

@@ -309,3 +309,55 @@ def test_what_a_program_sets_anew() -> None:
     for limits, what in (({"max_tokens": 1.5}, "a whole number"), ({"max_seconds": -1}, "a number")):
         with pytest.raises(ConfigError, match=rf"{next(iter(limits))} = .* does not do: {what} above 0"):
             change_of(None, Budget(**limits))
+
+
+class TestCutOff:
+    """What a process had begun when it ended, and could not record."""
+
+    def end(self, land: Land, id: str, usage: Usage = Usage()) -> Usage:  # noqa: B008
+        """Let the process of the agent end, with so much on its record; return what the agent used in all."""
+        decision = land.forest.tree.decide(Gone(id, 1, -9, usage=usage), land.forest.now)
+        land.forest.tree.apply(land.budgets.charged(decision.entries))
+        return land.forest.tree.nodes[id].usage
+
+    def hold(self, land: Land, id: str, least: Amounts, most: Amounts) -> str:
+        """Put something aside and return its id."""
+        reserved = land.budgets.reserve(id, Reserve(least, least, most))
+        assert reserved is not None
+        return reserved.id
+
+    def test_a_request_that_was_made_costs_the_least_that_it_takes(self) -> None:
+        """Whatever became of the answer: an agent whose processes end in each request comes to its budget's end."""
+        land = Land(max_cost_usd=10, max_model_calls=5)
+        id = land.work()
+        self.hold(land, id, Amounts(usd=1, model_calls=1), Amounts(usd=8, model_calls=1))
+        assert self.end(land, id) == Usage(cost_usd=1, cost_known=False, model_calls=1)
+        assert land.budgets.spent(None).model_calls == 1
+
+    def test_what_is_on_record_counts_once(self) -> None:
+        """Though the root was not told of it any more."""
+        land = Land(max_cost_usd=10)
+        id = land.work()
+        one = Amounts(usd=1)
+        land.budgets.settle(id, self.hold(land, id, one, one), one)
+        self.hold(land, id, one, one)
+        used = Usage(cost_usd=2, model_calls=2)
+        assert self.end(land, id, used) == used
+
+    def test_a_call_that_was_begun_counts(self) -> None:
+        """Of two that were, one is on record."""
+        land = Land(max_tool_calls=10, max_tool_seconds=100)
+        id = land.work()
+        for _ in range(2):
+            self.hold(land, id, Amounts(tool_calls=1, tool_seconds=1), Amounts(tool_calls=1, tool_seconds=30))
+        used = Usage(tool_calls=1, tool_seconds=3)
+        assert self.end(land, id, used) == Usage(tool_calls=2, tool_seconds=4)
+
+    def test_nothing_is_made_up(self) -> None:
+        """Where nothing was put aside, or the turn ended by itself."""
+        land = Land(max_model_calls=9)
+        idle, done = land.work(), land.work()
+        assert self.end(land, idle) == Usage()
+        self.hold(land, done, Amounts(model_calls=1), Amounts(model_calls=1))
+        decision = land.forest.tree.decide(Finish(done, f"q-{done}", Reply(done, f"q-{done}", "x")), land.forest.now)
+        assert land.budgets.charged(decision.entries) == decision.entries
