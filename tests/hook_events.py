@@ -36,7 +36,7 @@ def returned(name: str = "read_file", input: dict[str, Any] | None = None, **fie
     return ToolReturn(id="1", name=name, input=input or {}, **{"text": "same", **fields})
 
 
-def responded(text: str = "", calls: Sequence[str] = ()) -> ProviderResponse:
+def responded(text: str = "", calls: Sequence[str] = (), **fields: Any) -> ProviderResponse:
     """Return the response that says `text` and calls the tools `calls`."""
     said = [Text(text)] if text else []
     uses = [ToolUse(f"c{number}", name, {}) for number, name in enumerate(calls)]
@@ -46,4 +46,5 @@ def responded(text: str = "", calls: Sequence[str] = ()) -> ProviderResponse:
         text=text,
         message=Message("assistant", (*said, *uses)),
         stop_reason="tool_use" if uses else "end_turn",
+        **fields,
     )

@@ -23,9 +23,22 @@ from orch_worker.declared import Switches, read_switches
 from . import paths
 from .kept import write
 
-__all__ = ["AUDIT_LOG", "HookLine", "hooks_spec", "lines", "record", "summed", "switch", "switches_file", "tallies"]
+__all__ = [
+    "AUDIT_LOG",
+    "EVIDENCE",
+    "HookLine",
+    "hooks_spec",
+    "lines",
+    "record",
+    "summed",
+    "switch",
+    "switches_file",
+    "tallies",
+]
 
 MOST_KEPT: Final = 200
+EVIDENCE: Final = "evidence"
+"""The folder in a home of what hooks have measured."""
 LAST_ERROR: Final = 500
 
 

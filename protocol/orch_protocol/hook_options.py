@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 __all__ = [
     "CompletionChecklist",
     "ContentSafety",
+    "CostTracker",
     "HookOptions",
     "InjectionGuard",
     "LoopDetection",
@@ -90,6 +91,13 @@ class ModelRouter(Struct, frozen=True, forbid_unknown_fields=True):
     """How much chance of doing well the dearest one has to make up for."""
 
 
+class CostTracker(Struct, frozen=True, forbid_unknown_fields=True):
+    """When agents are told what they have cost."""
+
+    warn_usd: Annotated[float, Meta(gt=0)] | None = None
+    """So many dollars of all agents in a day; unset: never."""
+
+
 class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of the hooks that are built in."""
 
@@ -101,5 +109,6 @@ class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     completion_checklist: CompletionChecklist = CompletionChecklist()
     tool_router: ToolRouter = ToolRouter()
     model_router: ModelRouter = ModelRouter()
+    cost_tracker: CostTracker = CostTracker()
     evidence: str = ""
     """The folder of what routers have measured; unset: `evidence` in $ORCH_HOME."""

@@ -29,6 +29,7 @@ BUILTIN: Final[dict[str, str]] = {
     for name in (
         "completion_checklist",
         "content_safety",
+        "cost_tracker",
         "injection_guard",
         "loop_detection",
         "model_router",

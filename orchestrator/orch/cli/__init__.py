@@ -31,6 +31,7 @@ VERBS = {
     "prompts": ("prompts", "templates of prompts, which say who an agent is"),
     "hooks": ("hooks", "functions that watch, change and stop what agents do"),
     "extensions": ("extensions", "folders that bring hooks and tools, and do no more than they say"),
+    "costs": ("costs", "what models and tools were used for, day by day"),
     "models": ("models", "the models that are known: limits, prices, keys"),
     "daemon": ("admin", "start, stop or look at the process behind all this"),
     "config": ("admin", "show the configuration, trust a project's"),

@@ -35,7 +35,7 @@ from .. import events, sandboxing
 from ..allowances import checked
 from ..archival.profiles import rules_of
 from ..extensions import find, specs
-from ..hook_records import hooks_spec, switches_file
+from ..hook_records import EVIDENCE, hooks_spec, switches_file
 from ..losses import BOOT_SECONDS
 from .localising import local_model
 
@@ -220,7 +220,7 @@ def check_name(name: str | None) -> None:
 
 def _hooks(request: Spawn, config: Config, home: Path) -> HooksSpec:
     said = request.hooks or hooks_spec(config.hooks)
-    options = said.options if said.options.evidence else replace(said.options, evidence=str(home / "evidence"))
+    options = said.options if said.options.evidence else replace(said.options, evidence=str(home / EVIDENCE))
     return replace(said, options=options, switches=str(switches_file(home)))
 
 

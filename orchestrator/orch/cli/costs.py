@@ -1,0 +1,72 @@
+"""`orch costs`: what models and tools were used for, day by day, as the hook `cost_tracker` counts it."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from orch_worker.builtin_hooks.cost_tracker import FILE
+from orch_worker.ledger import Day, Ledger, added
+
+from .. import config, paths
+from ..hook_records import EVIDENCE
+from . import render, words
+from .failure import Failure
+from .verb import Verb
+
+__all__ = ["VERBS"]
+
+MODELS: Final = ["DAY", "MODEL", "REQUESTS", "IN", "OUT", "CACHED", "COST"]
+TOOLS: Final = ["TOOL", "CALLS", "ERRORS", "SECONDS"]
+NONE: Final = 'nothing was counted: set load = ["cost_tracker"] under [hooks], see docs/hooks.md'
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--days", metavar="N", type=int, default=7, help="so many of the last days with any (7)")
+
+
+def _costs(arguments: Namespace) -> int:
+    if arguments.days < 1:
+        raise Failure("UsageError", f"--days is a number from 1, not {arguments.days}", 2)
+    home = paths.home(os.environ)
+    folder = config.load(Path.cwd(), os.environ).config.hooks.evidence or home / EVIDENCE
+    try:
+        days = dict(list(Ledger(Path(folder) / FILE).days().items())[: arguments.days])
+    except (OSError, ValueError) as error:
+        raise Failure("StoreError", str(error), 1) from error
+    words.say(arguments, msgspec.to_builtins(days), _page(days) if days else NONE)
+    return 0
+
+
+def _page(days: dict[str, Day]) -> str:
+    total = Day()
+    rows = [MODELS]
+    for day, sums in days.items():
+        total = added(total, sums)
+        for name, model in sorted(sums.models.items(), key=lambda each: -each[1].usage.cost_usd):
+            took = model.usage
+            counts = (model.requests, took.input_tokens, took.output_tokens, took.cache_read_tokens)
+            cost = f"${took.cost_usd:.4f}" + ("" if took.cost_known else " or more")
+            rows.append([day, render.line(name, 40), *map(render.count, counts), cost])
+    used = [
+        [render.line(name, 40), str(tool.calls), str(tool.errors), f"{tool.seconds:.1f}"]
+        for name, tool in sorted(total.tools.items(), key=lambda each: -each[1].seconds)
+    ]
+    parts = [render.columns(rows, frozenset({2, 3, 4, 5, 6})), f"${total.cost_usd:.4f} in all"]
+    if used:
+        parts.append("\n" + render.columns([TOOLS, *used], frozenset({1, 2, 3})))
+    return "\n".join(parts)
+
+
+VERBS = {
+    "costs": Verb(
+        "Show what models and tools were used for, by day (UTC), in all agents that run with the hook cost_tracker.",
+        "orch costs --days 30",
+        _arguments,
+        _costs,
+    )
+}
