@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from orch_protocol.errors import ArchiveDeletedError
 from orch_protocol.messages import Message, Reply, Text
-from orch_protocol.taint import BITS, Mark, bits_in
+from orch_protocol.taint import bare
 
-__all__ = ["blank", "emptied", "marker", "refusal", "silent"]
+__all__ = ["emptied", "marker", "refusal", "silent"]
 
 
 def marker(when: str) -> str:
@@ -31,11 +29,6 @@ def emptied(message: Message, when: str) -> Message:
     return Message(message.role, (Text(marker(when)),))
 
 
-def blank(marks: Iterable[Mark]) -> tuple[Mark, ...]:
-    """Return `marks` without what brought them: that they are there still counts."""
-    return tuple(Mark(bit) for bit in BITS if bit in bits_in(marks))
-
-
 def silent(reply: Reply, when: str) -> Reply:
     """Return `reply` without what it said."""
-    return msgspec.structs.replace(reply, text=marker(when), files_changed=(), marks=blank(reply.marks))
+    return msgspec.structs.replace(reply, text=marker(when), files_changed=(), marks=bare(reply.marks))

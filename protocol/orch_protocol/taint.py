@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from .text import plain_line
 
-__all__ = ["BITS", "Bit", "Mark", "TaintConfig", "bits_in", "joined", "mark", "passed_on"]
+__all__ = ["BITS", "Bit", "Mark", "TaintConfig", "bare", "bits_in", "joined", "mark", "passed_on"]
 
 Bit: TypeAlias = Literal["untrusted", "sensitive", "acts"]
 """Content that somebody else wrote; what is not for everybody; changing something, or saying something outside."""
@@ -61,6 +61,12 @@ def joined(known: tuple[Mark, ...], marks: Iterable[Mark]) -> tuple[Mark, ...]:
             counts[each.bit] += 1
             known = (*known, each)
     return known
+
+
+def bare(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """Return `marks` without what brought them, which is not to be kept: that they are there counts all the same."""
+    bits = bits_in(marks)
+    return tuple(Mark(bit) for bit in BITS if bit in bits)
 
 
 def passed_on(marks: Iterable[Mark], agent: str) -> tuple[Mark, ...]:

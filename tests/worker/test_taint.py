@@ -260,6 +260,15 @@ async def test_marks_are_on_record_and_survive(tmp_path: Path) -> None:
     again.transcript.close()
 
 
+def test_of_a_conversation_that_is_not_kept_nothing_is_told_but_that(tmp_path: Path) -> None:
+    """Whoever it asks or answers is bound, and keeps no word of what was read."""
+    transcript = Transcript.open(tmp_path / "session", agent="a1", cwd=str(tmp_path))
+    Marks(transcript).note((U, E))
+    assert Marks(transcript).content == (U,)
+    assert Marks(transcript, kept=False).content == (Mark("untrusted"),)
+    transcript.close()
+
+
 async def test_no_hook_approves_it(tmp_path: Path) -> None:
     """A hook that lets all calls of a tool through does not know what stands beside this one: a person is asked."""
     life = Life(tmp_path, answer=False)

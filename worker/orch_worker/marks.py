@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orch_protocol.taint import Mark, joined
+from orch_protocol.taint import Mark, bare, joined
 
 from .transcript import Transcript
 
@@ -12,10 +12,14 @@ __all__ = ["Marks"]
 
 
 class Marks:
-    """The marks of the agent whose `transcript` that is: they are what its entries amount to."""
+    """The marks of the agent whose `transcript` that is: they are what its entries amount to.
 
-    def __init__(self, transcript: Transcript) -> None:
+    What brought them is told to nobody when the conversation is not `kept`.
+    """
+
+    def __init__(self, transcript: Transcript, *, kept: bool = True) -> None:
         self._transcript = transcript
+        self._kept = kept
         self._turn = ""
 
     @property
@@ -26,7 +30,8 @@ class Marks:
     @property
     def content(self) -> tuple[Mark, ...]:
         """Those of them that are about what it holds, and not about what was done: whoever is told of it has them."""
-        return tuple(each for each in self.held if each.bit != "acts")
+        content = tuple(each for each in self.held if each.bit != "acts")
+        return content if self._kept else bare(content)
 
     def turn_began(self, turn: str) -> None:
         """What comes from now on does so in the query `turn`."""

@@ -117,7 +117,7 @@ class Runtime:
             if spec.history and not self.transcript.session.entries:
                 self.transcript.seed(spec.history)
             self._agenda = Agenda(self.transcript, planning=spec.plan)
-            self._marks = Marks(self.transcript)
+            self._marks = Marks(self.transcript, kept=spec.persist)
             self._memory = self._remembers() if spec.memory is not None else None
             context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks, memory=self._memory)
             self._answering = Answering(

@@ -29,13 +29,14 @@ from orch_protocol.entries import (
 )
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text
+from orch_protocol.taint import bare
 from orch_worker.excerpt import MESSAGES, digest, read_spans
 from orch_worker.rewriting import Rewriting, rewriting
 from orch_worker.store import scan
 from orch_worker.stubs import holders_in, stub_text
 from orch_worker.tools.stash import HANDLE
 
-from ..tombstones import blank, emptied, marker, silent
+from ..tombstones import emptied, marker, silent
 from .ledger import Ledger
 from .shelf import Record
 
@@ -231,7 +232,7 @@ class _Copy:
         entry = _marks.decode(object)
         if entry.deleted or not self._silent.get(entry.turn):
             return None
-        return msgspec.structs.replace(entry, marks=blank(entry.marks), deleted=self._when)
+        return msgspec.structs.replace(entry, marks=bare(entry.marks), deleted=self._when)
 
     def _compaction(self, object: bytes, offset: int) -> CompactionEntry | None:
         entry = _compaction.decode(object)

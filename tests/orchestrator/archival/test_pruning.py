@@ -23,6 +23,7 @@ from orch.nodes import iso
 from orch.tombstones import emptied
 from orch_protocol.errors import ArchiveDeletedError, DamagedError, LockedError, StoreError
 from orch_protocol.messages import Message, assistant, text_of, user
+from orch_protocol.taint import Mark, mark
 from orch_worker import rewriting
 from orch_worker.lock import FolderLock
 from orch_worker.store import AppendLog, load
@@ -277,6 +278,19 @@ def test_a_phase_goes_and_its_turn_goes_on(long: Life) -> None:
     assert messages[1:3] == [emptied(message, DELETED) for message in messages[1:3]]
     assert text_of(messages[-1]) == "so it is"
     long.check()
+
+
+def test_what_brought_a_mark_goes_and_the_mark_stays(life: Life) -> None:
+    """Of a deleted turn nobody reads which page it was; that there was one binds what the agent may do, as before."""
+    life.begin("what now?")
+    life.say(*steps(1, "s", 60))
+    life.transcript.marks((mark("untrusted", "fetch_url https://needle.example"),), f"q{life.queries}")
+    life.say(*steps(1, "t", 60), assistant("so it is"))
+    life.end()
+    life.archive()
+    life.prune(EVER)
+    assert "needle" not in file(life)
+    assert life.transcript.session.marks == (Mark("untrusted"),)
 
 
 def test_tasks_of_long_ago_go_and_those_in_force_stay(life: Life) -> None:
