@@ -79,6 +79,7 @@ from .launchers.base import Launcher
 from .nodes import Node, head_of
 from .overtime import Overtime
 from .pings import Pings
+from .projects import Projects
 from .pulses import Pulses
 from .remains import Remains, recovery, remains_of
 from .root_hooks import RootHooks
@@ -135,13 +136,12 @@ class Supervisor:
         self.budgets = Budgets(self.tree.nodes, config.budget, clock)
         self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self._later)
         self._journal = journal
-        self.disk = Disk(journal)
+        self.disk, self.projects = Disk(journal), Projects()
         self.archives = Archives(config.archival, self.disk.do)
         self._serve = serve
         self.clock = clock
         self._loop = asyncio.get_running_loop()
-        self.waiters = Waiters()
-        self.holds = Holds()
+        self.waiters, self.holds = Waiters(), Holds()
         self.lanes = Lanes(self.tree.nodes)
         self.workers = Workers(
             self.tree.nodes,

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-__all__ = ["RANK", "ContextConfig", "ContextSpec", "ProjectContext"]
+__all__ = ["RANK", "ContextConfig", "ContextSpec", "Folder", "Page", "ProjectContext", "Surveyed"]
 
 ProjectContext: TypeAlias = Literal["none", "brief", "full"]
 """Nothing; what the project is, its layout and how its context files begin; or these files whole."""
@@ -37,6 +37,40 @@ class ContextConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "work": self.work,
         }
         return levels.get(preset, "none")
+
+
+class Folder(Struct, frozen=True):
+    """A folder of a project: how many files are below it (`more`: at least so many), and of what kind most are."""
+
+    name: str
+    files: int
+    more: bool = False
+    kind: str = ""
+
+
+class Page(Struct, frozen=True):
+    """A context file: what was read of it, and whether that is not all. `problem` says why nothing was."""
+
+    path: str
+    text: str = ""
+    more: bool = False
+    problem: str = ""
+
+
+class Surveyed(Struct, frozen=True):
+    """All that was found in a folder, whoever may be told of it.
+
+    `manifests` and `readme` are names of files, each with what it says of the project; `more_...` count what is not
+    listed.
+    """
+
+    manifests: tuple[tuple[str, str], ...] = ()
+    readme: tuple[str, str] | None = None
+    folders: tuple[Folder, ...] = ()
+    more_folders: int = 0
+    files: tuple[str, ...] = ()
+    more_files: int = 0
+    pages: tuple[Page, ...] = ()
 
 
 class ContextSpec(Struct, frozen=True, forbid_unknown_fields=True):

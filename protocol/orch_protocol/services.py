@@ -20,7 +20,7 @@ from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, Usage
 from .models import FindModel, ListModels, Localise, ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
-from .project import ContextConfig, ProjectContext
+from .project import ContextConfig, ProjectContext, Surveyed
 from .prompts import PromptShown, PromptSpec, ShowPrompt
 from .queue import AgentSteered, ClearQueue, QueueShown, SetQueue, SteerAgent
 from .recall import ArchiveRow, Hit, ListArchives, MarksOf, Prune, Pruned, ReadArchive, SearchArchive
@@ -357,6 +357,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
     "prompt": (ShowPrompt, PromptShown),
+    "survey": (Empty, Surveyed),
     "queue": (Ref, QueueShown),
     "clear_queue": (ClearQueue, QueueShown),
     "set_queue": (SetQueue, QueueShown),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch import Config, PolicyConfig
+from orch import AsyncSubagent, Config, PolicyConfig
 from orch.services.spawning import describe
 from orch_protocol.hook_events import ProviderRequest
 from orch_protocol.messages import text_of
-from orch_protocol.prompts import PromptConfig, PromptPart, PromptRules, PromptSpec
+from orch_protocol.prompts import PromptConfig, PromptPart, PromptRules, PromptShown, PromptSpec
 from orch_protocol.services import Spawn
 from orch_protocol.spec import BackendSpec
 from orch_worker import tiers
@@ -34,6 +35,13 @@ def at(world: World, stage: str, answer: Any, name: str = "h") -> None:
         return answer(event)
 
     world.register_hook(handler, stage, name=name)
+
+
+async def shown_of(agent: AsyncSubagent) -> PromptShown:
+    """Return the prompt of `agent`, once nobody waits for it any more."""
+    shown = await agent.prompt_parts()
+    await asyncio.sleep(0)
+    return shown
 
 
 class Seen:
@@ -194,11 +202,11 @@ class TestShown:
         done = {"tool": "task_update", "input": {"index": 1, "status": "completed"}}
         async with opened(tmp_path / "home", config=config(time=True)) as world:
             agent = await world.scripted(*MADE, done, "two", tools=["tasks", "read_file"], context="full", cwd=folder)
-            fresh = await agent.prompt_parts()
+            fresh = await shown_of(agent)
             assert not fresh.asked
             assert [part.name for part in fresh.parts][-3:] == ["project_briefing", "AGENTS.md", "time"]
             await agent.query("go")
-            shown = await agent.prompt_parts()
+            shown = await shown_of(agent)
             assert shown.asked
             parts = {part.name: part for part in shown.parts}
             page = parts["AGENTS.md"]
@@ -210,7 +218,7 @@ class TestShown:
                 part for part in shown.parts if part.tier != "volatile"
             ]
             await agent.query("go on")
-            later = await agent.prompt_parts()
+            later = await shown_of(agent)
         assert "tasks" not in {part.name for part in later.parts}
         assert shown.render("stable") == later.render("stable")
         assert shown.render("volatile") == f"{later.render('volatile')}\n\n{parts['tasks'].text}"
@@ -225,7 +233,7 @@ class TestShown:
             monkeypatch.setattr(tiers, "today", lambda: "2026-05-02")
             await agent.narrow(["tasks"])
             await agent.ping()
-            shown = await agent.prompt_parts()
+            shown = await shown_of(agent)
         assert {part.name: part.change for part in shown.parts if part.change} == {
             "time": "changed",
             "tools_taken": "new",
@@ -240,7 +248,7 @@ class TestShown:
             at(world, "after_system_prompt", lambda event: event.patch(text=event.text.upper()), "i")
             agent = await world.scripted("one", tools=[])
             await agent.query("go")
-            shown = await agent.prompt_parts()
+            shown = await shown_of(agent)
         assert [(each.name, each.owner) for each in shown.parts][-1] == ("style", "hook h")
         assert shown.render("stable").endswith("BE BRIEF.")
         assert shown.notes == ("hooks have changed the text of the stable parts",)
@@ -252,9 +260,9 @@ class TestShown:
         async with opened(tmp_path / "home", config=config(time=True, workspace=True)) as world:
             agent = await world.scripted(*MADE, preset="work", cwd=tmp_path)
             await agent.query("go")
-            alive = await agent.prompt_parts()
+            alive = await shown_of(agent)
             world.launcher.worker(agent.id).die(9)
-            dead = await agent.prompt_parts()
+            dead = await shown_of(agent)
             assert agent.pid is None
         assert dead.parts == alive.parts
         assert dead.texts == alive.texts
@@ -268,6 +276,6 @@ class TestShown:
             at(world, "before_system_prompt", lambda _event: None, "h")
             agent = await world.scripted("one", preset="work", cwd=tmp_path)
             world.launcher.worker(agent.id).die(9)
-            shown = await agent.prompt_parts()
+            shown = await shown_of(agent)
         assert "context" not in {part.tier for part in shown.parts}
         assert [note.split(" ")[0] for note in shown.notes] == ["it", "hooks", "what"]

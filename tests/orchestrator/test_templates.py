@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -152,6 +153,7 @@ class TestAsked:
             assert [each.name for each in world.prompt_templates()] == ["greeter"]
             agent = await world.scripted("ave", tools=[], prompt_template="greeter", vars={"whom": "zebras"})
             shown = await agent.prompt_parts()
+            await asyncio.sleep(0)
             first = shown.parts[0]
             assert shown.render("stable").startswith("You greet zebras in Latin.\n\nYou have no tools.")
             assert (first.name, first.owner, first.source) == ("identity", "user", "template greeter (this program)")

@@ -77,7 +77,6 @@ async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
     world = World(home, **options)
     async with world:
         yield world
-        await asyncio.sleep(0)  # who has given up waiting is forgotten a moment later
         folded, live = world.refolded().nodes, world.supervisor.tree.nodes
         assert folded.by_id == live.by_id
         assert world.supervisor.waiters._topics == {}

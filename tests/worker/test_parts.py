@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from orch_protocol.hook_events import PromptPatch
-from orch_protocol.project import ContextConfig
+from orch_protocol.project import ContextConfig, Folder, Page
 from orch_protocol.prompts import PromptPart, PromptRules, Tier
 from orch_worker.estimate import Estimator
 from orch_worker.parts import LIVE, PartError, fitted, of_tier, patched, put, rendered
-from orch_worker.project import Folder, Page, Project, context_parts, context_text, project_parts
+from orch_worker.project import Project, context_parts, context_text, project_parts
 
 LINE = "a line of sixteen\n"
 

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from orch_protocol.messages import Message, Text, assistant, user
-from orch_protocol.project import ContextConfig
+from orch_protocol.project import ContextConfig, Folder, Page
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.backends.families import CLAUDE, GPT
 from orch_worker.estimate import PLAIN, Estimator, Ratios
 from orch_worker.project import (
     BRIEF_TOKENS,
-    Folder,
-    Page,
     Project,
     context_text,
     is_project,

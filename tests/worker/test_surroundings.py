@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
-from orch_protocol.project import ContextConfig, ContextSpec
+from orch_protocol.project import ContextConfig, ContextSpec, Page, Surveyed
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker import surroundings
 from orch_worker.estimate import Estimator
 from orch_worker.guard import Guard
 from orch_worker.locality import Locality
-from orch_worker.project import Page, Project, context_text
-from orch_worker.surroundings import MAX_BELOW, MAX_FILES, MAX_FOLDERS, Surroundings, survey
-from orch_worker.tools.base import ToolContext
+from orch_worker.project import Project, context_text
+from orch_worker.surroundings import MAX_BELOW, MAX_FILES, MAX_FOLDERS, Surroundings, chosen, survey
+from orch_worker.tools.base import ToolContext, ToolError
 
 RULES = ContextConfig()
 
@@ -32,9 +31,11 @@ def fill(folder: Path, **files: str | bytes) -> Path:
     return folder
 
 
-def found(folder: Path, rules: ContextConfig = RULES, may: Callable[[str, str], bool] = lambda *_: True) -> Project:
-    """Return what is found in `folder`."""
-    return survey(rules, ToolContext(folder), may)
+def found(folder: Path, rules: ContextConfig = RULES) -> Project:
+    """Return what is found in `folder`, all of which may be told."""
+    seen = survey(rules, ToolContext(folder))
+    names = {page.path for page in seen.pages} | {name for name, _ in (*seen.manifests, *filter(None, [seen.readme]))}
+    return chosen(seen, names, listed=True)
 
 
 def guard_of(spec: PolicySpec, context: ToolContext) -> Guard:
@@ -153,7 +154,7 @@ async def test_a_folder_that_hangs_is_told_nothing_of(
 
     go_on = threading.Event()
     monkeypatch.setattr(surroundings, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(surroundings, "survey", lambda *_: go_on.wait(10) and Project())
+    monkeypatch.setattr(surroundings, "survey", lambda *_: go_on.wait(10) and Surveyed())
     context = ToolContext(tmp_path)
     try:
         looking = Surroundings(ContextSpec("brief"), context, guard_of(PolicySpec(), context), Estimator())
@@ -273,6 +274,8 @@ class TestRules:
         verdicts = {"AGENTS.md": Verdict("allow", "local"), "README.md": Verdict("deny"), "src": Verdict()}
 
         async def call_root(service: str, params: Any, _: float | None = None) -> Any:
+            if service == "survey":
+                raise ToolError("the root has something else to do")
             assert service == "judge"
             assert isinstance(params, PolicyCall)
             asked.append((params.tool, params.input["path"]))

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.messages import Message, text_of
-from orch_protocol.project import ContextConfig, ProjectContext
+from orch_protocol.project import ContextConfig, Folder, Page, ProjectContext
 from orch_protocol.prompts import PromptPart
 
 from .estimate import Estimator
@@ -21,8 +21,6 @@ from .parts import cut
 __all__ = [
     "BRIEFING",
     "BRIEF_TOKENS",
-    "Folder",
-    "Page",
     "Project",
     "context_parts",
     "context_text",
@@ -57,24 +55,6 @@ _OTHERS: Final = re.compile(
     r'\n*<context name="([^"\n]*)" of="((?:hook|package) [^"\n]*)">\n(.*?)\n</context>', re.DOTALL
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-
-
-class Folder(Struct, frozen=True):
-    """A folder of the project: how many files are below it (`more`: at least so many), and of what kind most are."""
-
-    name: str
-    files: int
-    more: bool = False
-    kind: str = ""
-
-
-class Page(Struct, frozen=True):
-    """A context file: what was read of it, and whether that is not all. `problem` says why nothing was."""
-
-    path: str
-    text: str = ""
-    more: bool = False
-    problem: str = ""
 
 
 class Project(Struct, frozen=True):

@@ -23,6 +23,7 @@ __all__ = ["described", "standing"]
 
 NO_PROCESS = "it has no process: what its last request said is not known"
 HOOKED = "hooks have their say when a turn begins"
+REMEMBERED = "what is remembered is chosen when a turn begins"
 NOT_TOLD = "what it is told of its project is looked up when it is first asked"
 
 
@@ -68,6 +69,8 @@ def standing(spec: AgentSpec, session: Session, live: str, *, hooked: bool = Fal
     toolbox = make_toolbox(spec.tools, spec.root_tools, context)
     toolbox.withdraw(spec.withdrawn)
     notes = [NO_PROCESS, *([HOOKED] if hooked else [])]
+    if spec.memory is not None:
+        notes.append(REMEMBERED)
     stable, cut = fitted(stable_parts(spec, [tool.name for tool in toolbox.specs()]), "stable", rules, estimator)
     told = next((text_of(message) for message in session.view if is_project(message)), "")
     if not told and not session.asked and spec.context.level != "none":

@@ -7,25 +7,27 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
+from orch_protocol.errors import OrchError
 from orch_protocol.messages import ToolUse
-from orch_protocol.project import ContextConfig, ContextSpec
+from orch_protocol.project import ContextConfig, ContextSpec, Folder, Page, Surveyed
 from orch_protocol.prompts import PromptPart
+from orch_protocol.services import Empty
 from orch_protocol.text import scrub
 
 from .estimate import Estimator
 from .guard import Guard
-from .project import Folder, Page, Project, project_parts
+from .project import Project, project_parts
 from .tools.base import ToolContext, ToolError
 from .tools.files import opened
-from .tools.ignore import top, walk
+from .tools.ignore import Note, top, walk
 
-__all__ = ["Surroundings", "survey"]
+__all__ = ["WALK_SECONDS", "Surroundings", "chosen", "survey"]
 
 MAX_TOP: Final = 2_000
 MAX_FOLDERS: Final = 20
@@ -37,6 +39,8 @@ BYTES_A_TOKEN: Final = 8
 SNIFF_BYTES: Final = 8_192
 WALK_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 3.0
+ROOT_SECONDS: Final = 1.0
+"""After so long without a word from the root an agent looks for itself."""
 
 PROMINENT: Final = re.compile(
     r"readme(\..*)?|makefile|justfile|dockerfile|setup\.py|cmakelists\.txt|pom\.xml|build\.gradle(\.kts)?|gemfile"
@@ -47,9 +51,6 @@ READMES: Final = ("README.md", "README.rst", "README.txt", "README", "readme.md"
 NO_PROSE: Final = re.compile(r"[#=<>!|*+\-\[\](){}`~.:_\s\d]")
 
 STRING: Final = re.compile(r"""^(name|description)[ \t]*=[ \t]*("(?:[^"\\\n]|\\.)*"|'[^'\n]*')""", re.MULTILINE)
-
-May = Callable[[str, str], bool]
-"""Says whether the tool of that name may be used on that path."""
 
 
 class Surroundings:
@@ -73,48 +74,82 @@ class Surroundings:
             return ()
 
     async def _parts(self) -> tuple[PromptPart, ...]:
-        rules, context = self._spec.rules, self._context
-        there = await asyncio.to_thread(_there, rules, context)
-        free = {name for name in there if await self._is_free("read_file", name)}
-        listed = await self._is_free("list_files", ".")
+        seen = await self._seen()
+        names = dict.fromkeys((*(page.path for page in seen.pages), *(name for name, _ in seen.manifests)))
+        if seen.readme is not None:
+            names[seen.readme[0]] = None
+        free = {name for name in names if await self._is_free("read_file", name)}
+        project = chosen(seen, free, listed=await self._is_free("list_files", "."))
+        parts = project_parts(project, self._spec.level, self._spec.rules, self._estimator)
+        return tuple(replace(part, name=scrub(part.name), text=scrub(part.text)) for part in parts)
 
-        def found() -> tuple[PromptPart, ...]:
-            project = survey(rules, context, lambda tool, path: listed if tool == "list_files" else path in free)
-            parts = project_parts(project, self._spec.level, rules, self._estimator)
-            return tuple(replace(part, name=scrub(part.name), text=scrub(part.text)) for part in parts)
-
-        return await asyncio.to_thread(found)
+    async def _seen(self) -> Surveyed:
+        """Return what there is: as the root knows it, who looks once for all agents of a folder, or else by a look."""
+        try:
+            seen: Surveyed = await self._context.call_root("survey", Empty(), ROOT_SECONDS)
+        except (OrchError, ToolError):
+            return await asyncio.to_thread(survey, self._spec.rules, self._context)
+        return seen
 
     async def _is_free(self, tool: str, path: str) -> bool:
         return await self._guard.is_free(ToolUse("", tool, {"path": path}))
 
 
-def survey(rules: ContextConfig, context: ToolContext, may: May) -> Project:
-    """Return what there is in the folder of `context`, as far as `may` lets it be read; files named twice once."""
-    if not may("list_files", "."):
-        return Project(pages=_pages(rules, context, may))
+def chosen(seen: Surveyed, free: Container[str], *, listed: bool) -> Project:
+    """Return of what was `seen` what may be told: of the files `free` what they say, the rest if it may be `listed`.
+
+    Files of one text are told of once.
+    """
+    pages: dict[str, Page] = {}
+    for page in seen.pages:
+        if page.path not in free:
+            page = Page(page.path, problem="it may not be read unasked")
+        pages.setdefault(page.text or page.path, page)
+    if not listed:
+        return Project(pages=tuple(pages.values()))
+    about = [(name, said) for name, said in seen.manifests if name in free][:1]
+    about += [seen.readme] if seen.readme is not None and seen.readme[0] in free else []
+    return Project(
+        about=tuple(f"{name}: {said}" for name, said in about),
+        folders=seen.folders,
+        more_folders=seen.more_folders,
+        files=seen.files,
+        more_files=seen.more_files,
+        pages=tuple(pages.values()),
+    )
+
+
+def survey(rules: ContextConfig, context: ToolContext, note: Note = lambda _: None) -> Surveyed:
+    """Return what there is in the folder of `context`; `note` is told of each path before it is looked at."""
     until = time.monotonic() + WALK_SECONDS
-    found, folders = top(context.cwd, _tickets(MAX_TOP, until))
+    found, folders = top(context.cwd, _tickets(MAX_TOP, until), note)
     first = (*rules.files, *MANIFESTS)
     files = sorted(
         (entry.name for entry in found),
         key=lambda name: (name not in first and not PROMINENT.fullmatch(name), name),
     )
     folders.sort(key=lambda entry: (entry.name.startswith("."), entry.name))
-    return Project(
-        about=_about(files, context, may),
-        folders=tuple(_folder(entry.name, context, until) for entry in folders[:MAX_FOLDERS]),
+
+    def head(name: str) -> bytes:
+        note(context.cwd / name)
+        try:
+            data = _read(name, context, MAX_HEAD)
+        except ToolError:
+            return b""
+        return b"" if b"\0" in data[:SNIFF_BYTES] else data
+
+    said = [(name, entry(head(name))) for name, entry in MANIFESTS.items() if name in files]
+    readme = next((name for name in READMES if name in files), None)
+    prose = _paragraph(_text(head(readme))) if readme is not None else ""
+    return Surveyed(
+        manifests=tuple((name, text) for name, text in said if text),
+        readme=(readme, prose) if readme is not None and prose else None,
+        folders=tuple(_folder(entry.name, context, until, note) for entry in folders[:MAX_FOLDERS]),
         more_folders=max(0, len(folders) - MAX_FOLDERS),
         files=tuple(files[:MAX_FILES]),
         more_files=max(0, len(files) - MAX_FILES),
-        pages=_pages(rules, context, may),
+        pages=_pages(rules, context, note),
     )
-
-
-def _there(rules: ContextConfig, context: ToolContext) -> list[str]:
-    """Return the files there are that could be read."""
-    names = dict.fromkeys((*rules.files[:MAX_PAGES], *MANIFESTS, *READMES))
-    return [name for name in names if os.path.lexists(context.cwd / name)]
 
 
 def _tickets(most: int, until: float) -> Iterator[None]:
@@ -124,30 +159,25 @@ def _tickets(most: int, until: float) -> Iterator[None]:
         yield None
 
 
-def _folder(name: str, context: ToolContext, until: float) -> Folder:
+def _folder(name: str, context: ToolContext, until: float, note: Note) -> Folder:
     tickets = _tickets(MAX_BELOW, until)
-    kinds = Counter(os.path.splitext(path)[1] for path, _ in walk(context.cwd, context.cwd / name, tickets))
+    kinds = Counter(os.path.splitext(path)[1] for path, _ in walk(context.cwd, context.cwd / name, tickets, note))
     kind, count = kinds.most_common(1)[0] if kinds else ("", 0)
     more = next(tickets, 0) == 0
     return Folder(name, kinds.total(), more, kind if count * 2 > kinds.total() else "")
 
 
-def _pages(rules: ContextConfig, context: ToolContext, may: May) -> tuple[Page, ...]:
+def _pages(rules: ContextConfig, context: ToolContext, note: Note) -> tuple[Page, ...]:
     most = max(MAX_HEAD, rules.full_tokens * BYTES_A_TOKEN)
-    pages: dict[str, Page] = {}
-    for path in rules.files[:MAX_PAGES]:
-        page = _page(path, context, may, most)
-        if page is not None:
-            pages.setdefault(page.text or path, page)
-    return tuple(pages.values())
+    pages = (_page(path, context, note, most) for path in dict.fromkeys(rules.files[:MAX_PAGES]))
+    return tuple(page for page in pages if page is not None)
 
 
-def _page(path: str, context: ToolContext, may: May, most: int) -> Page | None:
+def _page(path: str, context: ToolContext, note: Note, most: int) -> Page | None:
     """Return the context file `path`, None when there is none or nothing is in it."""
+    note(context.cwd / path)
     if not os.path.lexists(context.cwd / path):
         return None
-    if not may("read_file", path):
-        return Page(path, problem="it may not be read unasked")
     try:
         data = _read(path, context, most + 1)
     except ToolError as error:
@@ -165,27 +195,6 @@ def _read(path: str, context: ToolContext, most: int) -> bytes:
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n").strip()
-
-
-def _about(files: list[str], context: ToolContext, may: May) -> tuple[str, ...]:
-    """Return what the project calls itself: by the first manifest there is, and by how its README begins."""
-
-    def head(name: str) -> bytes:
-        try:
-            data = _read(name, context, MAX_HEAD) if may("read_file", name) else b""
-        except ToolError:
-            return b""
-        return b"" if b"\0" in data[:SNIFF_BYTES] else data
-
-    lines = []
-    for manifest, entry in MANIFESTS.items():
-        if manifest in files and (said := entry(head(manifest))):
-            lines.append(f"{manifest}: {said}")
-            break
-    readme = next((name for name in READMES if name in files), None)
-    if readme is not None and (said := _paragraph(_text(head(readme)))):
-        lines.append(f"{readme}: {said}")
-    return tuple(lines)
 
 
 def _paragraph(text: str) -> str:

@@ -38,6 +38,7 @@ from . import (
     spawning,
     spending,
     steering,
+    surveying,
     tools,
 )
 
@@ -70,6 +71,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "fsck_session": mending.fsck_session,
     "state": looking.state,
     "prompt": prompting.prompt,
+    "survey": surveying.survey,
     "spec": looking.spec,
     "run_tool": tools.run_tool,
     "run_hooks": hooking.run_hooks,
@@ -122,6 +124,7 @@ OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 
 EVERYBODYS: Final = frozenset(
     {
+        "survey",
         "judge",
         "approve",
         "localise",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import repeat
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Final
 from .descent import FOLDER, open_below
 from .regular import open_regular
 
-__all__ = ["glob_regex", "top", "walk"]
+__all__ = ["Note", "glob_regex", "top", "walk"]
 
 ALWAYS: Final = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__"}
@@ -21,6 +21,9 @@ ALWAYS: Final = frozenset(
 )
 MAX_GITIGNORE: Final = 1 << 16
 MAX_DEPTH: Final = 64
+
+Note = Callable[[Path], object]
+"""Told of each folder, and of each `.gitignore`, before it is looked at."""
 
 Rule = tuple[re.Pattern[str], bool, bool]  # what it matches below its folder, negated, folders only
 
@@ -54,7 +57,9 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
         return re.compile(re.escape(pattern))
 
 
-def walk(root: Path, start: Path, tickets: Iterator[object] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def walk(
+    root: Path, start: Path, tickets: Iterator[object] | None = None, note: Note = lambda _: None
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield the regular files and symbolic links below `start`, as path relative to `root` and entry.
 
     In a fixed order: the files of a folder by name, then its folders by name. Skips what `.gitignore` files from
@@ -67,39 +72,42 @@ def walk(root: Path, start: Path, tickets: Iterator[object] | None = None) -> It
     parts = prefix.split("/")[:-1]
     for depth in range(len(parts)):
         folder = "".join(f"{part}/" for part in parts[:depth])
-        rules.append((folder, _gitignore(root, folder)))
-    yield from _walk(root, prefix, rules, 0, repeat(None) if tickets is None else tickets)
+        rules.append((folder, _gitignore(root, folder, note)))
+    yield from _walk(root, prefix, rules, 0, repeat(None) if tickets is None else tickets, note)
 
 
-def top(root: Path, tickets: Iterator[object]) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+def top(
+    root: Path, tickets: Iterator[object], note: Note = lambda _: None
+) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
     """Return the files of `root` itself and its folders, both by name, as `walk` would come upon them."""
-    _, files, folders = _level(root, "", [], tickets)
+    _, files, folders = _level(root, "", [], tickets, note)
     return files, folders
 
 
 def _walk(
-    root: Path, prefix: str, rules: list[tuple[str, list[Rule]]], depth: int, tickets: Iterator[object]
+    root: Path, prefix: str, rules: list[tuple[str, list[Rule]]], depth: int, tickets: Iterator[object], note: Note
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    rules, files, folders = _level(root, prefix, rules, tickets)
+    rules, files, folders = _level(root, prefix, rules, tickets, note)
     for entry in files:
         yield prefix + entry.name, entry
     if depth < MAX_DEPTH:
         for entry in folders:
-            yield from _walk(root, f"{prefix}{entry.name}/", rules, depth + 1, tickets)
+            yield from _walk(root, f"{prefix}{entry.name}/", rules, depth + 1, tickets, note)
 
 
 def _level(
-    root: Path, prefix: str, rules: list[tuple[str, list[Rule]]], tickets: Iterator[object]
+    root: Path, prefix: str, rules: list[tuple[str, list[Rule]]], tickets: Iterator[object], note: Note
 ) -> tuple[list[tuple[str, list[Rule]]], list[os.DirEntry[str]], list[os.DirEntry[str]]]:
     """Return the rules that hold in the folder `prefix` of `root`, and its files and folders that no rule names."""
     files, folders = [], []
+    note(root / prefix)
     try:
         descriptor = open_below(str(root), prefix.rstrip("/") or ".", FOLDER)
         try:
             with os.scandir(descriptor) as scan:
                 entries = sorted((entry for _, entry in zip(tickets, scan, strict=False)), key=lambda entry: entry.name)
             if any(entry.name == ".gitignore" for entry in entries):
-                rules = [*rules, (prefix, _gitignore(root, prefix))]
+                rules = [*rules, (prefix, _gitignore(root, prefix, note))]
             for entry in entries:  # while it is open: some systems must be asked what an entry is
                 is_folder = entry.is_dir(follow_symlinks=False)
                 if (is_folder and entry.name in ALWAYS) or _ignored(prefix + entry.name, is_folder, rules):
@@ -124,7 +132,8 @@ def _ignored(path: str, is_folder: bool, rules: list[tuple[str, list[Rule]]]) ->
     return False
 
 
-def _gitignore(root: Path, prefix: str) -> list[Rule]:
+def _gitignore(root: Path, prefix: str, note: Note) -> list[Rule]:
+    note(root / prefix / ".gitignore")
     try:
         with open_regular(root / prefix / ".gitignore", root) as file:
             text = file.read(MAX_GITIGNORE).decode(errors="replace")
