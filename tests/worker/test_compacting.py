@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orch_protocol.archive import Collapse
+from orch_protocol.budget import Reserve, Reserved, Settled
 from orch_protocol.entries import CompactionEntry
 from orch_protocol.errors import BackendError, BudgetExceededError, ContextOverflowError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
@@ -134,7 +135,7 @@ async def test_a_model_writes_it_beside_the_conversation(early: Agent) -> None:
     before = list(agent.backend.transcript())
     done = await agent.compact()
     assert done is not None
-    assert done.usage == Usage(100, 10, cost_usd=0.5)
+    assert done.usage == Usage(100, 10, cost_usd=0.5, model_calls=1)
     [(system, messages)] = agent.writer.asked
     assert (system, messages[:-1]) == ("You are terse.", before)
     assert "«ask n5»" in text_of(messages[-1])
@@ -263,6 +264,33 @@ async def test_a_running_turn_keeps_its_question(agent: Agent) -> None:
     assert "Read: 0.txt, 1.txt" in text_of(first)
     assert rest[0].role == "assistant"
     assert len(rest) < 10
+
+
+async def test_a_summary_is_paid_like_any_response(agent: Agent) -> None:
+    """What it may take is put aside first, and settled when it is on record; with too little nobody is asked."""
+    asked: list[Any] = []
+
+    async def root(_service: str, params: Any, _seconds: float | None = None) -> Any:
+        asked.append(params)
+        if isinstance(params, Reserve) and len(asked) > 2:
+            raise BudgetExceededError("it is used up")
+        return Reserved("r1", params.most) if isinstance(params, Reserve) else Settled()
+
+    agent.purse = Purse(ToolContext(agent.folder, call_root=root))
+    agent.purse.budgeted = frozenset({"model_calls"})
+    agent.compactor._purse = agent.purse
+    agent.turns(9)
+    agent.writer.answers.append("notes")
+    await agent.compact()
+    await agent.purse.settled()
+    assert [type(each).__name__ for each in asked] == ["Reserve", "Settle"]
+    assert asked[1].amounts.model_calls == 1
+    assert agent.entry.usage is not None
+    assert agent.entry.usage.model_calls == 1
+    agent.turns(9)
+    await agent.compact()
+    assert agent.entry.writer == "extract"
+    assert len(agent.writer.asked) == 1
 
 
 async def test_archives_keep_their_ids_whatever_a_model_says(agent: Agent) -> None:

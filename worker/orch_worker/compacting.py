@@ -264,8 +264,9 @@ class Compactor:
         hold = await self._purse.reserve(asking)
         written.holds.append((hold, Usage()))
         turn = await asking.assistant_turn()
-        written.holds[-1] = (hold, turn.usage)
-        self._unclaimed += turn.usage
+        usage = turn.usage.of_a_response()
+        written.holds[-1] = (hold, usage)
+        self._unclaimed += usage
         return "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), chars)
 
 

@@ -206,8 +206,8 @@ class Transcript:
 
     def compaction(self, **told: Any) -> CompactionEntry:
         """Record what stands in place of the beginning of the conversation (`told` as in CompactionEntry), and return
-        its entry as it is on disk."""
-        return cast(CompactionEntry, self.append(CompactionEntry(**self._next(), **told))[0])
+        its entry, which is on the disk then."""
+        return cast(CompactionEntry, self.append(CompactionEntry(**self._next(), **told), sync=True)[0])
 
     def upgrade(self, upgrade: Upgrade) -> None:
         """Record a better text for what stands in a holder's place."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Transcript", "json_line"]
 
 NATURAL = "end_turn"
+COMPACTED = 200
 TASKS = ("task_create", "task_update")
 """Tools whose result is a list to be seen whole."""
 
@@ -64,7 +65,7 @@ class Transcript:
         elif kind == "hook":
             self._note(f"hook {name}: {render.line(text)}")
         elif kind == "compacted":
-            self._note(render.line(text))
+            self._note(render.line(text, COMPACTED))
         elif kind == "retry":
             void = "; its text so far is void" if self._response else ""
             self._note(f"the request is made again{void}: {render.line(text)}")
