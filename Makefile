@@ -27,8 +27,8 @@ test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire 
 	$(BIN)/python -m pytest $(ARGS)
 
 chaos: $(VENV)/ready-to-test  ## For at most 5 minutes: kill 300 processes of a working daemon, let each call to a file fail.
-	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 180 $(ARGS)
-	$(BIN)/python tests/chaos/injector.py --seconds 45
+	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 170 $(ARGS)
+	$(BIN)/python tests/chaos/injector.py --seconds 60
 	$(BIN)/python tests/chaos/injector.py --way strace --every 40 --seconds 30
 
 chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, each system call, hostile input and mutants, for an hour or two.

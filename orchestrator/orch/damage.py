@@ -1,7 +1,8 @@
 """What is wrong with the files below a home, and what can be done about it without losing a byte.
 
-Looking changes nothing. `repair` cuts unfinished writes off, which are kept beside the file, and closes files to other
-users. Damage inside a file stays where it is: readers pass over it, and archives are found by where they stand.
+Looking changes nothing. `repair` cuts unfinished writes off, which are kept beside the file, sets a search index aside
+that cannot be read, and closes files to other users. Damage inside a file stays where it is: readers pass over it, and
+archives are found by where they stand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from orch_worker.store import AppendLog
 from orch_worker.transcript import NAME as SESSION
 
 from . import paths
-from .findings import JOURNAL, SESSION_HEADER, in_lines, in_session
+from .archival.index import NAME as INDEX
+from .archival.index import set_aside
+from .findings import JOURNAL, SESSION_HEADER, in_index, in_lines, in_session
 from .journal import HEADER
 
 __all__ = ["examine", "repair"]
@@ -40,6 +43,8 @@ def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
         yield from in_lines(path, HEADER)
     for path in sorted(sessions.rglob(SESSION)):
         yield from in_session(path)
+    for path in sorted(paths.sessions_dir(home).rglob(INDEX)):
+        yield from in_index(path)
 
 
 def repair(found: Finding) -> Finding:
@@ -58,6 +63,12 @@ def repair(found: Finding) -> Finding:
                 lock.release()
             where = f"kept in {loaded.aside.name}" if loaded.aside else "there was nothing to cut off any more"
             return msgspec.structs.replace(found, mended=where)
+        if found.kind == "index":
+            lock = FolderLock.acquire(path.parent)
+            try:
+                return msgspec.structs.replace(found, mended=f"set aside as {set_aside(path).name}")
+            finally:
+                lock.release()
     except LockedError:
         return msgspec.structs.replace(found, do="it is being written: nothing is wrong, unless this stays so")
     except (OrchError, OSError) as error:

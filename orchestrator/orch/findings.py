@@ -20,10 +20,11 @@ from orch_worker.excerpt import KNOWN
 from orch_worker.files import open_regular
 from orch_worker.store import BLOCK, Loaded, load, scan
 
+from .archival.index import index_fault
 from .archival.ledger import Ledger
 from .exchange.found import DECODE_ERRORS, fitting
 
-__all__ = ["JOURNAL", "SESSION_HEADER", "in_archives", "in_lines", "in_session", "in_tree"]
+__all__ = ["JOURNAL", "SESSION_HEADER", "in_archives", "in_index", "in_lines", "in_session", "in_tree"]
 
 JOURNAL: Final = "journal.jsonl"
 SESSION_HEADER: Final = b'{"type":"session","version":3}'
@@ -166,3 +167,10 @@ def in_archives(path: Path) -> Iterator[Finding]:
             ledger.read(id)
         except DamagedError as error:
             yield Finding(str(path), "archive", str(error), f"`orch archive read {id}` shows what is left of it")
+
+
+def in_index(path: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the search index at `path`."""
+    if fault := index_fault(path):
+        do = "whoever searches next makes it anew from the archives; --repair sets it aside for that"
+        yield Finding(str(path), "index", f"the index cannot be read: {fault}", do)

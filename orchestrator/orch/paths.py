@@ -132,7 +132,7 @@ def sweep_runs(home: Path) -> list[tuple[Path, int]]:
 def hide(home: Path) -> None:
     """Let neither Git nor agents that look through a folder come upon what orch itself keeps in `home`, below it."""
     try:
-        with open(home / ".gitignore", "x") as file:
+        with open(home / ".gitignore", "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(IGNORED)
     except OSError:
         pass  # it is there, perhaps with what its owner wants; or nothing can be written, which others say

@@ -84,23 +84,25 @@ class Stage:
 
     def _spoil(self) -> None:
         """Leave what deaths leave: torn ends, a file half written anew, an index that is none."""
-        self.session = next(self.home.glob("sessions/*/session.jsonl"))
-        self.journal = self.home / "runs" / "r" / "journal.jsonl"
-        for path in (self.session, self.journal):
+        self.files = sorted(self.home.glob("*/*/*.jsonl"))
+        for path in self.files:
             with path.open("ab") as file:
                 file.write(b'{"type":"message","id":"tor')
             path.with_name(f"{path.name}.new").write_bytes(b"half of it")
-        self.session.with_name("index.sqlite").write_bytes(b"SQLite format 3\0 it is not")
+        for path in self.home.glob("sessions/*/index.sqlite"):
+            path.write_bytes(b"SQLite format 3\0 it is not")
 
     def paths(self) -> Iterator[Path]:
         """Yield every path that a life touches, as far as that can be told before."""
-        for path in (self.session, self.journal):
+        yield self.home / "runs"
+        yield self.home / "sessions"
+        for path in self.files:
             yield path.parent
-            yield path.parent.parent
             for name in (path.name, f"{path.name}.new", f"{path.name}.torn-1", f"{path.name}.torn-2", "lock"):
                 yield path.with_name(name)
-        yield self.session.with_name("index.sqlite")
-        yield self.session.with_name("index.sqlite-journal")
+            if path.name == "session.jsonl":
+                yield path.with_name("index.sqlite")
+                yield path.with_name("index.sqlite-journal")
 
     def reset(self) -> None:
         """Let all be as it was before."""

@@ -1,4 +1,4 @@
-"""A life of an agent with much that touches a file: recovery, turns, archives, an answer taken, an end, a search.
+"""A life with much that touches a file: recovery, turns, archives, an answer taken, an end, a search, compaction.
 
 Root and agent are of one process, whose clock waits for nothing: the same things are done to the same files in the same
 order each time. `ordeal.py <home> <told> <first>`; with a fault, as `injector.py` says, in one of the calls that touch
@@ -123,18 +123,22 @@ async def insist(work: Callable[[], Any]) -> Any:
     return None
 
 
-def opened(home: Path) -> Any:
-    """Return a root whose agents are of this process, and archive each turn."""
-    from orch import ArchivalConfig, AsyncOrchestrator, Config
+def opened(home: Path, run: str) -> Any:
+    """Return a root whose agents are of this process: those of "r" archive each turn, those of "c" are compacted."""
+    from orch import ArchivalConfig, AsyncOrchestrator, CompactionConfig, Config
     from orch.testing import FakeLauncher, fake_world
     from orch_protocol.config import TriggerConfig
 
     archival = ArchivalConfig(
         enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1), answer_tokens=5
     )
-    return AsyncOrchestrator(home=home, env={}, run="r", config=Config(archival=archival), **fake_world(FakeLauncher()))
+    compaction = CompactionConfig(compact_tokens=COMPACT_TOKENS, min_messages=2)
+    config = Config(archival=archival) if run == "r" else Config(context_compaction=compaction)
+    return AsyncOrchestrator(home=home, env={}, run=run, config=config, **fake_world(FakeLauncher()))
 
 
+COMPACT_TOKENS: Final = 1100
+PADDING: Final = 60
 SCRIPT: Final = ({"loop": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"echo": True}]},)
 
 
@@ -144,7 +148,7 @@ class Client:
     def __init__(self, root: Any, teller: Teller) -> None:
         self.root, self.teller, self.agent = root, teller, ""
 
-    async def spawn(self, cwd: Path) -> None:
+    async def have(self, cwd: Path) -> None:
         """Have the agent: it is made once, however often that is asked for; one that did not come up is resumed."""
         from orch_protocol.errors import OrchError
         from orch_protocol.services import Spawn
@@ -161,14 +165,14 @@ class Client:
 
         self.agent = (await insist(spawn)).id
 
-    async def query(self) -> None:
+    async def query(self, *, padding: int = 0) -> None:
         """Ask and wait; who hears nothing asks the same again, and who is refused asks something else."""
         from orch_protocol.errors import OrchError
         from orch_protocol.services import QueryAgent
 
         for _ in range(TRIES):
             token = self.teller.token()
-            asked = QueryAgent(self.agent, f"say {token} again", request_id=token)
+            asked = QueryAgent(self.agent, f"say {token} again{' and again' * padding}", request_id=token)
             try:
                 reply = await self.root._call("query", asked)
             except OrchError:
@@ -212,9 +216,9 @@ def contents(home: Path) -> list[bytes]:
 async def live(home: Path, told: Path, first: int, *, again: bool) -> None:
     """Live from opening to closing; with `again` a short life, after which opening must not change anything."""
     teller = Teller(told, first)
-    async with opened(home) as root:
+    async with opened(home, "r") as root:
         client = Client(root, teller)
-        await client.spawn(home.parent)
+        await client.have(home.parent)
         await client.query()
         await client.collect()
         if not again:
@@ -222,10 +226,16 @@ async def live(home: Path, told: Path, first: int, *, again: bool) -> None:
             await insist(lambda: root.kill(client.agent))
             await insist(lambda: root.resume(client.agent))
             await client.query()
+    async with opened(home, "c") as root:
+        client = Client(root, teller)
+        await client.have(home.parent)
+        for _ in range(1 if again else 2):
+            await client.query(padding=PADDING)
     found = []
     for _ in range(2 * again):
-        async with opened(home):
-            pass
+        for run in ("r", "c"):
+            async with opened(home, run):
+                pass
         found.append(contents(home))
     assert found[:1] == found[1:], "opening it again changes it"
 

@@ -11,7 +11,7 @@ import pytest
 from chaos.ordeal import CALLS, Fault
 
 INJECTOR = Path(__file__).with_name("injector.py")
-EVERY = 40
+EVERY = 60
 SECONDS = 50.0
 FORGETFUL = """
 import runpy, sys

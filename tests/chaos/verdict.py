@@ -105,6 +105,11 @@ def judge(home: Path, log: Path) -> list[str]:
             wrong.append(f"{folder.name}: {error}")
             continue
         there |= set(remains.collapses)
+        wrong += [
+            f"{folder.name}: a compaction keeps what stands from {row['firstKeptEntryId']} on, which is not there"
+            for row in rows(folder / "session.jsonl")
+            if row["type"] == "compaction" and row["firstKeptEntryId"] not in remains.messages
+        ]
         for holder, collapse in remains.collapses.items():
             held = b"".join(remains.data[start : start + length] for start, length in collapse["spans"])
             if hashlib.sha256(held).hexdigest() != collapse["sha256"]:

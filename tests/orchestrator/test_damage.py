@@ -133,6 +133,28 @@ def test_a_file_of_somebody_else_is_named(home: Path) -> None:
     assert (home / "runs" / "r" / "journal.jsonl").read_bytes() == b"dear diary\n"
 
 
+@pytest.mark.parametrize("spoils", ["other", "inside", "empty"])
+def test_an_index_that_cannot_be_read_is_set_aside(home: Path, spoils: str) -> None:
+    """Nothing of it is thrown away; who searches next makes another and finds what is there."""
+    life = Life(session(home).parent, PROFILES["tight"])
+    assert life.search("word0")
+    life.close()
+    index = session(home).with_name("index.sqlite")
+    assert list(examine(home)) == []
+    whole = index.read_bytes()
+    spoilt = {"other": b"dear diary", "inside": whole[:4096] + b"x" * (len(whole) - 4096), "empty": b""}[spoils]
+    index.write_bytes(spoilt)
+    (found,) = examine(home)
+    assert (found.kind, found.path) == ("index", str(index))
+    assert index.read_bytes() == spoilt
+    assert repair(found).mended == "set aside as index.sqlite.damaged-1"
+    assert index.with_name("index.sqlite.damaged-1").read_bytes() == spoilt
+    assert list(examine(home)) == []
+    life = Life(session(home).parent, PROFILES["tight"])
+    assert life.search("word0")
+    life.close()
+
+
 def test_files_that_others_may_read_are_closed(home: Path) -> None:
     """The home itself and whatever is in it."""
     for path in (home, session(home)):

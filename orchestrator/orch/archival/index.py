@@ -6,6 +6,7 @@ It is derived: what does not fit the archives is made anew, and without it searc
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from orch_protocol.messages import Block, Message, Opaque, Text, Thinking, ToolR
 from orch_worker.estimate import strings
 from orch_worker.stubs import holder_of
 
-__all__ = ["Index", "message_text", "passage", "remove_index", "words_of"]
+__all__ = ["NAME", "Index", "index_fault", "message_text", "passage", "remove_index", "set_aside", "words_of"]
 
 PASSAGE: Final = 240
 CANDIDATES: Final = 40
@@ -95,6 +96,9 @@ class Index:
     def _connect(self) -> None:
         for _ in range(2):  # what is no database, or a damaged one, is removed and made anew
             try:
+                with contextlib.suppress(OSError):  # which connecting tells
+                    # Its user's alone, whatever the umask; its journal takes after it.
+                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
                 self._database = sqlite3.connect(self._path, isolation_level="IMMEDIATE", check_same_thread=False)
                 # A loss of power may take it: it can be made anew.
                 self._database.execute("PRAGMA synchronous = OFF")
@@ -123,6 +127,32 @@ class Index:
         with contextlib.suppress(OSError):
             remove_index(self._path.parent)
         self.count, self._last = 0, ""
+
+
+def index_fault(path: Path) -> str:
+    """Return what is wrong with the index at `path`, "" when nothing is, or when somebody writes it just now."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("PRAGMA query_only = ON")
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if found == "ok":
+                database.execute("SELECT count, last FROM state").fetchone()
+            return "" if found == "ok" else str(found)
+    except sqlite3.OperationalError as error:
+        return "" if "locked" in str(error) else str(error)
+    except sqlite3.Error as error:
+        return str(error)
+
+
+def set_aside(path: Path) -> Path:
+    """Move the index at `path`, which nobody has open, to the first free `<name>.damaged-<n>`. Raises OSError."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    path.rename(aside)
+    with contextlib.suppress(FileNotFoundError):  # it would be taken for the next one's
+        path.with_name(f"{path.name}-journal").rename(aside.with_name(f"{aside.name}-journal"))
+    return aside
 
 
 def remove_index(folder: Path) -> None:
