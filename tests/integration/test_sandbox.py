@@ -261,6 +261,27 @@ if libc.ptrace(16, pid, 0, 0) == 0 and mine: print("ptrace DONE")
         said = await sh(context, "ls -d /proc/[0-9]* | wc -l; (setsid sleep 61 &); true")
         assert int(said.text.split()[0]) < 10
 
+    @pytest.mark.parametrize("level", CONFINED)
+    async def test_the_daemon_is_out_of_reach_also_where_orch_lies_below_the_folder(
+        self, context: ToolContext, level: Level, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An agent in the user's home cannot ask orch for one with more rights; its own home is there all the same."""
+        home = context.cwd / "orch"
+        (home / "sessions" / "a").mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as server:
+            monkeypatch.chdir(home)  # a short name for it
+            server.bind("control.sock")
+            server.listen()
+            context = at(replace(context, folder=home / "sessions" / "a"), level)
+            code = f"""{TRIES}
+os.chdir({str(home)!r})
+tries("ask", lambda: socket.socket(socket.AF_UNIX).connect("control.sock"))
+open(os.path.expanduser("~/own"), "w").write("x")
+"""
+            said = await python(context, code)
+        assert "ask refused" in said
+        assert (home / "sessions" / "a" / "scratch" / "own").read_text() == "x"
+
 
 class TestRights:
     """From L1 on, a program has no more rights than an ordinary one."""

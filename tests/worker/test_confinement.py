@@ -155,6 +155,14 @@ class TestReach:
         assert "/" not in found.read
         assert not any(path.startswith(("/dev", "/tmp", str(Path.home()))) for path in found.read[:9])
 
+    def test_what_orch_keeps_is_hidden_where_it_could_be_seen(self, tmp_path: Path) -> None:
+        """Below the folder of work it is; elsewhere nobody sees it; around that folder it cannot be."""
+        cwd, home = tmp_path / "work", tmp_path / "home"
+        cwd.mkdir()
+        assert reach(cwd, home, hidden=(cwd / ".orch",)).hidden == (str(cwd / ".orch"),)
+        assert reach(cwd, home, hidden=(tmp_path / "elsewhere",)).hidden == ()
+        assert reach(cwd, home, hidden=(tmp_path,)).hidden == ()
+
     def test_a_world_of_its_own(self) -> None:
         """Nothing is shared but what is named; what may be read is bound so; the network only when it is let in."""
         shut = Reach(("/usr",), ("/work", "/own"), "/own", network=False)
@@ -163,7 +171,9 @@ class TestReach:
         assert {"--unshare-all", "--die-with-parent"} < set(words)
         assert "--share-net" not in words
         text = " ".join(words)
-        assert "--ro-bind-try /usr /usr --bind /work /work --bind /own /own --remount-ro /" in text
+        assert "--ro-bind-try /usr /usr --bind-try /work /work --bind /own /own --remount-ro /" in text
+        hiding = " ".join(namespaces.arguments(shut._replace(hidden=("/work/.orch",)), "/work", 9, ["true"]))
+        assert "--bind-try /work /work --tmpfs /work/.orch --bind /own /own" in hiding
         assert "--share-net" in namespaces.arguments(shut._replace(network=True), "/work", 9, ["true"])
 
 

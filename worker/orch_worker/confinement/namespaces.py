@@ -44,5 +44,9 @@ def arguments(reach: Reach, cwd: str, filter: int, argv: Sequence[str]) -> list[
         else:
             made += ("--ro-bind-try", path, path)
     for path in reach.write:
-        made += ("--bind", path, path)
+        if path != reach.home:
+            made += ("--bind-try", path, path)
+    for path in reach.hidden:
+        made += ("--tmpfs", path)
+    made += ("--bind", reach.home, reach.home)
     return [*made, "--remount-ro", "/", "--chdir", cwd, "--", *argv]

@@ -19,16 +19,26 @@ DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "rand
 
 
 class Reach(NamedTuple):
-    """Absolute paths that may be read and run, and those that may be written too. `home` is one of these."""
+    """Absolute paths that may be read and run, and those that may be written too. `home` is one of these.
+
+    What is `hidden` lies below one of them and is kept away where that can be done, but for `home`.
+    """
 
     read: tuple[str, ...]
     write: tuple[str, ...]
     home: str
     network: bool
+    hidden: tuple[str, ...] = ()
 
 
 def reach(
-    cwd: Path, home: Path, *, read: Iterable[str] = (), write: Iterable[str] = (), network: bool = False
+    cwd: Path,
+    home: Path,
+    *,
+    read: Iterable[str] = (),
+    write: Iterable[str] = (),
+    network: bool = False,
+    hidden: Iterable[Path] = (),
 ) -> Reach:
     """Return the reach of what works in `cwd`, with `home` for its own files, and beyond that `read` and `write`.
 
@@ -36,7 +46,14 @@ def reach(
     """
     readable = (*SYSTEM, *_python(), *_absolute(read, cwd))
     writable = (os.path.realpath(cwd), os.fspath(home), *_absolute(write, cwd))
-    return Reach(tuple(dict.fromkeys(readable)), tuple(dict.fromkeys(writable)), os.fspath(home), network)
+    seen = [Path(path) for path in (*readable, *writable)]
+    kept = (path.resolve() for path in hidden)
+    away = [str(path) for path in kept if not cwd.resolve().is_relative_to(path) and _is_below(path, seen)]
+    return Reach(tuple(dict.fromkeys(readable)), tuple(dict.fromkeys(writable)), os.fspath(home), network, tuple(away))
+
+
+def _is_below(path: Path, others: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(other) for other in others)
 
 
 def _python() -> Iterator[str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Cell", "limited", "starter"]
 
 SCRATCH: Final = "scratch"
+SESSIONS: Final = "sessions"
 UNITS: Final = {"cpu_seconds": ("-t", 1), "memory_mb": ("-d", 1024), "file_mb": ("-f", 2048), "open_files": ("-n", 1)}
 
 
@@ -44,6 +45,9 @@ class Cell:
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox, self._cwd = context.sandbox, context.cwd
+        # Where orch keeps its own, with the sockets by which it is told what to do.
+        sessions = context.folder.parent if context.folder else None
+        self._hidden = (sessions.parent,) if sessions is not None and sessions.name == SESSIONS else ()
         self._threads: dict[tuple[Level, tuple[str, ...]], ThreadPoolExecutor] = {}
         self._made: Path | None = None
         if context.folder is None:
@@ -106,7 +110,9 @@ class Cell:
 
         if why := namespaces.missing() or seccomp.missing():
             raise _refused("L3", why)
-        filter = seccomp.memory_file(seccomp.program(sockets=False, network=self._sandbox.network))
+        # In a network of its own any socket will do; in that of all others, those of the internet.
+        network = self._sandbox.network
+        filter = seccomp.memory_file(seccomp.program(sockets=network, network=network))
         try:
             within = namespaces.arguments(self._reach(read), os.path.realpath(cwd), filter, argv)
             return start_process(within, cwd, env, output, (filter,))
@@ -118,7 +124,9 @@ class Cell:
 
         sandbox = self._sandbox
         named = (*sandbox.read, *read)
-        return reach(self._cwd, self._home, read=named, write=sandbox.write, network=sandbox.network)
+        return reach(
+            self._cwd, self._home, read=named, write=sandbox.write, network=sandbox.network, hidden=self._hidden
+        )
 
 
 def limited(argv: Sequence[str], limits: ToolLimits) -> Sequence[str]:
