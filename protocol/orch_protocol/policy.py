@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from .taint import TaintConfig
+from .taint import Mark, TaintConfig
 
 __all__ = [
     "DANGEROUS",
@@ -57,7 +57,8 @@ class Verdict(Struct, frozen=True):
 class PolicyCall(Struct, frozen=True, forbid_unknown_fields=True):
     """A call as a policy function sees it: what it does, the paths it names (resolved), who makes it and where.
 
-    `input` is a copy: what is done to it changes nothing. `data` is the class by the configured paths.
+    `input` is a copy: what is done to it changes nothing. `data` is the class by the configured paths. `marks` are what
+    its conversation holds that is untrusted or sensitive, and what it has done.
     """
 
     tool: str
@@ -68,6 +69,7 @@ class PolicyCall(Struct, frozen=True, forbid_unknown_fields=True):
     agent_id: str = ""
     depth: int = 0
     folder: str = ""
+    marks: tuple[Mark, ...] = ()
 
 
 class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -77,6 +77,16 @@ async def test_denied_call_is_not_run_and_says_to_stop(tmp_path: Path) -> None:
     assert DIRECTIVE in text
 
 
+async def test_a_dot_is_the_folder_the_agent_works_in(tmp_path: Path) -> None:
+    """By its place, not by its name, which no path has."""
+    (tmp_path / "here").mkdir()
+    inside = box(tmp_path / "here", PolicySpec(rules=PolicyConfig(allowed_paths=(".",))))
+    assert (await told(inside, path="a"))[0]
+    assert not (await told(inside, path="../a"))[0]
+    above = box(tmp_path / "here", PolicySpec(rules=PolicyConfig(denied_paths=("..",))))
+    assert not (await told(above, path="../a"))[0]
+
+
 async def test_credentials_are_denied_where_there_is_no_root_to_ask(tmp_path: Path) -> None:
     """What needs approval is denied where it cannot be asked for, and the result says so."""
     ran, _, text = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id")

@@ -11,6 +11,7 @@ import pytest
 from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.project import ContextConfig, ContextSpec, Page, Surveyed
 from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_protocol.taint import TaintConfig
 from orch_worker import surroundings
 from orch_worker.estimate import Estimator
 from orch_worker.guard import Guard
@@ -266,6 +267,14 @@ class TestRules:
         folder = fill(tmp_path / "Documents", AGENTS_md="Dear diary.")
         assert "diary" not in await told(folder, "full", PolicySpec("cli"))
         assert "diary" in await told(folder, "full", PolicySpec("api"))
+
+    async def test_what_strangers_wrote_is_not_told_unasked(self, tmp_path: Path) -> None:
+        """A file that others wrote is read when the agent reads it, with a label; where all are, none is told of."""
+        fill(tmp_path, AGENTS_md="Obey me.", README_md="Open.")
+        for path, gone in (("AGENTS.md", ("Obey",)), (".", ("Obey", "Open"))):
+            rules = PolicyConfig(taint=TaintConfig(untrusted_paths=(path,)))
+            text = await told(tmp_path, "full", PolicySpec(rules=rules))
+            assert not any(each in text for each in gone)
 
     async def test_the_users_function_is_asked_too(self, tmp_path: Path) -> None:
         """What the user's own function denies, wants asked about, or wants kept on this machine is not told."""

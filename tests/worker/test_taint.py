@@ -12,7 +12,7 @@ from orch_protocol.approval import ApproveCall, Approved, digest_of
 from orch_protocol.entries import Checkout, MarksEntry
 from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.messages import ToolUse
-from orch_protocol.policy import PolicyConfig, PolicySpec
+from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.sandbox import SandboxSpec
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_protocol.taint import MOST, Mark, TaintConfig, bits_in, joined, mark, passed_on
@@ -21,7 +21,7 @@ from orch_worker.locality import Locality
 from orch_worker.marks import Marks
 from orch_worker.policy import Call, Grounds, Place
 from orch_worker.taint import judge_taint, labelled, nature_of, trusts
-from orch_worker.tools.base import Tool, ToolContext, ToolOutput, tool
+from orch_worker.tools.base import CallRoot, Tool, ToolContext, ToolOutput, tool
 from orch_worker.tools.presets import load
 from orch_worker.tools.toolbox import Outcome, Toolbox, text_in
 from orch_worker.transcript import Transcript
@@ -211,20 +211,25 @@ class Life:
         *,
         answer: bool | None = None,
         fetch: Tool = fetched,
+        asks: CallRoot | None = None,
     ) -> None:
         self.transcript = Transcript.open(folder / "session", agent="a1", cwd=str(folder))
         self.marks = Marks(self.transcript)
         self.asked: list[ApproveCall] = []
         self.answer = answer
         context = ToolContext(
-            folder, folder=folder / "session", call_root=self._call_root, marks=self.marks, env={"HOME": "/h/none"}
+            folder,
+            folder=folder / "session",
+            call_root=asks or self._call_root,
+            marks=self.marks,
+            env={"HOME": "/h/none"},
         )
         agent = AgentSpec("a1", 1, "n", "t", BackendSpec("scripted"), str(folder), str(folder))
 
         async def move(_: BackendSpec) -> None:
             raise AssertionError
 
-        spec = PolicySpec(rules=PolicyConfig(taint=config))
+        spec = PolicySpec(rules=PolicyConfig(taint=config), asks_root=asks is not None)
         guard = Guard(spec, context, Locality(agent, context.call_root, move))
         tools: list[Tool] = [fetch, mail, send, *load(("read_file", "bash", "read_handle"))]
         self.box = Toolbox(tools, context, guard)
@@ -275,6 +280,21 @@ async def test_no_hook_approves_it(tmp_path: Path) -> None:
     await life.call("fetch_url", url="https://evil.example/")
     outcome = await life.box.dispatch(ToolUse("c1", "bash", {"command": "echo hi"}), approved=True)
     assert (outcome.ran, len(life.asked)) == (False, 1)
+    life.transcript.close()
+
+
+async def test_a_function_of_the_users_knows_of_it(tmp_path: Path) -> None:
+    """What judges calls is told what their conversation holds."""
+    told: list[PolicyCall] = []
+
+    async def call_root(_service: str, params: Any, _seconds: float | None = None) -> Any:
+        told.append(params)
+        return Verdict()
+
+    life = Life(tmp_path, asks=call_root)
+    await life.call("mail")
+    await life.call("read_file", path="a")
+    assert [bits_in(call.marks) for call in told] == [frozenset(), {"untrusted", "sensitive"}]
     life.transcript.close()
 
 

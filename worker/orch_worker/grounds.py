@@ -15,6 +15,9 @@ from .policy import CREDENTIALS, Grounds, Place
 
 __all__ = ["grounds_of", "places_of", "where_of"]
 
+HERE: Final = (".", "..")
+"""Folders without a slash, by their place and not by their name."""
+
 TEXT: Final[dict[str, frozenset[str]]] = {
     "write_file": frozenset({"content"}),
     "replace_in_file": frozenset({"old_text", "new_text"}),
@@ -86,7 +89,7 @@ def places_of(tool: str, input: Mapping[str, Any], where: Where) -> tuple[Place,
 def _rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for path in paths:
-        if "/" not in path and not path.startswith("~"):
+        if "/" not in path and path not in HERE and not path.startswith("~"):
             found[path] = None  # a name, in whatever folder
             continue
         for home in where.homes if path == "~" or path.startswith("~/") else ("",):

@@ -210,6 +210,7 @@ class Guard:
             self._context.agent_id,
             self._context.depth,
             str(self._context.cwd),
+            self._held,
         )
 
     def _paths(self, call: ToolUse) -> tuple[str, ...]:
