@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.hook_options import HookOptions
 
 from .hooks import OF_A_FILE, Hook
+from .importing import module_at
 
 __all__ = ["BUILTIN", "Switches", "declared", "read_switches"]
 
@@ -111,17 +111,7 @@ def _file(path: Path) -> ModuleType:
     called = f"{OF_A_FILE}{os.path.realpath(path)}"
     if called in sys.modules:
         return sys.modules[called]
-    spec = importlib.util.spec_from_file_location(called, path)
-    assert spec is not None  # its name ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[called] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[called]
-        raise
-    return module
+    return module_at(path, called)
 
 
 def _all(module: ModuleType) -> list[Hook]:

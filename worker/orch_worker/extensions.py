@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from orch_protocol.hook_events import PromptPatch
 from orch_protocol.hooks import EVERYTHING
 
 from .hooks import Handler, Hook, is_async, make_hook, stage_of
+from .importing import module_at
 from .tools.base import Tool, tool
 from .tools.presets import BUILTIN
 
@@ -185,20 +185,10 @@ def _is_trusted(spec: ExtensionSpec) -> bool:
     return known.get(os.path.realpath(spec.path)) == digest_of(Path(spec.path))
 
 
-def _imported(folder: Path) -> Any:
-    """Return the module in `folder`, imported anew: it may import its neighbours by `from . import`."""
-    name = f"orch_extension_{folder.name.replace('-', '_')}_{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, folder / CODE, submodule_search_locations=[str(folder)])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+def _imported(folder: Path) -> ModuleType:
+    place = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+    name = f"orch_extension_{folder.name.replace('-', '_')}_{place}"
+    return module_at(folder / CODE, name, package=True)
 
 
 def _held(function: Handler, manifest: Manifest) -> Handler:
