@@ -18,6 +18,7 @@ from orch_protocol.budget import Budget, BudgetShown, ChangeBudget
 from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, UnsupportedPlatformError
 from orch_protocol.exchange import Imported, ImportSession
+from orch_protocol.happened import EventsSince, RunEvent
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
 from orch_protocol.project import ProjectContext
@@ -65,6 +66,7 @@ from .leftovers import end_leftovers
 from .root_hooks import Hookable, RootHooks
 from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
+from .services.hooking import saying
 from .services.recalling import found
 from .supervisor import Supervisor
 from .templated import Templated
@@ -186,6 +188,7 @@ class AsyncOrchestrator(Hookable, Templated):
                 hooks=self._hooks,
                 keys=self._keys,
             )
+            self._hooks.say = saying(supervisor)
             stack.push_async_callback(self._watchers.close)
             stack.push_async_callback(supervisor.close)
             supervisor.start()
@@ -356,6 +359,11 @@ class AsyncOrchestrator(Hookable, Templated):
         """Return every agent as it is now; killed ones only with `all`."""
         rows: list[AgentRow] = await self._call("list", List(all))
         return rows
+
+    async def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
+        """Return what happened after event `since`, 1,000 at most; wait `timeout` seconds when that is nothing."""
+        found: list[RunEvent] = await self._call("events", EventsSince(since, ref, seconds=timeout))
+        return found
 
     async def wait(
         self,

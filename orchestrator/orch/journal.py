@@ -53,6 +53,7 @@ __all__ = [
     "Unsaid",
     "Up",
     "Woken",
+    "decoded",
 ]
 
 HEADER = b'{"type":"orch_journal","version":1}'
@@ -300,13 +301,18 @@ def _encode(entry: Entry) -> bytes:
         return _encoder.encode(scrub(msgspec.to_builtins(entry)))
 
 
+def decoded(line: bytes) -> Entry | None:
+    """Return the entry that `line` is, None when it is none that this version knows."""
+    try:
+        return _decoder.decode(line)
+    except DECODE_ERRORS:
+        return None
+
+
 def _decoded(line: tuple[int, bytes, Sealed | None, str]) -> Entry | None:
     """Return the entry on a line of the file, None when it is none that this version knows."""
     sealed = line[2]
-    try:
-        return _decoder.decode(sealed.object) if sealed is not None else None
-    except DECODE_ERRORS:
-        return None
+    return decoded(sealed.object) if sealed is not None else None
 
 
 class Journal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +17,7 @@ from orch_protocol.hook_events import Abort, Approve, Block, Event, Patch
 from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksSaid, HookTally, Kind, OnError, RunHook, RunHooks
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS
+from orch_worker.audience import Audience
 from orch_worker.calling import Calling, awaited, in_thread
 from orch_worker.chain import Came, said_of, watched
 from orch_worker.hook_calls import Tally
@@ -26,10 +27,10 @@ from orch_worker.threads import Late, Threads
 
 from .hook_records import record, summed
 
-__all__ = ["Hookable", "RootHooks", "Say"]
+__all__ = ["Do", "Hookable", "RootHooks", "Say"]
 
 Do = Callable[[Callable[..., None], Path, tuple[HookTally, ...]], Any]
-Say = Callable[[str, str, bool], None]
+Say = Callable[[str, str, bool], Any]
 """Says a text to the agent with an id, as a follow-up or at once. May be called from any thread."""
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -46,6 +47,8 @@ class RootHooks:
 
     def __init__(self, home: Path) -> None:
         self.rows: tuple[HookRow, ...] = ()
+        self.say: Say = _nobody
+        """Lets an agent hear what a hook says to it."""
         self.home = home
         self._due: dict[str, HookTally] = {}
         self._recording: asyncio.TimerHandle | None = None
@@ -53,6 +56,9 @@ class RootHooks:
         self._threads = Threads()
         self._contexts: dict[tuple[str, str], HookContext] = {}
         self._watching: set[asyncio.Task[None]] = set()
+        self._told = Audience(self._tell_of)
+        self._events = 0
+        self._do: Do = _at_once
 
     def register(self, hook: Hook) -> None:
         """Let agents call `hook` from their next turn on. Raises ConfigError."""
@@ -72,6 +78,7 @@ class RootHooks:
 
     def close(self) -> None:
         """End the threads that do nothing, and take down what is not on record yet."""
+        self._told.stop()
         self._threads.close()
         for task in self._watching:
             task.cancel()
@@ -108,11 +115,38 @@ class RootHooks:
             elif each[0].waited:
                 rows.append(_said(await awaited(*each)))
             else:
-                task = asyncio.create_task(self._watch(*each, do))
-                self._watching.add(task)
-                task.add_done_callback(self._watching.discard)
+                self._begin(self._watch(*each, do))
                 rows.append(HookSaid())
         return HooksSaid(tuple(rows))
+
+    def listens(self, *stages: str) -> bool:
+        """Whether there is any hook at one of `stages`."""
+        return any(self._registry.chain(stage) for stage in stages)
+
+    def happened(self, event: Event, spec: AgentSpec, say: Say, do: Do) -> None:
+        """Let hooks be told of `event` about the agent `spec`, which the root knows first. Nobody waits for them."""
+        hooks = self._registry.chain(event.stage)
+        if hooks:
+            self._events += 1
+            event = msgspec.structs.replace(event, n=self._events)
+            self._told.add([(hook, event, self._context(hook, spec, say, event.turn)) for hook in hooks])
+            self._do = do
+
+    async def _tell_of(self, told: Sequence[Sequence[Calling]]) -> None:
+        callings = [calling for each in told for calling in each]
+        plain = [calling for calling in callings if not calling[0].row.aside]
+        came = zip(plain, await in_thread(self._threads, plain), strict=True)
+        for hook, event, context in (calling for calling in callings if calling[0].row.aside):
+            self._begin(self._watch(hook, event, context, self._do))
+        for (hook, event, _), each in came:
+            tally = Tally(hook.row)
+            tally.add(watched(hook.row.name, event.stage, each))
+            self.ran((tally.take(),), self._do)
+
+    def _begin(self, watching: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(watching)
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
 
     def _found(self, asked: RunHook, spec: AgentSpec, say: Say) -> Iterator[Calling | str]:
         """Yield what is asked for, or why it is not to be had."""
@@ -145,10 +179,12 @@ class RootHooks:
         return context
 
     def _tell(self) -> None:
-        self.rows = tuple(
-            msgspec.structs.replace(hook.row, stages=tuple(name for name in hook.row.stages if STAGES[name].in_root))
+        told = {name for name, stage in STAGES.items() if stage.in_root and not stage.by_root}
+        rows = (
+            msgspec.structs.replace(hook.row, stages=tuple(name for name in hook.row.stages if name in told))
             for hook in self._registry
         )
+        self.rows = tuple(row for row in rows if row.stages)
 
 
 class Hookable:
@@ -217,6 +253,14 @@ def source_of(function: Callable[..., Any]) -> str:
     """Return where a function of the program is from, for people."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"program: {code.co_filename}" if code is not None else "program"
+
+
+def _nobody(_id: str, _text: str, _follow_up: bool) -> None:
+    """Stands for the agents until there is a root."""
+
+
+def _at_once(act: Callable[..., None], home: Path, due: tuple[HookTally, ...]) -> None:
+    act(home, due)
 
 
 def _recorded(home: Path, ran: Iterable[HookTally]) -> None:

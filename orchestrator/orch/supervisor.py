@@ -72,6 +72,7 @@ from .events import (
     WorkerUp,
 )
 from .fleeting import Fleeting
+from .happenings import Happenings
 from .holds import Holds
 from .journal import Journal
 from .lanes import Lanes
@@ -125,8 +126,7 @@ class Supervisor:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config, self.sessions, self.fleeting = config, sessions, Fleeting()
-        self.catalog = catalog
-        self.approvals = approvals
+        self.catalog, self.approvals = catalog, approvals
         self.watchers, self.hooks = watchers, hooks
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
@@ -154,11 +154,10 @@ class Supervisor:
             on_failed=lambda id, incarnation, why, late: self.handle(LaunchFailed(id, incarnation, why, late)),
             on_ended=self._on_ended,
         )
-        self._turns = Turns()
-        self._calls = Calls()
+        self.happenings = Happenings(self, journal)
+        self._turns, self._calls = Turns(), Calls()
         self._waking: set[str] = set()
-        self._luck = random.Random()
-        self._pings = Pings()
+        self._luck, self._pings = random.Random(), Pings()
         self._pulses = Pulses(self._ask_for_life)
         self._timers: set[asyncio.TimerHandle] = set()
         self._closed = False
@@ -223,6 +222,7 @@ class Supervisor:
             decision = self.tree.decide(event, self.clock())
             self._journal.record(entries := self.budgets.charged(decision.entries))
         self.tree.apply(entries)
+        self.happenings.tell(entries)
         for instruction in decision.instructions:
             self._perform(instruction)
         return decision.value

@@ -16,6 +16,7 @@ from orch_protocol.approval import Permission
 from orch_protocol.budget import Budget, BudgetShown
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
+from orch_protocol.happened import RunEvent
 from orch_protocol.messages import Message
 from orch_protocol.project import ProjectContext
 from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Pruned, Waited
@@ -244,6 +245,10 @@ class Orchestrator(Hookable, Templated):
     def agents(self, *, all: bool = False) -> list[AgentRow]:
         """Return every agent as it is now; killed ones only with `all`."""
         return self._wait(self._aio.agents(all=all))
+
+    def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
+        """Return what happened after event `since`, 1,000 at most; wait `timeout` seconds when that is nothing."""
+        return self._wait(self._aio.events(since, ref=ref, timeout=timeout))
 
     def wait(
         self,

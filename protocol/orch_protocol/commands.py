@@ -1,6 +1,7 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer unsay hearing sum_up edit prompt cancel narrow stop root_reply limit`.
+Root to worker: `init ping query steer unsay hearing sum_up edit prompt cancel narrow stop root_reply limit
+happened`.
 Worker to root: `hello ready pong finished progress event called steered unsaid summed edited prompted root_call
 cancel`.
 `ack` goes both ways and has no body.
@@ -26,6 +27,7 @@ __all__ = [
     "BODIES",
     "Cancel",
     "Finished",
+    "Happened",
     "Hearing",
     "Hello",
     "Init",
@@ -236,6 +238,13 @@ class RootReply(Struct, frozen=True, gc=False, omit_defaults=True):
     error: ErrorInfo | None = None
 
 
+class Happened(Struct, frozen=True, gc=False):
+    """Something happened that the agent's hooks at `stage` are to be told of: `event`, as msgpack."""
+
+    stage: str
+    event: msgspec.Raw
+
+
 BODIES: Final[dict[str, type[Struct]]] = {
     "ack": Nothing,
     "hello": Hello,
@@ -247,6 +256,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "finished": Finished,
     "cancel": Cancel,
     "narrow": Narrow,
+    "happened": Happened,
     "steer": Steer,
     "steered": Steered,
     "sum_up": SumUp,

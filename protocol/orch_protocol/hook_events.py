@@ -46,6 +46,8 @@ __all__ = [
     "SteeringReceived",
     "StepEnd",
     "StepStart",
+    "SubagentFinished",
+    "SubagentSpawned",
     "SystemPatch",
     "ToolCall",
     "ToolCallPatch",
@@ -409,6 +411,28 @@ class Compacted(Event, frozen=True, tag="compaction"):
     tokens_before: int
     tokens_after: int
     supplied: bool = False
+
+
+class SubagentSpawned(Event, frozen=True, tag="subagent_spawned"):
+    """There is a new agent, `child`, with a `task`. `agent_id` is whose it is, "" for the user's own."""
+
+    child: str
+    name: str
+    task: str
+    preset: str = ""
+
+
+class SubagentFinished(Event, frozen=True, tag="subagent_finished"):
+    """The agent `child` has answered the query `query`, or failed: with an `error` of that name, for no stop reason."""
+
+    child: str
+    name: str
+    query: str
+    stop_reason: str = ""
+    error: str = ""
+    usage: Usage = Usage()
+    tool_calls: int = 0
+    files_changed: tuple[str, ...] = ()
 
 
 class Failed(Event, frozen=True, tag="error"):

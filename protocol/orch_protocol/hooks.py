@@ -38,6 +38,8 @@ from .hook_events import (
     SteeringReceived,
     StepEnd,
     StepStart,
+    SubagentFinished,
+    SubagentSpawned,
     ToolCall,
     ToolReturn,
     TurnEnd,
@@ -73,13 +75,14 @@ class Stage(Struct, frozen=True):
     """One place at which hooks are called: for which event, which patch it takes and which decisions it honours.
 
     `closed` is the decision that stands in for a guard that failed. `in_root` says that functions of the root's
-    program can be called here.
+    program can be called here, `by_root` that the root tells of it, its own functions and the process of the agent.
     """
 
     event: type[Event]
     decisions: tuple[type[Decision], ...] = ()
     aliases: tuple[str, ...] = ()
     in_root: bool = True
+    by_root: bool = False
 
     @property
     def name(self) -> str:
@@ -145,6 +148,8 @@ STAGES: Final[dict[str, Stage]] = {
         Stage(PartArchived),
         Stage(BeforeCompaction, (Block,)),
         Stage(Compacted),
+        Stage(SubagentSpawned, by_root=True),
+        Stage(SubagentFinished, by_root=True),
         Stage(Failed),
     )
 }

@@ -15,6 +15,7 @@ from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, 
 from .budget import Amounts, Budget, BudgetChange, BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
 from .errors import Outcome
 from .exchange import Imported, ImportSession
+from .happened import EventsSince, RunEvent
 from .hooks import HooksRan, HooksSaid, HooksSpec, RunHooks
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, Usage
@@ -350,6 +351,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "narrow": (NarrowAgent, AgentRow),
     "import": (ImportSession, Imported),
     "list": (List, list[AgentRow]),
+    "events": (EventsSince, list[RunEvent]),
     "show": (Show, Shown),
     "session": (ShowSession, SessionShown),
     "change_session": (ChangeSession, Changed),

@@ -135,10 +135,10 @@ async def test_several_at_once(tmp_path: Path) -> None:
 
 
 async def test_agents_are_told_what_there_is(tmp_path: Path) -> None:
-    """The rows are those of the hooks, in order, without stages at which the program may be gone."""
+    """The rows are those of the hooks, in order, without stages that the root itself tells or the program may miss."""
     hooks = holding(tmp_path, print, "*")
     assert [row.name for row in hooks.rows] == ["h"]
-    assert set(hooks.rows[0].stages) == set(STAGES) - {"session_end"}
+    assert set(hooks.rows[0].stages) == set(STAGES) - {"session_end", "subagent_spawned", "subagent_finished"}
     with pytest.raises(ConfigError, match="name it under"):
         hooks.register(make_hook(print, "session_end", name="late"))
     hooks.remove("h")

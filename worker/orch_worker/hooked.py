@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from orch_protocol import hook_events as stages
 from orch_protocol.archive import Collapse
+from orch_protocol.commands import Happened
 from orch_protocol.errors import OrchError
 from orch_protocol.hook_events import Abort
 from orch_protocol.hooks import STAGES
@@ -327,6 +328,11 @@ class AgentHooks:
         self._note("step_end", calls=tuple(call.name for call in calls))
         if self._ended is not None:
             raise self._ended
+
+    def happened(self, body: Happened) -> None:
+        """The root tells of something at a stage of its own."""
+        if body.stage in self.calls.on:
+            self.calls.note(msgspec.msgpack.decode(body.event, type=STAGES[body.stage].event))
 
     async def settled(self) -> None:
         """Return when whoever observes knows of everything so far, and has said what it wants to say about it."""

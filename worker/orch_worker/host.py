@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from orch_protocol.commands import (
     Cancel,
     Finished,
+    Happened,
     Hearing,
     Hello,
     Init,
@@ -286,6 +287,10 @@ class Host:
         except Exception as error:
             said = Prompted(error=error_info(error))
         self._courier.send("prompted", said, id)
+
+    def _on_happened(self, _id: str, body: Happened) -> None:
+        if self._runtime is not None:
+            self._runtime.happened(body)
 
     def _on_narrow(self, _id: str, body: Narrow) -> None:
         if self._runtime is not None:

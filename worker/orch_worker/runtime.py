@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Query, Ready, Summed
+from orch_protocol.commands import Finished, Happened, Query, Ready, Summed
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, StopReason, Usage
@@ -301,6 +301,11 @@ class Runtime:
     def _tell_hook(self, query_id: str, kind: str, text: str, name: str, is_error: bool) -> None:
         step = self._hooks.calls.step if self._hooks is not None else 0
         self._root.emit(query_id, kind, text, name, step, is_error)
+
+    def happened(self, body: Happened) -> None:
+        """Let the agent's own hooks be told of what the root knew first."""
+        if self._hooks is not None:
+            self._hooks.happened(body)
 
     def _say_to_itself(self, text: str, follow_up: bool) -> None:
         self._said.add(Interjection(f"{OWN}{new_id()}", text), follow_up=follow_up)

@@ -243,7 +243,12 @@ def _require_ours(path: Path, line: bytes, header: bytes | None) -> None:
 
 
 def newest_first(path: Path) -> Iterator[bytes]:
-    """Yield the checked objects of the file at `path`, the last one first, reading no more of it than is asked for.
+    """Yield the checked objects of the file at `path`, the last one first; see `newest_sealed`."""
+    return (sealed.object for sealed in newest_sealed(path))
+
+
+def newest_sealed(path: Path) -> Iterator[Sealed]:
+    """Yield the checked lines of the file at `path`, the last one first, reading no more of it than is asked for.
 
     An unfinished append at the end, and every line that does not fit the one before it, is passed over. A missing file
     holds nothing. Raises StoreError when the file cannot be read.
@@ -255,7 +260,7 @@ def newest_first(path: Path) -> Iterator[bytes]:
         if after is not None and after.fits(sealed.checksum if sealed else 0):
             finished = finished or not after.more
             if finished:
-                yield after.object
+                yield after
         after = sealed
 
 

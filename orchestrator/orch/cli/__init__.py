@@ -21,6 +21,7 @@ VERBS = {
     "cancel": ("asking", "end what an agent does just now"),
     "list": ("agents", "list agents"),
     "show": ("agents", "show one agent and the end of its conversation"),
+    "events": ("events", "what happened to agents, by number"),
     "kill": ("agents", "end agents and everything below them"),
     "resume": ("agents", "let a killed or failed agent answer again"),
     "budget": ("agents", "what all agents together may use, and did"),

@@ -65,6 +65,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "import": exchanging.import_session,
     "list": looking.list_agents,
     "show": looking.show,
+    "events": looking.events,
     "session": sessions.session,
     "change_session": sessions.change_session,
     "fork": forking.fork,

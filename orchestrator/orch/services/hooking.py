@@ -13,13 +13,14 @@ from orch_protocol.services import Empty
 from .steering import steer
 
 if TYPE_CHECKING:
+    from ..root_hooks import Say
     from ..supervisor import Supervisor
 
-__all__ = ["hooks_ran", "run_hooks"]
+__all__ = ["hooks_ran", "run_hooks", "saying"]
 
 
-async def run_hooks(root: Supervisor, caller: str | None, params: RunHooks) -> HooksSaid:
-    """Call hooks of this program for the calling agent."""
+def saying(root: Supervisor) -> Say:
+    """Return what lets an agent hear a text that a hook of the program says to it, from whatever thread."""
     loop = asyncio.get_running_loop()
 
     async def say(id: str, text: str, follow_up: bool) -> None:
@@ -28,10 +29,12 @@ async def run_hooks(root: Supervisor, caller: str | None, params: RunHooks) -> H
         except OrchError as error:
             print(f"what a hook said to {id}: {error}", flush=True)
 
-    def say_from_anywhere(id: str, text: str, follow_up: bool) -> None:
-        asyncio.run_coroutine_threadsafe(say(id, text, follow_up), loop)
+    return lambda *said: asyncio.run_coroutine_threadsafe(say(*said), loop)
 
-    return await root.hooks.run(params, root.tree.nodes[caller or ""].spec, say_from_anywhere, root.disk.do)
+
+async def run_hooks(root: Supervisor, caller: str | None, params: RunHooks) -> HooksSaid:
+    """Call hooks of this program for the calling agent."""
+    return await root.hooks.run(params, root.tree.nodes[caller or ""].spec, root.hooks.say, root.disk.do)
 
 
 async def hooks_ran(root: Supervisor, caller: str | None, params: HooksRan) -> Empty:  # noqa: ARG001

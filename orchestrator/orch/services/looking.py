@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from orch_protocol.budget import budget_in
+from orch_protocol.happened import EventsSince, RunEvent
 from orch_protocol.services import AgentRow, List, Ref, Show, Shown
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import read_session
 
+from ..happenings import RECORDED, read_events
 from ..nodes import Node, iso
 from .localising import kept_from
 from .recalling import archive_row, found
@@ -19,7 +23,7 @@ from .recalling import archive_row, found
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["list_agents", "row", "show", "spec", "state"]
+__all__ = ["events", "list_agents", "row", "show", "spec", "state"]
 
 KEPT = "(for local models alone)"
 
@@ -46,6 +50,25 @@ async def spec(root: Supervisor, _: str | None, params: Ref) -> AgentSpec:
     made = (await found(root, params.ref)).spec
     bare = BackendSpec(made.backend.provider, made.backend.model)
     return msgspec.structs.replace(made, env={}, backend=bare)
+
+
+async def events(root: Supervisor, _: str | None, params: EventsSince) -> list[RunEvent]:
+    """Return what happened in the run after an event, as its journal has it; wait for more when there is none."""
+    agent = (await found(root, params.ref)).spec.id if params.ref is not None else None
+    deadline = asyncio.get_running_loop().time() + params.seconds
+    read = partial(
+        read_events, root.happenings.path, root.happenings.path.parent.name, params.since, params.most, agent
+    )
+    while True:
+        news = root.waiters.watch(RECORDED)
+        try:
+            rows = await root.disk.do(read)
+            left = deadline - asyncio.get_running_loop().time()
+            if rows or left <= 0:
+                return rows
+            await asyncio.wait([news], timeout=left)
+        finally:
+            news.cancel()
 
 
 async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
