@@ -250,6 +250,27 @@ async def test_the_second_one_loses_nothing_that_the_first_one_kept(agent: Agent
     assert agent.shown().count("[Summary") == 1
 
 
+@pytest.mark.parametrize("answers", [["second notes"] * 9, [BackendError("no")] * 9])
+async def test_a_summary_that_was_archived_with_its_turn_is_carried_on(agent: Agent, answers: list[Any]) -> None:
+    """The conversation shows it still, in front of the stub: the next one is made of it, and the task stays."""
+    agent.say(user("Task: Mend it\n\nQuery: Which valve?"), assistant("Look: " + "x" * 400))
+    agent.turns(9)
+    agent.writer.answers.append("first notes")
+    await agent.compact()
+    items = agent.transcript.session.view.items
+    stub = assistant(stub_text("turn", HOLDER, "Read: a.txt"))
+    agent.transcript.archive(
+        [Collapse(HOLDER, "turn", "t", items[0].first, items[-1].last, (items[0].message, stub), (), "")]
+    )
+    agent.turns(9)
+    agent.writer.answers = answers
+    await agent.compact("refused")
+    assert "first notes" in str(agent.writer.asked[1])
+    assert ("first notes" in agent.shown()) == (agent.entry.writer == "extract")
+    assert "Your task: Mend it" in agent.shown()
+    assert agent.shown().count(HOLDER) == 1
+
+
 async def test_a_running_turn_keeps_its_question(agent: Agent) -> None:
     """Its first steps go, its last ones stay; what it is about is said word for word."""
     agent.say(user("Task: Mend it\n\nQuery: Which valve is stuck?"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -38,6 +38,7 @@ from .digest import (
 from .estimate import Estimator
 from .purse import Hold, Purse
 from .session import Session
+from .stubs import is_summary
 from .summarising import writer_of
 from .tokens import CHARS_PER_TOKEN
 from .transcript import Transcript
@@ -173,7 +174,7 @@ class Compactor:
             cut=cut,
             gone=gone,
             kept=view.items[cut.stop],
-            known=digest_of(gone, _before(session, cut), within=cut.within),
+            known=digest_of(gone, _before(session, gone), within=cut.within),
             tokens=tokens,
             chars=summary_tokens(bound(rules, window, tokens, refused=reason == "refused")) * CHARS_PER_TOKEN,
             room=window - tokens if reason == "size" else 0,
@@ -270,7 +271,7 @@ class Compactor:
         return "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), chars)
 
 
-def _before(session: Session, cut: Cut) -> Digest:
-    """Return what the compaction before this one has on record, of which the summary goes too."""
-    entries: list[Any] = [session.entries[item.note] for item in session.view.items[: cut.stop]]
-    return on_record(next((entry for entry in reversed(entries) if isinstance(entry, CompactionEntry)), None))
+def _before(session: Session, gone: Iterable[Message]) -> Digest:
+    """Return what the compaction before this one has on record; of one that is not shown any more, what never ends."""
+    known = on_record(session.compacted)
+    return known if any(map(is_summary, gone)) else Digest(task=known.task)

@@ -110,6 +110,8 @@ class Session:
         """What was used before the turn `_turn` began."""
         self.compactions = 0
         """How many summaries on the path took the place of what was said."""
+        self.compacted: CompactionEntry | None = None
+        """The last of them, whatever it was archived with since."""
         self.asked = False
         """Whether the agent itself was asked on this path: what it was seeded with is somebody else's."""
         self.responses = 0
@@ -297,6 +299,7 @@ class Session:
             self.marks = joined(self.marks, entry.marks)
         elif isinstance(entry, CompactionEntry):
             self.compactions += 1
+            self.compacted = entry
         elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
             self.interrupted = None
         elif isinstance(entry, (Checkout, BranchSummary)):
