@@ -136,11 +136,18 @@ def check(path: Path, content: bytes, home: Path) -> None:
 
 def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError where settings of `config` contradict each other; `sources` says where each is from."""
+    from orch_worker.tools.presets import PRESETS
+
     if config.archival.enabled and not config.subagents.enabled:
         where = f"{sources['archival.enabled']}: " if sources else ""
         raise ConfigError(
             f"{where}archival.enabled = true needs subagents.enabled = true: what is archived becomes subagents"
         )
+    for preset in config.sandbox.presets:
+        where = f"{sources[f'sandbox.presets.{preset}']}: " if sources else ""
+        if preset not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise ConfigError(f"{where}sandbox.presets names {preset!r}, which is no preset: use {known}")
     try:
         rules_of(config.archival)
     except ConfigError as error:
@@ -182,7 +189,7 @@ LISTS: Final = (
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""
-PERMISSIONS: Final = "policy.permissions."
+BY_TOOL: Final = ("policy.permissions.", "sandbox.tools.")
 SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enumerate(key) if mark == ".")
 
 
@@ -208,14 +215,14 @@ def _check_names(layer: Layer, home: Path) -> None:
 
 
 def strange_tools(values: Mapping[str, Any], sources: Mapping[str, Setting] | None = None) -> list[str]:
-    """Return what is to be said of names in the policy that no built-in tool has, but nearly.
+    """Return what is to be said of names in the policy and the sandbox that no built-in tool has, but nearly.
 
     They may be those of a program's own tools; a slip would leave the tool that was meant as it is. `values` are by
     dotted key, `sources` says where they are from.
     """
     from orch_worker.tools.presets import BUILTIN
 
-    named = [(key, key.rpartition(".")[2]) for key in values if key.startswith(PERMISSIONS)]
+    named = [(key, key.rpartition(".")[2]) for key in values if key.startswith(BY_TOOL)]
     named += [(key, tool) for key in ("policy.dangerous_tools",) for tool in values.get(key, ())]
     notes = []
     for key, tool in named:

@@ -13,6 +13,7 @@ from orch.strictness import NARROWS
 from orch.trust import is_trusted, project_file, trust, untrust
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
+from orch_protocol.sandbox import SandboxConfig
 
 
 @pytest.fixture
@@ -328,6 +329,18 @@ def test_permissions_of_tools_are_merged_one_by_one(home: Path, project: Path) -
     assert loaded.sources["policy.permissions.bash"] == f"{user}, line 2"
     assert loaded.sources["policy.permissions.own"] == f"{own}, line 3"
     assert "ignored policy.permissions.bash." in loaded.notes[0]
+
+
+def test_a_sandbox_for_what_is_no_preset_or_tool_is_noticed(home: Path) -> None:
+    """A preset that does not exist is an error, for programs too; a tool that nearly does is told of."""
+    file = write(home / "config.toml", '[sandbox.presets]\nwrok = "L2"\n')
+    with pytest.raises(ConfigError, match=r"line 2: sandbox\.presets names 'wrok', which is no preset: use h"):
+        load(None, {}, home=home)
+    with pytest.raises(ConfigError, match=r"^sandbox\.presets names 'wrok'"):
+        config.fits(Config(sandbox=SandboxConfig(presets={"wrok": "L2"})))
+    file.write_text('[sandbox.tools]\nbahs = "L2"\n')
+    (note,) = load(None, {}, home=home).notes
+    assert note.startswith(f"{file}, line 2: sandbox.tools names 'bahs', ")
 
 
 def test_a_slip_in_the_name_of_a_tool_is_noticed(home: Path) -> None:
