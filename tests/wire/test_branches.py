@@ -14,7 +14,7 @@ import pytest
 
 from orch import AsyncOrchestrator, AsyncSubagent
 from orch_protocol.sessions import EntryRow
-from wire.model_server import ModelServer, call, say
+from wire.model_server import ModelServer, call, fail, say
 from wire.test_end_to_end import folder, read, root
 
 __all__ = ["folder", "root"]
@@ -89,3 +89,30 @@ async def test_the_next_request_is_the_path(
     assert order(sent, "Task: Read the files", "Begin anew.")
     assert "What do they say?" not in sent
     assert server.refused == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_model_writes_what_came_of_what_is_left(
+    server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str
+) -> None:
+    """It is shown what is left, and no tools; what it writes is in the next request; a refusal is no reason to stay."""
+    server.script += [
+        say("To the left."),
+        say("To the right."),
+        say("Tried: right. Found: nothing."),
+        say("Then straight on."),
+        fail(400, "invalid_request_error"),
+    ]
+    agent = await root.spawn("Find the way", cwd=folder, model=model)
+    await agent.query("Where to?")
+    place = (await agent.tree()).leaf
+    await agent.query("And if that is blocked?")
+    await agent.checkout(place, summarise=True)
+    asked: dict[str, Any] = server.requests[-1].body
+    assert order(conversation(server), "And if that is blocked?", "To the right.")
+    assert "Where to?" not in conversation(server)
+    assert not asked.get("tools")
+    await agent.query("And now?")
+    assert order(conversation(server), "Where to?", "To the left.", "Tried: right. Found: nothing.", "And now?")
+    await agent.checkout(place, summarise=True)
+    assert (await agent.tree()).entries[-1].head.startswith("Asked: ")
