@@ -53,6 +53,7 @@ __all__ = [
     "StopOverdue",
     "Sweep",
     "Timer",
+    "Title",
     "TurnOverdue",
     "Unsay",
     "WorkerUp",
@@ -272,6 +273,13 @@ class Rouse(Struct, frozen=True, gc=False):
     id: str
 
 
+class Title(Struct, frozen=True, gc=False):
+    """The session of agent `id` is called `title`, "" for nothing."""
+
+    id: str
+    title: str
+
+
 class Unsay(Struct, frozen=True, gc=False):
     """What these name is not going to be heard by agent `id`."""
 
@@ -340,6 +348,7 @@ Event: TypeAlias = (
     | Steer
     | Hear
     | Rouse
+    | Title
     | Unsay
     | SetHearing
     | Cancel

@@ -50,6 +50,7 @@ __all__ = [
     "Spent",
     "Steered",
     "Stopping",
+    "Titled",
     "Unsaid",
     "Up",
     "Woken",
@@ -211,6 +212,12 @@ class Heard(_Agent, frozen=True, gc=False, kw_only=True, tag="heard"):
     steer_id: str
 
 
+class Titled(_Agent, frozen=True, gc=False, kw_only=True, tag="titled"):
+    """What the agent's session is called now, "" for nothing; its file says so, too."""
+
+    title: str
+
+
 class Unsaid(_Agent, frozen=True, gc=False, kw_only=True, tag="unsaid"):
     """What was said is not to be heard any more."""
 
@@ -282,6 +289,7 @@ Entry: TypeAlias = (
     | Woken
     | Steered
     | Heard
+    | Titled
     | Unsaid
     | Hearing
     | Archived

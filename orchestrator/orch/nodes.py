@@ -39,6 +39,7 @@ from .journal import (
     Spent,
     Steered,
     Stopping,
+    Titled,
     Unsaid,
     Up,
     Woken,
@@ -104,6 +105,7 @@ class Node:
     untold: str = ""
     """That, until it was told to somebody who asks the agent."""
     unheard: dict[str, Steered] = field(default_factory=dict)
+    title: str = ""
     """What was said to it and is not in its conversation yet, by id, in order."""
     archives: dict[str, str] = field(default_factory=dict)
     """What each of its archives is about, by the holder's id, in order."""
@@ -364,6 +366,9 @@ class Nodes:
 
     def _apply_heard(self, node: Node, entry: Heard) -> None:
         node.unheard.pop(entry.steer_id, None)
+
+    def _apply_titled(self, node: Node, entry: Titled) -> None:
+        node.title = entry.title
 
     def _apply_unsaid(self, node: Node, entry: Unsaid) -> None:
         for id in entry.steer_ids:

@@ -64,6 +64,7 @@ from .events import (
     StopOverdue,
     Sweep,
     Timer,
+    Title,
     TurnOverdue,
     Unsay,
     WorkerUp,
@@ -362,6 +363,10 @@ class Tree:
 
     def _on_hear(self, event: Hear, now: float) -> Decision:
         return hearing.hear(self.nodes, event, now)
+
+    def _on_title(self, event: Title, now: float) -> Decision:
+        new = event.title != self.nodes[event.id].title
+        return Decision([journal.Titled(at=now, id=event.id, title=event.title)] if new else [])
 
     def _on_unsay(self, event: Unsay, now: float) -> Decision:
         return hearing.unsay(self.nodes, event, now)

@@ -249,7 +249,8 @@ class AgentRow(Struct, frozen=True):
     """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way.
 
     `spent` is what it and everything below it used, turns under way included as far as they are counted; of `budget`,
-    as far as it has limits of its own. `planning`: nobody has approved its plan yet. `outcome` is how its last
+    as far as it has limits of its own. `planning`: nobody has approved its plan yet.
+    `title` is what its session is called. `outcome` is how its last
     query ended, "" before and while one is under way.
     """
 
@@ -282,6 +283,7 @@ class AgentRow(Struct, frozen=True):
     spent: Amounts = Amounts()
     outcome: Outcome | Literal[""] = ""
     planning: bool = False
+    title: str = ""
     sandbox: Level = "L0"
 
 

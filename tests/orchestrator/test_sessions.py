@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +296,32 @@ async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
             lock.release()
         assert (await agent.state()).id == (await o._call("state", Ref(agent.id))).id
         assert texts(o, agent) == ["first", "one"]
+
+
+async def test_what_a_session_is_called_is_known_without_its_file(tmp_path: Path) -> None:
+    """Of one that was named, copied or taken over; a root that is opened anew knows it; taken away, it has none."""
+    async with World(tmp_path, run="r") as o:
+        agent = await spawned(o, "one", name="a")
+        await agent.query("first")
+        assert (await agent.state()).title == ""
+        await agent.title("Days off")
+        copy = await agent.fork(name="b")
+        await o.export_session("a", output=tmp_path / "a.jsonl")
+        await o.import_session(tmp_path / "a.jsonl", name="c")
+        other = await copy.fork(name="d")
+        await other.title(None)
+        assert [row.title for row in await o.agents()] == ["Days off", "Days off", "Days off", ""]
+    shutil.rmtree(tmp_path / "sessions")
+    async with World(tmp_path, run="r") as o:
+        assert [row.title for row in await o.agents()] == ["Days off", "Days off", "Days off", ""]
+
+
+async def test_latest_is_known_wherever_a_session_is_named(tmp_path: Path) -> None:
+    """By calls as by commands: number, id, the beginning of one, name, and the one that was active last."""
+    async with opened(tmp_path) as o:
+        await spawned(o, "one", name="a")
+        agent = await spawned(o, "two", name="b")
+        await agent.query("second")
+        for ref in ("latest", agent.id, agent.id[:6], "b", 2):
+            assert "two" in await o.export_session(ref, format="md")
+            assert (await o.get(ref)).id == agent.id

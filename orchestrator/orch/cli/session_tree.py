@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS", "key_argument"]
 
-HEAD = ("SEQ", "ID", "NAME", "STATUS", "ACTIVE", "QUERIES", "TASK")
+HEAD = ("SEQ", "ID", "NAME", "STATUS", "ACTIVE", "QUERIES", "TITLE OR TASK")
 RIGHT = frozenset({0, 4, 5})
 BRANCHES = ("", "END", "FROM", "ENTRIES", "SAID", "")
 LAST = 20
@@ -54,7 +54,8 @@ def _list(arguments: Namespace) -> int:
     cells = [
         [
             *(str(row["seq"]), row["id"], render.line(row["name"], 24), render.status(row)),
-            *(render.age(row["last_activity"] or row["created_at"]), str(row["queries"]), render.line(row["task"])),
+            *(render.age(row["last_activity"] or row["created_at"]), str(row["queries"])),
+            render.line(row["title"] or row["task"]),
         ]
         for row in rows
     ]

@@ -81,6 +81,8 @@ async def _adopt(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    if found.title:
+        root.handle(events.Title(spec.id, found.title))
     if any(isinstance(entry, ArchiveEntry) for entry in found.entries):
         with contextlib.suppress(OrchError):  # whoever asks for them is told
             await note(root, root.tree.nodes[spec.id])

@@ -69,6 +69,8 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
         raise
     if (functions := root.tools.get(spec.id)) is not None:
         root.tools[id] = functions
+    if node.title:
+        root.handle(events.Title(id, node.title))
     with contextlib.suppress(OrchError):  # whoever asks for its archives is told
         await note(root, root.tree.nodes[id])
     made = root.tree.nodes[id].spec

@@ -33,7 +33,7 @@ async def list_agents(root: Supervisor, caller: str | None, params: List) -> lis
     nodes = [node for node in root.tree.nodes if params.all or (node.status != "killed" and not node.is_holder)]
     rows = [row(root, node) for node in nodes]
     return [
-        msgspec.structs.replace(each, task=KEPT, pending=None, activity="", error=None)
+        msgspec.structs.replace(each, task=KEPT, title="", pending=None, activity="", error=None)
         if kept_from(root, caller, node)
         else each
         for each, node in zip(rows, nodes, strict=True)
@@ -129,6 +129,7 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         repaired=node.repaired,
         budget=budget_in(spec.limits),
         planning=spec.plan,
+        title=node.title,
         spent=root.budgets.spent(node),
         outcome=node.last.outcome if node.last is not None and node.pending is None else "",
         sandbox=spec.sandbox.level,

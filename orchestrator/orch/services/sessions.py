@@ -18,6 +18,7 @@ from orch_protocol.sessions import (
     Inform,
     Move,
     Relabel,
+    Rename,
     SessionShown,
     ShowSession,
 )
@@ -62,7 +63,7 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
     if isinstance(edit.change, Move) and edit.change.summarise:
         left = await _summed(root, node, edit.change.to)
         edit = Edit(edit.entry, Move(edit.change.to, left.text or None))
-    putting = asyncio.ensure_future(_put(root, node, edit))
+    putting = asyncio.ensure_future(_made(root, node, edit))
     putting.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.shield(putting)
     summary = left.text or None if left is not None else None
@@ -83,6 +84,12 @@ def _check_idle(node: Node) -> None:
             f"agent {node.spec.name!r} ({node.spec.id}) is busy with: {node.pending.head}; its session changes between "
             "turns: wait for it, or cancel it"
         )
+
+
+async def _made(root: Supervisor, node: Node, edit: Edit) -> None:
+    await _put(root, node, edit)
+    if isinstance(edit.change, Rename):
+        root.handle(events.Title(node.spec.id, edit.change.name or ""))
 
 
 async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
