@@ -390,6 +390,7 @@ class TestLimits:
 async def test_a_level_that_cannot_be_had_runs_nothing(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused, by name and with the reason, and nothing is run at less."""
     monkeypatch.setattr("orch_worker.confinement.seccomp.missing", lambda: "no filter for this processor")
+    monkeypatch.setattr("orch_worker.confinement.namespaces.missing", lambda: "")
     for level in CONFINED:
         confined = replace(context, sandbox=SandboxSpec(level))
         with pytest.raises(ToolError, match=f"sandbox level {level}, which cannot be had here: no filter for this"):
