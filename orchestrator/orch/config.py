@@ -181,7 +181,14 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 TYPES: Final[dict[str, Any]] = dict(fields_of(Config))
 LISTS: Final = (
     *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
-    *("policy.allowed_paths", "policy.personal_paths", "policy.code_paths", "subagents.context.files", "hooks.load"),
+    *(
+        "policy.allowed_paths",
+        "policy.personal_paths",
+        "policy.code_paths",
+        "subagents.context.files",
+        "subagents.context.packages",
+        "hooks.load",
+    ),
     *("prompt.templates", "extensions.load", "hooks.model_router.models"),
     *("hooks.content_safety.kinds", "policy.taint.trusted_hosts", "policy.taint.untrusted_paths"),
     *("policy.taint.sensitive_paths", "sandbox.read", "sandbox.write", "hooks.injection_guard.tools"),

@@ -93,6 +93,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     **dict.fromkeys((f"subagents.{limit}" for limit in Budget.__struct_fields__), _at_most_if_any),
     **dict.fromkeys((f"subagents.context.{name}" for name in ("minimal", "investigate", "work", "tools")), _tells_less),
     "subagents.context.files": lambda new, old: set(new) <= set(old),
+    "subagents.context.packages": lambda new, old: set(new) <= set(old),
     "subagents.context.full_tokens": _at_most,
     **dict.fromkeys(("prompt.template", "prompt.templates", "prompt.vars"), _never),
     **dict.fromkeys(("prompt.time", "prompt.workspace"), _at_most),

@@ -25,6 +25,8 @@ class ContextConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For agents that were given tools instead of a preset."""
     files: tuple[str, ...] = ("AGENTS.md", "CLAUDE.md")
     """The context files, as paths in the working folder."""
+    packages: tuple[str, ...] = ()
+    """Installed Python packages of which agents are told how their descriptions begin, in `brief` and in `full`."""
     full_tokens: Annotated[int, Meta(ge=100, le=1_000_000)] = 6000
     """What the context files may take in `full`, in estimated tokens."""
 
@@ -71,6 +73,8 @@ class Surveyed(Struct, frozen=True):
     files: tuple[str, ...] = ()
     more_files: int = 0
     pages: tuple[Page, ...] = ()
+    packages: tuple[Page, ...] = ()
+    """Of each package, under its name, what it says of itself."""
 
 
 class ContextSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -276,6 +276,8 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ('subagents.context.files = [".env"]', False),
         ("subagents.context.full_tokens = 500", True),
         ("subagents.context.full_tokens = 50000", False),
+        ('subagents.context.packages = ["msgspec"]', False),
+        ("subagents.context.packages = []", True),
         ("prompt.time = false", True),
         ("prompt.time = true", False),
         ("prompt.workspace = true", False),

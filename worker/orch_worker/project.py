@@ -40,6 +40,7 @@ ABOUT_TOKENS: Final = 120
 LAYOUT_TOKENS: Final = 190
 LEAST_PAGE: Final = 20
 LEFT_OUT_TOKENS: Final = 60
+PACKAGE_TOKENS: Final = 200
 MAX_NAME: Final = 60
 
 OPENING: Final = """\
@@ -66,6 +67,7 @@ class Project(Struct, frozen=True):
     files: tuple[str, ...] = ()
     more_files: int = 0
     pages: tuple[Page, ...] = ()
+    packages: tuple[Page, ...] = ()
 
 
 def project_parts(
@@ -77,8 +79,11 @@ def project_parts(
     """
     about = [_plain(line) for line in project.about]
     layout = _layout(project)
-    if level == "none" or not (about or layout or project.pages):
+    if level == "none":
         return ()
+    docs = tuple(_documented(page, estimator) for page in project.packages)
+    if not (about or layout or project.pages):
+        return docs
     most = BRIEF_TOKENS + (rules.full_tokens if level == "full" else 0)
     said = (cut("\n".join(about), ABOUT_TOKENS, estimator), cut("\n".join(layout), LAYOUT_TOKENS, estimator))
     head = _part(BRIEFING, "\n\n".join(filter(None, said)), FILES)
@@ -89,8 +94,15 @@ def project_parts(
         parts = (head, *_pages(pages, left, level == "full", estimator))
         over = estimator.text(context_text(parts)) - most
         if over <= 0 or room < LEAST_PAGE:
-            return parts
+            return (*parts, *docs)
         room = left - over  # parts are estimated apart, and weigh otherwise together
+
+
+def _documented(page: Page, estimator: Estimator) -> PromptPart:
+    """Return what is told of a package: its own words, and not the project's."""
+    text = cut(page.text, PACKAGE_TOKENS, estimator)
+    said = text + ("\n[It goes on: see py_help]" if len(text) < len(page.text) else "")
+    return PromptPart(f"docs:{page.path}", said or page.problem, "context", "metadata", f"package {page.path}")
 
 
 def context_text(parts: Iterable[PromptPart]) -> str:

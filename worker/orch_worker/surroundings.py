@@ -106,7 +106,7 @@ def chosen(seen: Surveyed, free: Container[str], *, listed: bool) -> Project:
             page = Page(page.path, problem="it may not be read unasked")
         pages.setdefault(page.text or page.path, page)
     if not listed:
-        return Project(pages=tuple(pages.values()))
+        return Project(pages=tuple(pages.values()), packages=seen.packages)
     about = [(name, said) for name, said in seen.manifests if name in free][:1]
     about += [seen.readme] if seen.readme is not None and seen.readme[0] in free else []
     return Project(
@@ -116,6 +116,7 @@ def chosen(seen: Surveyed, free: Container[str], *, listed: bool) -> Project:
         files=seen.files,
         more_files=seen.more_files,
         pages=tuple(pages.values()),
+        packages=seen.packages,
     )
 
 
@@ -149,7 +150,16 @@ def survey(rules: ContextConfig, context: ToolContext, note: Note = lambda _: No
         files=tuple(files[:MAX_FILES]),
         more_files=max(0, len(files) - MAX_FILES),
         pages=_pages(rules, context, note),
+        packages=_packages(rules, context, note),
     )
+
+
+def _packages(rules: ContextConfig, context: ToolContext, note: Note) -> tuple[Page, ...]:
+    if not rules.packages:
+        return ()
+    from .packages import pages_of  # what reads metadata is not for those who have none to read
+
+    return pages_of(context.cwd, rules.packages, note)
 
 
 def _tickets(most: int, until: float) -> Iterator[None]:

@@ -1,0 +1,75 @@
+"""What packages say of themselves, as agents are told it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orch_protocol.messages import user
+from orch_protocol.project import ContextConfig, Page
+from orch_worker.estimate import Estimator
+from orch_worker.packages import pages_of
+from orch_worker.project import context_parts, context_text, is_project, project_parts
+from orch_worker.surroundings import chosen, survey
+from orch_worker.tools.base import ToolContext
+
+
+def install(folder: Path, name: str, text: str, environment: str = ".venv") -> Path:
+    """Install the metadata of a package into an environment of the project; return where that is."""
+    place = folder / environment / "lib" / "python3.11" / "site-packages"
+    (place / f"{name}-1.2.dist-info").mkdir(parents=True)
+    (place / f"{name}-1.2.dist-info" / "METADATA").write_text(text)
+    return place
+
+
+METADATA = "Metadata-Version: 2.1\nName: zebra\nVersion: 1.2\nSummary: Counts stripes\n\nUse it like this.\n"
+
+
+def test_version_summary_and_how_the_description_begins(tmp_path: Path) -> None:
+    """From the environment of the project, whose folder is looked at again when something is installed."""
+    place = install(tmp_path, "zebra", METADATA)
+    noted: list[Path] = []
+    assert pages_of(tmp_path, ["zebra"], noted.append) == (
+        Page("zebra", "zebra 1.2: Counts stripes\n\nUse it like this."),
+    )
+    assert noted == [place]
+
+
+def test_else_from_where_orch_is() -> None:
+    """The version is the installed one."""
+    [page] = pages_of(Path("/nowhere"), ["msgspec"], lambda _: None)
+    assert page.text.startswith(f"msgspec {msgspec.__version__}: ")
+
+
+def test_pictures_and_badges_are_left_out(tmp_path: Path) -> None:
+    """What a page shows before its first word tells a model nothing."""
+    pictures = '<p align="center">\n  <img src="x">\n</p>\n\n[![badge](x)](y)\n![logo](z)\n.. image:: w\n\n\n\n'
+    install(tmp_path, "zebra", METADATA.replace("Use it", f"{pictures}**Use** it"))
+    [page] = pages_of(tmp_path, ["zebra"], lambda _: None)
+    assert page.text == "zebra 1.2: Counts stripes\n\n**Use** it like this."
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    """A name that nobody installed is no failure."""
+    [page] = pages_of(tmp_path, ["no-such-package-at-all"], lambda _: None)
+    assert (page.text, page.problem) == ("", "it is not installed")
+
+
+@pytest.mark.parametrize("level", ["brief", "full"])
+def test_a_package_is_a_part_of_its_own(tmp_path: Path, level: str) -> None:
+    """Bounded, in its own name behind the project, and told apart again; where nothing is told, neither is this."""
+    install(tmp_path, "zebra", METADATA + "More of it.\n" * 500)
+    rules = ContextConfig(packages=("zebra",))
+    project = chosen(survey(rules, ToolContext(tmp_path)), (), listed=True)
+    parts = project_parts(project, level, rules, Estimator())  # type: ignore[arg-type]
+    docs = parts[-1]
+    assert (docs.name, docs.tier, docs.owner) == ("docs:zebra", "context", "package zebra")
+    assert docs.text.startswith("zebra 1.2: Counts stripes\n\nUse it like this.")
+    assert docs.text.endswith("[It goes on: see py_help]")
+    assert Estimator().text(docs.text) <= 210
+    text = context_text(parts)
+    assert is_project(user(text))
+    assert context_parts(text, rules.files)[-1].text == docs.text
+    assert project_parts(project, "none", rules, Estimator()) == ()
