@@ -12,7 +12,7 @@ from orch_protocol.errors import ForeignFileError
 from orch_worker import blocks
 from orch_worker.lines import seal, unseal
 from orch_worker.session import LeftEntry, Session, UnknownEntry
-from orch_worker.store import Loaded, load
+from orch_worker.store import Loaded, load, objects
 from orch_worker.transcript import _HEADER, Transcript, _decode, read_session
 from past import EAGER, Life, steps
 from vandal import spoilt
@@ -77,6 +77,8 @@ def test_blocks_and_lines_say_the_same_of_every_file(
         except ForeignFileError:
             continue
         assert (taken, fast) == (plain, slow), number
+        given = [unsealed.object if (unsealed := unseal(each)) else each for each in objects(path, header=_HEADER)]
+        assert given == [*filter(None, [slow.header]), *plain]
         used += many > 0
         assert number or (not slow.damage and many >= len(data) // (2 * size + 3000))
     assert used > (FILES // 6 if size < 2000 else 0)

@@ -160,9 +160,10 @@ def load(
 
 
 def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
-    """Yield the good objects of the file at `path`, its header first, holding no more of it than one append.
+    """Yield the good objects of the file at `path`, its header first, holding little more of it than one append.
 
-    What was not appended whole is left out. A missing file holds nothing; raises as `load` does.
+    What was not appended whole is left out. What seals a line may be left on its object: keys of the store's own. A
+    missing file holds nothing; raises as `load` does.
     """
     try:
         descriptor = open_regular(path, os.O_RDONLY)
@@ -171,9 +172,15 @@ def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
     waiting: list[bytes] = []
     try:
         with open(descriptor, "rb", buffering=BLOCK) as file:
-            _require_ours(path, file.readline(MAX_LINE + 64), header)
-            file.seek(0)
-            for _, _, sealed, _ in scan(file):
+            first = file.readline(MAX_LINE + 64)
+            _require_ours(path, first, header)
+            blocks = _blocks(file, first, header) if header is not None else None
+            if blocks is not None:
+                yield first[:-1]
+                for block in blocks:
+                    yield from block[:-1].split(b"\n")
+            file.seek(blocks.offset if blocks is not None else 0)
+            for _, _, sealed, _ in scan(file, blocks.chain if blocks is not None else None):
                 if sealed is None:
                     continue
                 waiting.append(sealed.object)
