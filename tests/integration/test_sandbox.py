@@ -137,6 +137,19 @@ done = True
         assert not (context.cwd.parent / "raced").exists()
 
     @pytest.mark.parametrize("level", CONFINED)
+    async def test_no_terminal_is_listened_to_or_written_on(self, context: ToolContext, level: Level) -> None:
+        """Another program's terminal belongs to the same user: what is typed there is not the command's."""
+        context = at(context, level)
+        master, slave = os.openpty()
+        try:
+            name = os.ttyname(slave)
+            said = await python(context, f"{TRIES}\ntries('terminal', lambda: open({name!r}, 'r+b', 0))")
+        finally:
+            os.close(master)
+            os.close(slave)
+        assert "terminal refused" in said
+
+    @pytest.mark.parametrize("level", CONFINED)
     async def test_its_own_folder_and_home_are_there(self, context: ToolContext, level: Level) -> None:
         """It writes where it works, and into a home that is not the user's and stays from call to call."""
         context = at(context, level)

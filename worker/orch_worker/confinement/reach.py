@@ -15,7 +15,7 @@ SYSTEM: Final = (
     *("/nix", "/run/current-system"),
 )
 KERNEL: Final = ("/proc", "/sys")
-DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"))
+DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 
 
 class Reach(NamedTuple):
