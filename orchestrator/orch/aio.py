@@ -66,7 +66,7 @@ from .leftovers import end_leftovers
 from .root_hooks import Hookable, RootHooks
 from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
-from .services.hooking import saying
+from .services.hooking import attend
 from .services.recalling import found
 from .supervisor import Supervisor
 from .templated import Templated
@@ -188,7 +188,7 @@ class AsyncOrchestrator(Hookable, Templated):
                 hooks=self._hooks,
                 keys=self._keys,
             )
-            self._hooks.say = saying(supervisor)
+            attend(supervisor)
             stack.push_async_callback(self._watchers.close)
             stack.push_async_callback(supervisor.close)
             supervisor.start()

@@ -15,7 +15,7 @@ from orch_protocol.happened import RunEvent
 from orch_protocol.hook_events import Event, SubagentFinished, SubagentSpawned
 from orch_worker.store import newest_sealed
 
-from .journal import Answered, Entry, Journal, Spawned, decoded
+from .journal import Answered, Ended, Entry, Journal, Spawned, decoded
 from .nodes import head_of
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Happenings:
         for entry in entries:
             if isinstance(entry, (Spawned, Answered)):
                 self._tell(entry)
+            elif isinstance(entry, Ended):
+                self._root.hooks.ended(entry.id)
         self._root.waiters.tell(RECORDED)
 
     def _tell(self, entry: Spawned | Answered) -> None:

@@ -40,6 +40,7 @@ MOST_KEPT: Final = 200
 EVIDENCE: Final = "evidence"
 """The folder in a home of what hooks have measured."""
 LAST_ERROR: Final = 500
+MOST_METRICS: Final = 50
 
 
 class Kept(Struct, frozen=True):
@@ -64,6 +65,7 @@ class HookLine(Struct, frozen=True):
     on_error: str = "open"
     timeout: float = 0.0
     last_error: str = ""
+    metrics: dict[str, float] = {}
 
 
 AUDIT_LOG: Final = HookLine(
@@ -116,6 +118,7 @@ def lines(home: Path, configured: Iterable[HookRow]) -> list[HookLine]:
                 on_error=row.on_error,
                 timeout=row.seconds,
                 last_error=tally.last_error,
+                metrics=tally.metrics,
             )
         )
     return found
@@ -169,7 +172,14 @@ def summed(old: HookTally | None, ran: HookTally) -> HookTally:
         errors=old.errors + ran.errors,
         late=old.late + ran.late,
         last_error=last or old.last_error,
+        metrics=_added(old.metrics, ran.metrics),
     )
+
+
+def _added(old: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    """Return the figures of both, at most MOST_METRICS of them: the first ones."""
+    sums = old | {name: old.get(name, 0.0) + value for name, value in more.items()}
+    return dict(list(sums.items())[:MOST_METRICS])
 
 
 def _file(home: Path) -> Path:

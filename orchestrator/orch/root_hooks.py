@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.hook_events import Abort, Approve, Block, Event, Patch
@@ -30,6 +31,7 @@ from .hook_records import record, summed
 __all__ = ["Do", "Hookable", "RootHooks", "Say"]
 
 Do = Callable[[Callable[..., None], Path, tuple[HookTally, ...]], Any]
+Call = Callable[[str, str, Struct], Awaitable[Any]]
 Say = Callable[[str, str, bool], Any]
 """Says a text to the agent with an id, as a follow-up or at once. May be called from any thread."""
 
@@ -49,6 +51,8 @@ class RootHooks:
         self.rows: tuple[HookRow, ...] = ()
         self.say: Say = _nobody
         """Lets an agent hear what a hook says to it."""
+        self.call: Call = _no_root
+        """Serves the agent with an id."""
         self.home = home
         self._due: dict[str, HookTally] = {}
         self._recording: asyncio.TimerHandle | None = None
@@ -94,6 +98,7 @@ class RootHooks:
             self._recording = asyncio.get_running_loop().call_later(RECORD_SECONDS, self._record, do)
 
     def _record(self, do: Do) -> None:
+        self._measure()
         due, self._due, self._recording = tuple(self._due.values()), {}, None
         if due:
             do(_recorded, self.home, due)
@@ -118,6 +123,18 @@ class RootHooks:
                 self._begin(self._watch(*each, do))
                 rows.append(HookSaid())
         return HooksSaid(tuple(rows))
+
+    def ended(self, id: str) -> None:
+        """The process of the agent `id` is gone: what hooks kept for it while it lived is forgotten."""
+        self._measure()
+        for key in [key for key in self._contexts if key[1] == id]:
+            del self._contexts[key]
+
+    def _measure(self) -> None:
+        for (name, _), context in self._contexts.items():
+            hook = self._registry.find(name)
+            if hook is not None and (metrics := context.measured()):
+                self._due[name] = summed(self._due.get(name), HookTally(hook.row, metrics=metrics))
 
     def listens(self, *stages: str) -> bool:
         """Whether there is any hook at one of `stages`."""
@@ -170,7 +187,7 @@ class RootHooks:
     def _context(self, hook: Hook, spec: AgentSpec, say: Say, turn: str) -> HookContext:
         key = (hook.row.name, spec.id)
         context = self._contexts.pop(key, None) or HookContext(
-            hook.row.name, agent_id=spec.id, depth=spec.depth, cwd=Path(spec.cwd), say=partial(say, spec.id)
+            hook.row.name, spec, say=partial(say, spec.id), call=partial(self.call, spec.id), tell=_unwatched
         )
         self._contexts[key] = context
         context.enter(turn)
@@ -257,6 +274,15 @@ def source_of(function: Callable[..., Any]) -> str:
 
 def _nobody(_id: str, _text: str, _follow_up: bool) -> None:
     """Stands for the agents until there is a root."""
+
+
+async def _no_root(_id: str, service: str, _params: Struct) -> Any:
+    raise ConfigError(f"there is no root here to ask for {service!r}")
+
+
+def _unwatched(text: str) -> None:
+    """Nobody watches a program's own functions but the program."""
+    del text
 
 
 def _at_once(act: Callable[..., None], home: Path, due: tuple[HookTally, ...]) -> None:

@@ -225,7 +225,10 @@ class HooksSaid(Struct, frozen=True):
 
 
 class HookTally(Struct, frozen=True):
-    """How often a hook was called, how long that took in all, how often nothing came of it, and why the last time."""
+    """How often a hook was called, how long that took in all, how often nothing came of it, and why the last time.
+
+    `metrics` are what it added up itself, by name.
+    """
 
     row: HookRow
     calls: int = 0
@@ -233,6 +236,7 @@ class HookTally(Struct, frozen=True):
     errors: int = 0
     late: int = 0
     last_error: str = ""
+    metrics: dict[str, float] = {}
 
 
 class HooksRan(Struct, frozen=True):

@@ -145,6 +145,26 @@ async def test_agents_are_told_what_there_is(tmp_path: Path) -> None:
     assert hooks.rows == ()
 
 
+async def test_what_it_keeps_goes_with_the_turn_and_with_the_process(tmp_path: Path) -> None:
+    """What is kept for a turn is gone in the next one, the rest when the agent's process is; figures are added up."""
+    seen: list[Any] = []
+
+    def keep(event: Event, ctx: Any) -> None:
+        ctx.metric("seen")
+        ctx.state["n"] = ctx.turn_state["n"] = ctx.state.get("n", 0) + 1
+        seen.append((dict(ctx.state), dict(ctx.turn_state), event.turn))
+
+    hooks = holding(tmp_path, lambda event, ctx: (seen.append(sorted(ctx.turn_state)), keep(event, ctx))[1])
+    for turn in ("q1", "q1", "q2"):
+        await run(hooks, Replied(text="hello", stop_reason="end_turn", turn=turn))
+    assert seen[::2] == [[], ["n"], []]
+    hooks.ended("a1")
+    await run(hooks)
+    assert seen[-1][0] == {"n": 1}
+    hooks.close()
+    assert tallies(tmp_path)["h"].tally.metrics == {"seen": 4.0}
+
+
 async def test_figures_are_on_record_when_it_is_closed(tmp_path: Path) -> None:
     """What hooks did adds up, and is written at the end at the latest."""
     hooks = holding(tmp_path, print)

@@ -6,8 +6,8 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -71,7 +71,8 @@ class AtRoot:
 class Tally:
     """Counts what one hook does. `calls` and `seconds` may be added to."""
 
-    def __init__(self, row: HookRow) -> None:
+    def __init__(self, row: HookRow, context: HookContext | None = None) -> None:
+        self._context = context
         self.calls = 0
         self.seconds = 0.0
         self._row = row
@@ -95,7 +96,8 @@ class Tally:
 
     def take(self) -> HookTally:
         """Return what it did since this was asked last."""
-        taken = HookTally(self._row, self.calls, self.seconds, self._errors, self._late, self._last_error)
+        metrics = self._context.measured() if self._context is not None else {}
+        taken = HookTally(self._row, self.calls, self.seconds, self._errors, self._late, self._last_error, metrics)
         self.calls = self._errors = self._late = 0
         self.seconds, self._last_error = 0.0, ""
         return taken
@@ -324,13 +326,17 @@ class HookCalls:
         if name not in self._contexts:
             self._contexts[name] = HookContext(
                 name,
-                agent_id=self._spec.id,
-                depth=self._spec.depth,
-                cwd=Path(self._spec.cwd),
+                self._spec,
                 say=self._say_from_anywhere,
+                call=self._call_root,
+                tell=partial(self._tell_from_anywhere, name),
                 messages=self._messages,
             )
         return self._contexts[name]
+
+    def _tell_from_anywhere(self, hook: str, text: str) -> None:
+        if self._tell is not None:
+            self._loop.call_soon_threadsafe(self._tell, "hook", text[:MOST_SHOWN], hook, False)
 
     def _say_from_anywhere(self, text: str, follow_up: bool) -> None:
         self._loop.call_soon_threadsafe(self._say, text, follow_up)
@@ -344,7 +350,7 @@ class HookCalls:
 
     def _tally(self, hook: Hook) -> Tally:
         if (tally := self._tallies.get(hook.row.name)) is None:
-            tally = self._tallies[hook.row.name] = Tally(hook.row)
+            tally = self._tallies[hook.row.name] = Tally(hook.row, self._context(hook))
         return tally
 
     def _noted(self, tally: Tally, done: Done, *, counted: bool = True) -> None:

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from orch_protocol.messages import Message
+from orch_protocol.recall import SearchArchive
+from orch_protocol.services import QueryAgent, Spawn
+from orch_protocol.spec import AgentSpec
 
 __all__ = ["HookContext"]
+
+Call = Callable[[str, Struct], Awaitable[Any]]
+"""Asks the root for a service, as the agent."""
 
 
 class HookContext:
     """What a hook knows of the agent, and may do besides what it returns.
 
-    `state` is the hook's own while the process lives, `turn_state` until the turn ends. `cwd` is the agent's folder.
+    `config` is how the agent was spawned, `cwd` its folder. `state` is the hook's own while the process lives,
+    `turn_state` until the turn ends. `spawn` and `search_archive` ask the root, by the agent's own rights: a plain
+    function waits for them, an async one awaits what they return. Made on the thread of the event loop.
     """
 
     def __init__(
         self,
         hook: str,
+        spec: AgentSpec,
         *,
-        agent_id: str,
-        depth: int,
-        cwd: Path,
         say: Callable[[str, bool], None],
+        call: Call,
+        tell: Callable[[str], None],
         messages: Callable[[], Sequence[Message]] = tuple,
     ) -> None:
         self.hook = hook
-        self.agent_id = agent_id
-        self.depth = depth
-        self.cwd = cwd
+        self.config = spec
+        self.agent_id = spec.id
+        self.depth = spec.depth
+        self.cwd = Path(spec.cwd)
         self.state: dict[str, Any] = {}
         self.turn_state: dict[str, Any] = {}
         self._say = say
+        self._call = call
+        self._tell = tell
         self._messages = messages
         self._turn = ""
+        self._measured: list[tuple[str, float]] = []
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def enter(self, turn: str) -> None:
         """The turn with this id is under way: what was kept for another one is forgotten."""
@@ -58,3 +75,48 @@ class HookContext:
     def follow_up(self, text: str) -> None:
         """Say `text` to the agent when it would stop."""
         self._say(text, True)
+
+    def notify(self, text: str) -> None:
+        """Tell whoever watches the turn `text`, and write it to the log."""
+        self.log(text)
+        self._tell(text)
+
+    def metric(self, name: str, value: float = 1.0) -> None:
+        """Add `value` to the figure `name` of this hook, which `orch hooks list --json` shows."""
+        self._measured.append((str(name), float(value)))
+
+    def measured(self) -> dict[str, float]:
+        """Return what was added up since this was asked last."""
+        taken, self._measured = self._measured, []
+        sums: dict[str, float] = {}
+        for name, value in taken:
+            sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    def spawn(self, task: str, prompt: str | None = None, *, preset: str | None = None) -> Any:
+        """Start a subagent of the agent, ask it `prompt` without waiting for the answer, and return its id.
+
+        Raises ToolNotGrantedError unless the agent may spawn, and to ask it query, subagents itself.
+        """
+        return self._asked(self._spawned(task, prompt, preset))
+
+    async def _spawned(self, task: str, prompt: str | None, preset: str | None) -> str:
+        id: str = (await self._call("spawn", Spawn(task, preset=preset))).id
+        if prompt is not None:
+            await self._call("submit", QueryAgent(id, prompt))
+        return id
+
+    def search_archive(self, query: str, limit: int = 10) -> Any:
+        """Return the places in the agent's archives that fit `query` best, as `o.search_archive` does.
+
+        Raises ToolNotGrantedError unless the agent may search them itself.
+        """
+        return self._asked(self._found(SearchArchive(query, limit)))
+
+    async def _found(self, asked: SearchArchive) -> Any:
+        return await self._call("search_archive", asked)
+
+    def _asked(self, asking: Coroutine[Any, Any, Any]) -> Any:
+        if threading.get_ident() == self._thread:
+            return asking
+        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()

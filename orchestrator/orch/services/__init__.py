@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ..supervisor import Supervisor
     from ..watchers import Watcher
 
-__all__ = ["GRANTS", "HANDLERS", "call", "check_seconds", "serve_worker"]
+__all__ = ["GRANTS", "HANDLERS", "call", "check_grant", "check_seconds", "serve_worker"]
 
 HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "spawn": spawning.spawn,
@@ -171,7 +171,7 @@ async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgs
     """
     if request.service not in SERVICES:
         raise ProtocolError(f"no service {request.service!r}; there are {', '.join(HANDLERS)}")
-    _check_grant(root.tree.nodes[caller].spec, request.service)
+    check_grant(root.tree.nodes[caller].spec, request.service)
     try:
         params = msgspec.msgpack.decode(request.payload, type=SERVICES[request.service][0])
     except DECODE_ERRORS as error:
@@ -179,7 +179,8 @@ async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgs
     return msgspec.Raw(encode_body(await call(root, caller, request.service, params)))
 
 
-def _check_grant(spec: AgentSpec, service: str) -> None:
+def check_grant(spec: AgentSpec, service: str) -> None:
+    """Raise ToolNotGrantedError for a service that none of the tools of the agent `spec` asks for."""
     if service in EVERYBODYS:
         return
     if service == "run_tool" and spec.root_tools:

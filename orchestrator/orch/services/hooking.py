@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from orch_protocol.errors import OrchError
 from orch_protocol.hooks import HooksRan, HooksSaid, RunHooks
@@ -13,14 +15,13 @@ from orch_protocol.services import Empty
 from .steering import steer
 
 if TYPE_CHECKING:
-    from ..root_hooks import Say
     from ..supervisor import Supervisor
 
-__all__ = ["hooks_ran", "run_hooks", "saying"]
+__all__ = ["attend", "hooks_ran", "run_hooks"]
 
 
-def saying(root: Supervisor) -> Say:
-    """Return what lets an agent hear a text that a hook of the program says to it, from whatever thread."""
+def attend(root: Supervisor) -> None:
+    """Let hooks of the program say something to agents, from whatever thread, and ask for services as they do."""
     loop = asyncio.get_running_loop()
 
     async def say(id: str, text: str, follow_up: bool) -> None:
@@ -29,7 +30,14 @@ def saying(root: Supervisor) -> Say:
         except OrchError as error:
             print(f"what a hook said to {id}: {error}", flush=True)
 
-    return lambda *said: asyncio.run_coroutine_threadsafe(say(*said), loop)
+    async def call(id: str, service: str, params: Struct) -> Any:
+        from . import call, check_grant  # the table of services has this one in it
+
+        check_grant(root.tree.nodes[id].spec, service)
+        return await call(root, id, service, params)
+
+    root.hooks.say = lambda *said: asyncio.run_coroutine_threadsafe(say(*said), loop)
+    root.hooks.call = call
 
 
 async def run_hooks(root: Supervisor, caller: str | None, params: RunHooks) -> HooksSaid:
