@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import resource
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import zmq
 
 from orch.router import Router
-from orch_protocol.commands import Hello, Ready
+from orch_protocol.commands import Hello, Ping, Ready
 from orch_protocol.wire import VERSION, Channel
 
 TOKEN, IDENT = b"t" * 32, b"worker"
@@ -34,6 +36,7 @@ STREAMS = {
     "a message of many parts": GREETING + READY + b"\x01\x01x" * 2000 + b"\x00\x01x",
 }
 EACH = 20
+FLOOD = 5000
 MOST_KIB = 50 << 10
 
 
@@ -126,3 +129,33 @@ async def test_a_copy_of_what_a_worker_said_is_not_believed(scene: Scene) -> Non
         while scene.router.peers.counters["unknown_peer"] < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert scene.heard == ["hello", "ready"]
+
+
+async def test_a_worker_that_says_things_without_end_holds_nobody_up(scene: Scene) -> None:
+    """It is believed, and as fast as its line takes it: the other is heard all the while, and memory stays."""
+    flooder = scene.router.peers.expect("b", 1, b"flood", b"f" * 32)
+    scene.router.peers.confirm(flooder, os.getpid())
+    channel, over = Channel(1, Path("/")), threading.Event()
+    first = channel.encode("hello", Hello(b"f" * 32, VERSION, os.getpid()))
+    again = channel.encode("ping", Ping(b"x" * 900))
+
+    def flood(line: Any) -> None:
+        line.send(first)
+        while not over.is_set():
+            with contextlib.suppress(zmq.Again):
+                line.send(again, zmq.NOBLOCK)
+
+    thread = threading.Thread(target=flood, args=(scene.dealer(b"flood"),))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    thread.start()
+    try:
+        async with asyncio.timeout(20):
+            while scene.heard.count("ping") < FLOOD:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for round in range(EACH):
+            await scene.hears(round + 1)
+    finally:
+        over.set()
+        thread.join()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB
+    scene.router.peers.forget(flooder)
