@@ -58,6 +58,7 @@ from .approvals import Approvals, Approver
 from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, script_of, split_tools
 from .catalog import Catalog
 from .exchange.writing import exported
+from .extensions import templates_for
 from .handles import AsyncSubagent
 from .journal import Journal
 from .launchers import default_launcher
@@ -70,7 +71,6 @@ from .services.hooking import attend
 from .services.recalling import found
 from .supervisor import Supervisor
 from .templated import Templated
-from .templates import Templates
 from .watchers import Observer, Watchers
 
 __all__ = ["AsyncOrchestrator", "ToolLike"]
@@ -127,7 +127,7 @@ class AsyncOrchestrator(Hookable, Templated):
         default = configuration.Default.of(self._known, self._keys)
         self._default = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
-        self._templates = Templates(self.config.prompt, self.home)
+        self._templates = templates_for(self.config, Path.cwd(), self.home)
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
         self._told: set[str] = set()

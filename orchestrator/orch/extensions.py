@@ -6,8 +6,6 @@ A user's own lie in `$ORCH_HOME/extensions`, a project's in `.orch/extensions`; 
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,16 +14,30 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec, Manifest
-from orch_worker.extensions import digest_of, read_manifest
 
 from . import kept, paths
+from .templates import Files, PromptTemplate, Templates
 
-__all__ = ["FOLDER", "Found", "disable", "enable", "find", "specs", "trust", "trust_file", "untrust"]
+__all__ = [
+    "FOLDER",
+    "Found",
+    "Prompts",
+    "disable",
+    "enable",
+    "find",
+    "specs",
+    "templates_for",
+    "trust",
+    "trust_file",
+    "untrust",
+]
 
 FOLDER: Final = "extensions"
 GROUP: Final = "orch.extensions"
+PROMPTS: Final = "prompts"
 
 Where: TypeAlias = Literal["user", "project", "package"]
 
@@ -38,6 +50,25 @@ class Found(Struct, frozen=True):
     where: Where
     manifest: Manifest | None = None
     why_off: str = ""
+
+
+class Prompts:
+    """The templates in the folders `prompts` of the extensions that are on for `folder`, each as EXTENSION:NAME."""
+
+    def __init__(self, folder: Path, home: Path, packages: Iterable[str] = ()) -> None:
+        self._folder, self._home, self._packages = folder, home, tuple(packages)
+
+    def templates(self) -> Iterable[PromptTemplate]:
+        """Return them, by extension and name. Raises ConfigError."""
+        for each in find(self._folder, self._home, self._packages):
+            if not each.why_off:
+                for template in Files(Path(each.path, PROMPTS)).templates():
+                    yield PromptTemplate(f"{each.name}:{template.name}", template.text, template.source)
+
+
+def templates_for(config: Config, folder: Path, home: Path) -> Templates:
+    """Return the templates for agents in `folder`: those that are configured, and those of extensions."""
+    return Templates(config.prompt, home, Prompts(folder, home, config.extensions.load))
 
 
 class Off(Struct, frozen=True):
@@ -91,6 +122,8 @@ def trust_file(home: Path) -> Path:
 
 def trust(extension: Path, home: Path) -> Manifest:
     """Trust the extension in the folder `extension` as it is now. Raises ConfigError when it does not do."""
+    from orch_worker.extensions import digest_of, read_manifest
+
     manifest = read_manifest(extension)
     kept.write(trust_file(paths.private_dir(home)), _trusted(home) | {_key(extension): digest_of(extension)})
     return manifest
@@ -122,6 +155,9 @@ def enable(name: str, home: Path) -> bool:
 
 
 def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, str]) -> Found:
+    # Imported when there is one: who has no extensions is not to pay for them.
+    from orch_worker.extensions import digest_of, read_manifest
+
     name = path.name
     try:
         manifest = read_manifest(path)
@@ -150,6 +186,10 @@ def _folders(place: Path) -> Iterator[Path]:
 
 def _package(name: str) -> Path:
     """Return the folder of the extension that an installed package offers as `name`. Raises ConfigError."""
+    # Both take milliseconds to import, and most users name no package.
+    import importlib.metadata
+    import importlib.util
+
     offered = {each.name: each.value for each in importlib.metadata.entry_points(group=GROUP)}
     if name not in offered:
         there = ", ".join(sorted(offered)) or "none"

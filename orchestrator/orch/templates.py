@@ -117,11 +117,11 @@ class Package:
 
 
 class Templates:
-    """The templates that can be used by name: those of `config` and the folder `home`, and those that are added."""
+    """The templates that can be used by name: those of `config`, the folder `home` and `more`, and those added."""
 
-    def __init__(self, config: PromptConfig, home: Path) -> None:
+    def __init__(self, config: PromptConfig, home: Path, *more: TemplateProvider) -> None:
         self._config, self._home = config, home
-        self._added: list[TemplateProvider] = []
+        self._added = list(more)
 
     def add(self, provider: TemplateProvider) -> tuple[str, ...]:
         """Take the templates of `provider` in, all or none, and return their names.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orch import extensions
 from orch.cli import run
-from orch.extensions import disable, enable, find, specs, trust, untrust
+from orch.extensions import disable, enable, find, specs, templates_for, trust, untrust
+from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_worker.extensions import load
 
@@ -132,11 +132,32 @@ def test_a_packages_is_found_by_its_entry_point(home: Path, tmp_path: Path, monk
     (tmp_path / "site" / "offered" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path / "site")
     offered = [EntryPoint("short", "offered", "orch.extensions")]
-    monkeypatch.setattr(extensions.importlib.metadata, "entry_points", lambda **_: offered)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: offered)
     [found] = find(home.parent, home, ["short"])
     assert (found.name, found.where, found.why_off) == ("offered", "package", "")
     with pytest.raises(ConfigError, match=r"offers 'long' as orch.extensions; there are: short"):
         find(home.parent, home, ["long"])
+
+
+class TestTemplates:
+    """Templates of prompts that extensions bring."""
+
+    @pytest.mark.usefixtures("home")
+    def test_those_of_extensions_that_are_on_are_there(
+        self, home: Path, project: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """They are named after their extension, filled in like all others, and gone when it is off."""
+        for place, name in ((home / "extensions", "own"), (project, "theirs")):
+            (put(place, name) / "prompts").mkdir()
+            (place / name / "prompts" / "review.md").write_text("You review {{language}}.\n")
+        found = templates_for(Config(), project.parents[1], home)
+        assert [template.name for template in found.all()] == ["own:review"]
+        assert found.asked("own:review", {"language": "Rust"}).identity == "You review Rust."
+        assert run(["prompts", "own:review", "--var", "language=Rust"]) == 0
+        assert capsys.readouterr().out == "You review Rust.\n"
+        disable("own", home)
+        with pytest.raises(ConfigError, match="there is no template 'own:review'"):
+            found.asked("own:review", {"language": "Rust"})
 
 
 class TestCommand:

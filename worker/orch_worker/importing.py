@@ -13,7 +13,7 @@ __all__ = ["module_at"]
 def module_at(path: Path, name: str, *, package: bool = False) -> ModuleType:
     """Return the module in the file `path`, which must end in `.py`, imported as `name` whether it was before or not.
 
-    As a `package` it may import its neighbours by `from . import`. Raises whatever its code raises; then it is not there.
+    As a `package` it may import its neighbours by `from . import`. Raises what its code raises; then it is not there.
     """
     places = [str(path.parent)] if package else None
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=places)

@@ -1,10 +1,10 @@
-"""Puts each text in `prompts/` into the stable part of the prompt, in the order of their names."""
+"""Puts each text in `texts/` into the stable part of the prompt, in the order of their names."""
 
 from pathlib import Path
 
 from orch import PromptPart
 
-PLACE = Path(__file__).parent / "prompts"
+PLACE = Path(__file__).parent / "texts"
 
 
 def register(extension):

@@ -28,10 +28,10 @@ def _prompts(arguments: Namespace) -> int:
     from pathlib import Path
 
     from .. import config, paths
-    from ..templates import Templates
+    from ..extensions import templates_for
 
     home = paths.home(os.environ)
-    there = Templates(config.load(Path.cwd(), os.environ).config.prompt, home)
+    there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
     if arguments.name is None:
         rows = [_row(template.name, template.variables, template.source) for template in there.all()]
         cells = [[row["name"], " ".join(row["variables"]), row["source"]] for row in rows]

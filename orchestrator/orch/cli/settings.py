@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.budget import Budget
+from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
-from orch_protocol.prompts import PromptConfig
 from orch_protocol.sandbox import SandboxConfig
 from orch_worker.backends import models
 
@@ -43,13 +43,14 @@ def _default() -> config.Default:
     return config.Default.of(models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value})
 
 
-def _prompt(prompt: PromptConfig, arguments: Namespace) -> dict[str, Any]:
+def _prompt(found: Config, arguments: Namespace) -> dict[str, Any]:
     """Return what the agent is told besides its task: by the template that is asked for, or configured."""
-    if prompt.template is None and arguments.prompt_template is None and not arguments.var:
-        return {"rules": msgspec.to_builtins(prompt.rules)}
-    from ..templates import Templates
+    if found.prompt.template is None and arguments.prompt_template is None and not arguments.var:
+        return {"rules": msgspec.to_builtins(found.prompt.rules)}
+    from ..extensions import templates_for
 
-    there, name = Templates(prompt, paths.home(os.environ)), words.clean(arguments.prompt_template)
+    there = templates_for(found, Path.cwd(), paths.home(os.environ))
+    name = words.clean(arguments.prompt_template)
     made: dict[str, Any] = msgspec.to_builtins(there.asked(name, words.clean(dict(arguments.var or ()))))
     return made
 
@@ -89,7 +90,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     rules["dry_run"] |= arguments.dry_run
     settings["policy"] = {"channel": arguments.channel, "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
-    settings["prompt"] = _prompt(loaded.config.prompt, arguments)
+    settings["prompt"] = _prompt(loaded.config, arguments)
     settings["sandbox"] = msgspec.to_builtins(_sandbox(loaded.config.sandbox, arguments))
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:
