@@ -120,7 +120,8 @@ def told(kind: str, amount: float) -> str:
         return dollars(amount)
     if kind in NOUNS:
         return f"{amount:,.0f} {NOUNS[kind][amount != 1]}"
-    return f"{amount:,.1f} s".replace(".0 s", " s") + (" of tools" if kind == "tool_seconds" else " of work")
+    seconds = f"{amount:,.1f}".removesuffix(".0") if amount >= 1 else f"{amount:.3g}"
+    return f"{seconds} s" + (" of tools" if kind == "tool_seconds" else " of work")
 
 
 def short(account: Account, least: float) -> str:

@@ -196,3 +196,43 @@ def test_a_prompt_is_a_table_of_its_parts_and_their_texts() -> None:
     assert lines[4:] == ["said no more: tasks", "note: a b", "", "== identity", "Hi", "", "== time", "Today"]
     alone = prompts.page(shown | {"parts": [part | {"change": ""}], "asked": False, "gone": [], "notes": []})
     assert alone.splitlines()[1].endswith("ab")
+
+
+def test_who_has_a_budget_is_listed_with_the_part_that_is_used() -> None:
+    """Of the kind of which that is most; without any there is no such column."""
+    plain = [row(1), row(2)]
+    assert "BUDGET" not in render.table(plain, NOON)
+    spent = {"usd": 0.25, "tokens": 900.0, "seconds": 5.0}
+    paid = row(3, budget={"max_cost_usd": 1.0, "max_tokens": 1000, "max_seconds": 10.0}, spent=spent)
+    head, *_, last = render.table([*plain, paid], NOON).splitlines()
+    assert head.split()[-2:] == ["COST", "BUDGET"]
+    assert "90 %" in last
+    page = render.agent({"agent": paid, "messages": []}, NOON)
+    assert "budget:        $0.2500 of $1.0000 used, 900 of 1,000 tokens used, 5.0 of 10.0 s used" in page
+
+
+def test_the_budget_of_all_is_shown_kind_by_kind() -> None:
+    """What was set anew is told from what is configured."""
+    spent = {"usd": 0.5, "tokens": 7.0, "tool_seconds": 1.25, "model_calls": 3.0}
+    shown = {"budget": {"max_tokens": 10, "max_model_calls": 4}, "configured": {"max_model_calls": 4}, "spent": spent}
+    assert [line.split(None, 1)[1] for line in render.budget(shown).splitlines()] == [
+        "$0.5000",
+        "7 of 10 tokens, set anew while it is as configured",
+        "1.2 s of tools",
+        "3 of 4 model calls",
+    ]
+
+
+def test_a_query_that_did_not_end_by_itself_is_told_beside_the_status() -> None:
+    """Unless the status says the same."""
+    said = [
+        render.status(row(1, status=status, outcome=outcome))
+        for status, outcome in (
+            ("idle", "done"),
+            ("idle", "budget"),
+            ("died", "oom"),
+            ("killed", "killed"),
+            ("busy", ""),
+        )
+    ]
+    assert said == ["idle", "idle, budget", "died, oom", "killed", "busy"]

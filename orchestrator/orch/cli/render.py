@@ -31,8 +31,10 @@ __all__ = [
 
 # What moves the cursor, colours, rings, or turns the direction of reading, but for tab and newline.
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-HEAD = ("#", "ID", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "")
-RIGHT = frozenset({0, 4, 5, 6, 7})
+HEAD = ("#", "ID", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET", "")
+RIGHT = frozenset({0, 4, 5, 6, 7, 8})
+BUDGET = HEAD.index("BUDGET")
+"""Where that column is, which is there when somebody has a budget."""
 WIDTH = 60
 HOLDER = "(archive)"
 FULL = ((95, "nearly full"), (90, "high"), (75, "getting full"))
@@ -206,12 +208,16 @@ def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | N
     name = lead + (HOLDER if row.get("kind") == "holder" else line(row["name"], 24))
     return [
         *(str(row["seq"]), row["id"], name, status(row), age(row["created_at"], now)),
-        *(context(row), _tokens(usage), _cost(usage), doing),
+        *(context(row), _tokens(usage), _cost(usage), _share(row), doing),
     ]
 
 
 def _agents(cells: list[list[str]]) -> str:
-    return columns([list(HEAD), *cells], RIGHT) if cells else "no agents; start one: orch spawn TASK"
+    if not cells:
+        return "no agents; start one: orch spawn TASK"
+    if any(each[BUDGET] for each in cells):
+        return columns([list(HEAD), *cells], RIGHT)
+    return columns([[*each[:BUDGET], *each[BUDGET + 1 :]] for each in [list(HEAD), *cells]], RIGHT - {BUDGET})
 
 
 def columns(lines: list[list[str]], right: frozenset[int]) -> str:
@@ -245,27 +251,45 @@ def budget(shown: dict[str, Any]) -> str:
     limits, configured = shown["budget"], shown["configured"]
     lines = []
     for kind, spent in shown["spent"].items():
-        name = "max_cost_usd" if kind == "usd" else f"max_{kind}"
-        limit = limits.get(name)
-        anew = "" if limit == configured.get(name) else ", set anew while it is as configured"
-        lines.append(f"{_amount(kind, spent)} of {_amount(kind, limit)}{anew}" if limit else _amount(kind, spent))
-    return columns([[kind, line] for kind, line in zip(shown["spent"], lines, strict=True)], frozenset())
+        limit = limits.get(_limit(kind))
+        anew = "" if limit == configured.get(_limit(kind)) else ", set anew while it is as configured"
+        lines.append([kind, (_of(kind, spent, limit) if limit else _amount(kind, spent)) + anew])
+    return columns(lines, frozenset())
 
 
 def _budget(row: dict[str, Any]) -> str:
-    named = ((kind, "max_cost_usd" if kind == "usd" else f"max_{kind}") for kind in row.get("spent", ()))
-    limits = ((kind, row["budget"][name]) for kind, name in named if name in row["budget"])
-    return ", ".join(f"{_amount(kind, row['spent'][kind])} of {_amount(kind, limit)} used" for kind, limit in limits)
+    return ", ".join(f"{_of(*each)} used" for each in _bounded(row))
+
+
+def _share(row: dict[str, Any]) -> str:
+    """Return how much of the agent's budget is used, of the kind of which that is most."""
+    shares = [spent / limit for _, spent, limit in _bounded(row)]
+    return f"{min(100, int(100 * max(shares)))} %" if shares else ""
+
+
+def _bounded(row: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Return what the agent used of each kind that has a limit, and the limit."""
+    spent, limits = row.get("spent", {}), row.get("budget", {})
+    return [(kind, spent[kind], limits[_limit(kind)]) for kind in spent if _limit(kind) in limits]
+
+
+def _limit(kind: str) -> str:
+    return "max_cost_usd" if kind == "usd" else f"max_{kind}"
+
+
+def _of(kind: str, spent: float, limit: float) -> str:
+    if kind == "usd":
+        return f"${spent:.4f} of ${limit:.4f}"
+    number = f"{spent:.1f}" if "seconds" in kind else f"{spent:,.0f}"
+    return f"{number} of {_amount(kind, limit)}"
 
 
 def _amount(kind: str, amount: float) -> str:
     if kind == "usd":
         return f"${amount:.4f}"
-    return (
-        f"{amount:.1f} s" + " of tools" * (kind == "tool_seconds")
-        if "seconds" in kind
-        else f"{amount:,.0f} {kind.replace('_', ' ')}"
-    )
+    if "seconds" in kind:
+        return f"{amount:.1f} s" + " of tools" * (kind == "tool_seconds")
+    return f"{amount:,.0f} {kind.replace('_', ' ')}"
 
 
 def message(said: dict[str, Any]) -> str:
