@@ -6,19 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from orch import AsyncOrchestrator, Limits, ScriptedBackend
+from orch import AsyncOrchestrator, Config, HooksConfig, Limits, ScriptedBackend
 from orch_protocol.errors import AgentDiedError
+from orch_protocol.messages import text_of
 
 FOREVER = "sum(range(10**13))"
 
 
-async def test_a_process_that_lets_nothing_run_is_ended_and_says_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever asked is told with the place in the code; the agent answers again, and others were not touched."""
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root that gives a silent process half a second beyond the time of a tool."""
     for name in ("orch.turns.CHECK_SECONDS", "orch.pulses.CHECK_SECONDS", "orch.supervisor.CHECK_SECONDS"):
         monkeypatch.setattr(name, 0.2)
     monkeypatch.setattr("orch.pulses.GRACE_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_process_that_lets_nothing_run_is_ended_and_says_where_it_was(
+    tmp_path: Path,
+) -> None:
+    """Whoever asked is told with the place in the code; the agent answers again, and others were not touched."""
     limits = Limits(tool_seconds=0.5)
     async with AsyncOrchestrator(home=tmp_path, env={}) as o:
         script = [{"tool": "run_python", "input": {"code": FOREVER}}, "back"]
@@ -29,3 +36,22 @@ async def test_a_process_that_lets_nothing_run_is_ended_and_says_where_it_was(
             await stuck.query("go")
         assert (await asked).text == "done"
         assert (await stuck.query("again")).text == "back"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_hook_that_lets_nothing_run_is_ended_with_its_process(tmp_path: Path) -> None:
+    """No deadline reaches such a hook from within: its process is ended, and the next turn says what was cut short."""
+    file = tmp_path / "forever.py"
+    file.write_text(
+        f"from orch import hook\n@hook('tool_result', timeout=0.1)\ndef forever(event, ctx):\n    {FOREVER}\n"
+    )
+    config = Config(hooks=HooksConfig((str(file),)))
+    limits = Limits(tool_seconds=0.5)
+    async with AsyncOrchestrator(config=config, home=tmp_path / "home", env={}) as o:
+        script = [{"tool": "run_python", "input": {"code": "1"}}, "back"]
+        agent = await o.spawn("compute", tools=["run_python"], backend=ScriptedBackend(script), limits=limits)
+        with pytest.raises(AgentDiedError, match=r"(?s)stuck and did not answer.*forever"):
+            await agent.query("go")
+        assert (await agent.query("again")).text == "back"
+        asked = [text_of(message) for message in (await agent.show()).messages]
+        assert any("The turn before this one was cut short" in text and "run_python" in text for text in asked)
