@@ -115,7 +115,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _overview() -> str:
-    verbs = "\n".join(f"  {name:9}{what}" for name, (_, what) in VERBS.items())
+    verbs = "\n".join(f"  {name:12}{what}" for name, (_, what) in VERBS.items())
     return f"""\
 usage: orch COMMAND ...
 

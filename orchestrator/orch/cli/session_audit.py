@@ -48,7 +48,7 @@ def _audit(arguments: Namespace) -> int:
 
 def _cells(row: Audited) -> list[str]:
     what = f"{row.what}, an error" if row.is_error else row.what
-    cost = "" if row.cost_usd is None else f"${row.cost_usd:.4f}"
+    cost = "" if not row.tokens or row.cost_usd is None else f"${row.cost_usd:.4f}"
     tokens = render.count(row.tokens) if row.tokens else ""
     at = row.at.partition(".")[0].replace("T", " ")
     return [str(row.line), at, what, render.line(row.name, 24), tokens, cost, render.line(row.text)]
