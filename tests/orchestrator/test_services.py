@@ -27,6 +27,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.messages import Usage, assistant, user
 from orch_protocol.services import SERVICES, Collect, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
+from orch_worker.tools.chat import __all__ as chat_tools
 from orch_worker.tools.presets import BUILTIN, RECALL
 from orch_worker.tools.subagents import __all__ as subagent_tools
 from orch_worker.transcript import read_session
@@ -50,7 +51,7 @@ def test_each_service_is_for_the_tools_that_ask_for_it() -> None:
     assert GRANTS.keys() <= HANDLERS.keys() == SERVICES.keys()
     granted = {tool for tools in GRANTS.values() for tool in tools}
     assert granted <= BUILTIN.keys()
-    assert granted == {*subagent_tools, *RECALL}
+    assert granted == {*subagent_tools, *chat_tools, *RECALL} - {"chat"}  # what that asks for is everybody's
     assert HANDLERS.keys() >= OF_ITS_OWN
     assert not OF_ITS_OWN & GRANTS.keys()
 
