@@ -1,6 +1,6 @@
 """What a test that starts processes must leave as it was: no process of its own lives on, no descriptor is open.
 
-`tests/integration/conftest.py`, and those beside it, let each test be followed by it.
+A `conftest.py` that imports the last three of these lets each test beside it be followed by a census.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ import gc
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Census", "descriptors", "processes"]
+import pytest
+
+__all__ = ["Census", "descriptors", "marked", "processes", "pytest_runtest_setup", "pytest_runtest_teardown"]
 
 NAME, VALUE = "CENSUS", f"{os.getpid()}-{time.time_ns()}"
 MARK = f"{NAME}={VALUE}".encode()
@@ -67,3 +70,28 @@ class Census:
             else:
                 opened[number] = what
         return opened
+
+
+BEFORE = pytest.StashKey[Census]()
+
+
+@pytest.fixture(autouse=True)
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each process that a test starts carry the mark."""
+    monkeypatch.setenv(NAME, VALUE)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Count what there is before a test and its fixtures."""
+    item.stash[BEFORE] = Census()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Count it again when all of that is gone."""
+    done = yield
+    left = item.stash[BEFORE].left()
+    assert not left, f"left behind: {'; '.join(left)}"
+    return done

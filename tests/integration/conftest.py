@@ -8,36 +8,16 @@ from typing import Any
 
 import pytest
 
-import census
+from census import marked, pytest_runtest_setup, pytest_runtest_teardown
 from integration.shell import Shell, opened
 from orch import AsyncOrchestrator
 from orch.launchers.exec import ExecLauncher
 from orch.launchers.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
 
+__all__ = ["home", "marked", "pytest_runtest_setup", "pytest_runtest_teardown", "shell", "world"]
+
 Open = Callable[..., Any]
-BEFORE = pytest.StashKey[census.Census]()
-
-
-@pytest.fixture(autouse=True)
-def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(census.NAME, census.VALUE)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Count what there is before a test and its fixtures."""
-    item.stash[BEFORE] = census.Census()
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Count it again when all of that is gone."""
-    done = yield
-    left = item.stash[BEFORE].left()
-    assert not left, f"left behind: {'; '.join(left)}"
-    return done
 
 
 @pytest.fixture
