@@ -6,8 +6,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -19,9 +18,11 @@ from orch_protocol.sandbox import LEVELS, WORDS, Level
 __all__ = ["Offer", "describe", "examine", "machine"]
 
 SECONDS: Final = 10.0
+OUTSIDE: Final = "/var"
+"""Where no confined process has anything to look for. Nothing is made for a trial, so none leaves anything behind."""
 SCRIPT: Final = """
 test ! -e "$1" || { echo "a file elsewhere can be seen" >&2; exit 1; }
-echo kept > "$2" || exit 1
+test -w "$2" || { echo "its own folder cannot be written" >&2; exit 1; }
 test "$(grep -c : /proc/net/dev)" -le 1 || { echo "the network can be seen" >&2; exit 1; }
 test ! -e "/proc/$3/status" -o "$3" -le 3 || { echo "other processes can be seen" >&2; exit 1; }
 """
@@ -94,24 +95,31 @@ def _try_rights() -> list[str]:
 
 
 def _try_landlock() -> list[str]:
+    import tempfile
+
     from . import landlock, rights, seccomp
 
     if why := seccomp.missing():
         raise OSError(why)
     version = _version()
-    with _folder() as (outside, inside):
+    inside = os.path.dirname(os.__file__)
+    elsewhere = os.path.join(tempfile.gettempdir(), f"orch-trial-{os.getpid()}")
 
-        def get_out() -> list[str]:
-            rights.give_up()
-            landlock.restrict((), (str(inside),), network=False)
-            seccomp.apply(seccomp.program(sockets=True, network=False))
-            _fails(outside.read_text, "a file elsewhere can be read")
-            _fails(lambda: outside.with_name("more").write_text(""), "a file elsewhere can be made")
-            _fails(lambda: socket.socket().close(), "a socket can be made")
-            (inside / "made").write_text("kept")
-            return landlock.gaps(version)
+    def make() -> None:
+        os.mkdir(elsewhere)
+        os.rmdir(elsewhere)
 
-        return _apart(get_out)
+    def get_out() -> list[str]:
+        rights.give_up()
+        landlock.restrict((inside,), (), network=False)
+        seccomp.apply(seccomp.program(sockets=True, network=False))
+        _fails(lambda: open("/proc/version", "rb").close(), "a file elsewhere can be read")
+        _fails(make, "a folder elsewhere can be made")
+        _fails(lambda: socket.socket().close(), "a socket can be made")
+        os.listdir(inside)
+        return landlock.gaps(version)
+
+    return _apart(get_out)
 
 
 def _version() -> int:
@@ -125,49 +133,33 @@ def _version() -> int:
 
 def _try_namespaces() -> list[str]:
     import subprocess
+    import tempfile
 
     from . import namespaces, seccomp
     from .reach import reach
 
     if why := namespaces.missing() or seccomp.missing():
         raise OSError(why)
-    with _folder() as (outside, inside):
-        filter = seccomp.memory_file(seccomp.program(sockets=False, network=False))
-        try:
-            script = ("/bin/sh", "-c", SCRIPT, "sh", str(outside), str(inside / "made"), str(os.getpid()))
-            done = subprocess.run(
-                namespaces.arguments(reach(inside, inside), str(inside), filter, script),
-                pass_fds=(filter,),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise OSError(f"it took more than {SECONDS:g} s") from None
-        finally:
-            os.close(filter)
-        if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise OSError(said[-1] if said else f"bwrap ended with {done.returncode}")
-        if not (inside / "made").exists():
-            raise OSError("what it wrote did not arrive")
-    return []
-
-
-@contextmanager
-def _folder() -> Iterator[tuple[Path, Path]]:
-    """Make a file that is not to be seen, and a folder that is."""
-    import shutil
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp(prefix="orch-trial-"))
+    inside = Path(tempfile.gettempdir())
+    filter = seccomp.memory_file(seccomp.program(sockets=False, network=False))
     try:
-        (folder / "inside").mkdir()
-        (folder / "outside").write_text("not to be seen")
-        yield folder / "outside", folder / "inside"
+        script = ("/bin/sh", "-c", SCRIPT, "sh", OUTSIDE, str(inside), str(os.getpid()))
+        done = subprocess.run(
+            namespaces.arguments(reach(inside, inside), str(inside), filter, script),
+            pass_fds=(filter,),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"it took more than {SECONDS:g} s") from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(filter)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise OSError(said[-1] if said else f"bwrap ended with {done.returncode}")
+    return []
 
 
 def _fails(act: Callable[[], object], otherwise: str) -> None:
