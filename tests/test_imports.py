@@ -43,7 +43,8 @@ def run(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", code, *arguments],
         cwd=folder,
-        env=kept | {"HOME": str(folder), "PYTHONPATH": roots, "PYTHONDONTWRITEBYTECODE": "1"},
+        # Compiled once, though it is imported over and over; and beside the folder, where nothing is to be made.
+        env=kept | {"HOME": str(folder), "PYTHONPATH": roots, "PYTHONPYCACHEPREFIX": f"{folder}.compiled"},
         capture_output=True,
         text=True,
         timeout=50,
