@@ -48,7 +48,8 @@ def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
     `history`, `turns` (`prompt` and `script` of each) and `conversation`.
 
     Of the agent what makes its requests is kept: not its environment, keys, model, or folders. What it archived is told
-    whole. Raises ConfigError when the conversation is none that can be told again, and why.
+    whole, and so is what was compacted. Raises ConfigError when the conversation is none that can be told again, and
+    why.
     """
     path = path_of(found)
     first = next(
@@ -100,6 +101,9 @@ def _made(spec: AgentSpec) -> dict[str, Any]:
         # The day, and the state of a folder, are others tomorrow.
         prompt=replace(spec.prompt, rules=replace(spec.prompt.rules, time=False, workspace=False)),
         hooks=replace(spec.hooks, switches="") if spec.hooks.load else HooksSpec(),
+        compaction=None,
+        memory=None,
+        persist=True,
     )
     data, plain_data = (msgspec.json.decode(msgspec.json.encode(each)) for each in (own, bare))
     return {name: data[name] for name in data if data[name] != plain_data[name] and name not in OWN}

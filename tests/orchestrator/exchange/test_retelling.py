@@ -88,7 +88,7 @@ def test_a_recorded_conversation_is_a_test_that_passes(tmp_path: Path) -> None:
 def test_requests_are_those_that_the_model_was_sent(tmp_path: Path) -> None:
     """System text, tools with their schemas, and each message, as the real request has them; no secret."""
     found, spec = lived(tmp_path)
-    story = told_again(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}))
+    story = told_again(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}, persist=False))
     assert len(story["requests"]) == 5
     assert len(story["systems"]) == len(story["offers"]) == 1
     assert "Stay on the task" in story["systems"][0]
@@ -97,6 +97,7 @@ def test_requests_are_those_that_the_model_was_sent(tmp_path: Path) -> None:
     said = [message for request in story["requests"] for message in request["more"]]
     assert said[0]["content"][0]["text"] == "Task: Look\n\nQuery: What is there?"
     assert "s3cret" not in str(story)
+    assert not {"persist", "memory", "compaction"} & {name for name, kept in story["agent"].items() if kept}
     assert str(tmp_path) not in str({name: story[name] for name in ("agent", "systems", "offers")})
 
 
