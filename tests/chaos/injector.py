@@ -15,6 +15,7 @@ import errno
 import importlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -287,6 +288,7 @@ def share(folder: Path, way: ByCalls | ByStrace, part: int, points: Sequence[Poi
 def run(folder: Path, way: ByCalls | ByStrace, choice: Choice, jobs: int) -> tuple[int, int, list[str]]:
     """Try the points, some at once; return how many there are, how many were tried, and what is wrong."""
     points = choice.of(way.points(Stage(folder / "stage")))
+    random.Random(1).shuffle(points)  # when time is over before all are tried, there were some of each kind
     pids = [
         forked(lambda part=part: share(folder, way, part, points[part::jobs], choice.seconds)) for part in range(jobs)
     ]
