@@ -12,6 +12,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install
 # The interpreter's version is part of the name, so another PYTHON= makes the venv anew.
 MADE := $(VENV)/made-by-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 ARGS =
+JOBS = auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -24,12 +25,12 @@ demo: $(VENV)/ready  ## Two agents over this folder: asked, archived, recalled, 
 	$(BIN)/orch demo
 
 test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 chaos: $(VENV)/ready-to-test  ## For at most 5 minutes: kill 300 processes of a working daemon, let each call to a file fail.
 	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 170 $(ARGS)
-	$(BIN)/python tests/chaos/injector.py --seconds 60
-	$(BIN)/python tests/chaos/injector.py --way strace --every 40 --seconds 30
+	$(BIN)/python tests/chaos/injector.py --seconds 30
+	$(BIN)/python tests/chaos/injector.py --way strace --every 40 --seconds 20
 
 chaos-long: $(VENV)/ready-to-test  ## The same with 2,000 kills, each system call, hostile input and mutants, for an hour or two.
 	$(BIN)/python tests/chaos/killer.py --kills 2000 --seconds 7200 $(ARGS)
