@@ -239,6 +239,14 @@ def reap(pidfd: int) -> int | None:
     return dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status
 
 
+def bury(pidfd: int) -> None:
+    """See to it that the ended process behind `pidfd` is no zombie, if it is our child. Linux."""
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        pass  # its parent does that
+
+
 def close_from(first: int) -> None:
     """Close every descriptor of this process from the number `first` on.
 

@@ -85,12 +85,17 @@ class Child:
         if not self.ended.done():
             self.ended.set_result(code)
 
-    def orphan(self) -> None:
-        """End the process, of which nobody will report. Of the first process of a container it is a child now."""
+    def orphan(self) -> int:
+        """End the process, of which nobody will report. Of the first process of a container it is a child now, or soon.
+
+        Returns a pidfd by which it can be buried once its parent has ended, -1 where it has been.
+        """
+        grave = hold(os.dup(self._pidfd)) if held(self._pidfd) else -1
         self._reaper = kernel.reap
         self.kill()
         if self._patience is not None and not self.ended.done():
             self._gone()
+        return grave
 
     def _signal(self, number: signal.Signals) -> None:
         if held(self._pidfd):

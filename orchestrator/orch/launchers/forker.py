@@ -12,7 +12,7 @@ from orch_protocol.errors import LaunchError
 from orch_protocol.spec import Template
 from orch_protocol.wire import DECODE_ERRORS
 from orch_protocol.zygote import Booted, BootFailed, Exited, Fork, Forked, ForkFailed, decode_report, encode
-from orch_worker.kernel import exit_status, kill, reap
+from orch_worker.kernel import bury, exit_status, kill
 
 from .base import LaunchRequest
 from .child import Child, Children, birth_pipe
@@ -49,6 +49,7 @@ class Forker:
         self._waiting: dict[int, tuple[asyncio.Future[Child], int, LaunchRequest]] = {}
         self._alive: dict[int, Child] = {}
         self._pidfd = -1
+        self._graves: list[int] = []
         self._control, theirs = map(hold, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._control.setblocking(False)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -100,11 +101,8 @@ class Forker:
                 if self._waiting.pop(req, None) is not None:
                     release(lifeline)
 
-    def fail(self, reason: str, *, orphaned: bool = False) -> None:
-        """End the zygote and all its workers, and refuse what waits for it, for `reason`.
-
-        `orphaned`: its parent is gone, and it may have fallen to this process, which then buries it.
-        """
+    def fail(self, reason: str) -> None:
+        """End the zygote and all its workers, and refuse what waits for it, for `reason`."""
         if self.failure is not None:
             return
         self.failure = reason
@@ -115,15 +113,11 @@ class Forker:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             kill(self._pidfd)
-            if orphaned:
-                self._loop.add_reader(self._pidfd, self._bury)
-            else:
-                release(self._pidfd)
+            self._loop.add_reader(self._pidfd, self.bury)
         for future, lifeline, _ in self._waiting.values():
             self._refuse(future, lifeline, reason)
         self._waiting.clear()
-        for child in self._alive.values():
-            child.orphan()
+        self._graves = [child.orphan() for child in self._alive.values()]
         self._alive.clear()
 
     def _started(self, pidfd: int | None, reason: str) -> None:
@@ -181,10 +175,18 @@ class Forker:
             case BootFailed(text):
                 self.fail(f"the {self._template} zygote could not load its template:\n{text}")
 
-    def _bury(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        reap(self._pidfd)
-        release(self._pidfd)
+    def bury(self) -> None:
+        """See to it that the zygote, which has ended, and its workers are no zombies; again, it does nothing.
+
+        Their parents do that. Where those are gone, they have fallen to this process, if it is a container's first.
+        """
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+        for pidfd in (*self._graves, self._pidfd):
+            if pidfd >= 0:
+                bury(pidfd)
+                release(pidfd)
+        self._graves, self._pidfd = [], -1
 
     def _refuse(self, future: asyncio.Future[Child], lifeline: int, reason: str) -> None:
         release(lifeline)

@@ -84,6 +84,8 @@ class ZygoteLauncher:
         if self._shim is not None:
             shim, self._shim = self._shim, None
             await shim.stop(max(0.1, STOP_SECONDS - (time.monotonic() - started)))
+        for forker in self._forkers.values():
+            forker.bury()
 
     def _forker(self, template: Template) -> Forker:
         forker = self._forkers.get(template)
@@ -115,7 +117,7 @@ class ZygoteLauncher:
     def _shim_ended(self, reason: str) -> None:
         self._shim = None
         for forker in self._forkers.values():
-            forker.fail(reason, orphaned=True)
+            forker.fail(reason)
 
     def _sweep(self) -> None:
         if self._shim is not None:
