@@ -112,6 +112,16 @@ class Life:
 
     # What an agent does.
 
+    def work(self, number: int, phases: int, words: int = 60) -> None:
+        """Live a turn that is archived phase by phase, and in the end as a whole."""
+        self.begin(f"ask {number}")
+        for phase in range(phases):
+            self.say(*steps(1, f"t{number}.{phase}", words))
+            self.archive(None)
+        self.say(assistant(f"answer {number}"))
+        self.end()
+        self.archive()
+
     def say(self, *messages: Message, turn: str | None = None) -> None:
         """Put messages of the turn under way on record."""
         for message in messages:

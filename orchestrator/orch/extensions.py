@@ -17,8 +17,9 @@ from msgspec import Struct
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec, Manifest
+from orch_worker import kept
 
-from . import kept, paths
+from . import paths
 from .templates import Files, PromptTemplate, Templates
 
 __all__ = [

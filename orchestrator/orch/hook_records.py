@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.config import HooksConfig
-from orch_protocol.errors import ConfigError, StoreError
+from orch_protocol.errors import ConfigError
 from orch_protocol.hook_options import HookOptions
 from orch_protocol.hooks import STAGES, HookRow, HooksSpec, HookTally
 from orch_worker.declared import Switches, read_switches
+from orch_worker.kept import locked, write
 
 from . import paths
-from .kept import write
 
 __all__ = [
     "AUDIT_LOG",
@@ -131,7 +128,7 @@ def switch(home: Path, name: str, *, enabled: bool) -> bool:
     """
     if name == AUDIT_LOG.name and not enabled:
         raise ConfigError("audit_log is what session files are, and is always on: read it with orch session audit")
-    with _locked(home):
+    with locked(_lock(home)):
         off = set(read_switches(str(switches_file(home))))
         before = set(off)
         off = off - {name} if enabled else off | {name}
@@ -143,7 +140,7 @@ def switch(home: Path, name: str, *, enabled: bool) -> bool:
 def record(home: Path, ran: Iterable[HookTally], now: float | None = None) -> None:
     """Add what hooks did to what they did before. Raises StoreError."""
     at = time.time() if now is None else now
-    with _locked(home):
+    with locked(_lock(home)):
         kept = tallies(home)
         for each in ran:
             before = kept.get(each.row.name)
@@ -186,15 +183,6 @@ def _file(home: Path) -> Path:
     return home / "hook-stats.json"
 
 
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Let one process at a time change what is kept. Raises StoreError."""
-    try:
-        descriptor = os.open(paths.private_dir(home) / "hooks.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(f"cannot lock {home}/hooks.lock: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _lock(home: Path) -> Path:
+    """Return the file whose lock lets one process at a time change what is kept."""
+    return paths.private_dir(home) / "hooks.lock"

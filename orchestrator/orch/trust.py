@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orch_protocol.errors import ConfigError
+from orch_worker import kept
 
-from . import kept, paths
+from . import paths
 
 __all__ = ["is_trusted", "project_file", "trust", "untrust"]
 

@@ -44,7 +44,7 @@ from orch_protocol.wire import VERSION, Channel, Frame  # noqa: E402
 from orch_worker.lines import seal, unseal  # noqa: E402
 from orch_worker.store import AppendLog  # noqa: E402
 from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage  # noqa: E402
-from past import PROFILES, Life, steps  # noqa: E402
+from past import PROFILES, Life  # noqa: E402
 from vandal import spoilt  # noqa: E402
 
 HANGS: Final = 60.0
@@ -198,13 +198,7 @@ def transcripts(folder: Path) -> Iterator[Attempt]:
     AppendLog._fdatasync = staticmethod(lambda _: None)
     life = Life(folder / "before", PROFILES["tight"])
     for turn in range(1, 4):
-        life.begin(f"ask {turn}")
-        for step in range(3):
-            life.say(*steps(1, f"t{turn}.{step}", 60))
-            life.archive(None)
-        life.say(assistant(f"answer {turn}"))
-        life.end()
-        life.archive()
+        life.work(turn, 3)
     life.close()
     data = (folder / "before" / "session.jsonl").read_bytes()
     agent = folder / "agent"

@@ -73,13 +73,7 @@ def test_a_transcript_that_was_spoilt_is_opened_and_goes_on(tmp_path: Path) -> N
     """It is read from both ends, opened and appended to; what comes then is archived; archives are whole or say not."""
     life = Life(tmp_path / "agent", PROFILES["tight"])
     for turn in range(1, 5):
-        life.begin(f"ask {turn}")
-        for step in range(3):
-            life.say(*steps(1, f"t{turn}.{step}", 60))
-            life.archive(None)
-        life.say(assistant(f"answer {turn}"))
-        life.end()
-        life.archive()
+        life.work(turn, 3)
     life.close()
     data = (tmp_path / "agent" / "session.jsonl").read_bytes()
     agent = json.loads(data.split(b"\n")[0])["agent"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_protocol.errors import StoreError
 from orch_worker.evidence import KEPT, MOST_BYTES, Evidence, Outcome, rank, subject
 
 NOW = 1_800_000_000.0
@@ -134,5 +135,5 @@ class TestFile:
     def test_a_file_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
         """Who adds to it is told."""
         (tmp_path / "file").write_text("")
-        with pytest.raises(OSError, match="file"):
+        with pytest.raises((OSError, StoreError), match="file"):
             Evidence(tmp_path / "file" / "tools.jsonl").add(tried("a", True))

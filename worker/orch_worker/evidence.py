@@ -5,16 +5,15 @@ The ranking is a function of data. `Evidence` is the file behind it, which all a
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
+from .kept import locked
 from .terms import terms_of
 
 __all__ = ["Evidence", "Outcome", "Ranked", "rank", "subject"]
@@ -125,24 +124,15 @@ class Evidence:
         return self._outcomes
 
     def add(self, outcome: Outcome) -> None:
-        """Keep `outcome`. Raises OSError."""
+        """Keep `outcome`. Raises OSError, StoreError."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked() as descriptor:
+        with locked(self._path) as descriptor:
             line = msgspec.json.encode(outcome) + b"\n"
             if os.fstat(descriptor).st_size + len(line) > MOST_BYTES:
                 kept = [msgspec.json.encode(each) for each in _decoded(self._path.read_bytes())][1 - KEPT :]
                 line = b"\n".join([*kept, line])
                 os.ftruncate(descriptor, 0)
             os.write(descriptor, line)
-
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
 
 def _decoded(data: bytes) -> Iterator[Outcome]:

@@ -18,6 +18,7 @@ from orch_protocol.extensions import ExtensionSpec, Manifest
 from orch_protocol.hook_events import PromptPatch
 from orch_protocol.hooks import EVERYTHING
 
+from . import kept
 from .hooks import Handler, Hook, is_async, make_hook, stage_of
 from .importing import module_at
 from .tools.base import Tool, tool
@@ -178,10 +179,7 @@ def _raised(error: OSError) -> None:
 
 
 def _is_trusted(spec: ExtensionSpec) -> bool:
-    try:
-        known = msgspec.json.decode(Path(spec.trust).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{spec.trust} cannot be read: {error}") from error
+    known = kept.read(Path(spec.trust), dict[str, str], {}, "trust again what you need")
     return known.get(os.path.realpath(spec.path)) == digest_of(Path(spec.path))
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from orch_protocol.messages import Usage
+
+from .kept import locked, read, write
 
 __all__ = ["Day", "Ledger", "OfModel", "OfTool", "added", "day_of"]
 
@@ -75,36 +72,15 @@ class Ledger:
         self._path = path
 
     def days(self) -> dict[str, Day]:
-        """Return the sums by day, the last one first. Raises OSError, and ValueError when it cannot be read."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        try:
-            found = msgspec.json.decode(data, type=dict[str, Day])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self._path} cannot be read ({error}): remove it, and counting begins anew") from error
+        """Return the sums by day, the last one first. Raises ConfigError when they cannot be read."""
+        found = read(self._path, dict[str, Day], {}, "counting begins anew")
         return dict(sorted(found.items(), reverse=True))
 
     def add(self, day: str, sums: Day) -> Day:
-        """Add `sums` to those of `day`, and return that. Raises as `days` does."""
+        """Add `sums` to those of `day`, and return that. Raises ConfigError, StoreError, OSError."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked():
+        with locked(self._path.with_name(f"{self._path.name}.lock")):
             days = self.days()
             days[day] = added(days.get(day, Day()), sums)
-            kept = dict(sorted(days.items(), reverse=True)[:KEPT_DAYS])
-            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(kept))
-            os.replace(beside, self._path)
+            write(self._path, dict(sorted(days.items(), reverse=True)[:KEPT_DAYS]))
         return days[day]
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = self._path.with_name(f"{self._path.name}.lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)

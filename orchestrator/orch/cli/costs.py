@@ -34,10 +34,7 @@ def _costs(arguments: Namespace) -> int:
         raise Failure("UsageError", f"--days is a number from 1, not {arguments.days}", 2)
     home = paths.home(os.environ)
     folder = config.load(Path.cwd(), os.environ).config.hooks.evidence or home / EVIDENCE
-    try:
-        days = dict(list(Ledger(Path(folder) / FILE).days().items())[: arguments.days])
-    except (OSError, ValueError) as error:
-        raise Failure("StoreError", str(error), 1) from error
+    days = dict(list(Ledger(Path(folder) / FILE).days().items())[: arguments.days])
     words.say(arguments, msgspec.to_builtins(days), _page(days) if days else NONE)
     return 0
 

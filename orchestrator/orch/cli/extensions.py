@@ -129,9 +129,7 @@ def _switch(arguments: Namespace, *, on: bool) -> int:
         there = ", ".join(known) or "none"
         raise Failure("ExtensionNotFoundError", f"there is no extension {name!r}; there are: {there}", NOT_FOUND)
     changed = (enable if on else disable)(name, home)
-    word = "enabled" if on else "disabled"
-    text = f"{word}, for agents spawned from now on: {name}" if changed else f"was {word} already: {name}"
-    words.say(arguments, {"name": name, "enabled": on, "changed": changed}, render.safe(text))
+    words.say_switched(arguments, name, "for agents spawned from now on", on=on, changed=changed)
     return 0
 
 

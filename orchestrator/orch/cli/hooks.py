@@ -89,9 +89,7 @@ def _switch(arguments: Namespace, known: Sequence[str], *, enabled: bool) -> int
         there = ", ".join(dict.fromkeys(known)) or "none"
         raise Failure("HookNotFoundError", f"there is no hook {name!r}; there are: {there}", NOT_FOUND)
     changed = switch(paths.home(os.environ), name, enabled=enabled)
-    word = "enabled" if enabled else "disabled"
-    text = f"{word}, from each agent's next turn on: {name}" if changed else f"was {word} already: {name}"
-    words.say(arguments, {"name": name, "enabled": enabled, "changed": changed}, render.safe(text))
+    words.say_switched(arguments, name, "from each agent's next turn on", on=enabled, changed=changed)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from . import render
 from .failure import Failure
 from .verb import dump
 
@@ -14,7 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Once", "budget", "budget_arguments", "clean", "names", "number", "pair", "ref", "say", "seconds", "text"]
+__all__ = [
+    "Once",
+    "budget",
+    "budget_arguments",
+    "clean",
+    "names",
+    "number",
+    "pair",
+    "ref",
+    "say",
+    "say_switched",
+    "seconds",
+    "text",
+]
 
 UNLIMITED = float("inf")
 
@@ -155,6 +169,13 @@ def number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text)):
         raise ArgumentTypeError(f"{text!r} is no number from 1")
     return int(text)
+
+
+def say_switched(arguments: Namespace, name: str, when: str, *, on: bool, changed: bool) -> None:
+    """Print that what is called `name` was switched on or off, for `when`, or that it was so already."""
+    word = "enabled" if on else "disabled"
+    text = f"{word}, {when}: {name}" if changed else f"was {word} already: {name}"
+    say(arguments, {"name": name, "enabled": on, "changed": changed}, render.safe(text))
 
 
 def say(arguments: Namespace, data: Any, text: str) -> None:

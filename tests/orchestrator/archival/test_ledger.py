@@ -38,13 +38,7 @@ def lived(folder: Path) -> Life:
     """Return an agent with phases, turns and eras behind it, and a turn that is not archived."""
     life = Life(folder, PROFILES["tight"])
     for number in range(7):
-        life.begin(f"ask {number}")
-        for step in range(2):
-            life.say(*steps(1, f"t{number}.{step}", 40))
-            life.archive(None)
-        life.say(assistant(f"answer {number}"))
-        life.end()
-        life.archive()
+        life.work(number, 2, 40)
     life.turn(*steps(1, "last"))
     return life
 

@@ -118,13 +118,7 @@ def test_eras_of_eras(tmp_path: Path) -> None:
     """A long life, in which turns with phases merge, and what they merged into merges again."""
     life = Life(tmp_path, PROFILES["tight"])
     for number in range(60):
-        life.begin(f"ask {number}")
-        for step in range(3):
-            life.say(*steps(1, f"t{number}.{step}", 60))
-            life.archive(None)
-        life.say(assistant(f"answer {number}"))
-        life.end()
-        life.archive()
+        life.work(number, 3)
     life.check()
     records = life.records()
     assert {record.kind for record in records} == {"phase", "turn", "era"}

@@ -17,9 +17,9 @@ from orch.exchange.planting import plant
 from orch.services import exchanging
 from orch_protocol.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
 from orch_protocol.exchange import ImportSession
-from orch_protocol.messages import assistant, text_of, tool_uses
+from orch_protocol.messages import text_of, tool_uses
 from orchestrator.world import opened
-from past import PROFILES, Life, steps
+from past import PROFILES, Life
 from recordings import chat, dump_lines, pi
 from sessions import pi_tree, subagent_rows, tree_rows
 
@@ -184,13 +184,7 @@ def test_archives_of_a_session_of_ours_come_along(tmp_path: Path) -> None:
     """They can be searched and read word for word, under ids of their own: the first agent keeps its archives."""
     life = Life(tmp_path / "old", PROFILES["tight"])
     for number in range(20):
-        life.begin(f"ask {number}")
-        for step in range(2):
-            life.say(*steps(1, f"t{number}.{step}", 60))
-            life.archive(None)
-        life.say(assistant(f"answer {number}"))
-        life.end()
-        life.archive()
+        life.work(number, 2)
     ledger = life.ledger()
     records = list(ledger.records.values())
     assert {record.kind for record in records} >= {"phase", "turn", "era"}

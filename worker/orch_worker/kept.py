@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from orch_protocol.errors import ConfigError, StoreError
+from orch_protocol.errors import ConfigError
 
-__all__ = ["read", "write"]
+from .files import cannot
+
+__all__ = ["locked", "read", "write"]
 
 T = TypeVar("T")
 
@@ -39,4 +44,21 @@ def write(file: Path, data: Any) -> None:
         os.replace(beside, file)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {file}: {error.strerror}") from error
+        raise cannot("write", file, error) from error
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[int]:
+    """Let one process at a time do what the block does, by the lock on `file`, which is made; its descriptor appends.
+
+    Its folder is there. Raises StoreError when that cannot be had.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise cannot("lock", file, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
