@@ -1,0 +1,25 @@
+"""A log that begins, for tests of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from logs import HEADER
+from orch_worker.store import AppendLog
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return where a test's file is to be."""
+    return tmp_path / "log.jsonl"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[AppendLog]:
+    """Yield a new, open log."""
+    log, _ = AppendLog.open(path, header=HEADER)
+    yield log
+    log.close()
