@@ -9,13 +9,25 @@ from typing import Any
 import pytest
 
 from census import marked, pytest_runtest_setup, pytest_runtest_teardown
+from integration.brood import ear, entries, launcher, root
 from integration.shell import Shell, opened
 from orch import AsyncOrchestrator
 from orch.launchers.exec import ExecLauncher
 from orch.launchers.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
 
-__all__ = ["home", "marked", "pytest_runtest_setup", "pytest_runtest_teardown", "shell", "world"]
+__all__ = [
+    "ear",
+    "entries",
+    "home",
+    "launcher",
+    "marked",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+    "root",
+    "shell",
+    "world",
+]
 
 Open = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""Real processes: what is started, what it holds, and that nothing outlives its root."""
+"""Real processes: what is started, what it holds, and what it tells of itself."""
 
 from __future__ import annotations
 
@@ -6,200 +6,38 @@ import asyncio
 import inspect
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch.launchers.base import LaunchRequest, WorkerProcess
+from integration.brood import (
+    DEADLINE,
+    ENTRY,
+    Ear,
+    Launch,
+    Watch,
+    below,
+    children,
+    descriptors,
+    ended,
+    eventually,
+    request,
+    stop,
+    zygote_pid,
+)
 from orch.launchers.exec import ExecLauncher
 from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.errors import LaunchError
-from orch_protocol.spec import Birth, Template
 from orch_worker import kernel
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux")
-
-HERE = Path(__file__).parent
-ENTRY = "stand_in:main"
-DEADLINE = 20.0
-Launch = Callable[..., Any]
-
-
-class Ear:
-    """A datagram socket on which stand-in workers tell that they are up."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = str(folder / "ear")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(self.path)
-        self._socket.settimeout(DEADLINE)
-
-    def hear(self, count: int = 1) -> list[dict[str, Any]]:
-        """Return what the next `count` workers told, by agent id."""
-        heard = [json.loads(self._socket.recv(1 << 16)) for _ in range(count)]
-        return sorted(heard, key=lambda told: str(told["agent"]))
-
-    async def listen(self) -> dict[str, Any]:
-        """Return what the next worker told; the loop runs on."""
-        return (await asyncio.to_thread(self.hear))[0]
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._socket.close()
-
-
-@pytest.fixture(autouse=True)
-def _entries_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every process of ours import the stand-in, as a user's own modules are: by PYTHONPATH."""
-    roots = [str(HERE.parents[1] / root) for root in ("orchestrator", "worker", "protocol")]
-    monkeypatch.setenv("PYTHONPATH", ":".join([*roots, str(HERE)]))
-
-
-@pytest.fixture
-def ear(tmp_path: Path) -> Iterator[Ear]:
-    """Listen for workers."""
-    ear = Ear(tmp_path)
-    yield ear
-    ear.close()
-
-
-@pytest.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[ZygoteLauncher]:
-    """A started forking launcher; after the test nothing of it is left, not even a descriptor."""
-    before = descriptors()
-    launcher = ZygoteLauncher("run-1", tmp_path, entry=ENTRY)
-    await launcher.start()
-    with Watch(below(os.getpid())) as watch:
-        yield launcher
-        await launcher.stop()
-        watch.wait()
-    assert descriptors() == before
-
-
-class Watch:
-    """Processes by pidfd, so that their ends can be waited for whoever reaps them."""
-
-    def __init__(self, pids: set[int]) -> None:
-        self._pidfds = {}
-        for pid in pids:
-            try:
-                self._pidfds[pid] = os.pidfd_open(pid)
-            except ProcessLookupError:
-                pass  # gone already
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pidfd in self._pidfds.values():
-            kernel.kill(pidfd)
-        try:
-            self.wait()
-        finally:
-            for pidfd in self._pidfds.values():
-                os.close(pidfd)
-
-    def wait(self, seconds: float = DEADLINE) -> None:
-        """Wait until every process has ended."""
-        deadline = time.monotonic() + seconds
-        while left := self.left():
-            poller = select.poll()
-            poller.register(self._pidfds[left[0]], select.POLLIN)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise AssertionError(f"{len(left)} of {len(self._pidfds)} processes are left: {left}")
-
-    def left(self) -> list[int]:
-        """Return the pids of those that have not ended."""
-        poller = select.poll()
-        for pidfd in self._pidfds.values():
-            poller.register(pidfd, select.POLLIN)
-        ended = {pidfd for pidfd, _ in poller.poll(0)}
-        return [pid for pid, pidfd in self._pidfds.items() if pidfd not in ended]
-
-
-def descriptors() -> set[str]:
-    """Return what this process holds, without what the test's own event loop adds at its first thread."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.add(f"{number}: {os.readlink(f'/proc/self/fd/{number}')}")
-        except FileNotFoundError:
-            pass  # the listing's own
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of the children of `pid`."""
-    return [int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def below(pid: int) -> set[int]:
-    """Return the pids of everything under the shim of the process `pid`, and the shim's."""
-    shims = [child for child in children(pid) if b"\0shim\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    found: set[int] = set()
-    while shims:
-        found.add(pid := shims.pop())
-        shims += children(pid)
-    return found
-
-
-def shim_of(pid: int) -> int:
-    """Return the pid of the shim of the process `pid`."""
-    return next(child for child in children(pid) if b"\0shim\0" in Path(f"/proc/{child}/cmdline").read_bytes())
-
-
-def request(
-    folder: Path, what: str, agent: str = "a1", ear: Ear | None = None, template: Template = "lean"
-) -> LaunchRequest:
-    """Return a request for a stand-in worker that does `what`."""
-    address = what + (f"@{ear.path}" if ear else "")
-    birth = Birth(b"token", {"KEY": "canary"})
-    return LaunchRequest(agent, 3, b"ident", address, birth, template, str(folder / f"{agent}.log"), str(folder))
-
-
-def stop(pid: int) -> None:
-    """Stop the process `pid`, and return when it has stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + DEADLINE
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
-        assert time.monotonic() < deadline, pid
-        os.sched_yield()
-
-
-async def ended(worker: WorkerProcess) -> int | None:
-    """Return the exit code of `worker` once it is gone."""
-    return await asyncio.wait_for(worker.ended, DEADLINE)
-
-
-async def zygote_pid(launcher: ZygoteLauncher, folder: Path) -> int:
-    """Return the pid of the lean zygote, which is then warm."""
-    worker = await launcher.launch(request(folder, "idle", "probe"))
-    zygote = parent_of(worker.pid)
-    worker.kill()
-    await ended(worker)
-    return zygote
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Return once `condition` holds."""
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
-
-
-def parent_of(pid: int) -> int:
-    """Return the pid of the parent of `pid`."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux"),
+    pytest.mark.usefixtures("entries"),
+]
 
 
 class TestWorker:
@@ -360,241 +198,6 @@ def held_by(launcher: ZygoteLauncher, worker: Any) -> set[str]:
     forker = launcher._forkers["lean"]
     numbers = [worker._pidfd, worker._lifeline, forker._pidfd, forker._lifeline, forker._control.fileno()]
     return {f"{number}: {os.readlink(f'/proc/self/fd/{number}')}" for number in numbers}
-
-
-@pytest.fixture
-def root(tmp_path: Path, ear: Ear) -> Iterator[Launch]:
-    """Run a program with workers; return it, its workers and its other processes."""
-    programs = []
-
-    def run(what: str, count: int, *options: str) -> tuple[subprocess.Popen[bytes], Watch, Watch]:
-        argv = [sys.executable, str(HERE / "root.py"), str(tmp_path), ear.path, what, str(count), *options]
-        program = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        programs.append(program)
-        assert program.stdout is not None
-        pids = json.loads(program.stdout.readline())
-        watches = Watch(set(pids["workers"])), Watch({*pids["others"], *([pids["child"]] if "child" in pids else [])})
-        opened.extend(watches)
-        return program, *watches
-
-    opened: list[Watch] = []
-    yield run
-    for program in programs:
-        program.kill()
-        program.wait()
-        assert program.stdout is not None
-        program.stdout.close()
-    for watch in opened:
-        with watch:
-            pass
-
-
-class TestEnd:
-    """`kill -9` of the root ends everything, whatever it is doing."""
-
-    COUNT = 20
-
-    @pytest.mark.parametrize("what", ["idle", "compute", "stopped"])
-    def test_killed_root_leaves_nothing(self, what: str, root: Launch, ear: Ear) -> None:
-        """Workers that sleep, hold the interpreter in C, or are stopped end with the root, though it had forked."""
-        program, workers, others = root("idle" if what == "stopped" else what, self.COUNT, "fork")
-        told = ear.hear(self.COUNT)
-        if what == "stopped":
-            for worker in told:
-                stop(int(worker["pid"]))
-        program.kill()
-        workers.wait()
-        assert len(self.wait_for_one(others)) == 1
-
-    def wait_for_one(self, watch: Watch) -> list[int]:
-        """Return the one process of `watch` that stays when the others have ended."""
-        deadline = time.monotonic() + DEADLINE
-        while len(left := watch.left()) > 1:
-            assert time.monotonic() < deadline, left
-            os.sched_yield()
-        return left
-
-    def test_lifeline_alone_is_enough(self, root: Launch, ear: Ear) -> None:
-        """Without shim, zygote and death signal a worker still ends with its root."""
-        program, workers, others = root("lifeline-only", 5)
-        ear.hear(5)
-        program.send_signal(signal.SIGSTOP)
-        os.kill(shim_of(program.pid), signal.SIGKILL)
-        others.wait()
-        assert len(workers.left()) == 5
-        program.kill()
-        workers.wait()
-
-    def test_chain_alone_is_enough(self, root: Launch, ear: Ear) -> None:
-        """Without lifelines, and with every descriptor leaked to a fork, workers still end with their root."""
-        program, workers, others = root("chain-only", 5, "leak")
-        ear.hear(5)
-        program.kill()
-        workers.wait()
-        assert len(self.wait_for_one(others)) == 1
-
-    def test_stopped_shim_and_zygote_do_not_keep_workers(self, root: Launch, ear: Ear) -> None:
-        """When shim and zygote are stopped the root's end still reaches everybody."""
-        program, workers, others = root("idle", 5)
-        ear.hear(5)
-        for pid in others.left():
-            stop(pid)
-        program.kill()
-        workers.wait()
-        others.wait()
-
-    def test_polite_signals_to_everybody_spare_the_processes(self, root: Launch, ear: Ear) -> None:
-        """Shim and zygote leave SIGINT, SIGTERM and SIGHUP to the root; they end with it."""
-        program, workers, others = root("idle", 1)
-        ear.hear()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            for pid in others.left():
-                os.kill(pid, number)
-        assert len(others.left()) == 2
-        assert len(workers.left()) == 1
-        program.kill()
-        workers.wait()
-        others.wait()
-
-    @pytest.mark.parametrize("option", ["sigchld-ignored", "sigchld-blocked"])
-    def test_programs_own_sigchld_does_not_matter(self, option: str, root: Launch) -> None:
-        """Exit codes are right and everything ends where the program ignores or blocks SIGCHLD."""
-        program, workers, others = root("exit:7", 5, option, "report")
-        assert json.loads(program.stdout.readline()) == [7] * 5
-        assert program.wait(DEADLINE) == 0
-        workers.wait()
-        others.wait()
-
-    def test_thread_that_starts_the_launcher_may_end(self, tmp_path: Path, ear: Ear) -> None:
-        """Processes belong to the program, not to the thread that happened to start them."""
-        loop = asyncio.new_event_loop()
-        launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY)
-
-        async def begin() -> WorkerProcess:
-            await launcher.start()
-            return await launcher.launch(request(tmp_path, "idle", ear=ear))
-
-        workers: list[WorkerProcess] = []
-        thread = threading.Thread(target=lambda: workers.append(loop.run_until_complete(begin())))
-        thread.start()
-        thread.join()
-        ear.hear()
-
-        async def go_on() -> int | None:
-            code = await ended(await launcher.launch(request(tmp_path, "exit:7", "a2")))
-            assert not workers[0].ended.done()
-            await launcher.stop()
-            return code
-
-        assert loop.run_until_complete(go_on()) == 7
-        loop.close()
-
-
-class TestFailure:
-    """Shim and zygotes that die, do not come up, or do not answer."""
-
-    async def test_killed_zygote_takes_its_workers_and_comes_back(
-        self, launcher: ZygoteLauncher, tmp_path: Path
-    ) -> None:
-        """Workers of a dead zygote end, a launch under way fails, the next one works."""
-        zygote = await zygote_pid(launcher, tmp_path)
-        workers = [await launcher.launch(request(tmp_path, "idle")) for _ in range(5)]
-        stop(zygote)
-        under_way = asyncio.create_task(launcher.launch(request(tmp_path, "idle")))
-        await asyncio.sleep(0)
-        os.kill(zygote, signal.SIGKILL)
-        with pytest.raises(LaunchError, match="lean zygote ended"):
-            await under_way
-        # 1: a worker that had not yet tied itself to the zygote, and found it gone.
-        assert {await ended(worker) for worker in workers} <= {-9, 1, None}
-        assert await ended(await launcher.launch(request(tmp_path, "exit:7"))) == 7
-
-    async def test_killed_shim_takes_everything_and_comes_back(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
-        """Workers of a dead shim end, the next launch starts a new shim and zygote."""
-        workers = [await launcher.launch(request(tmp_path, "idle")) for _ in range(5)]
-        with Watch(below(os.getpid())) as watch:
-            os.kill(shim_of(os.getpid()), signal.SIGKILL)
-            assert {await ended(worker) for worker in workers} <= {-9, 1, None}
-            watch.wait()
-        assert await ended(await launcher.launch(request(tmp_path, "exit:7"))) == 7
-
-    async def test_restarts_are_limited(self, tmp_path: Path) -> None:
-        """A zygote that keeps dying is restarted three times a minute, then the launch says so."""
-        now = 0.0
-        launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY, clock=lambda: now)
-        await launcher.start()
-        for _ in range(4):
-            zygote = await zygote_pid(launcher, tmp_path)
-            worker = await launcher.launch(request(tmp_path, "idle"))
-            os.kill(zygote, signal.SIGKILL)
-            await ended(worker)
-        with pytest.raises(LaunchError, match="restarted 3 times within 60 s"):
-            await launcher.launch(request(tmp_path, "exit:7"))
-        now = 60.0
-        assert await ended(await launcher.launch(request(tmp_path, "exit:7"))) == 7
-        await launcher.stop()
-
-    async def test_template_that_cannot_load_says_why(self, tmp_path: Path) -> None:
-        """An import that fails in the zygote is in the error of the launch."""
-        launcher = ZygoteLauncher("run", tmp_path, entry="no_such_module:main")
-        await launcher.start()
-        with pytest.raises(LaunchError, match=r"could not load its template(.|\n)*No module named 'no_such_module'"):
-            await launcher.launch(request(tmp_path, "idle"))
-        await launcher.stop()
-
-    async def test_interpreter_that_does_not_start_says_why(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A wrong interpreter is an error, not a wait."""
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-        with pytest.raises(LaunchError, match=r"shim process could not be started.*no-python"):
-            await ZygoteLauncher("run", tmp_path, entry=ENTRY).start()
-        monkeypatch.setattr(sys, "executable", "/bin/false")
-        launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY)
-        await launcher.start()
-        with pytest.raises(LaunchError, match="shim process ended with 1"):
-            await launcher.launch(request(tmp_path, "idle"))
-        await launcher.stop()
-
-    async def test_zygote_that_does_not_answer_is_not_waited_for(self, tmp_path: Path) -> None:
-        """A launch from a stopped zygote fails at its deadline; the zygote's workers are spared."""
-        launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY)
-        await launcher.start()
-        worker = await launcher.launch(request(tmp_path, "idle"))
-        zygote = await zygote_pid(launcher, tmp_path)
-        launcher._boot_timeout = 0.1
-        stop(zygote)
-        with pytest.raises(LaunchError, match=r"made no worker within 0\.1 s"):
-            await launcher.launch(request(tmp_path, "idle"))
-        assert not worker.ended.done()
-        await launcher.stop()
-
-    async def test_current_folder_cannot_shadow_modules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A folder full of modules named like ours and the standard library's is harmless to start from."""
-        for name in ("zmq", "json", "signal", "socket", "msgspec", "orch_worker"):
-            (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
-        monkeypatch.chdir(tmp_path)
-        launcher = ZygoteLauncher("run", tmp_path, entry=ENTRY)
-        await launcher.start()
-        assert await ended(await launcher.launch(request(tmp_path, "exit:7"))) == 7
-        await launcher.stop()
-
-
-class TestOrphans:
-    """What the tools of workers leave behind."""
-
-    async def test_tool_of_a_dead_worker_is_ended(self, launcher: ZygoteLauncher, tmp_path: Path, ear: Ear) -> None:
-        """A detached tool ends soon after its worker, and not before; other workers' tools stay."""
-        workers = {agent: await launcher.launch(request(tmp_path, "tool", agent, ear=ear)) for agent in ("one", "two")}
-        told = {str(told["agent"]): int(told["orphan"]) for told in [await ear.listen() for _ in workers]}
-        with Watch({told["one"]}) as first, Watch({told["two"]}) as second:
-            assert first.left()
-            workers["one"].kill()
-            await ended(workers["one"])
-            await asyncio.to_thread(first.wait)
-            assert second.left()
-            await launcher.stop()
-            second.wait()
 
 
 class TestSdkTemplate:
