@@ -118,6 +118,28 @@ def test_an_agent_for_one_question(shell: Shell) -> None:
     assert [row["id"] for row in shell.data("list")] == [kept["id"]]
 
 
+def test_an_agent_of_an_earlier_run_is_asked_again(shell: Shell) -> None:
+    """By the id that its events began with: it knows what was said, and is ended again."""
+    lines = shell.run("run", "t", "--json-events", "--script", shell.script("hello", "and again")).stdout.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [told[0]["kind"], told[-1]["kind"], told[-1]["text"]] == ["agent", "reply", "hello"]
+    assert shell.run("run", "--resume", told[0]["id"], "Once more").stdout == b"and again\n"
+    assert [row["status"] for row in shell.data("list", "--all")] == ["killed"]
+    shown = shell.data("session", "show", told[0]["id"])
+    assert [entry["head"] for entry in shown["entries"] if entry["role"] == "user"][-1:] == ["Once more"]
+
+
+def test_a_selection_reaches_an_agent_that_works_and_one_that_idles(shell: Shell) -> None:
+    """The first hears it in its turn; the second is asked it."""
+    shell.data("spawn", "t", "--name", "a", "--script", shell.script({"text": "slow", "sleep": 60}, "Seen."))
+    assert shell.data("send", "a", "x = 1", "--from", "m.py:3", "--ask", "Why?")["query_id"]
+    assert shell.data("send", "a", "y = 2")["steer_id"]
+    shell.run("cancel", "a")
+    assert shell.data("collect", "a")["stop_reason"] == "cancelled"
+    asked = [entry["head"] for entry in shell.data("session", "show", "a")["entries"] if entry["role"] == "user"]
+    assert "Why? From m.py:3" in asked[-1]
+
+
 def test_who_waits_at_a_terminal_sees_who_works(shell: Shell) -> None:
     """One line, updated in place, gone when the answer is there."""
     spawned = shell.data("spawn", "t", "--name", "reader", "--script", shell.script("done"))

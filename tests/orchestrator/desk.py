@@ -11,7 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli import admin, agents, archive, asking, queueing, session_exchange, session_fsck, session_tree, spawning
+from orch.cli import (
+    admin,
+    agents,
+    archive,
+    asking,
+    queueing,
+    running,
+    sending,
+    session_exchange,
+    session_fsck,
+    session_tree,
+    spawning,
+)
 from orch_protocol.exchange import Imported
 from orch_protocol.messages import Reply, Usage, assistant, user
 from orch_protocol.services import (
@@ -140,7 +152,19 @@ class Desk:
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """Return a fake daemon, in an empty home and a clean environment."""
     made = Desk()
-    for module in (agents, archive, asking, queueing, session_exchange, session_fsck, session_tree, spawning, admin):
+    for module in (
+        agents,
+        archive,
+        asking,
+        queueing,
+        session_exchange,
+        session_fsck,
+        session_tree,
+        spawning,
+        running,
+        sending,
+        admin,
+    ):
         monkeypatch.setattr(module, "Connection", made)
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)

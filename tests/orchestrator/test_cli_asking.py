@@ -11,6 +11,7 @@ import pytest
 
 from orch.cli import run
 from orch.cli.failure import Failure
+from orch.cli.sending import quoted
 from orchestrator.desk import REPLY, ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -264,6 +265,78 @@ class TestRun:
         assert run(["run", "t", "--model", "a:b"]) == 130
         assert [method for method, _ in desk.asked] == ["spawn", "spawn", "kill"]
         assert desk.asked[0][1]["request_id"] == desk.asked[1][1]["request_id"]
+
+    def test_an_ended_agent_is_asked_again_and_ended_again(self, desk: Desk, capsys: Captured) -> None:
+        """By its id, with the task as the prompt; one that lives is asked, and lives on."""
+        desk.answers["state"] = ROW | {"status": "killed"}
+        assert run(["run", "and now?", "--resume", "abc", "--max-cost", "2"]) == 0
+        assert [method for method, _ in desk.asked] == ["state", "resume", "query", "kill"]
+        assert desk.asked[1][1]["budget"]["max_cost_usd"] == 2.0
+        assert desk.asked[2][1] == {"ref": "abc", "prompt": "and now?"}
+        assert capsys.readouterr().out == "42\n"
+        desk.asked.clear()
+        desk.answers["state"] = ROW
+        assert run(["run", "and now?", "--resume", "abc"]) == 0
+        assert [method for method, _ in desk.asked] == ["state", "query"]
+        assert capsys.readouterr().err == "orch: agent abc is kept\n"
+
+    @pytest.mark.parametrize(
+        ("extra", "told"),
+        [
+            (["why?"], "PROMPT"),
+            (["--model", "a:b"], "--model"),
+            (["--dry-run", "--preset", "x"], "--preset, --dry-run"),
+        ],
+    )
+    def test_who_is_asked_again_stays_what_it_is(
+        self, desk: Desk, capsys: Captured, extra: list[str], told: str
+    ) -> None:
+        """What would make another agent of it is refused by name."""
+        assert run(["run", "t", *extra, "--resume", "abc"]) == 2
+        assert f"leave out {told}." in capsys.readouterr().err
+        assert desk.asked == []
+
+    def test_everything_as_json_lines(self, desk: Desk, capsys: Captured) -> None:
+        """The agent first, the reply last, each with a kind, so that it can be asked again by its id."""
+        desk.events = events(text("4"), text("2"))
+        assert run(["run", "t", "--model", "a:b", "--json-events"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["kind"] for line in lines] == ["agent", "text", "text", "reply"]
+        assert (lines[0]["id"], lines[-1]["text"]) == ("abc", "42")
+
+    def test_a_failure_is_a_json_line_too(self, desk: Desk, capsys: Captured) -> None:
+        """The last one, and an object on standard error as with every command."""
+        desk.answers["query"] = Failure("RateLimitError", "too many", 5)
+        assert run(["run", "t", "--model", "a:b", "--json-events"]) == 5
+        out, err = capsys.readouterr()
+        error = {"type": "RateLimitError", "message": "too many"}
+        assert json.loads(out.splitlines()[-1]) == {"kind": "failed", "error": error}
+        assert json.loads(err) == {"error": error}
+
+
+class TestSend:
+    """A piece of a file goes to an agent."""
+
+    @pytest.mark.parametrize(("work", "extra", "later"), [(None, [], True), ("q", [], False), ("q", ["--later"], True)])
+    def test_who_works_hears_it_and_who_idles_is_asked(
+        self, desk: Desk, capsys: Captured, work: str | None, extra: list[str], later: bool
+    ) -> None:
+        """Whatever the agent does just now, the text reaches it."""
+        desk.answers["state"] = ROW | {"pending": work}
+        assert run(["send", "n", "x = 1", *extra]) == 0
+        assert desk.asked[-1] == ("steer", {"ref": "abc", "text": "x = 1", "follow_up": later})
+        assert capsys.readouterr().out == "s1\n"
+
+    def test_where_it_is_from_and_what_is_asked_of_it(self) -> None:
+        """The question, the place, and the text as it is, in a fence that nothing in it closes."""
+        assert quoted("a\n", "src/pump.py:1-2", "Why?") == "Why?\n\nFrom src/pump.py:1-2:\n\n```py\na\n```"
+        assert quoted("```\nb\n```", "notes", "") == "From notes:\n\n````\n```\nb\n```\n````"
+
+    def test_nothing_is_not_sent(self, desk: Desk, capsys: Captured) -> None:
+        """An empty selection is told."""
+        assert run(["send", "n", " \n"]) == 2
+        assert "nothing to send" in capsys.readouterr().err
+        assert desk.asked == []
 
 
 class TestStatusLine:

@@ -15,8 +15,9 @@ VERBS = {
     "spawn": ("spawning", "start an agent and print its id"),
     "query": ("asking", "ask an agent and print its answer"),
     "collect": ("asking", "take the answer to a query nobody waited for"),
-    "run": ("spawning", "start an agent, ask it, print its answer, end it"),
+    "run": ("running", "start an agent, ask it, print its answer, end it"),
     "steer": ("asking", "say something to an agent that works"),
+    "send": ("sending", "send a piece of a file, or any text, to an agent: for editors"),
     "queue": ("queueing", "what an agent has not heard yet; take it back"),
     "cancel": ("asking", "end what an agent does just now"),
     "list": ("agents", "list agents"),
@@ -141,7 +142,7 @@ def _fail(argv: list[str], error: Exception) -> int:
 
 def _complain(argv: list[str], kind: str, message: str, code: int, outcome: str = "") -> int:
     """Say on stderr what went wrong: a sentence, or with --json an object. stdout stays data."""
-    if "--json" in argv:
+    if "--json" in argv or "--json-events" in argv:
         import json
 
         ended = {"outcome": outcome} if outcome not in ("", "failed") else {}

@@ -16,6 +16,7 @@ from .waiting import wait
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
     from typing import Any
 
     from .connection import OnEvent
@@ -75,10 +76,12 @@ def ask(
     *,
     ends: bool = False,
     known: dict[str, Any] | None = None,
+    shows: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Ask, wait and show the answer, or with --stream the whole turn; answer what needs approval. Raises Failure.
 
     With `ends` the caller ends the agent then. As data the answer is the `reply` beside what is `known` already.
+    `shows` shows it in another way.
     """
     mode = mode_of(arguments.approve)
     params = params | ({"progress": True} if arguments.progress else {})
@@ -90,7 +93,10 @@ def ask(
             reply = _answer(arguments, connection, params | {"approve": True}, approver, ends)
         finally:
             approver.close()
-    _show(arguments, reply, agreed(reply) if known is None else known | {"reply": agreed(reply)})
+    if shows is not None:
+        shows(reply)
+    else:
+        _show(arguments, reply, agreed(reply) if known is None else known | {"reply": agreed(reply)})
 
 
 def _answer(

@@ -1,4 +1,4 @@
-"""The verbs that make agents: spawn, run."""
+"""The verb that makes agents, and what others that make some take from it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import json
 import os
 import sys
 
-from ..interrupts import Presses
 from . import words
 from .approving import approve_argument, channel_of, mode_of
-from .asking import ask, progress_argument, stream_argument
+from .asking import ask
 from .connection import Connection
 from .failure import Failure
 from .verb import Verb
-from .waiting import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "kind_arguments", "kind_params"]
+__all__ = ["SPAWNED", "VERBS", "agent_arguments", "agent_params", "kind_arguments", "kind_params", "spawn"]
 
 SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
 CONTEXTS = ("none", "brief", "full")
@@ -29,7 +27,7 @@ TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER",
 """What an agent's tools see of the caller's environment, besides LC_*."""
 
 
-def _agent_arguments(parser: ArgumentParser) -> None:
+def agent_arguments(parser: ArgumentParser) -> None:
     """Let the command take what a new agent is to be, and to be for."""
     parser.add_argument("task", metavar="TASK", help="what the agent is for, in a sentence; - reads it from stdin")
     kind_arguments(parser)
@@ -55,7 +53,7 @@ def kind_arguments(parser: ArgumentParser) -> None:
     words.budget_arguments(parser, "it, with its subagents,")
 
 
-def _params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
+def agent_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
     """Return what to ask of the daemon, and what is to be said of the model. Raises Failure."""
     params, says = kind_params(arguments)
     return params | {"task": words.text(arguments.task), "request_id": os.urandom(8).hex()}, says
@@ -83,7 +81,7 @@ def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
     return params | settings, says
 
 
-def _call(connection: Connection, params: dict[str, Any], says: str | None) -> dict[str, Any]:
+def spawn(connection: Connection, params: dict[str, Any], says: str | None) -> dict[str, Any]:
     """Spawn and return the agent. What is to be said of the model is said once, and at a terminal each time."""
     spawned: dict[str, Any] = connection.call("spawn", words.clean(params))
     if note := spawned.get("note"):
@@ -94,7 +92,7 @@ def _call(connection: Connection, params: dict[str, Any], says: str | None) -> d
 
 
 def _spawn_arguments(parser: ArgumentParser) -> None:
-    _agent_arguments(parser)
+    agent_arguments(parser)
     parser.add_argument(
         "--query", metavar="PROMPT", nargs="?", const=True, help="ask it at once (the task itself without PROMPT)"
     )
@@ -105,9 +103,9 @@ def _spawn(arguments: Namespace) -> int:
     arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
     if arguments.query is not None:
         arguments.approve = mode_of(arguments.approve)
-    params, says = _params(arguments)
+    params, says = agent_params(arguments)
     connection = Connection()
-    spawned = _call(connection, params, says)
+    spawned = spawn(connection, params, says)
     told = {key: spawned[key] for key in SPAWNED}
     if arguments.query is None:
         words.say(arguments, told, spawned["id"])
@@ -118,69 +116,6 @@ def _spawn(arguments: Namespace) -> int:
     arguments.stream = arguments.progress = False
     ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, known=told)
     return 0
-
-
-def _run_arguments(parser: ArgumentParser) -> None:
-    _agent_arguments(parser)
-    parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?", help="what to ask, the task itself by default; - reads it from stdin"
-    )
-    stream_argument(parser)
-    progress_argument(parser)
-    approve_argument(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="run no tool, and say on stderr what would become of each call"
-    )
-    parser.add_argument("--keep", action="store_true", help="do not end the agent")
-
-
-def _run(arguments: Namespace) -> int:
-    arguments.channel, arguments.approve = channel_of(arguments.approve), mode_of(arguments.approve)
-    params, says = _params(arguments)
-    arguments.progress |= params["policy"]["rules"]["dry_run"]
-    prompt = params["task"] if arguments.prompt is None else words.text(arguments.prompt)
-    connection = Connection()
-    if not arguments.keep:
-        with Presses(1):  # whoever presses Ctrl-C again while the agent is ended does not keep it alive by that
-            return _run_and_end(arguments, connection, params, says, prompt)
-    id = _call(connection, params, says)["id"]
-    try:
-        ask(arguments, connection, {"ref": id, "prompt": prompt})
-    finally:
-        if not arguments.json:
-            print(f"orch: agent {id} is kept", file=sys.stderr)
-    return 0
-
-
-def _run_and_end(
-    arguments: Namespace, connection: Connection, params: dict[str, Any], says: str | None, prompt: str
-) -> int:
-    try:
-        id = _call(connection, params, says)["id"]
-    except KeyboardInterrupt:
-        _end_unmet(connection, params)
-        raise
-    try:
-        ask(arguments, connection, {"ref": id, "prompt": prompt}, ends=True)
-    except Failure as failure:
-        if failure.kind != INTERRUPTED:
-            raise
-        raise Failure(INTERRUPTED, f"interrupted; agent {id} was ended", failure.exit_code) from None
-    finally:
-        connection.close()  # what it says may be half read
-        connection.call("kill", {"refs": [id]})
-    return 0
-
-
-def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
-    """Kill the agent that `params` may have made, whose id was not told any more."""
-    connection.close()
-    again = connection.sibling()
-    try:
-        id = again.call("spawn", words.clean(params))["id"]  # the same request: the same agent
-        again.call("kill", {"refs": [id]})
-    except Failure:
-        pass  # there is no daemon, or it makes none: nothing is left
 
 
 def _script(file: str) -> list[Any]:
@@ -206,11 +141,5 @@ VERBS = {
         'orch spawn "Explain this repository" --preset investigate --query "What does the README promise?"',
         _spawn_arguments,
         _spawn,
-    ),
-    "run": Verb(
-        "Start an agent, ask it, print its answer and end it. Ctrl-C ends it too.",
-        'orch run "Which file parses the configuration?" --preset investigate --stream',
-        _run_arguments,
-        _run,
     ),
 }
