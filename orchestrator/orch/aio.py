@@ -182,7 +182,7 @@ class AsyncOrchestrator(Hookable, Templated):
                 sessions=sessions,
                 logs=logs,
                 spool=spool,
-                catalog=Catalog(self._known, self._env, self._keys),
+                catalog=Catalog(self._known, self._env, self._keys, self.config.budget.unknown_price),
                 approvals=Approvals(self.home, self._approver, opinion=opinion),
                 watchers=self._watchers,
                 hooks=self._hooks,

@@ -20,16 +20,23 @@ ANY = "*"
 
 
 class Catalog:
-    """The models of one root: what is `known`, the addresses in `env`, and the names of the `keys` at hand."""
+    """The models of one root: what is `known`, the addresses in `env`, and the names of the `keys` at hand.
 
-    def __init__(self, known: Models, env: Mapping[str, str], keys: Container[str]) -> None:
+    `ceiling` is what a million tokens are charged whose price is not known, in USD; None: such models have no budget.
+    """
+
+    def __init__(
+        self, known: Models, env: Mapping[str, str], keys: Container[str], ceiling: float | None = None
+    ) -> None:
         self._known = known
+        self._ceiling = ceiling
         self._env = env
         self._keys = keys
 
     async def complete(self, spec: BackendSpec) -> BackendSpec:
         """Return `spec` with all that a worker needs to make the backend. Raises ConfigError."""
-        return complete(await locate(spec, self._known, self._env), self._known, self._env, self._keys)
+        found = await locate(spec, self._known, self._env)
+        return complete(found, self._known, self._env, self._keys, self._ceiling)
 
     async def reachable(self, patterns: Sequence[str] | None, named: Sequence[str] = ()) -> list[ModelRow]:
         """Return the models that can be asked: the listed ones, those of local servers, and the `named` ones.

@@ -52,6 +52,7 @@ ROOT_WIDE: Final = (
         "subagents.depth_cap",
     ),
     *(f"budget.{limit}" for limit in Budget.__struct_fields__),
+    "budget.unknown_price",
     *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.restarts", "subagents.chat_models"),
     *ITS_USERS,
 )

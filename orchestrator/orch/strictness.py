@@ -99,6 +99,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     **dict.fromkeys(("prompt.time", "prompt.workspace"), _at_most),
     **dict.fromkeys((f"prompt.{tier}_tokens" for tier in TIERS), _at_most_if_any),
     **dict.fromkeys((f"budget.{limit}" for limit in Budget.__struct_fields__), _at_most_if_any),
+    "budget.unknown_price": lambda new, old: new is not None and old is not None and new >= old,
     "limits.max_turns": _at_most,
     "limits.continuations": _at_most,
     "limits.turn_seconds": _at_most,

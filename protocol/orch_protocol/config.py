@@ -35,6 +35,7 @@ Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Minutes = Annotated[float, Meta(gt=0, le=1e7)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Amount = Annotated[int, Meta(ge=0, le=10**9)]
+Price = Annotated[float, Meta(gt=0, le=1e6)]
 Percent = Annotated[int, Meta(ge=10, le=100)]
 Profile: TypeAlias = Literal["seed", "economy", "balanced", "roomy"]
 
@@ -102,6 +103,9 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 class BudgetConfig(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """What all agents of a root may use together, over all turns that are on its record."""
+
+    unknown_price: Price | None = None
+    """USD that a million tokens are charged whose price is not known; None: models without a price have no budget."""
 
 
 class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):

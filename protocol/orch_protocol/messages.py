@@ -112,7 +112,8 @@ class Message(Struct, frozen=True, gc=False):
 class Usage(Struct, frozen=True, gc=False):
     """What was used: tokens and money, responses of models, calls of tools and the seconds these ran.
 
-    `cost_usd` is a floor while `cost_known` is false (a price was missing).
+    `cost_usd` is a floor while `cost_known` is false (a price was missing), but for `ceiling_usd` of it: that was
+    charged by what is configured for tokens without a price, and is an estimate.
     """
 
     input_tokens: int = 0
@@ -124,6 +125,7 @@ class Usage(Struct, frozen=True, gc=False):
     model_calls: int = 0
     tool_calls: int = 0
     tool_seconds: float = 0.0
+    ceiling_usd: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -136,6 +138,7 @@ class Usage(Struct, frozen=True, gc=False):
             self.model_calls + other.model_calls,
             self.tool_calls + other.tool_calls,
             self.tool_seconds + other.tool_seconds,
+            self.ceiling_usd + other.ceiling_usd,
         )
 
     def of_a_response(self) -> Usage:

@@ -55,7 +55,7 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {f"prompt.{name}_tokens": size for name, size in bounds.items()}
     unset |= {"context_compaction.compact_tokens": 80_000, "session_dir": "/data/sessions"}
     unset |= {"prompt.template": "reviewer", "prompt.vars.language": "Rust"}
-    unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0}
+    unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0, "budget.unknown_price": 100.0}
     kinds = ("tokens", "seconds", "tool_seconds", "model_calls", "tool_calls", "processes")
     for section, limits in (
         ("subagents", (500_000, 1800, 600, 200, 400, 20)),

@@ -126,6 +126,8 @@ def test_counts_are_short(number: int, expected: str) -> None:
 def test_a_cost_that_is_a_floor_says_so() -> None:
     """With a price missing, the sum is at least that much."""
     assert ">=$0.0123" in render.table([row(1, usage=USAGE | {"cost_known": False})], NOON)
+    guessed = USAGE | {"cost_known": False, "ceiling_usd": 0.01}
+    assert "~$0.0123" in render.table([row(1, usage=guessed)], NOON)
 
 
 def test_an_agent_is_shown_as_a_page() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from orch import AsyncOrchestrator, Config, SubagentsConfig
 from orch.testing import fake_world
 from orch_protocol.budget import Amounts
+from orch_protocol.config import BudgetConfig
 from orch_protocol.errors import BudgetExceededError, ConfigError
 from orch_protocol.messages import Text
 from orch_worker.backends.base import LEAST_ANSWER, Quote
@@ -210,3 +212,19 @@ class TestAgents:
                     assert (await (await root.spawn("x")).query("hi")).usage.cost_known
         assert '{"models": {"acme": {"large": {"prices": [{"input": USD, "output": USD}]}}}}' in told
         assert 20_000 < longest(server.requests[0]) < 25_000
+
+    async def test_a_ceiling_makes_a_budget_possible_too(self, server: ModelServer, tmp_path: Path) -> None:
+        """Without a known price each token costs what is configured: that bounds the answer, and is told."""
+        own = {"acme": {"api": "chat", "base_url": f"{server.url}/v1", "keys": ["ACME_API_KEY"]}}
+        (tmp_path / "models.json").write_text(json.dumps({"providers": own}))
+        config = Config(
+            model="acme:large",
+            subagents=SubagentsConfig(max_cost_usd=0.2),
+            budget=BudgetConfig(unknown_price=20.0),
+        )
+        async with AsyncOrchestrator(config=config, home=tmp_path, env={"ACME_API_KEY": "k"}, **fake_world()) as root:
+            agent = await root.spawn("x")
+            usage = (await agent.query("hi")).usage
+            assert usage.ceiling_usd == usage.cost_usd == (await agent.state()).spent.usd > 0
+            assert not usage.cost_known
+        assert longest(server.requests[0]) < 0.2 / 20e-6

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from orch_protocol.budget import Amounts
 from orch_protocol.errors import ConfigError
+from orch_protocol.messages import Usage
 from orch_protocol.models import Price
 from orch_protocol.spec import BackendSpec
 from orch_worker.backends.base import ENOUGH_ANSWER, LEAST_ANSWER
 from orch_worker.backends.fare import Fare, check_priced, fare, narrowed
-from orch_worker.backends.models import Flags, Model
+from orch_worker.backends.models import Flags, Model, cost
 
 
 def model(*prices: Price, **more: Any) -> Model:
@@ -97,6 +98,15 @@ class TestFare:
         with pytest.raises(ConfigError, match="not known"):
             fare(unknown, 10, 10)
         assert fare(unknown, 10, 10, priced=False).quote().most == Amounts(tokens=20)
+
+    def test_with_a_ceiling_it_is_no_less_than_what_is_charged(self) -> None:
+        """What has no price is put aside at the ceiling, whatever of the request comes from a cache."""
+        for unknown in (model(price_known=False), model(Price(2.0, 1.0, None, 3.0), flags=Flags(cache_markers=True))):
+            ceiled = msgspec.structs.replace(unknown, ceiling=50.0)
+            most = fare(ceiled, 100, 10).quote().most.usd
+            for used in (Usage(100, 10), Usage(0, 10, 100), Usage(0, 10, 0, 100)):
+                assert cost(ceiled, used).cost_usd <= most + 1e-12
+            check_priced(BackendSpec("acme", "a", msgspec.to_builtins(ceiled)))
 
 
 @given(st.integers(0, 90_000), st.integers(1, 64_000), st.floats(0, 2), st.floats(0, 1))

@@ -99,6 +99,21 @@ class TestCost:
         assert used.cost_usd > 0
         assert not used.cost_known
 
+    def test_what_has_no_price_is_charged_the_ceiling(self) -> None:
+        """Where a ceiling is set every token costs so much, cached or not, and it is said that this is an estimate."""
+        spec = models.equip(BackendSpec("acme", "a-9"), KNOWN, {}, KEYS, 50.0)
+        used = models.cost(msgspec.convert(spec.options, Model), Usage(100, 10, 30, 20))
+        assert used.cost_usd == used.ceiling_usd == pytest.approx(160 * 50 / 1e6)
+        assert not used.cost_known
+
+    def test_a_ceiling_is_for_what_has_no_price_alone(self) -> None:
+        """Prices that are known stay, and what is free is free."""
+        known, free = BackendSpec("acme", "a-1-mini"), BackendSpec("home", "any")
+        for spec in (known, free):
+            assert models.equip(spec, KNOWN, {}, KEYS, 50.0) == models.equip(spec, KNOWN, {}, KEYS)
+        half = models.Model("messages", "http://acme", 1000, prices=(Price(2.0, 10.0),), ceiling=50.0)
+        assert models.cost(half, Usage(100, 10, 0, 20)).cost_usd == pytest.approx((100 * 2 + 10 * 10 + 20 * 50) / 1e6)
+
     def test_free_is_free(self) -> None:
         """A provider that takes no money costs nothing, and that is known."""
         used = models.cost(KNOWN.look_up("home", "any"), Usage(100, 10))

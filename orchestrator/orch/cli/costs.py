@@ -47,7 +47,8 @@ def _page(days: dict[str, Day]) -> str:
         for name, model in sorted(sums.models.items(), key=lambda each: -each[1].usage.cost_usd):
             took = model.usage
             counts = (model.requests, took.input_tokens, took.output_tokens, took.cache_read_tokens)
-            cost = f"${took.cost_usd:.4f}" + ("" if took.cost_known else " or more")
+            unknown = " by estimate" if took.ceiling_usd else " or more"
+            cost = f"${took.cost_usd:.4f}" + ("" if took.cost_known else unknown)
             rows.append([day, render.line(name, 40), *map(render.count, counts), cost])
     used = [
         [render.line(name, 40), str(tool.calls), str(tool.errors), f"{tool.seconds:.1f}"]

@@ -237,8 +237,8 @@ def _tokens(usage: dict[str, Any]) -> str:
 
 
 def _cost(usage: dict[str, Any]) -> str:
-    floor = "" if usage.get("cost_known", True) else ">="
-    return f"{floor}${usage['cost_usd']:.4f}"
+    unknown = "~" if usage.get("ceiling_usd") else ">="
+    return f"{'' if usage.get('cost_known', True) else unknown}${usage['cost_usd']:.4f}"
 
 
 def _branch(row: dict[str, Any]) -> str:

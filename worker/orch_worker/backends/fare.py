@@ -12,7 +12,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.spec import BackendSpec
 
 from .base import ENOUGH_ANSWER, LEAST_ANSWER, Quote
-from .models import Model, price_at
+from .models import Model, charged_at, is_free, is_priced
 
 __all__ = ["Fare", "check_priced", "fare"]
 
@@ -57,7 +57,7 @@ def fare(model: Model, sent: int, most: int, *, priced: bool = True) -> Fare:
     """Return what a request of at most `sent` tokens takes; it costs nothing when nobody wants to know the price.
 
     `most` is how long its answer can be when nobody says otherwise, 0 for as long as the model can. Raises ConfigError
-    when a price is not known that is to be.
+    when a price is not known that is to be, and nothing is charged for such a one.
     """
     asked = [said for field in OUTPUT_FIELDS if isinstance(said := model.body.get(field), int) and said > 0]
     longest = min([*asked, most or model.context, model.context])
@@ -66,11 +66,11 @@ def fare(model: Model, sent: int, most: int, *, priced: bool = True) -> Fare:
     least = min(LEAST_ANSWER + thought, longest)
     if not priced or is_free(model):
         return Fare(sent, 0.0, 0.0, least, longest)
-    price = price_at(model, sent)
-    if not _is_priced(model) or price.input is None or price.output is None:
+    price = charged_at(model, sent)
+    if not _is_covered(model) or price.input is None or price.output is None:
         raise ConfigError("the model's price is not known")
     # Whatever is sent may be written to the cache, and nothing of it be read from there.
-    dollars = max(price.input, price.cache_write or 0.0)
+    dollars = max(price.input, price.cache_write or 0.0, price.cache_read or 0.0)
     return Fare(sent, sent * dollars / 1e6, price.output / 1e6, least, longest)
 
 
@@ -80,26 +80,22 @@ def narrowed(model: Model) -> Model:
     return msgspec.structs.replace(model, body=body)
 
 
-def is_free(model: Model) -> bool:
-    """Whether the model costs nothing."""
-    return model.price_known and not model.prices
-
-
 def check_priced(spec: BackendSpec) -> None:
-    """Raise ConfigError unless it is known what the model of a complete `spec` costs, so that a budget can be held."""
+    """Raise ConfigError unless it is known what the model of a complete `spec` costs, or said what it is charged, so
+    that a budget can be held."""
     if "api" not in spec.options:
         return  # no model at all
     model = msgspec.convert(spec.options, Model)
-    if not is_free(model) and not _is_priced(model):
+    if not is_free(model) and not _is_covered(model):
         name = f"{spec.provider}:{spec.model}"
         needed = '"input": USD, "output": USD' + (', "cache_read": USD, "cache_write": USD' * model.flags.cache_markers)
         raise ConfigError(
-            f"{name} cannot have a budget: what it costs is not known. Say so in $ORCH_HOME/models.json, which a "
-            "daemon reads when it starts (orch daemon stop), in USD per million tokens: "
+            f"{name} cannot have a budget: what it costs is not known. Set unknown_price under [budget] in "
+            "config.toml: what a million such tokens are charged. Or say so in $ORCH_HOME/models.json, which "
+            "a daemon reads when it starts (orch daemon stop), in USD per million tokens: "
             f'{{"models": {{"{spec.provider}": {{"{spec.model}": {{"prices": [{{{needed}}}]}}}}}}}}'
         )
 
 
-def _is_priced(model: Model) -> bool:
-    kinds = ("input", "output", *(("cache_read", "cache_write") if model.flags.cache_markers else ()))
-    return model.price_known and all(getattr(price, kind) is not None for price in model.prices for kind in kinds)
+def _is_covered(model: Model) -> bool:
+    return is_priced(model) or model.ceiling is not None

@@ -20,7 +20,20 @@ from orch_protocol.messages import Usage
 from orch_protocol.models import Price
 from orch_protocol.spec import BackendSpec
 
-__all__ = ["Api", "Flags", "Model", "Models", "Provider", "cost", "equip", "load", "price_at"]
+__all__ = [
+    "Api",
+    "Flags",
+    "Model",
+    "Models",
+    "Provider",
+    "charged_at",
+    "cost",
+    "equip",
+    "is_free",
+    "is_priced",
+    "load",
+    "price_at",
+]
 
 FILE: Final = "models.json"
 UNKNOWN_CONTEXT: Final = 32_768
@@ -96,7 +109,8 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True):
 class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything a backend needs to know of the model it talks to: the options of its BackendSpec.
 
-    `prices` are the lowest known ones of the provider while `price_known` is false. `body` goes into every request.
+    `prices` are the lowest known ones of the provider while `price_known` is false. `ceiling` is what a million tokens
+    are charged whose price is not known, None: nothing says. `body` goes into every request.
     """
 
     api: Api
@@ -108,6 +122,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     headers_variable: str = ""
     prices: tuple[Price, ...] = ()
     price_known: bool = True
+    ceiling: float | None = None
     flags: Flags = Flags()
     body: dict[str, Any] = {}
 
@@ -190,10 +205,17 @@ def load(home: Path | None = None) -> Models:
     return loaded
 
 
-def equip(spec: BackendSpec, models: Models, env: Mapping[str, str], keys: Container[str]) -> BackendSpec:
+def equip(
+    spec: BackendSpec,
+    models: Models,
+    env: Mapping[str, str],
+    keys: Container[str],
+    ceiling: float | None = None,
+) -> BackendSpec:
     """Return `spec` with all its worker needs to know: the options are a Model, at the address that `env` says.
 
-    `keys` are the names of the secrets at hand. Raises ConfigError when no model is named or no key is there.
+    `keys` are the names of the secrets at hand, `ceiling` is charged for what has no known price; see Model. Raises
+    ConfigError when no model is named or no key is there.
     """
     about = models.provider(spec.provider)
     name = spec.model or about.default
@@ -205,12 +227,14 @@ def equip(spec: BackendSpec, models: Models, env: Mapping[str, str], keys: Conta
             "(a daemon that runs already does not see it: orch daemon stop)"
         )
     model = msgspec.structs.replace(models.look_up(spec.provider, name), base_url=about.address(env))
+    if not is_free(model) and not is_priced(model):
+        model = msgspec.structs.replace(model, ceiling=ceiling)
     return BackendSpec(spec.provider, name, msgspec.json.decode(msgspec.json.encode(model)) | spec.options)
 
 
 def cost(model: Model, usage: Usage) -> Usage:
-    """Return `usage` with its price by `model`; a floor where a price is missing."""
-    price = price_at(model, usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens)
+    """Return `usage` with its price by `model`; where one is missing what is charged for that, or else a floor."""
+    price = charged_at(model, usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens)
     parts = (
         (usage.input_tokens, price.input),
         (usage.output_tokens, price.output),
@@ -218,10 +242,34 @@ def cost(model: Model, usage: Usage) -> Usage:
         (usage.cache_write_tokens, price.cache_write),
     )
     written = usage.cache_write_tokens * (price.input or 0.0) if price.cache_write is None else 0.0
-    free = model.price_known and not model.prices
-    known = free or (model.price_known and all(each is not None for tokens, each in parts if tokens))
+    known = is_free(model) or (model.price_known and all(each is not None for tokens, each in parts if tokens))
     dollars = (written + sum(tokens * (each or 0.0) for tokens, each in parts)) / 1e6
+    if model.ceiling is not None:
+        return msgspec.structs.replace(usage, cost_usd=dollars, cost_known=False, ceiling_usd=dollars)
     return msgspec.structs.replace(usage, cost_usd=dollars, cost_known=known)
+
+
+def is_free(model: Model) -> bool:
+    """Whether the model costs nothing."""
+    return model.price_known and not model.prices
+
+
+def is_priced(model: Model) -> bool:
+    """Whether all is known of what requests to the model cost, so that nothing has to be assumed."""
+    kinds = ("input", "output", *(("cache_read", "cache_write") if model.flags.cache_markers else ()))
+    return model.price_known and all(getattr(price, kind) is not None for price in model.prices for kind in kinds)
+
+
+def charged_at(model: Model, tokens: int) -> Price:
+    """Return what requests of that many tokens are charged: their price, or, as far as that is unknown, the ceiling."""
+    price, ceiling = price_at(model, tokens), model.ceiling
+    if ceiling is None:
+        return price
+    if not model.price_known:
+        return Price(ceiling, ceiling, ceiling, ceiling)
+    kinds = ("input", "output", "cache_read", "cache_write")
+    missing = {kind: ceiling for kind in kinds if getattr(price, kind) is None}
+    return msgspec.structs.replace(price, **missing)
 
 
 def price_at(model: Model, tokens: int) -> Price:

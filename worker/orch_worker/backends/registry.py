@@ -39,17 +39,24 @@ APIS: Final[dict[models.Api, Provider]] = {
 """What speaks for a provider that is data, by the API that its model is reached by."""
 
 
-def complete(spec: BackendSpec, known: models.Models, env: Mapping[str, str], keys: Container[str]) -> BackendSpec:
+def complete(
+    spec: BackendSpec,
+    known: models.Models,
+    env: Mapping[str, str],
+    keys: Container[str],
+    ceiling: float | None = None,
+) -> BackendSpec:
     """Return `spec` with all that a worker needs to make the backend, as far as it is no secret.
 
-    `env` may name addresses, `keys` are the names of the secrets at hand. Raises ConfigError when there is no such
-    provider, no model is named or no key is there.
+    `env` may name addresses, `keys` are the names of the secrets at hand, `ceiling` is what a million tokens are
+    charged whose price is not known. Raises ConfigError when there is no such provider, no model is named or no key is
+    there.
     """
     if spec.provider in PROVIDERS:
         return spec
     if spec.provider not in known.providers:
         raise _unknown(spec, known)
-    return models.equip(spec, known, env, keys)
+    return models.equip(spec, known, env, keys, ceiling)
 
 
 def make_backend(spec: BackendSpec, keys: Mapping[str, str], gate: Gate | None = None) -> Backend:
