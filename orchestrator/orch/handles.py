@@ -29,6 +29,8 @@ from orch_protocol.sessions import (
     Change,
     Changed,
     ChangeSession,
+    Compacted,
+    CompactSession,
     Forked,
     ForkSession,
     FsckSession,
@@ -249,6 +251,15 @@ class AsyncSubagent:
     async def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         await self._change(Inform(kind, text, display))
+
+    async def compact(self, instructions: str = "") -> Compacted:
+        """Let what was said first give way to a summary now, all but the last turns; return what went, and the sizes.
+
+        Whoever writes the summary is told `instructions`. An agent without a process gets one. Raises AgentBusyError
+        while a turn runs, ConfigError when all that could go is no longer than a summary of it.
+        """
+        done: Compacted = await self._call("compact", CompactSession(self.id, instructions))
+        return done
 
     async def fsck(self, *, repair: bool = False) -> SessionChecked:
         """Return what is wrong with the session's file: torn writes, damage, ids twice, circles, another's file.

@@ -43,7 +43,7 @@ from orch_protocol.errors import (
 from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
 from orch_protocol.prompts import Prompted
-from orch_protocol.sessions import Edited
+from orch_protocol.sessions import Condensed, Edited
 from orch_protocol.text import scrub
 
 from .approvals import Approvals
@@ -419,14 +419,10 @@ class Supervisor:
                 self.watchers.called(self.tree.nodes, agent_id, id, body)
             case Steered():
                 self.handle(Hear(agent_id, id))
-            case Summed():
-                self.waiters.tell(f"summed:{agent_id}:{id}", body, body.error)
+            case Summed() | Edited() | Prompted() | Condensed():
+                self.waiters.tell(f"{kind}:{agent_id}:{id}", body, body.error)
             case Unsaid():
                 self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
-            case Edited():
-                self.waiters.tell(f"edit:{agent_id}:{id}", body, body.error)
-            case Prompted():
-                self.waiters.tell(f"prompt:{agent_id}:{id}", body, body.error)
             case RootCall():
                 if self._calls.under_way(agent_id) < MOST_CALLS:
                     self._calls.start(agent_id, id, self._answer_call(peer, id, body))

@@ -11,7 +11,7 @@ from orch_protocol.messages import Reply
 from orch_protocol.prompts import PromptShown
 from orch_protocol.queue import Queued
 from orch_protocol.services import AgentRow, Shown
-from orch_protocol.sessions import Branch, SessionChecked, SessionShown
+from orch_protocol.sessions import Branch, Compacted, SessionChecked, SessionShown
 from orch_protocol.spec import QueueMode
 
 from .handles import AsyncSubagent, OnEvent
@@ -183,6 +183,14 @@ class Subagent:
     def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         self._orchestrator._wait(self._agent.inform(text, kind=kind, display=display))
+
+    def compact(self, instructions: str = "") -> Compacted:
+        """Let what was said first give way to a summary now, all but the last turns; return what went, and the sizes.
+
+        Whoever writes the summary is told `instructions`. An agent without a process gets one. Raises AgentBusyError
+        while a turn runs, ConfigError when all that could go is no longer than a summary of it.
+        """
+        return self._orchestrator._wait(self._agent.compact(instructions))
 
     def fsck(self, *, repair: bool = False) -> SessionChecked:
         """Return what is wrong with the session's file: torn writes, damage, ids twice, circles, another's file.

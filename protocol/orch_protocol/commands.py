@@ -1,9 +1,9 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer unsay hearing sum_up edit prompt cancel narrow stop root_reply limit
+Root to worker: `init ping query steer unsay hearing sum_up compact edit prompt cancel narrow stop root_reply limit
 happened`.
-Worker to root: `hello ready pong finished progress event called steered unsaid summed edited prompted root_call
-cancel`.
+Worker to root: `hello ready pong finished progress event called steered unsaid summed compacted edited prompted
+root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -19,7 +19,7 @@ from .hooks import HookRow
 from .messages import Reply, Usage
 from .observing import Called
 from .prompts import Prompted
-from .sessions import Edit, Edited
+from .sessions import Compact, Condensed, Edit, Edited
 from .spec import AgentSpec, QueueMode
 from .taint import Mark
 
@@ -264,6 +264,8 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "unsay": Unsay,
     "unsaid": Unsaid,
     "hearing": Hearing,
+    "compact": Compact,
+    "compacted": Condensed,
     "edit": Edit,
     "edited": Edited,
     "prompt": Nothing,

@@ -45,8 +45,9 @@ __all__ = [
 ]
 
 SESSION_VERSION = 3
-CompactionReason: TypeAlias = Literal["size", "refused"]
-"""Why a conversation was compacted: it had grown past its share of the model's window, or was refused as too long."""
+CompactionReason: TypeAlias = Literal["size", "refused", "asked"]
+"""Why a conversation was compacted: it had grown past its share of the model's window, was refused as too long, or
+somebody asked for it."""
 CompactionWriter: TypeAlias = Literal["model", "extract", "hook"]
 LEFT_BRANCH = "[What came of a branch of this conversation that was left:]"
 
@@ -108,9 +109,9 @@ class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compacti
     When that is none of the messages before this entry, it stands in place of all of them. What the agent was told of
     its project in front stays, and so do the ids of archives.
 
-    It was made in the query `turn`, for `reason`, and `usage` is what models took for it; `writer` says who wrote it:
-    a model, or a `hook`, or nobody (`extract`): then it is taken from what was said. `details` are what the next
-    summary goes on from, as JSON data. `deleted` is when what it said was deleted for good.
+    It was made in the query `turn` ("" between turns), for `reason`, and `usage` is what models took for it; `writer`
+    says who wrote it: a model, or a `hook`, or nobody (`extract`): then it is taken from what was said. `details` are
+    what the next summary goes on from, as JSON data. `deleted` is when what it said was deleted for good.
     """
 
     summary: str

@@ -29,6 +29,8 @@ from .sandbox import Level, SandboxConfig
 from .sessions import (
     Changed,
     ChangeSession,
+    Compacted,
+    CompactSession,
     Forked,
     ForkSession,
     FsckSession,
@@ -357,6 +359,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "show": (Show, Shown),
     "session": (ShowSession, SessionShown),
     "change_session": (ChangeSession, Changed),
+    "compact": (CompactSession, Compacted),
     "fork": (ForkSession, Forked),
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),

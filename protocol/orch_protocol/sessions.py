@@ -6,13 +6,20 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from .entries import CompactionReason, CompactionWriter
 from .errors import ErrorInfo
+from .hooks import HookRow
+from .messages import Usage
 
 __all__ = [
     "Branch",
     "Change",
     "ChangeSession",
     "Changed",
+    "Compact",
+    "CompactSession",
+    "Compacted",
+    "Condensed",
     "Edit",
     "Edited",
     "EntryRow",
@@ -166,6 +173,46 @@ class Changed(Struct, frozen=True):
     text: str | None = None
     summary: str | None = None
     by_model: bool = False
+
+
+class CompactSession(Struct, frozen=True, forbid_unknown_fields=True):
+    """Let the beginning of the conversation of `ref` give way to a summary now; whoever writes it is told
+    `instructions`."""
+
+    ref: str
+    instructions: str = ""
+
+
+class Compact(Struct, frozen=True):
+    """The same, to the agent's process; see Query for `hooks` and `budgeted`."""
+
+    instructions: str = ""
+    hooks: tuple[HookRow, ...] = ()
+    budgeted: tuple[str, ...] = ()
+
+
+class Compacted(Struct, frozen=True):
+    """The entry `entry` stands in place of the first `messages` messages that the conversation had, and says `summary`.
+
+    The next request has about `tokens_after` tokens instead of `tokens_before`. `writer` says whose words they are: a
+    `model`'s, a `hook`'s, or what was asked and answered there (`extract`); `usage` is what models took for it.
+    """
+
+    entry: str
+    messages: int
+    tokens_before: int
+    tokens_after: int
+    reason: CompactionReason
+    writer: CompactionWriter
+    summary: str
+    usage: Usage = Usage()
+
+
+class Condensed(Struct, frozen=True, omit_defaults=True):
+    """The answer to Compact. Exactly one of `done` and `error` is set."""
+
+    done: Compacted | None = None
+    error: ErrorInfo | None = None
 
 
 class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,7 +37,7 @@ from orch_protocol.services import (
     Spawned,
     Submitted,
 )
-from orch_protocol.sessions import Branch, Changed, EntryRow, Forked, SessionShown
+from orch_protocol.sessions import Branch, Changed, Compacted, EntryRow, Forked, SessionShown
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
@@ -98,6 +98,7 @@ ANSWERS: dict[str, Any] = {
     "import": msgspec.to_builtins(Imported("abc", 1, "agent-1", "two files", "pi session", 20, 14)),
     "session": SESSION,
     "change_session": msgspec.to_builtins(Changed("abc", "e9", "How?")),
+    "compact": msgspec.to_builtins(Compacted("e6", 12, 34_567, 2_345, "asked", "model", "All is well.")),
     "fork": msgspec.to_builtins(Forked("def", 2, "second", "e2")),
     "daemon_status": {"pid": 7, "sandbox": "L2", "sandbox_required": False, "agents": 0},
 }

@@ -78,6 +78,25 @@ class TestImport:
         assert desk.asked == []
 
 
+class TestCompact:
+    """What was said first gives way."""
+
+    def test_says_what_went(self, desk: Desk, capsys: Captured) -> None:
+        """In a line for people, whole for programs."""
+        assert run(["session", "compact", "reader", "--instructions", "Keep the figures."]) == 0
+        out = "34,567 tokens are 2,345 now: a model's summary stands in place of 12 messages (e6)\n"
+        assert capsys.readouterr().out == out
+        assert desk.asked == [("compact", {"ref": "reader", "instructions": "Keep the figures."})]
+        assert run(["session", "compact", "reader", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["summary"] == "All is well."
+
+    def test_nothing_can_go(self, desk: Desk, capsys: Captured) -> None:
+        """The command fails, and says why."""
+        desk.answers["compact"] = Failure("ConfigError", "there is nothing to compact", 2)
+        assert run(["session", "compact", "reader"]) == 2
+        assert "nothing to compact" in capsys.readouterr().err
+
+
 class TestExport:
     """Conversations in files."""
 

@@ -169,7 +169,7 @@ async def test_a_worker_in_a_turn_refuses_by_itself(tmp_path: Path) -> None:
         node = o.supervisor.tree.nodes[agent.id]
         edit = Edit("00000000", Move(None))
         with pytest.raises(AgentBusyError, match="between turns"):
-            await answered(o.supervisor, node, "edit", edit, edit.entry, "edit", 5.0)
+            await answered(o.supervisor, node, "edit", edit, edit.entry, "edited", 5.0)
         gate.open.set()
         assert (await asking).text == "two"
 
@@ -274,7 +274,7 @@ async def test_a_process_that_dies_on_the_way_is_no_matter(tmp_path: Path) -> No
         process = o.supervisor.workers.processes[agent.id][1]
         o.lose(lambda kind: kind == "edit")
         going = asyncio.create_task(agent.checkout(first.id))
-        await until(lambda: any(topic.startswith("edit:") for topic in o.supervisor.waiters._topics))
+        await until(lambda: any(topic.startswith("edited:") for topic in o.supervisor.waiters._topics))
         process.kill()
         await going
         moves = [row for row in (await agent.tree()).entries if row.type == "checkout"]

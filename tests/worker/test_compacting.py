@@ -12,11 +12,12 @@ import pytest
 from orch_protocol.archive import Collapse
 from orch_protocol.budget import Reserve, Reserved, Settled
 from orch_protocol.entries import CompactionEntry
-from orch_protocol.errors import BackendError, BudgetExceededError, ContextOverflowError
+from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
+from orch_protocol.sessions import Compacted
 from orch_protocol.spec import BackendSpec, CompactionSpec
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText
-from orch_worker.compacting import Compacted, Compactor
+from orch_worker.compacting import Compactor
 from orch_worker.hooked import Compacting
 from orch_worker.purse import Purse
 from orch_worker.stubs import stub_text
@@ -86,9 +87,9 @@ class Agent:
         for number in range(count):
             self.say(user(f"ask {name}{number}"), assistant(f"said {name}{number} " + "x" * size))
 
-    async def compact(self, reason: Any = "size", hooks: Any = None) -> Compacted | None:
+    async def compact(self, reason: Any = "size", hooks: Any = None, instructions: str = "") -> Compacted | None:
         """Compact, and check what must hold ever after."""
-        done = await self.compactor.compact("q", reason, hooks)
+        done = await self.compactor.compact("q", reason, hooks, instructions)
         self.check()
         return done
 
@@ -352,8 +353,11 @@ class Hooks:
         self.told = told
         self.heard: list[Any] = []
 
-    async def before_compaction(self, reason: str, messages: Sequence[Message], tokens: int) -> Any:
+    async def before_compaction(
+        self, reason: str, messages: Sequence[Message], tokens: int, instructions: str = ""
+    ) -> Any:
         """Say it."""
+        self.asked = instructions
         self.heard.append((reason, len(messages), tokens > 0))
         return self.told
 
@@ -384,3 +388,49 @@ async def test_whoever_writes_is_told_instructions(early: Agent) -> None:
     (_, beside), (system, _) = agent.writer.asked
     assert "Name every valve." in text_of(beside[-1])
     assert "Name every valve." in system
+
+
+async def test_somebody_may_ask_for_it_long_before_it_is_due(agent: Agent) -> None:
+    """All turns but the last go; whoever writes is told what to look to, hooks first."""
+    agent.turns(3)
+    agent.writer.answers += ["notes", "notes"]
+    hooks = Hooks(Compacting("Name every valve, and every pump."))
+    done = await agent.compact("asked", hooks, "Name every valve.")
+    assert done is not None
+    assert (done.messages, done.reason, done.entry) == (4, "asked", agent.entry.id)
+    assert done.tokens_after == agent.backend.context_tokens() < done.tokens_before
+    assert hooks.asked == "Name every valve."
+    assert "and every pump." in str(agent.writer.asked[0])
+    assert "ask n1" not in agent.shown()
+    assert "ask n2" in agent.shown()
+
+
+async def test_what_was_asked_for_and_cannot_be_is_an_error(agent: Agent) -> None:
+    """One turn alone, two that a summary would be as long as, and what a hook forbids."""
+    agent.turns(1)
+    with pytest.raises(ConfigError, match="there is nothing to compact"):
+        await agent.compact("asked")
+    agent.turns(1, 10)
+    agent.writer.answers += ["notes"]
+    await agent.compact("asked")
+    with pytest.raises(ConfigError, match=r"nothing to compact: of [\d,]+ tokens in 3 messages"):
+        await agent.compact("asked")
+    agent.turns(4)
+    with pytest.raises(ConfigError, match="a hook forbids"):
+        await agent.compact("asked", Hooks(None))
+    assert agent.transcript.session.compactions == 1
+
+
+async def test_a_long_turn_that_is_over_can_be_compacted_too(agent: Agent) -> None:
+    """Its last steps stay, no call is parted from its result, and nothing is still to be answered."""
+    agent.say(user("look at all"))
+    for number in range(6):
+        call = ToolUse(f"c{number}", "read_file", {"path": f"{number}"})
+        agent.say(Message("assistant", (call,)), Message("user", (ToolResult(call.id, (Text("x" * 300),)),)))
+    agent.say(assistant("all seen"))
+    agent.writer.answers += ["notes"]
+    done = await agent.compact("asked")
+    assert done is not None
+    assert 4 < done.messages < 12
+    assert "You were asked" not in done.summary
+    assert agent.shown().endswith("all seen")

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from orch_protocol.entries import CompactionEntry, CompactionReason, CompactionWriter
-from orch_protocol.errors import ContextOverflowError, OrchError
+from orch_protocol.errors import ConfigError, ContextOverflowError, OrchError
 from orch_protocol.messages import Message, Text, Usage, text_of
+from orch_protocol.sessions import Compacted
 from orch_protocol.spec import BackendSpec, CompactionSpec
 
 from .backends.base import Backend
-from .compaction import Cut, bound, planned, summary_tokens
+from .compaction import Cut, asked_for, bound, planned, summary_tokens
 from .digest import (
     REMEMBER,
     SYSTEM,
@@ -48,29 +49,13 @@ if TYPE_CHECKING:
     from .hooked import AgentHooks
     from .recollection import Recollection
 
-__all__ = ["Compacted", "Compactor"]
+__all__ = ["Compactor"]
 
 CHARS_ASKED: Final = 2
 """Characters of a conversation that are shown at once, for each token of the window: half of it, at most."""
 LEAST_ASKED: Final = 4_000
 MOST_ASKED: Final = 400_000
-WHY: Final[dict[CompactionReason, str]] = {
-    "size": "the conversation had grown too long",
-    "refused": "the conversation was refused as too long",
-}
-BY: Final[dict[CompactionWriter, str]] = {
-    "model": "a model's summary",
-    "extract": "what was asked and answered",
-    "hook": "a hook's summary",
-}
 UNFINISHED: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
-
-
-class Compacted(Struct, frozen=True):
-    """What a compaction took, and a line about it for people."""
-
-    usage: Usage
-    line: str
 
 
 class _Due(Struct, frozen=True):
@@ -126,25 +111,37 @@ class Compactor:
         self._memory = memory
         self._unclaimed = Usage()
 
-    async def compact(self, turn: str, reason: CompactionReason, hooks: AgentHooks | None = None) -> Compacted | None:
+    async def compact(
+        self, turn: str, reason: CompactionReason, hooks: AgentHooks | None = None, instructions: str = ""
+    ) -> Compacted | None:
         """Compact the conversation in the query `turn`, if that is due and helps; return None if it does not.
 
         `hooks` may forbid it, write the summary themselves, or add to it; each compaction asks them, and tells them.
-        Waits for a model as long as the rules say. Raises StoreError when it cannot be recorded: then the conversation
-        is what it was, as it is for who is cancelled.
+        A model that writes is told `instructions`. Waits for one as long as the rules say. Raises StoreError when it
+        cannot be recorded: then the conversation is what it was, as it is for who is cancelled. What somebody asked for
+        and cannot be is a ConfigError.
         """
         due = self._due(turn, reason)
         if due is None:
+            if reason == "asked":
+                raise ConfigError(self._nothing())
             return None
-        told = await hooks.before_compaction(reason, due.gone, due.tokens) if hooks is not None else None
-        if hooks is not None and told is None:
-            return None
+        told = None
+        if hooks is not None:
+            told = await hooks.before_compaction(reason, due.gone, due.tokens, instructions)
+            if told is None and reason == "asked":
+                raise ConfigError(
+                    "a hook forbids that this conversation is compacted: `orch hooks` shows which there are"
+                )
+            if told is None:
+                return None
+            instructions = told.instructions
         written = _Written(holds=[])
         try:
             if told is not None and told.summary:
                 written.body, written.writer = told.summary, "hook"
             else:
-                await self._ask(written, due, told.instructions if told is not None else "")
+                await self._ask(written, due, instructions)
                 await self._flush(written)
             if not written.body:
                 written.body, written.writer = extract(due.gone, due.known.body, due.chars), "extract"
@@ -156,15 +153,25 @@ class Compactor:
         after, supplied = self._backend.context_tokens(), written.writer == "hook"
         if hooks is not None:
             hooks.compacted(reason, entry.summary, tokens_before=due.tokens, tokens_after=after, supplied=supplied)
-        return Compacted(usage, f"{WHY[reason]}: {due.tokens:,} tokens are {after:,} now, by {BY[written.writer]}")
+        sizes = (due.tokens, after)
+        return Compacted(entry.id, len(due.gone), *sizes, reason, written.writer, entry.summary, usage)
+
+    def _nothing(self) -> str:
+        """Return why there is nothing to compact."""
+        return (
+            f"there is nothing to compact: of {self._backend.context_tokens():,} tokens in "
+            f"{len(self._transcript.session.view.items)} messages, all that could go is no longer than a summary of it"
+        )
 
     def _due(self, turn: str, reason: CompactionReason) -> _Due | None:
         session, backend, rules = self._transcript.session, self._backend, self._rules
         view, window, tokens = session.view, backend.info().context_limit, backend.context_tokens()
         size = (getattr(backend, "estimator", None) or Estimator()).message
-        cut = planned(
-            view.items, size, rules, tokens=tokens, window=window, told=view.told, refused=reason == "refused"
-        )
+        refused = reason == "refused"
+        if reason == "asked":
+            cut = asked_for(view.items, size, rules, tokens=tokens, told=view.told)
+        else:
+            cut = planned(view.items, size, rules, tokens=tokens, window=window, told=view.told, refused=refused)
         if cut is None:
             return None
         gone = [item.message for item in view.items[view.told : cut.stop]]
@@ -176,8 +183,8 @@ class Compactor:
             kept=view.items[cut.stop],
             known=digest_of(gone, _before(session, gone), within=cut.within),
             tokens=tokens,
-            chars=summary_tokens(bound(rules, window, tokens, refused=reason == "refused")) * CHARS_PER_TOKEN,
-            room=window - tokens if reason == "size" else 0,
+            chars=summary_tokens(bound(rules, window, tokens, refused=reason != "size")) * CHARS_PER_TOKEN,
+            room=window - tokens if reason != "refused" else 0,
         )
 
     async def _flush(self, written: _Written) -> None:

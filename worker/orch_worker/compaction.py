@@ -7,13 +7,26 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from orch_protocol.entries import CompactionReason, CompactionWriter
 from orch_protocol.messages import Message, ToolResult, ToolUse
+from orch_protocol.sessions import Compacted
 from orch_protocol.spec import CompactionSpec
 
-from .turns import turns_of
+from .turns import is_answered, turns_of
 from .view import Item
 
-__all__ = ["CRITICAL", "Cut", "bound", "is_critical", "planned", "safe_cuts", "summary_tokens", "turn_cut"]
+__all__ = [
+    "CRITICAL",
+    "Cut",
+    "asked_for",
+    "bound",
+    "is_critical",
+    "line_of",
+    "planned",
+    "safe_cuts",
+    "summary_tokens",
+    "turn_cut",
+]
 
 CRITICAL: Final = 95
 """At so much of the window a running turn is cut too, if nothing else can go."""
@@ -26,6 +39,18 @@ LEAST_SUMMARY: Final = 100
 MOST_SUMMARY: Final = 4_000
 
 
+WHY: Final[dict[CompactionReason, str]] = {
+    "size": "the conversation had grown too long",
+    "refused": "the conversation was refused as too long",
+    "asked": "somebody asked for it",
+}
+BY: Final[dict[CompactionWriter, str]] = {
+    "model": "a model's summary",
+    "extract": "what was asked and answered",
+    "hook": "a hook's summary",
+}
+
+
 class Cut(Struct, frozen=True):
     """The first `stop` messages that are shown give way; `within` says that this is in the middle of a turn."""
 
@@ -36,6 +61,32 @@ class Cut(Struct, frozen=True):
 def summary_tokens(at: int) -> int:
     """Return how long a summary may be where conversations are compacted at `at` tokens."""
     return max(LEAST_SUMMARY, min(at // SUMMARY_SHARE, MOST_SUMMARY))
+
+
+def asked_for(
+    items: Sequence[Item[Any]],
+    size: Callable[[Message], int],
+    rules: CompactionSpec,
+    *,
+    tokens: int,
+    told: int = 0,
+) -> Cut | None:
+    """Return what of a conversation of `tokens` gives way when somebody wants that, None: that would free nothing.
+
+    The last turns stay as far as the rules say; where there are no others, the end of the last one.
+    """
+    cuts = safe_cuts(items, told)
+    if not cuts:
+        return None
+    messages = [item.message for item in items]
+    behind, room = _behind(messages, size), summary_tokens(tokens)
+    stop = turn_cut(messages, rules.keep_turns)
+    if stop in cuts and behind[told] - behind[stop] > room:
+        return Cut(stop)
+    most = min(tokens // KEPT_SHARE, MOST_KEPT)
+    stop = next((place for place in cuts if behind[place] <= most), cuts[-1])
+    within = not is_answered(messages) and stop not in [turn.start for turn in turns_of(messages)]
+    return Cut(stop, within) if behind[told] - behind[stop] > room else None
 
 
 def bound(rules: CompactionSpec, window: int, tokens: int, *, refused: bool) -> int:
@@ -73,10 +124,7 @@ def planned(
     if not cuts:
         return None
     messages = [item.message for item in items]
-    behind = [0] * (len(items) + 1)
-    for place in range(len(items) - 1, -1, -1):
-        behind[place] = behind[place + 1] + size(messages[place])
-    room = summary_tokens(at)
+    behind, room = _behind(messages, size), summary_tokens(at)
 
     def freed(stop: int) -> int:
         return behind[told] - behind[stop] - room
@@ -111,11 +159,25 @@ def safe_cuts(items: Sequence[Item[Any]], told: int = 0) -> list[int]:
     return cuts
 
 
+def line_of(done: Compacted) -> str:
+    """Return what a compaction did, as a line for people."""
+    before, after = done.tokens_before, done.tokens_after
+    return f"{WHY[done.reason]}: {before:,} tokens are {after:,} now, by {BY[done.writer]}"
+
+
 def turn_cut(messages: Sequence[Message], keep: int) -> int:
     """Return where the last `keep` turns begin in which something was done, 0 when there are no more than these."""
     turns = turns_of(messages)
     done = [turn for turn in turns if turn.body < turn.stop]
     return done[-keep].start if len(done) > keep else 0
+
+
+def _behind(messages: Sequence[Message], size: Callable[[Message], int]) -> list[int]:
+    """Return, for each place in `messages` and their end, how much stands from there on."""
+    behind = [0] * (len(messages) + 1)
+    for place in range(len(messages) - 1, -1, -1):
+        behind[place] = behind[place + 1] + size(messages[place])
+    return behind
 
 
 def _blocks(items: Sequence[Item[Any]]) -> list[tuple[int, Any]]:

@@ -48,7 +48,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
 from orch_protocol.prompts import Prompted
 from orch_protocol.services import SERVICES
-from orch_protocol.sessions import Edit, Edited
+from orch_protocol.sessions import Compact, Condensed, Edit, Edited
 from orch_protocol.spec import AgentSpec, Birth
 from orch_protocol.wire import VERSION, Channel, encode_body
 
@@ -101,6 +101,8 @@ class Host:
         self._birth = birth
         self._runtime: Runtime | None = None
         self._turn: asyncio.Task[None] | None = None
+        self._compaction: asyncio.Task[None] | None = None
+        """Somebody asked for it between turns: a turn waits for it."""
         self._asides: set[asyncio.Task[None]] = set()
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
@@ -227,7 +229,7 @@ class Host:
         self._courier.send("pong", Nothing(), id, reliable=False)
 
     def _on_query(self, id: str, body: Query) -> None:
-        if self._runtime is None or (self._turn is not None and not self._turn.done()):
+        if self._runtime is None or _is_under_way(self._turn):
             busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
             self._finish(id, Finished(error=error_info(busy)))
         else:
@@ -261,13 +263,27 @@ class Host:
             summed = Summed(error=error_info(error))
         self._courier.send("summed", summed, id)
 
+    def _on_compact(self, id: str, body: Compact) -> None:
+        if self._runtime is None or _is_under_way(self._turn) or _is_under_way(self._compaction):
+            busy = AgentBusyError("the agent is in the middle of a turn, or being compacted: wait for that")
+            self._courier.send("compacted", Condensed(error=error_info(busy)), id)
+        else:
+            self._compaction = asyncio.get_running_loop().create_task(self._compact(self._runtime, id, body))
+
+    async def _compact(self, runtime: Runtime, id: str, body: Compact) -> None:
+        try:
+            answer = Condensed(await runtime.compact(id, body))
+        except Exception as error:
+            answer = Condensed(error=error_info(error))
+        self._courier.send("compacted", answer, id)
+
     def _on_limit(self, _id: str, body: Limit) -> None:
         if self._runtime is not None:
             self._runtime.gate.limit(body.lane)
 
     def _on_edit(self, id: str, body: Edit) -> None:
         try:
-            if self._runtime is None or (self._turn is not None and not self._turn.done()):
+            if self._runtime is None or _is_under_way(self._turn) or _is_under_way(self._compaction):
                 raise AgentBusyError("the agent is in the middle of a turn; its session changes between turns")
             done = self._runtime.edit(body)
         except Exception as error:
@@ -312,11 +328,13 @@ class Host:
 
     def _send_progress(self) -> None:
         self._progress_due = None
-        if self._progress is not None and self._turn is not None and not self._turn.done():
+        if self._progress is not None and _is_under_way(self._turn):
             self._courier.send("progress", self._progress, reliable=False)
 
     async def _run(self, runtime: Runtime, brake: Brake, query_id: str, query: Query) -> None:
         try:
+            if self._compaction is not None:
+                await asyncio.wait([self._compaction])
             finished = await runtime.query(query_id, query, brake)
         except Exception as error:
             finished = Finished(error=error_info(error))
@@ -334,9 +352,10 @@ class Host:
     async def _leave(self) -> None:
         if self._progress_due is not None:
             self._progress_due.cancel()
-        if self._turn is not None and not self._turn.done():
-            self._turn.cancel()
-            await asyncio.wait([self._turn], timeout=LEAVE_SECONDS)
+        if at_it := [task for task in (self._turn, self._compaction) if task is not None and not task.done()]:
+            for task in at_it:
+                task.cancel()
+            await asyncio.wait(at_it, timeout=LEAVE_SECONDS)
         try:
             if self._runtime is not None:
                 await self._runtime.farewell(LEAVE_SECONDS)
@@ -350,3 +369,7 @@ class Host:
             self._courier.flush()
             self._courier.close()
             self._line.close()
+
+
+def _is_under_way(task: asyncio.Task[None] | None) -> bool:
+    return task is not None and not task.done()

@@ -37,7 +37,8 @@ from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, call_usage, refuse
 
 if TYPE_CHECKING:
-    from .compacting import Compacted
+    from orch_protocol.sessions import Compacted
+
     from .hooked import AgentHooks
 
 __all__ = ["STEERING", "Aborted", "Brake", "run_turn"]
@@ -346,8 +347,10 @@ class _Turn:
         done = await self._shorten(refused) if self._shorten is not None else None
         if done is None:
             return False
+        from .compaction import line_of
+
         self._usage += done.usage
-        self._tell("compacted", done.line)
+        self._tell("compacted", line_of(done))
         return True
 
     async def _asked(self) -> AssistantTurn:

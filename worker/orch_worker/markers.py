@@ -5,10 +5,13 @@ Each of them ends with what to do now: without that a model tries the same again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from orch_protocol.policy import Verdict
+
+from .session import Session
 
 __all__ = [
     "DIRECTIVE",
@@ -16,6 +19,7 @@ __all__ = [
     "after_interruption",
     "denied",
     "interrupted",
+    "mark_of",
     "not_approved",
     "not_yet",
     "rehearsed",
@@ -80,3 +84,16 @@ def after_cut(prompt: str, unfinished: Sequence[str]) -> str:
     """Return `prompt`, the first one after a turn that broke off by itself, with that said before it."""
     calls = f" Without a result, though perhaps done: {', '.join(unfinished)}." if unfinished else ""
     return f"[The turn before this one was cut short; what it recorded is above.{calls}]\n\n{prompt}"
+
+
+def mark_of(session: Session, *, ended: bool) -> Callable[[str], str]:
+    """Return what puts before the next prompt how the turn before it ended, where that was no end of its own.
+
+    `ended` says that the user ended it together with the agent's process.
+    """
+    last = session.last_said
+    if session.interrupted is not None:
+        return partial(after_interruption if ended else after_cut, unfinished=session.unanswered)
+    if last is not None and last.stop_reason == "cancelled":
+        return partial(after_interruption, unfinished=last.unfinished)
+    return str

@@ -13,13 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import Finished, Happened, Query, Ready, Summed
+from orch_protocol.entries import CompactionReason
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, StopReason, Usage
 from orch_protocol.observing import Called
 from orch_protocol.prompts import PromptShown
-from orch_protocol.sessions import Edit, Edited, Move
-from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
+from orch_protocol.sessions import Compact, Compacted, Edit, Edited, Move
+from orch_protocol.spec import AgentSpec, BackendSpec, CompactionSpec, QueueMode
 
 from .agenda import Agenda
 from .answering import Answering
@@ -33,11 +34,10 @@ from .guard import Guard
 from .interjections import Interjection, Interjections
 from .locality import Locality
 from .loop import Brake, run_turn
-from .markers import after_cut, after_interruption
+from .markers import mark_of
 from .marks import Marks
 from .prompt import first_prompt
 from .purse import Purse
-from .session import Session
 from .summarising import Summariser
 from .surroundings import Surroundings
 from .tiers import Prompt
@@ -47,7 +47,7 @@ from .transcript import Transcript
 from .witness import testimony
 
 if TYPE_CHECKING:
-    from .compacting import Compacted, Compactor
+    from .compacting import Compactor
     from .extensions import Loaded
     from .hooked import AgentHooks
     from .recollection import Recollection
@@ -141,7 +141,7 @@ class Runtime:
                 estimator=estimator,
             )
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
-            self._fresh = _is_fresh(session)
+            self._fresh = session.fresh
             self._hooks = self._make_hooks() if spec.hooks.load or self._extensions is not None else None
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
@@ -328,7 +328,7 @@ class Runtime:
             self.transcript.change(edit)
         finally:
             self._leave_if_broken()
-        self._fresh = _is_fresh(self.transcript.session)
+        self._fresh = self.transcript.session.fresh
         self._load()
         return Edited(self.backend.context_tokens())
 
@@ -402,12 +402,38 @@ class Runtime:
         at = rules.at(self.backend.info().context_limit)
         if not refused and (not at or self.backend.context_tokens() < at):
             return None
+        try:
+            return await self._compacted(turn, "refused" if refused else "size")
+        except StoreError:
+            raise
+        except Exception:
+            traceback.print_exc()  # the conversation is what it was
+            return None
+
+    async def compact(self, id: str, asked: Compact) -> Compacted:
+        """Let the beginning of the conversation give way now, between turns; on record when this returns.
+
+        Raises ConfigError when nothing can go, StoreError. Whoever is cancelled leaves the conversation as it was.
+        """
+        hooks = self._hooks_for(id, Query("", hooks=asked.hooks))
+        self._purse.budgeted, self._busy = frozenset(asked.budgeted), True
+        try:
+            done = await self._compacted("", "asked", asked.instructions)
+            assert done is not None
+            return done
+        finally:
+            self._busy = False
+            self._leave_if_broken()
+            if hooks is not None:
+                await self._hooks_done(hooks)
+
+    async def _compacted(self, turn: str, reason: CompactionReason, instructions: str = "") -> Compacted | None:
         if self._compactor is None:
             # Imported when it is needed: most conversations never grow so long.
             from .compacting import Compactor
 
             self._compactor = Compactor(
-                rules,
+                self.spec.compaction or CompactionSpec(),
                 self.transcript,
                 self.backend,
                 self._purse,
@@ -415,13 +441,7 @@ class Runtime:
                 make=self._make_backend,
                 memory=self._memory,
             )
-        try:
-            done = await self._compactor.compact(turn, "refused" if refused else "size", self._hooks)
-        except StoreError:
-            raise
-        except Exception:
-            traceback.print_exc()  # the conversation is what it was
-            return None
+        done = await self._compactor.compact(turn, reason, self._hooks, instructions)
         if done is not None and self._archiving is not None:
             self._archiving.moved()
         return done
@@ -429,13 +449,7 @@ class Runtime:
     def _frame(self, query: Query) -> Callable[[str], str]:
         """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it
         ended where that was no end of its own."""
-        session, fresh = self.transcript.session, self._fresh
-        last = session.last_said
-        mark: Callable[[str], str] = str
-        if session.interrupted is not None:
-            mark = partial(after_interruption if query.ended else after_cut, unfinished=session.unanswered)
-        elif last is not None and last.stop_reason == "cancelled":
-            mark = partial(after_interruption, unfinished=last.unfinished)
+        mark, fresh = mark_of(self.transcript.session, ended=query.ended), self._fresh
         return lambda prompt: first_prompt(self.spec, mark(prompt)) if fresh else mark(prompt)
 
     def _remembers(self) -> Recollection:
@@ -478,10 +492,3 @@ class Runtime:
         """End this process when what its file holds is uncertain: the next one of this agent reads it anew."""
         if self.transcript.broken and not self._busy:
             self._root.stop(EXIT_STORE)
-
-
-def _is_fresh(session: Session) -> bool:
-    """Return whether the agent is yet to be told its task. One that goes on with a conversation from elsewhere is not,
-    unless it begins anew."""
-    taken_over = session.header is not None and session.header.parent_session is not None
-    return not session.asked and not (taken_over and session.view.items)

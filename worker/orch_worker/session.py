@@ -170,6 +170,13 @@ class Session:
         return self.header is not None and self.header.agent in self._approved
 
     @property
+    def fresh(self) -> bool:
+        """Whether the agent is yet to be told its task. One that goes on with a conversation from elsewhere is not,
+        unless it begins anew."""
+        taken_over = self.header is not None and self.header.parent_session is not None
+        return not self.asked and not (taken_over and self.view.items)
+
+    @property
     def unanswered(self) -> tuple[str, ...]:
         """Names of the tools that were called last, and of whose calls no result is on record."""
         last = self.view.items[-1].message if self.view.items else NOTHING

@@ -310,7 +310,8 @@ def read_usage(folder: Path, turn: str) -> Usage:
             continue
         if entry.turn not in ("", turn):
             break
-        usage += entry.usage or Usage()
+        if entry.turn:  # what was used between turns is none of theirs
+            usage += entry.usage or Usage()
     return usage
 
 

@@ -1,4 +1,5 @@
-"""`orch session list`, `show`, `tree`, `checkout`, `branch`, `label`, `title`, `fork`: conversations as trees."""
+"""`orch session list`, `show`, `tree`, `checkout`, `branch`, `label`, `title`, `compact`, `fork`: conversations as
+trees."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS", "key_argument"]
 
+BY = {"model": "a model's summary", "hook": "a hook's summary", "extract": "what was asked and answered"}
 HEAD = ("SEQ", "ID", "NAME", "STATUS", "ACTIVE", "QUERIES", "TITLE OR TASK")
 RIGHT = frozenset({0, 4, 5})
 BRANCHES = ("", "END", "FROM", "ENTRIES", "SAID", "")
@@ -198,6 +200,25 @@ def _title(arguments: Namespace) -> int:
     return 0
 
 
+def _compact_arguments(parser: ArgumentParser) -> None:
+    key_argument(parser)
+    parser.add_argument("--instructions", metavar="TEXT", default="", help="what its writer is told; - is stdin")
+
+
+def _compact(arguments: Namespace) -> int:
+    asked = {"ref": arguments.key, "instructions": words.text(arguments.instructions)}
+    done = Connection().call("compact", words.clean(asked))
+    words.say(arguments, done, "" if arguments.json else condensed(done))
+    return 0
+
+
+def condensed(done: dict[str, Any]) -> str:
+    """Return what a compaction did, as a line."""
+    before, after = done["tokens_before"], done["tokens_after"]
+    gone = render.counted(done["messages"], "message")
+    return f"{before:,} tokens are {after:,} now: {BY[done['writer']]} stands in place of {gone} ({done['entry']})"
+
+
 def _fork_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
     parser.add_argument(
@@ -267,6 +288,15 @@ ACTIONS = {
     "title": (
         "name a session",
         Verb("Give a session a name, or take it away.", "orch session title reader pumps", _title_arguments, _title),
+    ),
+    "compact": (
+        "let what was said first give way to a summary",
+        Verb(
+            "Compact a conversation between turns: a summary takes the place of all but the last ones.",
+            "orch session compact reader --instructions 'Keep every figure.'",
+            _compact_arguments,
+            _compact,
+        ),
     ),
     "fork": (
         "another agent with a copy of a conversation",

@@ -33,7 +33,7 @@ async def prompt(root: Supervisor, _: str | None, params: ShowPrompt) -> PromptS
     """
     node = await found(root, params.ref)
     if root.workers.peer(node.spec.id) is not None and node.status != "starting":
-        answer: Prompted | None = await answered(root, node, "prompt", Nothing(), new_id(), "prompt", SECONDS)
+        answer: Prompted | None = await answered(root, node, "prompt", Nothing(), new_id(), "prompted", SECONDS)
         if answer is not None and answer.shown is not None:
             return answer.shown
     children = await live(root, node.spec.id, Empty()) if _tells(node) else []

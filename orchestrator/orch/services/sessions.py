@@ -38,7 +38,7 @@ from .processes import answered, roused
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["change_session", "session", "session_of"]
+__all__ = ["change_session", "check_idle", "session", "session_of"]
 
 SUM_UP_SECONDS: Final = 100.0
 EDIT_SECONDS: Final = 30.0
@@ -57,7 +57,7 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
     """
     node = session_of(root, params.ref)
-    _check_idle(node)
+    check_idle(node)
     edit, text = await root.disk.do(_resolved, node.spec, params)
     left: Summed | None = None
     if isinstance(edit.change, Move) and edit.change.summarise:
@@ -78,7 +78,8 @@ def session_of(root: Supervisor, ref: str) -> Node:
     return node
 
 
-def _check_idle(node: Node) -> None:
+def check_idle(node: Node) -> None:
+    """Raise AgentBusyError while a turn of the agent runs."""
     if node.pending is not None:
         raise AgentBusyError(
             f"agent {node.spec.name!r} ({node.spec.id}) is busy with: {node.pending.head}; its session changes between "
@@ -99,7 +100,7 @@ async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
     """
     id = node.spec.id
     while True:
-        _check_idle(node)
+        check_idle(node)
         gone = f"gone:{id}:{node.incarnation}"
         if not node.running:
             async with root.holds.turn:
@@ -112,7 +113,7 @@ async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
             await root.waiters.until(f"up:{id}", BOOT_SECONDS)
         elif node.stopping:
             await root.waiters.until(gone, EDIT_SECONDS)
-        elif (edited := await answered(root, node, "edit", edit, edit.entry, "edit", EDIT_SECONDS)) is not None:
+        elif (edited := await answered(root, node, "edit", edit, edit.entry, "edited", EDIT_SECONDS)) is not None:
             if edited.context_tokens:
                 root.handle(events.Archived(id, (), edited.context_tokens))
             return
