@@ -188,7 +188,7 @@ class AsyncOrchestrator(Hookable, Templated):
                 hooks=self._hooks,
                 keys=self._keys,
             )
-            attend(supervisor)
+            attend(supervisor, self._templates)
             stack.push_async_callback(self._watchers.close)
             stack.push_async_callback(supervisor.close)
             supervisor.start()

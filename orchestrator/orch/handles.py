@@ -42,6 +42,7 @@ from orch_protocol.sessions import (
     SessionShown,
     ShowSession,
 )
+from orch_protocol.slash import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.spec import QueueMode
 
 from . import typed
@@ -215,6 +216,20 @@ class AsyncSubagent:
         """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any; so
         with each limit of `budget`."""
         await self._call("resume", Resume(self.id, change_of(max_cost, budget)))
+
+    async def commands(self) -> CommandCatalog:
+        """Return the commands that can be executed in its session: built-in ones, templates, those of extensions."""
+        catalog: CommandCatalog = await self._call("commands", ShowCommands(self.id))
+        return catalog
+
+    async def execute(self, line: str) -> Executed:
+        """Execute a command of its session, such as `/status`, and return what came of it: text, data, and the effect
+        that is yours to bring about, if there is one. `!COMMAND` is one for the shell.
+
+        Raises ConfigError for what is no command or is written otherwise, and what the command raises.
+        """
+        executed: Executed = await self._call("execute", Execute(self.id, line))
+        return executed
 
     # Its session: a tree, of which the conversation is one path.
 

@@ -44,6 +44,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
 from orch_protocol.prompts import Prompted
 from orch_protocol.sessions import Condensed, Edited
+from orch_protocol.slash import Did
 from orch_protocol.text import scrub
 
 from .approvals import Approvals
@@ -78,6 +79,7 @@ from .journal import Journal
 from .lanes import Lanes
 from .launchers.base import Launcher
 from .nodes import Node, head_of
+from .offers import Offers
 from .overtime import Overtime
 from .pings import Pings
 from .projects import Projects
@@ -155,7 +157,7 @@ class Supervisor:
             on_ended=self._on_ended,
         )
         self.happenings = Happenings(self, journal)
-        self._turns, self._calls = Turns(), Calls()
+        self._turns, self._calls, self.offers = Turns(), Calls(), Offers()
         self._waking: set[str] = set()
         self._luck, self._pings = random.Random(), Pings()
         self._pulses = Pulses(self._ask_for_life)
@@ -419,7 +421,7 @@ class Supervisor:
                 self.watchers.called(self.tree.nodes, agent_id, id, body)
             case Steered():
                 self.handle(Hear(agent_id, id))
-            case Summed() | Edited() | Prompted() | Condensed():
+            case Summed() | Edited() | Prompted() | Condensed() | Did():
                 self.waiters.tell(f"{kind}:{agent_id}:{id}", body, body.error)
             case Unsaid():
                 self.waiters.tell(f"unsaid:{agent_id}:{id}", body)

@@ -12,6 +12,7 @@ from orch_protocol.prompts import PromptShown
 from orch_protocol.queue import Queued
 from orch_protocol.services import AgentRow, Shown
 from orch_protocol.sessions import Branch, Compacted, SessionChecked, SessionShown
+from orch_protocol.slash import CommandCatalog, Executed
 from orch_protocol.spec import QueueMode
 
 from .handles import AsyncSubagent, OnEvent
@@ -148,6 +149,14 @@ class Subagent:
     def resume(self, *, max_cost: float | None = None, budget: Budget | None = None) -> None:
         """Let the agent answer again after a kill, and use so much in all. See AsyncSubagent.resume."""
         self._orchestrator._wait(self._agent.resume(max_cost=max_cost, budget=budget))
+
+    def commands(self) -> CommandCatalog:
+        """Return the commands that can be executed in its session: built-in ones, templates, those of extensions."""
+        return self._orchestrator._wait(self._agent.commands())
+
+    def execute(self, line: str) -> Executed:
+        """Execute a command of its session, such as `/status`. See AsyncSubagent.execute."""
+        return self._orchestrator._wait(self._agent.execute(line))
 
     # Its session: a tree, of which the conversation is one path.
 

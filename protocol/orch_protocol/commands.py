@@ -1,8 +1,8 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer unsay hearing sum_up compact edit prompt cancel narrow stop root_reply limit
+Root to worker: `init ping query steer unsay hearing sum_up compact edit prompt do cancel narrow stop root_reply limit
 happened`.
-Worker to root: `hello ready pong finished progress event called steered unsaid summed compacted edited prompted
+Worker to root: `hello ready pong finished progress event called steered unsaid summed compacted edited prompted did
 root_call cancel`.
 `ack` goes both ways and has no body.
 """
@@ -20,6 +20,7 @@ from .messages import Reply, Usage
 from .observing import Called
 from .prompts import Prompted
 from .sessions import Compact, Condensed, Edit, Edited
+from .slash import Did, Do
 from .spec import AgentSpec, QueueMode
 from .taint import Mark
 
@@ -270,6 +271,8 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "edited": Edited,
     "prompt": Nothing,
     "prompted": Prompted,
+    "do": Do,
+    "did": Did,
     "event": TurnEvent,
     "called": Called,
     "stop": Stop,

@@ -38,6 +38,7 @@ from .sessions import (
     SessionShown,
     ShowSession,
 )
+from .slash import CommandCatalog, Execute, Executed, ShowCommands
 from .spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
 from .taint import Mark
 from .tasks import Task
@@ -364,6 +365,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
     "prompt": (ShowPrompt, PromptShown),
+    "commands": (ShowCommands, CommandCatalog),
+    "execute": (Execute, Executed),
     "survey": (Empty, Surveyed),
     "queue": (Ref, QueueShown),
     "clear_queue": (ClearQueue, QueueShown),

@@ -20,6 +20,7 @@ __all__ = [
     "CompactSession",
     "Compacted",
     "Condensed",
+    "DropTasks",
     "Edit",
     "Edited",
     "EntryRow",
@@ -102,7 +103,11 @@ class Inform(Struct, frozen=True, gc=False, tag="inform"):
     display: bool = True
 
 
-Change: TypeAlias = Move | Relabel | Rename | Inform
+class DropTasks(Struct, frozen=True, gc=False, tag="tasks"):
+    """The agent means to do nothing any more of what it noted as tasks."""
+
+
+Change: TypeAlias = Move | Relabel | Rename | Inform | DropTasks
 
 
 class Edit(Struct, frozen=True):
@@ -218,13 +223,14 @@ class Condensed(Struct, frozen=True, omit_defaults=True):
 class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):
     """Let there be another agent whose session is a copy of the path to the entry `at`, None: of the current one.
 
-    `model` is another one that is to answer.
+    `model` is another one that is to answer. With `plan` it goes on in plan mode.
     """
 
     ref: str
     at: str | None = None
     name: str | None = None
     model: str | None = None
+    plan: bool = False
 
 
 class Forked(Struct, frozen=True):

@@ -12,12 +12,14 @@ import msgspec
 
 import orch
 from orch.cli import VERBS
+from orch.commands.table import COMMANDS
 from orch.config import TABLES, flat
 from orch_protocol import errors
 from orch_protocol.config import Config
 from orch_protocol.entries import Entry
 from orch_protocol.observing import CallOutcome
 from orch_protocol.services import Status
+from orch_protocol.slash import EffectKind
 from orch_worker.backends import models
 from orch_worker.backends.registry import PROVIDERS
 from orch_worker.tools.presets import BUILTIN, PRESETS
@@ -121,3 +123,10 @@ def test_api_page_shows_every_name() -> None:
     for cls, called in ((orch.Orchestrator, "o"), (orch.Subagent, "agent")):
         names |= {f"{called}.{name}" for name in dir(cls) if not name.startswith("_")}
     assert sorted(name for name in names if f"`{name}" not in text) == []
+
+
+def test_commands_page_lists_every_command() -> None:
+    """docs/commands.md has each command that every session has, as it is written, and each effect."""
+    written = [cell.replace("\\|", "|") for cell in re.findall(r"^\| `(/.*?)` \|", page("commands.md"), re.MULTILINE)]
+    assert written == [each.row.usage for each in COMMANDS]
+    assert set(first_cells("commands.md", "| effect")) == set(get_args(EffectKind))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -49,6 +49,7 @@ from orch_protocol.observing import Called
 from orch_protocol.prompts import Prompted
 from orch_protocol.services import SERVICES
 from orch_protocol.sessions import Compact, Condensed, Edit, Edited
+from orch_protocol.slash import Did, Do
 from orch_protocol.spec import AgentSpec, Birth
 from orch_protocol.wire import VERSION, Channel, encode_body
 
@@ -107,7 +108,6 @@ class Host:
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
         self._watched, self._events = "", 0
-        self._showing: set[asyncio.Task[None]] = set()
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line = connect(self._on_data)
@@ -250,9 +250,7 @@ class Host:
             self._runtime.hear(body.steering, body.follow_up)
 
     def _on_sum_up(self, id: str, body: SumUp) -> None:
-        asking = asyncio.get_running_loop().create_task(self._sum_up(id, body))
-        self._asides.add(asking)
-        asking.add_done_callback(self._asides.discard)
+        self._beside(self._sum_up(id, body))
 
     async def _sum_up(self, id: str, body: SumUp) -> None:
         try:
@@ -291,9 +289,27 @@ class Host:
         self._courier.send("edited", done, id)
 
     def _on_prompt(self, id: str, _: Nothing) -> None:
-        showing = asyncio.get_running_loop().create_task(self._show_prompt(id))
-        self._showing.add(showing)
-        showing.add_done_callback(self._showing.discard)
+        self._beside(self._show_prompt(id))
+
+    def _on_do(self, id: str, body: Do) -> None:
+        self._beside(self._do(id, body))
+
+    def _beside(self, work: Coroutine[None, None, None]) -> None:
+        """Let `work` go on beside whatever else there is to do."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+    async def _do(self, id: str, body: Do) -> None:
+        try:
+            if self._runtime is None:
+                raise AgentBusyError("the worker is not up yet")
+            from .deeds import done  # most agents are never told to
+
+            did = await done(self._runtime, body.deed)
+        except Exception as error:
+            did = Did(error=error_info(error))
+        self._courier.send("did", did, id)
 
     async def _show_prompt(self, id: str) -> None:
         try:

@@ -92,7 +92,7 @@ class Runtime:
         self._brake = Brake()
         self._said = Interjections(spec.queue_mode, spec.follow_up_mode)
         self._sync_due = False
-        self._busy = False
+        self.busy = False
         context = ToolContext(
             cwd=Path(spec.cwd),
             env=spec.env,
@@ -120,13 +120,14 @@ class Runtime:
             self._marks = Marks(self.transcript, kept=spec.persist)
             self._memory = self._remembers() if spec.memory is not None else None
             context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks, memory=self._memory)
+            self.context = context
             self._answering = Answering(
                 spec.backend, self.backend, context.call_root, self._make_backend, self.transcript.model_change
             )
             self._locality = Locality(spec, context.call_root, self._stay)
             guard = Guard(spec.policy, context, self._locality)
-            self._extensions = self._load_extensions() if spec.extensions else None
-            more = self._extensions.tools if self._extensions is not None else ()
+            self.extensions = self._load_extensions() if spec.extensions else None
+            more = self.extensions.tools if self.extensions is not None else ()
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard, more)
             self.toolbox.withdraw(spec.withdrawn)
             tools, session = self.toolbox.specs(), self.transcript.session
@@ -142,7 +143,7 @@ class Runtime:
             )
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
             self._fresh = session.fresh
-            self._hooks = self._make_hooks() if spec.hooks.load or self._extensions is not None else None
+            self._hooks = self._make_hooks() if spec.hooks.load or self.extensions is not None else None
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
             self._held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
@@ -203,7 +204,7 @@ class Runtime:
         self._agenda.turn_began(query_id)
         self._marks.turn_began(query_id)
         self.toolbox.observe = partial(self._root.called, query_id) if query.observed else None
-        self._busy = True
+        self.busy = True
         stop_reason: StopReason | None = None
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:
@@ -254,7 +255,7 @@ class Runtime:
         finally:
             if archiving is not None:
                 await archiving.turn_ended(stop_reason)
-            self._busy = False
+            self.busy = False
             self._leave_if_broken()
             if hooks is not None:
                 await self._hooks_done(hooks)
@@ -285,9 +286,9 @@ class Runtime:
         from .hooked import AgentHooks
         from .hooks import Registry
 
-        theirs = self._extensions.hooks if self._extensions is not None else ()
+        theirs = self.extensions.hooks if self.extensions is not None else ()
         own = Registry((*declared(self.spec.hooks.load, self.spec.hooks.options), *theirs))
-        say, messages = self._say_to_itself, self.backend.transcript
+        say, messages = self.say_to_itself, self.backend.transcript
         return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages), self._answering)
 
     async def _hooks_done(self, hooks: AgentHooks) -> None:
@@ -307,7 +308,8 @@ class Runtime:
         if self._hooks is not None:
             self._hooks.happened(body)
 
-    def _say_to_itself(self, text: str, follow_up: bool) -> None:
+    def say_to_itself(self, text: str, follow_up: bool) -> None:
+        """Let the agent hear `text`, which nobody but this process knows of, as it hears what is steered."""
         self._said.add(Interjection(f"{OWN}{new_id()}", text), follow_up=follow_up)
 
     async def _stay(self, backend: BackendSpec) -> None:
@@ -416,13 +418,13 @@ class Runtime:
         Raises ConfigError when nothing can go, StoreError. Whoever is cancelled leaves the conversation as it was.
         """
         hooks = self._hooks_for(id, Query("", hooks=asked.hooks))
-        self._purse.budgeted, self._busy = frozenset(asked.budgeted), True
+        self._purse.budgeted, self.busy = frozenset(asked.budgeted), True
         try:
             done = await self._compacted("", "asked", asked.instructions)
             assert done is not None
             return done
         finally:
-            self._busy = False
+            self.busy = False
             self._leave_if_broken()
             if hooks is not None:
                 await self._hooks_done(hooks)
@@ -490,5 +492,5 @@ class Runtime:
 
     def _leave_if_broken(self) -> None:
         """End this process when what its file holds is uncertain: the next one of this agent reads it anew."""
-        if self.transcript.broken and not self._busy:
+        if self.transcript.broken and not self.busy:
             self._root.stop(EXIT_STORE)

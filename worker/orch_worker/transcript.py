@@ -19,6 +19,7 @@ from orch_protocol.entries import (
     BranchSummary,
     Checkout,
     CompactionEntry,
+    Custom,
     CustomMessage,
     Entry,
     Label,
@@ -36,7 +37,7 @@ from orch_protocol.entries import (
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
-from orch_protocol.sessions import Edit, Inform, Move, Relabel, Rename
+from orch_protocol.sessions import DropTasks, Edit, Inform, Move, Relabel, Rename
 from orch_protocol.spec import BackendSpec, Durability
 from orch_protocol.taint import Mark
 from orch_protocol.tasks import Task
@@ -157,6 +158,12 @@ class Transcript:
                     **self._next(edit.entry), custom_type=custom_type, content=(Text(text),), display=display
                 )
                 self.append(told)
+            case DropTasks():
+                self.append(TasksEntry(**self._next(edit.entry), turn="", tasks=()))
+
+    def custom(self, custom_type: str, data: Any) -> None:
+        """Record something that the model is not told, as JSON data."""
+        self.append(Custom(**self._next(), custom_type=custom_type, data=data))
 
     def checkout(self, to: str | None, summary: str | None = None, *, id: str | None = None) -> None:
         """Let the conversation go on behind the entry `to`, None: anew. What was said since stays on its own branch.

@@ -22,6 +22,7 @@ VERBS = {
     "cancel": ("asking", "end what an agent does just now"),
     "list": ("agents", "list agents"),
     "show": ("agents", "show one agent and the end of its conversation"),
+    "execute": ("executing", "a command of a session, such as /status"),
     "events": ("events", "what happened to agents, by number"),
     "kill": ("agents", "end agents and everything below them"),
     "resume": ("agents", "let a killed or failed agent answer again"),

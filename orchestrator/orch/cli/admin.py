@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "permitted", "settings"]
 
 LOG_LINES = 50
 LEVELS = ("L0", "L1", "L2", "L3")
@@ -162,31 +162,46 @@ def _config(arguments: Namespace) -> int:
         print(dump({key: row | ({"daemon": theirs[key]} if key in theirs else {}) for key, row in told.items()}))
     else:
         other = {key: f" (the daemon was started with {_toml(value)})" for key, value in theirs.items()}
-        texts = {key: _toml(value) for key, value in values.items()}
-        widths = max(map(len, texts)), max(map(len, texts.values()))
-        for key, text in texts.items():
-            print(f"{key:{widths[0]}}  {text:{widths[1]}}  {loaded.sources[key]}{other.get(key, '')}")
+        print(settings(values, {key: f"{loaded.sources[key]}{other.get(key, '')}" for key in values}))
     return 0
+
+
+def settings(values: dict[str, Any], sources: dict[str, str]) -> str:
+    """Return every setting with its value and where that is from, one a line."""
+    texts = {key: _toml(value) for key, value in values.items()}
+    widths = max(map(len, texts)), max(map(len, texts.values()))
+    return "\n".join(f"{key:{widths[0]}}  {text:{widths[1]}}  {sources[key]}" for key, text in texts.items())
 
 
 def _permissions(arguments: Namespace, folder: str) -> int:
     """List what was approved for the folder, or take it back: for projects, and for sessions of a daemon that runs."""
-    from .render import line
-
     found = _permitted(arguments.revoke, folder)
-    until = {each["id"]: None if each["expires_at"] is None else _time(each["expires_at"]) for each in found}
     if arguments.json:
         kept = ("id", "scope", "tool", "subject", "exactly", "agent_id")
-        print(dump([{key: each[key] for key in kept} | {"expires": until[each["id"]]} for each in found]))
+        print(dump([{key: each[key] for key in kept} | {"expires": _until(each)} for each in found]))
         return 0
     what = "revoked: " if arguments.revoke is not None else ""
     for each in found:
-        how = "" if each["exactly"] else " (pattern)"
-        end = f"until {until[each['id']]}" if until[each["id"]] else "for ever"
-        if each["agent_id"]:
-            end = f"for agent {each['agent_id']}, {end if until[each['id']] else 'while the daemon runs'}"
-        print(f"{what}{each['id']}  {line(each['tool'])}: {line(each['subject'])}{how}, {end}")
+        print(f"{what}{permitted([each])}")
     return 0
+
+
+def permitted(found: list[dict[str, Any]]) -> str:
+    """Return what was approved for later, one a line."""
+    from .render import line
+
+    lines = []
+    for each in found:
+        how, until = "" if each["exactly"] else " (pattern)", _until(each)
+        end = f"until {until}" if until else "for ever"
+        if each["agent_id"]:
+            end = f"for agent {each['agent_id']}, {end if until else 'while the daemon runs'}"
+        lines.append(f"{each['id']}  {line(each['tool'])}: {line(each['subject'])}{how}, {end}")
+    return "\n".join(lines)
+
+
+def _until(permission: dict[str, Any]) -> str | None:
+    return None if permission["expires_at"] is None else _time(permission["expires_at"])
 
 
 def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "entry_range", "numbered", "pages", "places", "table"]
 
 HEAD = ("ID", "KIND", "AGENT", "AGE", "MESSAGES", "TURNS", "TOKENS", "")
 RIGHT = frozenset({3, 4, 5, 6})
@@ -65,10 +65,15 @@ def _search_arguments(parser: ArgumentParser) -> None:
 def _search(arguments: Namespace) -> int:
     params = {"query": words.text(arguments.query), "ref": arguments.ref, "limit": arguments.limit}
     hits = Connection().call("search_archive", words.clean(params))
-    words.say(arguments, hits, "\n\n".join(map(_hit, hits)))
+    words.say(arguments, hits, places(hits))
     if not hits and not arguments.json:
         print("orch: nothing in the archives resembles that", file=sys.stderr)
     return 0
+
+
+def places(hits: list[dict[str, Any]]) -> str:
+    """Return places in archives, each with its passage."""
+    return "\n\n".join(map(_hit, hits))
 
 
 def _hit(hit: dict[str, Any]) -> str:
@@ -89,20 +94,26 @@ def _id(parser: ArgumentParser) -> None:
 
 
 def _read(arguments: Namespace) -> int:
-    first, last = _range(arguments.entries)
+    first, last = entry_range(arguments.entries)
     params = {"id": arguments.id, "first": first, "last": last}
-    messages = Connection().call("read_archive", words.clean(params))
-    if not messages:
-        raise Failure(
-            "EntryNotFound", f"archive {arguments.id} has no entry {first}; how many it has: orch archive list", 3
-        )
-    entries = [{"entry": number, **message} for number, message in enumerate(messages, first)]
-    pages = (f"[entry {entry['entry']}] {entry['role']}\n{render.message(entry)}" for entry in entries)
-    words.say(arguments, entries, "" if arguments.json else "\n\n".join(pages))
+    entries = numbered(Connection().call("read_archive", words.clean(params)), arguments.id, first)
+    words.say(arguments, entries, "" if arguments.json else pages(entries))
     return 0
 
 
-def _range(text: str) -> tuple[int, int | None]:
+def numbered(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:
+    """Return messages of the archive `id` as its entries, from `first` on. Raises Failure when there are none."""
+    if not messages:
+        raise Failure("EntryNotFound", f"archive {id} has no entry {first}; how many it has: orch archive list", 3)
+    return [{"entry": number, **message} for number, message in enumerate(messages, first)]
+
+
+def pages(entries: list[dict[str, Any]]) -> str:
+    """Return entries of an archive, one below the other."""
+    return "\n\n".join(f"[entry {entry['entry']}] {entry['role']}\n{render.message(entry)}" for entry in entries)
+
+
+def entry_range(text: str) -> tuple[int, int | None]:
     """Return the entries that `text` means: the first, and the last (None: to the end). Raises Failure."""
     start, dash, end = text.partition("-")
     try:

@@ -29,7 +29,7 @@ from .connection import Connection
 from .failure import Failure, explain
 from .verb import Verb, dump
 
-__all__ = ["CHECKS", "VERBS", "Finding"]
+__all__ = ["CHECKS", "VERBS", "Finding", "data", "findings", "page"]
 
 MODULES: Final = ("msgspec", "multiprocess", "structlog", "tenacity", "zmq")
 FREE_BYTES: Final = 100 << 20
@@ -214,13 +214,24 @@ def _cleaned() -> Finding:
 
 def _doctor(arguments: Namespace) -> int:
     found = {"cleaned": _examine(_cleaned)} if arguments.clean else {}
-    found |= {check.__name__: _examine(check) for check in CHECKS}
-    if arguments.json:
-        print(dump([{"check": name, "level": level, "detail": detail} for name, (level, detail) in found.items()]))
-    else:
-        for name, (level, detail) in found.items():
-            print(f"{level:5}{name:15}{render.safe(detail)}")
+    found |= findings()
+    print(dump(data(found)) if arguments.json else page(found))
     return 1 if any(finding.level == "fail" for finding in found.values()) else 0
+
+
+def findings() -> dict[str, Finding]:
+    """Return what each check finds, by its name. Takes up to some seconds."""
+    return {check.__name__: _examine(check) for check in CHECKS}
+
+
+def data(found: dict[str, Finding]) -> list[dict[str, str]]:
+    """Return what was found as JSON data."""
+    return [{"check": name, "level": level, "detail": detail} for name, (level, detail) in found.items()]
+
+
+def page(found: dict[str, Finding]) -> str:
+    """Return what was found, one check a line."""
+    return "\n".join(f"{level:5}{name:15}{render.safe(detail)}" for name, (level, detail) in found.items())
 
 
 def _examine(check: Callable[[], Finding]) -> Finding:

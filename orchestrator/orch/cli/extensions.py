@@ -19,7 +19,7 @@ from . import render, words
 from .failure import Failure
 from .verb import Group, Verb
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "described", "table"]
 
 HEAD: Final = ["EXTENSION", "VERSION", "FROM", "ON", "MAY", "DESCRIPTION"]
 NOT_FOUND: Final = 3
@@ -35,9 +35,13 @@ def _list(arguments: Namespace) -> int:
     for row in rows:
         if row["why_off"]:
             print(f"orch: {render.line(row['name'], 64)} is off: {render.line(row['why_off'], 400)}", file=sys.stderr)
-    text = render.columns([HEAD, *map(_cells, rows)], frozenset()) if rows else "no extensions: see docs/extensions.md"
-    words.say(arguments, rows, text)
+    words.say(arguments, rows, table(rows) if rows else "no extensions: see docs/extensions.md")
     return 0
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return extensions as a table, one a line."""
+    return render.columns([HEAD, *map(_cells, rows)], frozenset())
 
 
 def _there(folder: Path) -> list[Found]:
@@ -47,8 +51,8 @@ def _there(folder: Path) -> list[Found]:
     return find(folder, paths.home(os.environ), loaded.config.extensions.load)
 
 
-def _row(found: Found, home: Path) -> dict[str, Any]:
-    """Return what there is to say of an extension: one that is on is loaded, and brings what it registers."""
+def described(found: Found) -> dict[str, Any]:
+    """Return what an extension says of itself, as JSON data; none of its code runs for that."""
     row: dict[str, Any] = {
         "name": found.name,
         "path": found.path,
@@ -61,10 +65,15 @@ def _row(found: Found, home: Path) -> dict[str, Any]:
         "hooks": [],
         "tools": [],
     }
-    if found.manifest is not None:
-        said = found.manifest
+    if (said := found.manifest) is not None:
         row |= {"version": said.version, "description": said.description}
         row["permissions"] = msgspec.to_builtins(said.permissions)
+    return row
+
+
+def _row(found: Found, home: Path) -> dict[str, Any]:
+    """Return what there is to say of an extension: one that is on is loaded, and brings what it registers."""
+    row = described(found)
     for spec in specs([found], home):
         try:
             brought = load(spec)

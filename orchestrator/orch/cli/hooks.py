@@ -22,7 +22,7 @@ from .failure import Failure
 from .hooks_init import INIT
 from .verb import Group, Verb
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "table"]
 
 HEAD: Final = ["HOOK", "STAGES", "KIND", "PRIORITY", "ON", "CALLS", "MEAN", "ERRORS", "SOURCE"]
 RIGHT: Final = frozenset({3, 5, 6, 7})
@@ -39,8 +39,13 @@ def _list(arguments: Namespace) -> int:
     for each in found:
         if each.last_error:
             print(f"orch: {each.name}, the last error: {render.line(each.last_error)}", file=sys.stderr)
-    words.say(arguments, msgspec.to_builtins(found), render.columns([HEAD, *map(_cells, found)], RIGHT))
+    words.say(arguments, msgspec.to_builtins(found), table(found))
     return 0
+
+
+def table(found: Sequence[HookLine]) -> str:
+    """Return hooks as a table, one a line."""
+    return render.columns([HEAD, *map(_cells, found)], RIGHT)
 
 
 def _known(folder: Path) -> list[HookLine]:

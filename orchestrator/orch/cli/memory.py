@@ -21,7 +21,7 @@ from . import render, words
 from .failure import Failure
 from .verb import Group, Verb
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "chosen", "noted", "opened", "plain", "table"]
 
 HEAD = ("ID", "DAY", "BY", "NOTE")
 MARKED = "in a conversation with "
@@ -32,9 +32,13 @@ def _cwd(parser: ArgumentParser) -> None:
 
 
 def _opened(arguments: Namespace) -> tuple[Memory, MemorySpec]:
-    cwd = Path(arguments.cwd).expanduser().absolute()
-    said = load(cwd).config.memory
-    spec = MemorySpec(str(folder_of(paths.home(), cwd)), said.provider, total_chars=said.total_chars)
+    return opened(Path(arguments.cwd).expanduser().absolute(), paths.home())
+
+
+def opened(cwd: Path, home: Path) -> tuple[Memory, MemorySpec]:
+    """Return the notes about the folder `cwd`, and what bounds them. Raises ConfigError."""
+    said = load(cwd, home=home).config.memory
+    spec = MemorySpec(str(folder_of(home, cwd)), said.provider, total_chars=said.total_chars)
     return make_memory(spec), msgspec.structs.replace(spec, note_chars=said.note_chars)
 
 
@@ -47,11 +51,16 @@ def _list(arguments: Namespace) -> int:
     notes = _opened(arguments)[0].notes()
     if arguments.about is not None:
         notes = relevant(notes, words.clean(arguments.about))
-    rows = [[note.id, note.at[:10], _by(note), render.line(note.text)] for note in notes]
-    words.say(arguments, _plain(notes), render.columns([list(HEAD), *rows], frozenset()) if rows else "")
-    if not rows and not arguments.json:
+    words.say(arguments, plain(notes), table(notes) if notes else "")
+    if not notes and not arguments.json:
         print("orch: nothing is noted about this folder; memory.enabled lets agents do so", file=sys.stderr)
     return 0
+
+
+def table(notes: list[Note]) -> str:
+    """Return notes as a table, one a line."""
+    rows = [[note.id, note.at[:10], _by(note), render.line(note.text)] for note in notes]
+    return render.columns([list(HEAD), *rows], frozenset())
 
 
 def _id_arguments(parser: ArgumentParser) -> None:
@@ -60,14 +69,14 @@ def _id_arguments(parser: ArgumentParser) -> None:
 
 
 def _show(arguments: Namespace) -> int:
-    notes = _chosen(_opened(arguments)[0].notes(), arguments.ids)
+    notes = chosen(_opened(arguments)[0].notes(), arguments.ids)
     pages = []
     for note in notes:
         facts = {"by": _by(note), "agent": note.agent, "query": note.turn, "at": note.at}
         facts["noted"] = MARKED + ", ".join(f"{mark.bit} ({mark.by})" for mark in note.marks) if note.marks else ""
         lines = [f"  {name + ':':8}{render.safe(value)}" for name, value in facts.items() if value]
         pages.append("\n".join([note.id, *lines, "", render.safe(note.text)]))
-    words.say(arguments, _plain(notes), "\n\n".join(pages))
+    words.say(arguments, plain(notes), "\n\n".join(pages))
     return 0
 
 
@@ -77,25 +86,29 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add(arguments: Namespace) -> int:
-    memory, spec = _opened(arguments)
+    note = noted(*_opened(arguments), words.clean(words.text(arguments.text)))
+    words.say(arguments, plain([note])[0], note.id)
+    return 0
+
+
+def noted(memory: Memory, spec: MemorySpec, text: str) -> Note:
+    """Note `text`, by a person, and return the note. Raises Failure."""
     try:
-        text = checked(words.clean(words.text(arguments.text)), spec.note_chars)
+        text = checked(text, spec.note_chars)
     except ValueError as error:
         raise Failure("ConfigError", f"that cannot be noted: {error}", 2) from error
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    note = memory.add(Note(new_entry_id(()), text, now, "user"))
-    words.say(arguments, _plain([note])[0], note.id)
-    return 0
+    return memory.add(Note(new_entry_id(()), text, now, "user"))
 
 
 def _forget(arguments: Namespace) -> int:
     memory = _opened(arguments)[0]
-    gone = memory.forget(note.id for note in _chosen(memory.notes(), arguments.ids))
-    words.say(arguments, _plain(gone), "\n".join(note.id for note in gone))
+    gone = memory.forget(note.id for note in chosen(memory.notes(), arguments.ids))
+    words.say(arguments, plain(gone), "\n".join(note.id for note in gone))
     return 0
 
 
-def _chosen(notes: list[Note], ids: list[str]) -> list[Note]:
+def chosen(notes: list[Note], ids: list[str]) -> list[Note]:
     """Return the notes with these ids. Raises EntryNotFoundError."""
     known = {note.id: note for note in notes}
     for id in ids:
@@ -108,7 +121,8 @@ def _by(note: Note) -> str:
     return {"agent": "an agent", "compaction": "a summary", "user": "a person"}[note.source]
 
 
-def _plain(notes: list[Note]) -> Any:
+def plain(notes: list[Note]) -> Any:
+    """Return notes as JSON data."""
     return [{**msgspec.to_builtins(note), "source": note.source} for note in notes]
 
 

@@ -22,7 +22,7 @@ from ..catalog import ANY, about, listed
 from . import render, words
 from .verb import Verb
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "data", "table"]
 
 HEAD: Final = ["MODEL", "CONTEXT", "INPUT", "OUTPUT", "CACHED", "KEY"]
 RIGHT: Final = frozenset({1, 2, 3, 4})
@@ -36,11 +36,16 @@ def _models(arguments: Namespace) -> int:
     known, keys = models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value}
     if arguments.name is not None:
         row = _look_up(known, words.clean(arguments.name), keys)
-        words.say(arguments, _data(row), _page(row))
+        words.say(arguments, data(row), _page(row))
         return 0
     rows = list(listed(known, keys))
-    words.say(arguments, list(map(_data, rows)), render.columns([HEAD, *map(_cells, rows)], RIGHT))
+    words.say(arguments, list(map(data, rows)), table(rows))
     return 0
+
+
+def table(rows: list[ModelRow]) -> str:
+    """Return models as a table, one a line."""
+    return render.columns([HEAD, *map(_cells, rows)], RIGHT)
 
 
 def _look_up(known: Models, name: str, keys: Container[str]) -> ModelRow:
@@ -60,7 +65,8 @@ def _look_up(known: Models, name: str, keys: Container[str]) -> ModelRow:
     return about(known, provider, name, keys)
 
 
-def _data(row: ModelRow) -> dict[str, Any]:
+def data(row: ModelRow) -> dict[str, Any]:
+    """Return one model as JSON data."""
     return asdict(row) | {"keys": list(row.keys), "prices": list(map(asdict, row.prices))}
 
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "page"]
+    from ..templates import PromptTemplate
+
+__all__ = ["VERBS", "listed", "listing", "page", "table"]
 
 HEAD = ["TIER", "PART", "TOKENS", "OWNER", "SOURCE", "HASH", "SINCE THE LAST REQUEST"]
 RIGHT = frozenset({2})
@@ -33,16 +35,27 @@ def _prompts(arguments: Namespace) -> int:
     home = paths.home(os.environ)
     there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
     if arguments.name is None:
-        rows = [_row(template.name, template.variables, template.source) for template in there.all()]
-        cells = [[row["name"], " ".join(row["variables"]), row["source"]] for row in rows]
-        listed = render.columns([["NAME", "VARIABLES", "SOURCE"], *cells], frozenset())
-        words.say(arguments, rows, listed if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md")
+        rows = listing(there.all())
+        words.say(
+            arguments, rows, listed(rows) if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md"
+        )
         return 0
     name = words.clean(arguments.name)
     found = there.find(name)
     text = there.asked(name, words.clean(dict(arguments.var))).identity or "" if arguments.var else found.text
     words.say(arguments, _row(found.name, found.variables, found.source) | {"text": text}, render.shown(text))
     return 0
+
+
+def listing(templates: list[PromptTemplate]) -> list[dict[str, Any]]:
+    """Return templates as JSON data."""
+    return [_row(template.name, template.variables, template.source) for template in templates]
+
+
+def listed(rows: list[dict[str, Any]]) -> str:
+    """Return templates as a table, one a line."""
+    cells = [[render.line(row["name"]), " ".join(row["variables"]), render.safe(row["source"])] for row in rows]
+    return render.columns([["NAME", "VARIABLES", "SOURCE"], *cells], frozenset())
 
 
 def _row(name: str, variables: tuple[str, ...], source: str) -> dict[str, Any]:
@@ -52,12 +65,18 @@ def _row(name: str, variables: tuple[str, ...], source: str) -> dict[str, Any]:
 def page(prompt: dict[str, Any]) -> str:
     """Return the prompt of an agent as a page: its parts in a table, what is to be said of them, then their texts."""
     parts = prompt["parts"]
-    rows = [_cells(part, asked=prompt["asked"]) for part in parts]
-    total = ["", "", str(sum(part["tokens"] for part in parts)), "", "", "", ""]
     notes = [f"note: {render.line(note, 200)}" for note in prompt["notes"]]
     gone = [f"said no more: {', '.join(map(render.line, prompt['gone']))}"] if prompt["gone"] else []
     texts = [f"\n== {render.line(part['name'])}\n{render.shown(part['text'])}" for part in parts]
-    return "\n".join([render.columns([HEAD, *rows, total], RIGHT), *gone, *notes, *texts])
+    return "\n".join([table(prompt), *gone, *notes, *texts])
+
+
+def table(prompt: dict[str, Any]) -> str:
+    """Return the parts of a prompt as a table, with what they are together."""
+    parts = prompt["parts"]
+    rows = [_cells(part, asked=prompt["asked"]) for part in parts]
+    total = ["", "", str(sum(part["tokens"] for part in parts)), "", "", "", ""]
+    return render.columns([HEAD, *rows, total], RIGHT)
 
 
 def _cells(part: dict[str, Any], *, asked: bool) -> list[str]:

@@ -20,7 +20,9 @@ __all__ = [
     "columns",
     "count",
     "counted",
+    "fullness",
     "line",
+    "listed",
     "message",
     "safe",
     "shown",
@@ -99,7 +101,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "process": str(row["pid"] or ""),
         "parent": row["parent_id"] or "",
         "age": age(row["created_at"], now),
-        "context": context(row) + _fullness(row),
+        "context": fullness(row),
         "compacted": counted(times, "time") if (times := shown.get("compactions")) else "",
         "queries": str(row["queries"]),
         "usage": f"{_tokens(row['usage'])} tokens, {_cost(row['usage'])}",
@@ -118,12 +120,16 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         page += _archive(archive, shown["held"])
         page += ["\nwas asked:"] if shown["messages"] else []
     if tasks := shown.get("tasks"):
-        from orch_protocol.tasks import MARKS
-
-        listed = (f"  {MARKS[each['status']]} {number}. {line(each['text'])}" for number, each in enumerate(tasks, 1))
-        page += ["\ntasks:", *listed]
+        page += ["\ntasks:", *(f"  {each}" for each in listed(tasks))]
     page += [f"\n{said['role']}:\n{_lines(said, line)}" for said in shown["messages"]]
     return "\n".join(page)
+
+
+def listed(tasks: list[dict[str, Any]]) -> list[str]:
+    """Return tasks, one a line, with how far each is."""
+    from orch_protocol.tasks import MARKS
+
+    return [f"{MARKS[each['status']]} {number}. {line(each['text'])}" for number, each in enumerate(tasks, 1)]
 
 
 def _archive(archive: dict[str, Any], held: list[dict[str, Any]]) -> list[str]:
@@ -188,12 +194,12 @@ def context(row: dict[str, Any]) -> str:
     return f"{count(row['context_tokens'])}/{count(limit)}" if limit else count(row["context_tokens"])
 
 
-def _fullness(row: dict[str, Any]) -> str:
-    """Return how much of the context that is, and a word about it when it is much."""
+def fullness(row: dict[str, Any]) -> str:
+    """Return how full the context is, which share of it that is, and a word about it when it is much."""
     limit = row["context_limit"]
     share = row["context_tokens"] * 100 // limit if limit else 0
     word = next((f", {word}" for least, word in FULL if share >= least), "")
-    return f" ({share} %{word})" if share else ""
+    return context(row) + (f" ({share} %{word})" if share else "")
 
 
 def status(row: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..audit import Audited
 
-__all__ = ["ACTIONS"]
+__all__ = ["ACTIONS", "table"]
 
 HEAD = ["LINE", "AT", "WHAT", "NAME", "TOKENS", "COST", "TEXT"]
 RIGHT = frozenset({0, 4, 5})
@@ -42,8 +42,13 @@ def _audit(arguments: Namespace) -> int:
     remarks = [row for row in rows if row.remark]
     for row in remarks:
         print(f"orch: line {row.line}: {row.remark}", file=sys.stderr)
-    words.say(arguments, [msgspec.to_builtins(row) for row in rows], render.columns([HEAD, *map(_cells, rows)], RIGHT))
+    words.say(arguments, [msgspec.to_builtins(row) for row in rows], table(rows))
     return 1 if remarks else 0
+
+
+def table(rows: list[Audited]) -> str:
+    """Return what happened as a table, one thing a line."""
+    return render.columns([HEAD, *map(_cells, rows)], RIGHT)
 
 
 def _cells(row: Audited) -> list[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["ACTIONS", "key_argument"]
+__all__ = ["ACTIONS", "LAST", "drawn", "key_argument", "latest", "listing", "page"]
 
 BY = {"model": "a model's summary", "hook": "a hook's summary", "extract": "what was asked and answered"}
 HEAD = ("SEQ", "ID", "NAME", "STATUS", "ACTIVE", "QUERIES", "TITLE OR TASK")
@@ -50,9 +50,20 @@ def _list_arguments(parser: ArgumentParser) -> None:
 
 
 def _list(arguments: Namespace) -> int:
-    rows = Connection().call("list", {"all": arguments.all})
-    rows = [row for row in rows if row["kind"] != "holder"]
-    rows.sort(key=lambda row: row["last_activity"], reverse=True)
+    rows = latest(Connection().call("list", {"all": arguments.all}))
+    words.say(arguments, rows, listing(rows) if rows else "")
+    if not rows and not arguments.json:
+        print("orch: there is no session yet; orch spawn TASK begins one", file=sys.stderr)
+    return 0
+
+
+def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the agents that have a session, those that were active last first."""
+    return sorted((row for row in rows if row["kind"] != "holder"), key=lambda row: row["last_activity"], reverse=True)
+
+
+def listing(rows: list[dict[str, Any]]) -> str:
+    """Return sessions as a table, one a line."""
     cells = [
         [
             *(str(row["seq"]), row["id"], render.line(row["name"], 24), render.status(row)),
@@ -61,10 +72,7 @@ def _list(arguments: Namespace) -> int:
         ]
         for row in rows
     ]
-    words.say(arguments, rows, render.columns([list(HEAD), *cells], RIGHT) if cells else "")
-    if not rows and not arguments.json:
-        print("orch: there is no session yet; orch spawn TASK begins one", file=sys.stderr)
-    return 0
+    return render.columns([list(HEAD), *cells], RIGHT)
 
 
 def _show(arguments: Namespace) -> int:

@@ -16,12 +16,15 @@ from .steering import steer
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
+    from ..templates import Templates
 
 __all__ = ["attend", "hooks_ran", "run_hooks"]
 
 
-def attend(root: Supervisor) -> None:
-    """Let hooks of the program say something to agents, from whatever thread, and ask for services as they do."""
+def attend(root: Supervisor, templates: Templates | None = None) -> None:
+    """Let hooks of the program say something to agents, from whatever thread, and ask for services as they do; and its
+    `templates` be commands of their sessions."""
+    root.offers.registered = templates
     loop = asyncio.get_running_loop()
 
     async def say(id: str, text: str, follow_up: bool) -> None:

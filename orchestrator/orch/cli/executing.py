@@ -1,0 +1,55 @@
+"""`orch execute`: a command of a session, as it would be typed in a conversation."""
+
+from __future__ import annotations
+
+from . import render, words
+from .approving import approve_argument
+from .asking import ask
+from .connection import Connection
+from .verb import Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["VERBS"]
+
+SHOWN = frozenset({"copy", "edit", "paste"})
+"""Effects whose text is what was asked for, where there is neither a clipboard nor a line to write in."""
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    words.ref(parser)
+    parser.add_argument("line", metavar="LINE", nargs="?", default="/help", help="the command: /status; !ls (/help)")
+    approve_argument(parser)
+
+
+def _execute(arguments: Namespace) -> int:
+    connection = Connection()
+    params = words.clean({"ref": arguments.ref, "text": arguments.line})
+    done = connection.call("execute", params)
+    text = done["text"]
+    effect = done["effect"] or {"kind": "", "agent": "", "text": ""}
+    if effect["kind"] in SHOWN:
+        text = effect["text"]
+    words.say(arguments, done, render.shown(text))
+    if not arguments.json and effect["text"] and effect["kind"] in ("ask", "switch"):
+        _ask(arguments, connection, effect)
+    return int(done["is_error"])
+
+
+def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -> None:
+    """Ask what the command is a prompt for: its agent, or the one that it leads to."""
+    arguments.stream = arguments.progress = False
+    ask(arguments, connection, {"ref": effect["agent"] or arguments.ref, "prompt": effect["text"]})
+
+
+VERBS = {
+    "execute": Verb(
+        "Execute a command of a session and print what comes of it. A prompt that it is is asked, except with --json.",
+        'orch execute reader "/context"; orch execute reader /help',
+        _arguments,
+        _execute,
+    ),
+}

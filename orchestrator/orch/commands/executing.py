@@ -1,0 +1,54 @@
+"""Executes a line in a session: reads it, finds the command, binds its arguments, lets it run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.slash import CommandCatalog, Executed
+
+from ..cli.failure import Failure
+from .catalogs import TEMPLATE, catalog_of
+from .reading import Line, bind, find, read
+from .registry import Here, Said
+from .settings import filled, templates_of
+from .table import BY_NAME
+
+if TYPE_CHECKING:
+    from ..nodes import Node
+    from ..supervisor import Supervisor
+
+__all__ = ["catalog", "execute"]
+
+
+async def catalog(root: Supervisor, node: Node) -> CommandCatalog:
+    """Return all that can be executed in the session of `node`."""
+    return await catalog_of(Here(root, node, {}, catalog_of))
+
+
+async def execute(root: Supervisor, node: Node, typed: str) -> Executed:
+    """Execute what was `typed` in the session of `node`, and return what came of it.
+
+    Raises ConfigError for what is no command, is not known, or is written otherwise; and what the command raises.
+    """
+    line = read(typed)
+    if line.kind != "command":
+        raise ConfigError(f"{line.text[:40]!r} is no command: one begins with a slash, and /help lists them")
+    try:
+        return (await _said(root, node, line)).as_of(line.name)
+    except Failure as failure:  # of a part that the command line has, too
+        raise ConfigError(f"/{line.name}: {failure}") from failure
+
+
+async def _said(root: Supervisor, node: Node, line: Line) -> Said:
+    if (built_in := BY_NAME.get(line.name) or BY_NAME.get(line.name.lower())) is not None:
+        here = Here(root, node, bind(line.name, built_in.row.arguments, line.text), catalog_of)
+        return await built_in.run(here)
+    here = Here(root, node, {}, catalog_of)
+    there = await catalog_of(here)
+    rows = {name: row for row in there.commands for name in (row.name, *row.aliases)}
+    row = rows[find(line.name, rows)]
+    if row.source == TEMPLATE:
+        known = {each.name: each for each in await root.disk.do(templates_of, here)}
+        return await filled(known[row.name], line.text)
+    raise ConfigError(f"/{row.name} cannot be executed: nothing of {row.source} does that")

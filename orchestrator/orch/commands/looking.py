@@ -1,0 +1,111 @@
+"""Commands that look at the agent and at what it works with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.slash import Effect
+
+from ..cli import prompts, render
+from ..cli.admin import permitted
+from .registry import Here, Said, command, given, rest
+
+__all__ = ["COMMANDS"]
+
+GROUP: Final = "agent"
+
+
+@command("status", "what the agent is, does, and has used", group=GROUP, aliases=("state",))
+async def status(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    return Said(render.agent({"agent": row, "messages": []}), row)
+
+
+@command(
+    "context", "how full the model's window is, and what the next request says besides the conversation", group=GROUP
+)
+async def context(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    prompt = await here.ask("prompt", ref=here.id)
+    data = {"context_tokens": row["context_tokens"], "context_limit": row["context_limit"], "parts": prompt["parts"]}
+    return Said(f"{render.fullness(row)}\n\n{prompts.table(prompt)}", data)
+
+
+@command("prompt", "what the next request says besides the conversation, part by part", group=GROUP)
+async def prompt(here: Here) -> Said:
+    shown = await here.ask("prompt", ref=here.id)
+    return Said(prompts.page(shown), shown)
+
+
+@command("tools", "the tools that the agent may use", group=GROUP)
+async def tools(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    data = {"preset": row["preset"], "tools": row["tools"]}
+    return Said("\n".join(row["tools"]) or "no tools", data)
+
+
+@command(
+    "narrow", "let the agent keep these of its tools only, for good", rest("tools", "tools", required=True), group=GROUP
+)
+async def narrow(here: Here) -> Said:
+    row = await here.ask("narrow", ref=here.id, tools=here.said["tools"].replace(",", " ").split())
+    return Said(" ".join(row["tools"]), {"tools": row["tools"]})
+
+
+@command(
+    "spent",
+    "what the agent and its subagents used, and all together, of how much",
+    group=GROUP,
+    aliases=("cost", "usage"),
+)
+async def spent(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    shown = await here.ask("budget")
+    own = render.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
+    data = {"agent": {"spent": row["spent"], "budget": row["budget"]}, "all": shown}
+    return Said(f"this agent and its subagents:\n{own}\n\nall agents:\n{render.budget(shown)}", data)
+
+
+@command(
+    "permissions",
+    "what was approved for later in the agent's folder; revoke ID takes it back",
+    given("what", "choice", "revoke"),
+    given("permission"),
+    group=GROUP,
+)
+async def permissions(here: Here) -> Said:
+    if here.get("what") is None:
+        found = await here.ask("permissions", folder=here.spec.cwd)
+        return Said(permitted(found) or "nothing was approved for later", found)
+    if (id := here.get("permission")) is None:
+        raise ConfigError("/permissions revoke: say which one, by its id")
+    revoked = await here.ask("revoke", ids=[id])
+    return Said(f"revoked: {permitted(revoked)}", revoked)
+
+
+@command(
+    "model",
+    "which model answers; with a name a copy of this conversation goes on with that one",
+    given("name", "model"),
+    group=GROUP,
+)
+async def model(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    if (name := here.get("name")) is None:
+        return Said(render.safe(row["model"]), {"model": row["model"]})
+    forked = await here.ask("fork", ref=here.id, model=name)
+    told = f"agent {forked['seq']} ({forked['id']}) goes on with this conversation, as {render.safe(name)}"
+    return Said(told, forked, Effect("switch", forked["id"]))
+
+
+@command("models", "the models that can be asked here", group=GROUP, aliases=("provider",))
+async def models(here: Here) -> Said:
+    from ..cli import models as verb
+
+    reachable = await here.root.catalog.reachable(None)
+    rows = [verb.data(row) for row in reachable]
+    return Said(verb.table(reachable), rows)
+
+
+COMMANDS: Final = (status, context, prompt, tools, narrow, spent, permissions, model, models)

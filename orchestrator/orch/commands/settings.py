@@ -1,0 +1,147 @@
+"""Commands about what the agent was given: notes, templates, extensions, hooks, configuration; and this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.slash import Effect
+from orch_protocol.text import scrub
+
+from .. import config, hook_records
+from ..cli import admin, doctor, prompts, render
+from ..cli import extensions as extension_verb
+from ..cli import hooks as hook_verb
+from ..cli import memory as memory_verb
+from ..extensions import find, templates_for
+from ..templates import PromptTemplate
+from .registry import Here, Said, command, given, rest
+
+__all__ = ["COMMANDS", "filled", "templates_of"]
+
+GROUP: Final = "setup"
+TEXT: Final = "text"
+"""The variable of a template that takes what is said besides the values of others."""
+
+
+def templates_of(here: Here) -> list[PromptTemplate]:
+    """Return the templates that can be used in the session: the program's, or those configured for its folder."""
+    if here.root.offers.registered is not None:
+        return here.root.offers.registered.all()
+    folder, home = Path(here.spec.cwd), here.root.hooks.home
+    return templates_for(config.load(folder, home=home).config, folder, home).all()
+
+
+@command("templates", "prompts with variables, which /template NAME asks", group=GROUP)
+async def templates(here: Here) -> Said:
+    rows = prompts.listing(await here.root.disk.do(templates_of, here))
+    return Said(prompts.listed(rows) if rows else "no templates: see docs/agents.md", rows)
+
+
+@command(
+    "template",
+    "ask what a template says, with NAME=VALUE for its variables, and a text for the one called text",
+    given("name", "template", required=True),
+    rest("values", "pair"),
+    group=GROUP,
+)
+async def template(here: Here) -> Said:
+    name = here.said["name"]
+    known = {each.name: each for each in await here.root.disk.do(templates_of, here)}
+    if name not in known:
+        raise ConfigError(f"there is no template {name!r}; there are {', '.join(known) or 'none'}")
+    return await filled(known[name], here.get("values") or "")
+
+
+async def filled(found: PromptTemplate, said: str) -> Said:
+    """Return what is to be asked by the template, filled in with what somebody `said` behind its name.
+
+    Words `name=value` at the beginning are values of its variables, the remainder is the text; where no variable is
+    called that, it stands below. Raises ConfigError.
+    """
+    values: dict[str, Any] = {}
+    words = said.split()
+    while words and (pair := words[0].partition("="))[1] and pair[0] in found.variables:
+        values[pair[0]] = pair[2]
+        said = said.strip()[len(words.pop(0)) :]
+    below = said.strip()
+    if TEXT in found.variables and TEXT not in values:
+        values[TEXT], below = below, ""
+    text = scrub("\n\n".join(part for part in (found.render(values).strip(), below) if part))
+    return Said(effect=Effect("ask", text=text), data={"template": found.name, "text": text})
+
+
+@command(
+    "memory",
+    "what agents remember of this folder; add TEXT, show ID, forget ID",
+    given("what", "choice", "add", "show", "forget"),
+    rest("note"),
+    group=GROUP,
+)
+async def memory(here: Here) -> Said:
+    return await here.root.disk.do(_memory, here)
+
+
+def _memory(here: Here) -> Said:
+    memory, spec = memory_verb.opened(Path(here.spec.cwd), here.root.hooks.home)
+    what, said = here.get("what"), here.get("note")
+    notes = memory.notes()
+    if what is None:
+        return Said(
+            memory_verb.table(notes) if notes else "nothing is noted about this folder", memory_verb.plain(notes)
+        )
+    if not said:
+        raise ConfigError(f"/memory {what}: say {'what is to be remembered' if what == 'add' else 'the id of a note'}")
+    if what == "add":
+        note = memory_verb.noted(memory, spec, scrub(said))
+        return Said(f"noted: {note.id}", memory_verb.plain([note])[0])
+    found = memory_verb.chosen(notes, said.split())
+    if what == "forget":
+        gone = memory.forget(note.id for note in found)
+        return Said(f"forgotten: {', '.join(note.id for note in gone)}", memory_verb.plain(gone))
+    return Said("\n\n".join(f"{note.id}\n{render.safe(note.text)}" for note in found), memory_verb.plain(found))
+
+
+@command("extensions", "extensions for the agent's folder, and which of them it runs with", group=GROUP)
+async def extensions(here: Here) -> Said:
+    return await here.root.disk.do(_extensions, here)
+
+
+def _extensions(here: Here) -> Said:
+    folder, home = Path(here.spec.cwd), here.root.hooks.home
+    mine = {each.path for each in here.spec.extensions}
+    found = find(folder, home, config.load(folder, home=home).config.extensions.load)
+    rows = [extension_verb.described(each) | {"on": each.path in mine} for each in found]
+    return Said(extension_verb.table(rows) if rows else "no extensions: see docs/extensions.md", rows)
+
+
+@command("hooks", "what hooks have done so far", group=GROUP)
+async def hooks(here: Here) -> Said:
+    found = [*await here.root.disk.do(hook_records.lines, here.root.hooks.home, []), hook_records.AUDIT_LOG]
+    return Said(hook_verb.table(found), msgspec.to_builtins(found))
+
+
+@command("config", "every setting for the agent's folder, and where it is from", group=GROUP)
+async def configured(here: Here) -> Said:
+    return await here.root.disk.do(_configured, here)
+
+
+def _configured(here: Here) -> Said:
+    loaded = config.load(Path(here.spec.cwd), os.environ, home=here.root.hooks.home)
+    values = config.flat(loaded.config)
+    rows = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
+    return Said("\n".join([*loaded.notes, admin.settings(values, loaded.sources)]), rows)
+
+
+@command("doctor", "check what orch needs of this machine", group=GROUP)
+async def doctored(here: Here) -> Said:  # noqa: ARG001
+    found = await asyncio.to_thread(doctor.findings)
+    return Said(doctor.page(found), doctor.data(found))
+
+
+COMMANDS: Final = (templates, template, memory, extensions, hooks, configured, doctored)

@@ -1,0 +1,261 @@
+"""Commands of a session: what each does is what the services do, and what comes of it is data."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import AsyncSubagent
+from orch.commands.table import BY_NAME, COMMANDS
+from orch.services import check_grant
+from orch_protocol.entries import Custom
+from orch_protocol.errors import AgentError, ConfigError, OrchError, ToolNotGrantedError
+from orch_protocol.messages import text_of
+from orch_protocol.slash import BUILT_IN, Effect
+from orch_worker.transcript import read_session
+from orchestrator.world import NEST, Gate, World, nesting, opened
+
+
+async def talking(o: World, *said: Any, **options: Any) -> AsyncSubagent:
+    """Return an agent that has answered once, and knows of no project."""
+    agent = await o.scripted("Twelve pumps.", *said, context="none", name="reader", **options)
+    await agent.query("How many pumps?")
+    return agent
+
+
+async def shown(agent: AsyncSubagent) -> list[str]:
+    """Return what the conversation shows."""
+    return [text_of(message) for message in (await agent.show()).messages]
+
+
+def test_each_command_has_a_name_of_its_own() -> None:
+    """No alias is another command's, and each says what it is for."""
+    names = [name for each in COMMANDS for name in (each.row.name, *each.row.aliases)]
+    assert len(names) == len(set(names)) == len(BY_NAME)
+    assert all(each.row.summary and each.row.usage.startswith(f"/{each.row.name}") for each in COMMANDS)
+
+
+async def test_the_catalog_says_how_each_is_written(tmp_path: Path) -> None:
+    """It is the same as long as nothing of it changes, and help is made of it."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        catalog = await agent.commands()
+        assert [row.source for row in catalog.commands] == [BUILT_IN] * len(COMMANDS)
+        assert (await agent.commands()).digest == catalog.digest
+        told = (await agent.execute("/help")).text
+        assert all(row.usage in told for row in catalog.commands)
+        assert "/kill ID" in (await agent.execute("/help kill")).text
+
+
+async def test_a_slip_is_an_error_that_says_what_was_meant(tmp_path: Path) -> None:
+    """Neither a prompt nor an unknown name is executed; those that are near are named."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        with pytest.raises(ConfigError, match="'hello' is no command"):
+            await agent.execute("hello")
+        with pytest.raises(ConfigError, match=r"no command /agens; did you mean /agents"):
+            await agent.execute("/agens")
+        with pytest.raises(ConfigError, match="/ask: it needs ID; it is written /ask ID PROMPT"):
+            await agent.execute("/ask")
+        with pytest.raises(AgentError, match="nobody"):
+            await agent.execute("/ask nobody hello")
+
+
+async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
+    """The text is the page that the command line prints, the data is that of its --json."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        state = await agent.execute("/STATE")
+        assert state.data["id"] == agent.id
+        assert "status:        idle" in state.text
+        assert (await agent.execute("/tools")).data["tools"] == list((await agent.state()).tools)
+        assert [row["id"] for row in (await agent.execute("/agents")).data] == [agent.id]
+        assert "identity" in (await agent.execute("/context")).text
+        assert "Twelve pumps." in (await agent.execute("/tree")).text
+        assert (await agent.execute("/trace 1")).data[0]["what"] == "reply"
+        assert (await agent.execute("/spent")).data["agent"]["spent"]["model_calls"] == 1
+        assert (await agent.execute("/model")).text == "scripted"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("/sessions", "/session", "/prompt", "/templates", "/memory", "/hooks", "/extensions", "/config"),
+        *("/permissions", "/archive", "/recall pumps", "/outputs", "/last", "/tasks", "/queue"),
+    ],
+)
+async def test_each_that_only_looks_has_something_to_say(tmp_path: Path, line: str) -> None:
+    """Also where there is nothing: then it says so."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        done = await agent.execute(line)
+        assert done.text
+        assert (done.effect, done.is_error) == (None, False)
+        await asyncio.sleep(0)
+
+
+async def test_effects_are_left_to_whoever_asked(tmp_path: Path) -> None:
+    """To leave, to copy, to paste, to talk to somebody else: the root can do none of that."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        assert (await agent.execute("/q")).effect == Effect("quit")
+        assert (await agent.execute("/copy")).effect == Effect("copy", text="Twelve pumps.")
+        assert (await agent.execute("/paste first line")).effect == Effect("paste", text="first line")
+        assert (await agent.execute("/switch reader")).effect == Effect("switch", agent.id)
+
+
+async def test_new_begins_anew_and_ends_the_subagents(tmp_path: Path) -> None:
+    """What was said stays on its own branch; agents of others work on."""
+    async with opened(tmp_path, config=nesting()) as o:
+        agent = await talking(o, "Hello.", tools=NEST)
+        other = await o.scripted("x", name="other")
+        spawned = await agent.execute("/spawn Count valves --name kid --idle")
+        assert [row.name for row in await o.agents()] == ["reader", "other", "kid"]
+        assert o.supervisor.tree.nodes[spawned.data["id"]].spec.parent_id == agent.id
+        done = await agent.execute("/new")
+        assert done.data["killed"] == [spawned.data["id"]]
+        assert await shown(agent) == []
+        assert [row.id for row in await o.agents()] == [agent.id, other.id]
+        assert len(await agent.branches()) == 2
+
+
+async def test_a_person_has_agents_where_the_session_may_have_none(tmp_path: Path) -> None:
+    """They are nobody's subagents, work in the same folder, and are asked, collected and killed by commands."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o, cwd=tmp_path)
+        kid = (await agent.execute("/spawn Count valves --preset minimal --name kid")).data
+        assert (kid["depth"], (await (await o.get("kid")).state()).cwd) == (1, str(tmp_path))
+        await o.wait("kid")
+        assert (await agent.execute("/collect kid")).text
+        assert (await agent.execute("/ask kid How many valves?")).text
+        assert (await agent.execute("/kill kid")).data["ids"] == [kid["id"]]
+
+
+async def test_branch_gives_the_question_back(tmp_path: Path) -> None:
+    """It is there to be written in other words; labels name entries in between."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        question = next(row for row in (await agent.tree()).entries if row.role == "user")
+        await agent.execute(f"/label {question.id} start")
+        done = await agent.execute("/branch start")
+        assert done.effect is not None
+        assert done.effect.kind == "edit"
+        assert "How many pumps?" in done.effect.text
+        assert await shown(agent) == []
+
+
+async def test_plan_and_model_go_on_in_a_copy(tmp_path: Path) -> None:
+    """It has what was said, and the agent that was talked to stays as it is."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        effect = (await agent.execute("/plan mend the pump")).effect
+        assert effect is not None
+        assert (effect.kind, effect.text) == ("switch", "mend the pump")
+        copy = await o.get(effect.agent)
+        assert (await copy.state()).planning
+        assert "exit_plan_mode" in (await copy.state()).tools
+        assert await shown(copy) == await shown(agent)
+        assert (await copy.execute("/plan and the valve")).effect == Effect("ask", text="and the valve")
+        assert not (await agent.state()).planning
+
+
+async def test_compact_says_what_has_gone(tmp_path: Path) -> None:
+    """What was said first gives way to what was asked and answered there, as somebody says so; or it says why not."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o, *(f"answer {n}: " + "twelve pumps and a valve " * 40 for n in range(12)))
+        with pytest.raises(OrchError, match="nothing"):
+            await agent.execute("/compact")
+        for n in range(12):
+            await agent.query(f"question {n}")
+        done = await agent.execute("/flush keep each figure")
+        assert done.data["writer"] == "extract"
+        assert done.data["entry"] in done.text
+        await asyncio.sleep(0)
+
+
+async def test_tasks_can_be_dropped(tmp_path: Path) -> None:
+    """What the agent noted is gone from the session, as it stands on this branch."""
+    async with opened(tmp_path, approve=lambda _: True) as o:
+        call = {"tool": "task_create", "input": {"tasks": ["look", "mend"]}}
+        agent = await o.scripted(call, "Noted.", tools=["tasks"], context="none")
+        await agent.query("Plan it.")
+        assert (await agent.execute("/tasks")).text == "[ ] 1. look\n[ ] 2. mend"
+        await agent.execute("/tasks clear")
+        assert (await agent.execute("/tasks")).text == "no tasks"
+
+
+async def test_results_of_tools_can_be_looked_at_again(tmp_path: Path) -> None:
+    """The latest is number 1; what failed says so."""
+    (tmp_path / "a.txt").write_text("seven valves")
+    calls = [{"tool": "read_file", "input": {"path": name}} for name in ("a.txt", "b.txt")]
+    async with opened(tmp_path / "home") as o:
+        agent = await o.scripted(*calls, "Done.", tools=["read_file"], cwd=tmp_path, context="none")
+        await agent.query("Read.")
+        rows = (await agent.execute("/outputs")).data
+        assert [(row["n"], row["is_error"]) for row in rows] == [(2, False), (1, True)]
+        assert "seven valves" in (await agent.execute("/last 2")).text
+        assert "seven valves" not in (await agent.execute("/last")).text
+
+
+async def test_python_runs_in_the_agents_names_and_is_told(tmp_path: Path) -> None:
+    """No model is asked; what was run stands in the conversation, or, quietly, on record alone."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o, "Thanks.")
+        assert (await agent.execute("/py pumps = 12\npumps * 2")).text == "24"
+        assert (await agent.execute("/py --quiet pumps + 1")).text == "13"
+        failed = await agent.execute("/py 1 / 0")
+        assert failed.is_error
+        assert "ZeroDivisionError" in failed.text
+        said = await shown(agent)
+        assert sum("/py pumps" in each for each in said) == 1
+        assert "24" in next(each for each in said if "/py pumps = 12" in each)
+        spec = o.supervisor.tree.nodes[agent.id].spec
+        [quiet] = [each for each in read_session(Path(spec.folder)).entries if isinstance(each, Custom)]
+        assert quiet.data == {"line": "/py pumps + 1", "text": "13", "is_error": False}
+        assert (await agent.state()).queries == 1
+        assert (await agent.query("Go on.")).text == "Thanks."
+
+
+async def test_what_is_run_while_the_agent_works_is_heard_as_what_is_steered(tmp_path: Path) -> None:
+    """Between a call and its result nothing can stand in the conversation: it is told before the next request."""
+    gate = Gate()
+    async with opened(tmp_path) as o:
+        agent = await o.scripted({"tool": "gate"}, "Done.", tools=[gate.tool()], context="none")
+        asked = asyncio.ensure_future(agent.query("Wait."))
+        await gate.called.wait()
+        assert (await agent.execute("/py 6 * 7")).text == "42"
+        gate.open.set()
+        await asked
+        assert any("/py 6 * 7" in each and "42" in each for each in await shown(agent))
+
+
+async def test_a_template_is_a_command(tmp_path: Path) -> None:
+    """Values come first, what else is said is its text; it is in the catalog, but for a name that is taken."""
+    async with opened(tmp_path) as o:
+        o.register_prompt_template("explain", "Explain in {{language}}: {{text}}")
+        o.register_prompt_template("state", "State your name.")
+        agent = await talking(o)
+        catalog = await agent.commands()
+        assert [row.usage for row in catalog.commands if row.source == "template"] == [
+            "/explain [language=...] [text=...] [TEXT...]"
+        ]
+        assert catalog.notes == ("/state of template is left out: there is one of built-in",)
+        done = await agent.execute("/explain language=French how a pump works")
+        assert done.effect == Effect("ask", text="Explain in French: how a pump works")
+        assert (await agent.execute("/template state and more")).effect == Effect(
+            "ask", text="State your name.\n\nand more"
+        )
+        with pytest.raises(ConfigError, match="needs language"):
+            await agent.execute("/explain pumps")
+
+
+async def test_no_agent_executes_commands(tmp_path: Path) -> None:
+    """They are for people: no tool asks for that service."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        for service in ("execute", "commands"):
+            with pytest.raises(ToolNotGrantedError):
+                check_grant(o.supervisor.tree.nodes[agent.id].spec, service)

@@ -1,0 +1,102 @@
+"""How a line that a person types is read: prompt or command, its arguments, and what is said of a slip."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch.commands.reading import bind, find, read, usage
+from orch.commands.registry import flag, given, option, rest
+from orch_protocol.errors import ConfigError
+from orch_protocol.slash import Argument
+
+SPAWN = (rest("task", required=True), option("model", "model"), option("tools", "tools"), flag("idle"))
+LABEL = (given("entry", "entry", required=True), rest("label"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "text"),
+    [
+        ("/state", "state", ""),
+        ("  /ask 2 what is it?  ", "ask", "2 what is it?"),
+        ("/py x = 1\nprint(x)", "py", "x = 1\nprint(x)"),
+        ("/py\nx = 1", "py", "x = 1"),
+        ("/redactor:review now", "redactor:review", "now"),
+        ("/?", "?", ""),
+        ("!ls -l | wc", "sh", "ls -l | wc"),
+        ("!! pwd", "sh", "--quiet pwd"),
+    ],
+)
+def test_a_line_with_a_slash_is_a_command(typed: str, name: str, text: str) -> None:
+    """Its name is the first word, and the remainder, lines and all, what it is given; `!` is for the shell."""
+    line = read(typed)
+    assert (line.kind, line.name, line.text) == ("command", name, text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "prompt"),
+    [
+        ("hello", "hello"),
+        ("//state is a command", "/state is a command"),
+        ("\\/state", "/state"),
+        ("\\!important", "!important"),
+        ("/usr/bin/env is what?", "/usr/bin/env is what?"),
+        ("/ what", "/ what"),
+        ("", ""),
+    ],
+)
+def test_everything_else_is_a_prompt(typed: str, prompt: str) -> None:
+    """Two slashes stand for one; the path of a file is no command."""
+    assert (read(typed).kind, read(typed).text) == ("prompt", prompt)
+
+
+def test_arguments_are_found_by_place_and_by_name() -> None:
+    """Options may stand before, behind and between the words of a text, which else stays as it was written."""
+    said = bind("spawn", SPAWN, "look  at \"it\" --model=anthropic:x don't --tools 'a, b' --idle stop")
+    assert said == {"task": 'look  at "it" don\'t stop', "model": "anthropic:x", "tools": "a, b", "idle": "yes"}
+    assert bind("label", LABEL, "'two words' a label") == {"entry": "two words", "label": "a label"}
+    assert bind("label", LABEL, 'e1 "in \\"quotes\\""') == {"entry": "e1", "label": 'in "quotes"'}
+    assert bind("spawn", SPAWN, "-- --model is a flag") == {"task": "--model is a flag"}
+    assert bind("spawn", SPAWN, "what does --verbose do") == {"task": "what does --verbose do"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "told"),
+    [
+        (SPAWN, "", "/it: it needs TASK; it is written /it TASK... [--model MODEL] [--tools TOOLS] [--idle]"),
+        (SPAWN, "do it --model", "/it: --model needs a value"),
+        (SPAWN, "do it --idle --idle", "/it: --idle is given twice"),
+        (LABEL, "'open", "/it: a quote is not closed: 'open"),
+        ((given("n", "number"),), "many", "/it: N is a number, not 'many'"),
+        ((given("what", "choice", "clear"),), "all", "/it: WHAT is clear, not 'all'"),
+        ((), "now", "/it: it takes no 'now'; it is written /it"),
+    ],
+)
+def test_a_slip_is_told_with_how_it_is_written(arguments: tuple[Argument, ...], text: str, told: str) -> None:
+    """Whoever wrote it otherwise need not look it up."""
+    with pytest.raises(ConfigError) as raised:
+        bind("it", arguments, text)
+    assert str(raised.value).startswith(told)
+
+
+def test_a_line_of_a_megabyte_is_refused() -> None:
+    """A file that was pasted by mistake is no command."""
+    with pytest.raises(ConfigError, match="too long for a command"):
+        bind("py", (rest("code"),), "x" * ((1 << 20) + 1))
+
+
+def test_an_unknown_name_is_told_with_those_that_are_near() -> None:
+    """Upper case is none of its own."""
+    known = {"state": 1, "status": 1, "spawn": 1, "quit": 1}
+    assert find("Quit", known) == "quit"
+    with pytest.raises(ConfigError, match="there is no command /stats; did you mean /status or /state"):
+        find("stats", known)
+    with pytest.raises(ConfigError, match=r"did you mean /spawn\?"):
+        find("sp", known)
+    with pytest.raises(ConfigError, match="/help lists"):
+        find("zzz", known)
+
+
+def test_usage_is_made_of_the_arguments() -> None:
+    """What is not required stands in brackets."""
+    assert usage("spawn", SPAWN) == "/spawn TASK... [--model MODEL] [--tools TOOLS] [--idle]"
+    assert usage("tasks", (given("what", "choice", "clear"),)) == "/tasks [clear]"
