@@ -14,7 +14,7 @@ from orch_protocol.services import Archive, Archived, ArchivePlan, SummaryOrder
 from orch_protocol.spec import ArchivalSpec
 from orch_worker.archiving import Archiving
 from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.hooked import AgentHooks
+from orch_worker.hooked_past import PastHooks
 from orch_worker.stubs import stub_text
 from orch_worker.transcript import Transcript
 
@@ -29,7 +29,7 @@ RESULT = Message("user", (ToolResult("c1", (Text("seen"),)),))
 class Agent:
     """An agent with a transcript, whose root plans what it is told to, and whose model says what it is told to."""
 
-    def __init__(self, folder: Path, spec: ArchivalSpec | None = None, hooks: AgentHooks | None = None) -> None:
+    def __init__(self, folder: Path, spec: ArchivalSpec | None = None, hooks: PastHooks | None = None) -> None:
         self.transcript = Transcript.open(folder, agent="a", cwd="/")
         self.backend = ScriptedBackend([])
         self.plans: list[ArchivePlan] = []
@@ -108,7 +108,7 @@ class Agent:
         self.transcript.close()
 
 
-def answered(folder: Path, spec: ArchivalSpec | None = None, hooks: AgentHooks | None = None) -> Agent:
+def answered(folder: Path, spec: ArchivalSpec | None = None, hooks: PastHooks | None = None) -> Agent:
     """Return an agent that has answered twice."""
     agent = Agent(folder, spec, hooks)
     agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from orch_protocol.hook_options import HookOptions
 from orch_protocol.messages import Reply, text_of
+from orch_protocol.phases import Reflect, ReflectRule
 from orch_protocol.prompts import PromptPart
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.backends.base import AssistantTurn
@@ -15,6 +17,8 @@ from orch_worker.hooks import Hook, Registry, make_hook
 from orch_worker.interjections import Interjection
 from orch_worker.loop import run_turn
 from orch_worker.parts import of_tier, rendered
+from orch_worker.phases.turn import Phases
+from orch_worker.session import Session
 from orch_worker.tools.base import tool
 from talk import Root, Talk, assert_valid
 
@@ -50,6 +54,24 @@ class Watched(ScriptedBackend):
         return await super().assistant_turn(on_text)
 
 
+class Notes:
+    """Where a transcript keeps what was done beside a turn."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.phases: list[dict[str, Any]] = []
+
+    def phase(self, **told: Any) -> None:
+        """Keep it."""
+        self.phases.append(told)
+
+
+class Mute:
+    """A side on which there is nobody to ask."""
+
+    answering = None
+
+
 class Hooked(Talk):
     """An agent with hooks. `root` answers what is asked of the root."""
 
@@ -67,6 +89,9 @@ class Hooked(Talk):
             messages=backend.transcript,
         )
         self.hooks = AgentHooks(self.calls)
+        self.notes = Notes()
+        options = HookOptions(reflect=Reflect("rule", rules=(ReflectRule(reply="reflect"),)))
+        self.phases = Phases(options, Mute(), self.notes)  # type: ignore[arg-type]
         self.parts = PARTS
         self.on_record = False
         self.system = ""
@@ -85,6 +110,7 @@ class Hooked(Talk):
     async def ask(self, prompt: str = "go", limits: Any = None) -> Reply:
         """Run one turn with the hooks."""
         del limits
+        self.phases.turn_began("q1", self.hooks, None)
         self.calls.turn_began("q1", (), lambda _kind, text, name, _error: self.events.append((name, text)))
         reply = await run_turn(
             query_id="q1",
@@ -98,6 +124,7 @@ class Hooked(Talk):
             brake=self.brake,
             interject=self.interject,
             hooks=self.hooks,
+            phases=self.phases,
             opening=self.open,
         )
         await self.hooks.turn_end(reply)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         UnsupportedPlatformError,
         VersionMismatchError,
     )
-    from orch_protocol.hook_events import Abort, Approve, Block
+    from orch_protocol.hook_patches import Abort, Approve, Block
     from orch_protocol.memory import MemoryConfig
     from orch_protocol.messages import Message, Reply, Usage
     from orch_protocol.observing import CallEvent

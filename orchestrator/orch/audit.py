@@ -126,6 +126,12 @@ def _reply(entry: entries.TurnEnd) -> Audited:
     return _paid(Audited(0, "reply", turn=entry.turn, name=reply.stop_reason, text=text), reply.usage)
 
 
+def _phase(entry: entries.PhaseEntry) -> Audited:
+    text = f"deleted on {entry.deleted}" if entry.deleted else entry.error or entry.note
+    row = Audited(0, entry.phase, turn=entry.turn, name=entry.model or entry.by, text=text, is_error=bool(entry.error))
+    return _paid(row, entry.usage) if entry.usage is not None else row
+
+
 _OTHERS: Final[dict[type, Callable[[Any], Audited]]] = {
     entries.TurnEnd: _reply,
     entries.TurnStart: lambda entry: Audited(0, "interrupted", turn=entry.turn, text=entry.interrupted),
@@ -142,6 +148,7 @@ _OTHERS: Final[dict[type, Callable[[Any], Audited]]] = {
     entries.MarksEntry: lambda entry: Audited(
         0, "marks", turn=entry.turn, text="; ".join(f"{mark.bit}: {mark.by}" for mark in entry.marks)
     ),
+    entries.PhaseEntry: _phase,
     entries.Custom: lambda entry: Audited(0, "custom", name=entry.custom_type),
     entries.CustomMessage: lambda entry: Audited(0, "custom_message", name=entry.custom_type, text=_shown(entry)),
     entries.SessionInfo: lambda entry: Audited(0, "session_info", name=entry.name or ""),

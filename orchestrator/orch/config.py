@@ -149,6 +149,11 @@ def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
         if preset not in PRESETS:
             known = ", ".join(PRESETS)
             raise ConfigError(f"{where}sandbox.presets names {preset!r}, which is no preset: use {known}")
+    rules = config.hooks.assess.rules
+    if config.hooks.assess.kind == "rule" and not rules:
+        raise ConfigError('hooks.assess.kind = "rule" needs hooks.assess.rules: without one nothing would come of it')
+    if unknown := next((rule.preset for rule in rules if rule.preset and rule.preset not in PRESETS), None):
+        raise ConfigError(f"hooks.assess.rules names {unknown!r}, which is no preset: use {', '.join(PRESETS)}")
     try:
         rules_of(config.archival)
     except ConfigError as error:

@@ -22,7 +22,8 @@ from orch_protocol.messages import Message, ToolUse
 from orch_protocol.spec import AgentSpec
 from orch_worker.backends.scripted import Request, ScriptedBackend
 from orch_worker.host import Make
-from orch_worker.runtime import Root, Runtime
+from orch_worker.root import Root
+from orch_worker.runtime import Runtime
 from orch_worker.tools.base import ToolOutput
 
 from . import events

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError, StoreError
-from orch_protocol.hook_events import Abort, Approve, Block, Event, Patch
+from orch_protocol.hook_events import Event
+from orch_protocol.hook_patches import Abort, Approve, Block, Patch
 from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksSaid, HookTally, Kind, OnError, RunHook, RunHooks
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS

@@ -172,12 +172,24 @@ class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
     `continued`: it has reached its limit of responses and goes on, which `text` told the agent.
     `budget`: it is nearly used up, which `text` tells the agent too. `retry`: a request failed and is made again, all
     text of the response so far is void. `hook`: hook `name` changed or decided something, or failed (`is_error`), as
-    `text` says. `compacted`: the conversation is shorter now, as `text` says.
+    `text` says. `compacted`: the conversation is shorter now, as `text` says. `assess` and
+    `reflect`: the prompt was assessed, the outcome reflected upon, by `name`, with what `text` says came of it.
     """
 
     n: int
     kind: Literal[
-        "text", "tool_call", "tool_result", "message", "steered", "continued", "budget", "retry", "hook", "compacted"
+        "text",
+        "tool_call",
+        "tool_result",
+        "message",
+        "steered",
+        "continued",
+        "budget",
+        "retry",
+        "hook",
+        "compacted",
+        "assess",
+        "reflect",
     ]
     text: str = ""
     name: str = ""

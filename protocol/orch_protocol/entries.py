@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from .archive import Collapse, Upgrade
 from .messages import Image, Message, Reply, Text, Usage, user
+from .phases import By, Phase
 from .taint import Mark
 from .tasks import Task
 
@@ -33,6 +34,7 @@ __all__ = [
     "MessageEntry",
     "ModelChange",
     "Origin",
+    "PhaseEntry",
     "PlanApproved",
     "SessionHeader",
     "SessionInfo",
@@ -219,6 +221,24 @@ class MarksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="marks"):
     deleted: str = ""
 
 
+class PhaseEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="phase"):
+    """In the query `turn` its prompt was assessed, or its outcome reflected upon: by rules, or by `model`.
+
+    `note` is what was said, `did` what came of it, `error` why nothing did; `usage` is what the model took. `deleted`
+    is when what it said was deleted for good.
+    """
+
+    turn: str
+    phase: Phase
+    by: By
+    model: str = ""
+    note: str = ""
+    did: tuple[str, ...] = ()
+    error: str = ""
+    usage: Usage | None = None
+    deleted: str = ""
+
+
 class Custom(_Entry, frozen=True, gc=False, kw_only=True, tag="custom"):
     """State of an extension; never in the model's context."""
 
@@ -276,6 +296,7 @@ Entry: TypeAlias = (
     | PlanApproved
     | TasksEntry
     | MarksEntry
+    | PhaseEntry
     | Custom
     | SessionInfo
     | Checkout

@@ -1,183 +1,65 @@
-"""What happens in an agent, and what may be done about it: one struct an event, one patch type, three decisions."""
+"""What happens in an agent: one struct an event. What may be done about it is in `hook_patches`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Struct
 
 from .archive import ArchiveKind
+from .hook_patches import (
+    ArchivePatch,
+    AssessmentPatch,
+    CompactionPatch,
+    ContextPatch,
+    OutputPatch,
+    Patch,
+    PromptPatch,
+    ReflectionPatch,
+    ReflectPatch,
+    RequestPatch,
+    ResponsePatch,
+    ResultPatch,
+    SteeringPatch,
+    SystemPatch,
+    ToolCallPatch,
+    TurnPatch,
+)
 from .messages import Message, StopReason, Usage
 from .prompts import PromptPart
 
 __all__ = [
-    "Abort",
+    "AfterAssess",
+    "AfterReflect",
     "AfterSystemPrompt",
-    "Approve",
-    "ArchivePatch",
     "BeforeArchive",
     "BeforeCompaction",
+    "BeforeReflect",
     "BeforeSystemPrompt",
     "BeforeTurn",
-    "Block",
     "Compacted",
-    "CompactionPatch",
     "Context",
-    "ContextPatch",
-    "Decision",
     "Event",
     "Failed",
     "MessageEnd",
     "MessageStart",
     "MessageUpdate",
     "Output",
-    "OutputPatch",
     "PartArchived",
-    "Patch",
-    "PromptPatch",
     "ProviderRequest",
     "ProviderResponse",
-    "RequestPatch",
-    "ResponsePatch",
-    "ResultPatch",
     "SessionEnd",
     "SessionStart",
-    "SteeringPatch",
     "SteeringReceived",
     "StepEnd",
     "StepStart",
     "SubagentFinished",
     "SubagentSpawned",
-    "SystemPatch",
     "ToolCall",
-    "ToolCallPatch",
     "ToolReturn",
     "TurnEnd",
-    "TurnPatch",
     "TurnStart",
-    "name_of",
 ]
-
-Words = Annotated[str, Meta(pattern=r"\S")]
-Texts = tuple[Words, ...]
-
-
-class Abort(Struct, frozen=True, tag="abort"):
-    """End the turn. `message` is the reply."""
-
-    message: str = "A hook ended the turn."
-
-
-class Block(Struct, frozen=True, tag="block"):
-    """Let this one thing not happen: the call, the result, what was said. `reason` stands in its place."""
-
-    reason: str = "a hook does not allow it"
-
-
-class Approve(Struct, frozen=True, tag="approve"):
-    """Let the call run, with exactly these arguments, where a person would be asked. What is denied stays denied."""
-
-    reason: str = ""
-
-
-Decision: TypeAlias = Abort | Block | Approve
-
-
-class Patch(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a hook changes. Fields that are not given stay as they are."""
-
-
-class TurnPatch(Patch, frozen=True):
-    """Another prompt, and user messages after it. Both go on record in place of what was asked.
-
-    Of the agent's tools those that are not among `tools` may not be used in this turn. `model`, `provider:name`,
-    answers it in place of the agent's own.
-    """
-
-    prompt: Words | UnsetType = UNSET
-    model: Words | UnsetType = UNSET
-    tools: tuple[str, ...] | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class PromptPatch(Patch, frozen=True):
-    """Parts of the prompt to be added, parts that take the place of those of their names, names of parts to be dropped.
-
-    What is on record of the context tier stays. A volatile part that is replaced or dropped stays so for the turn.
-    """
-
-    add: tuple[PromptPart, ...] | UnsetType = UNSET
-    replace: tuple[PromptPart, ...] | UnsetType = UNSET
-    drop: Texts | UnsetType = UNSET
-
-
-class SystemPatch(Patch, frozen=True):
-    """Another system text, for this turn."""
-
-    text: Words | UnsetType = UNSET
-
-
-class ContextPatch(Patch, frozen=True):
-    """Other messages for this request, and user messages at their end. The conversation itself stays as it is."""
-
-    messages: tuple[Message, ...] | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class RequestPatch(Patch, frozen=True):
-    """Another system text and other last words, for this request."""
-
-    system: str | UnsetType = UNSET
-    tail: str | UnsetType = UNSET
-
-
-class ResponsePatch(Patch, frozen=True):
-    """Another text of the response, in place of all of its text, before it goes on record. Its calls stay."""
-
-    text: str | UnsetType = UNSET
-
-
-class ToolCallPatch(Patch, frozen=True):
-    """Other arguments, which are checked and judged like the model's own."""
-
-    input: dict[str, Any] | UnsetType = UNSET
-
-
-class ResultPatch(Patch, frozen=True):
-    """Another text of the result, before any of it is kept or shown; whether it is an error; and how many characters of
-    it are shown at `most`, where the agent can read the rest under a handle."""
-
-    text: str | UnsetType = UNSET
-    is_error: bool | UnsetType = UNSET
-    most: Annotated[int, Meta(ge=1000)] | UnsetType = UNSET
-
-
-class SteeringPatch(Patch, frozen=True):
-    """Other words, and user messages after them."""
-
-    text: Words | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class ArchivePatch(Patch, frozen=True):
-    """Another text for what stays, so that no model is asked for one; and lines that are added to it."""
-
-    summary: Words | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class CompactionPatch(Patch, frozen=True):
-    """The summary itself, so that no model is asked for one; what one is told besides; and lines that are added."""
-
-    summary: Words | UnsetType = UNSET
-    instructions: str | UnsetType = UNSET
-    inject: Texts | UnsetType = UNSET
-
-
-class OutputPatch(Patch, frozen=True):
-    """Another text of the reply. The conversation keeps what the model said."""
-
-    text: str | UnsetType = UNSET
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="stage"):
@@ -231,6 +113,20 @@ class TurnStart(Event, frozen=True, tag="turn_start"):
     """A turn begins with `prompt`."""
 
     prompt: str
+
+
+class AfterAssess(Event, frozen=True, tag="after_assess"):
+    """What the agent is told of `prompt` besides, which `tools` it may use and which `model` answers, "" for its own.
+
+    `by` is who said so: `rule`, `model`, or "" when nobody was asked.
+    """
+
+    takes = AssessmentPatch
+    prompt: str
+    by: str = ""
+    note: str = ""
+    tools: tuple[str, ...] = ()
+    model: str = ""
 
 
 class BeforeSystemPrompt(Event, frozen=True, tag="before_system_prompt"):
@@ -347,6 +243,31 @@ class SteeringReceived(Event, frozen=True, tag="steering_received"):
     text: str
 
 
+class BeforeReflect(Event, frozen=True, tag="before_reflect"):
+    """The turn has come to `text`, with so many calls of which so many `failed`, and is to be reflected upon.
+
+    Whoever does that is told `instructions`.
+    """
+
+    takes = ReflectPatch
+    text: str
+    stop_reason: StopReason
+    tool_calls: int = 0
+    failed: int = 0
+    files_changed: tuple[str, ...] = ()
+    instructions: str = ""
+
+
+class AfterReflect(Event, frozen=True, tag="after_reflect"):
+    """What came of that: `note` is told to the agent, which goes on (`again`), or put behind the reply. `by` is who
+    said so: `rule` or `model`."""
+
+    takes = ReflectionPatch
+    by: str
+    note: str = ""
+    again: bool = False
+
+
 class Output(Event, frozen=True, tag="before_output"):
     """The turn comes to this reply."""
 
@@ -440,8 +361,3 @@ class Failed(Event, frozen=True, tag="error"):
 
     kind: str
     message: str
-
-
-def name_of(decision: type[Decision]) -> str:
-    """Return the name of a decision as an action."""
-    return str(decision.__struct_config__.tag)

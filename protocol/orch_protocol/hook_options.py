@@ -1,10 +1,12 @@
-"""The settings of the hooks that are built in: one struct each, and all of them together."""
+"""The settings of the hooks that are built in: one struct each, and all of them together; with those of phases."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from .phases import Assess, Reflect
 
 __all__ = [
     "CompletionChecklist",
@@ -99,8 +101,10 @@ class CostTracker(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of the hooks that are built in."""
+    """The settings of the hooks that are built in, and of what is done around a turn."""
 
+    assess: Assess = Assess()
+    reflect: Reflect = Reflect()
     loop_detection: LoopDetection = LoopDetection()
     content_safety: ContentSafety = ContentSafety()
     injection_guard: InjectionGuard = InjectionGuard()

@@ -12,17 +12,16 @@ import msgspec
 from msgspec import Struct
 
 from .hook_events import (
-    Abort,
+    AfterAssess,
+    AfterReflect,
     AfterSystemPrompt,
-    Approve,
     BeforeArchive,
     BeforeCompaction,
+    BeforeReflect,
     BeforeSystemPrompt,
     BeforeTurn,
-    Block,
     Compacted,
     Context,
-    Decision,
     Event,
     Failed,
     MessageEnd,
@@ -30,7 +29,6 @@ from .hook_events import (
     MessageUpdate,
     Output,
     PartArchived,
-    Patch,
     ProviderRequest,
     ProviderResponse,
     SessionEnd,
@@ -44,12 +42,11 @@ from .hook_events import (
     ToolReturn,
     TurnEnd,
     TurnStart,
-    name_of,
 )
 from .hook_options import HookOptions
+from .hook_patches import Abort, Approve, Block, Decision, Patch, name_of
 
 __all__ = [
-    "ABSENT",
     "ALIASES",
     "EVERYTHING",
     "STAGES",
@@ -127,8 +124,9 @@ STAGES: Final[dict[str, Stage]] = {
     for stage in (
         Stage(SessionStart),
         Stage(SessionEnd, in_root=False),
-        Stage(BeforeTurn, (Abort,), ("pre-assess", "post-assess")),
+        Stage(BeforeTurn, (Abort,), ("pre-assess",)),
         Stage(TurnStart),
+        Stage(AfterAssess, (Abort,), ("post-assess",)),
         Stage(BeforeSystemPrompt, (Abort,)),
         Stage(AfterSystemPrompt, (Abort,)),
         Stage(StepStart),
@@ -142,6 +140,8 @@ STAGES: Final[dict[str, Stage]] = {
         Stage(ToolReturn, (Block, Abort), ("post-tool",)),
         Stage(StepEnd),
         Stage(SteeringReceived, (Block,)),
+        Stage(BeforeReflect, (Block,), ("pre-reflect",)),
+        Stage(AfterReflect, (Block,), ("post-reflect",)),
         Stage(Output, (Abort,), ("pre-output",)),
         Stage(TurnEnd, aliases=("post-output",)),
         Stage(BeforeArchive, (Block,)),
@@ -157,11 +157,6 @@ STAGES: Final[dict[str, Stage]] = {
 
 ALIASES: Final[dict[str, str]] = {alias: stage.name for stage in STAGES.values() for alias in stage.aliases}
 """The names of pipeline stages, and the stage that each one is."""
-
-ABSENT: Final[dict[str, str]] = dict.fromkeys(
-    ("pre-reflect", "post-reflect"), "a turn is not reflected upon, so it would never be called; turn_end comes last"
-)
-"""Names that are known elsewhere and stand for nothing here, and why."""
 
 EVERYTHING: Final = "*"
 """Stands for all stages, for a hook that observes."""

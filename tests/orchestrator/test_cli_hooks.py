@@ -11,8 +11,9 @@ import pytest
 from orch.cli import run
 from orch.hook_records import lines, record, switch, tallies
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Block, ToolCall, ToolReturn
+from orch_protocol.hook_events import ToolCall, ToolReturn
 from orch_protocol.hook_options import HookOptions
+from orch_protocol.hook_patches import Block
 from orch_protocol.hooks import HookRow, HookTally
 from orch_worker.declared import declared
 

@@ -14,8 +14,9 @@ from msgspec import Raw, msgpack
 from orch.hook_records import tallies
 from orch.root_hooks import RootHooks
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Abort, Event, OutputPatch, TurnEnd
+from orch_protocol.hook_events import Event, TurnEnd
 from orch_protocol.hook_events import Output as Replied
+from orch_protocol.hook_patches import Abort, OutputPatch
 from orch_protocol.hooks import STAGES, HookSaid, HookTally, RunHook, RunHooks
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.hooks import make_hook

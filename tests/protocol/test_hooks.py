@@ -7,7 +7,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from orch_protocol.hook_events import Abort, Decision, Event, Patch, PromptPatch, ToolCall, TurnEnd
+from orch_protocol.hook_events import Event, ToolCall, TurnEnd
+from orch_protocol.hook_patches import Abort, Decision, Patch, PromptPatch
 from orch_protocol.hooks import ALIASES, STAGES, Stage
 
 PIPELINE = [f"{when}-{what}" for what in ("assess", "reason", "llm", "tool", "output") for when in ("pre", "post")]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from archivist import HOLDERS, Agent, answered, settle
-from orch_protocol.hook_events import Block
+from orch_protocol.hook_patches import Block
 from orch_protocol.messages import user
-from orch_worker.hooked import AgentHooks, Compacting
+from orch_worker.hooked import AgentHooks
+from orch_worker.hooked_past import Compacting
 from orch_worker.hooks import Hook
 
 from .test_hooked import Hooked, Watched, fails, on
@@ -29,7 +30,7 @@ def archives(tmp_path: Path) -> Callable[..., Any]:
     """Archives the two turns of an agent with some hooks, and returns the agent."""
 
     async def archive(*hooks: Hook) -> Agent:
-        agent = answered(tmp_path, hooks=hooks_of(*hooks))
+        agent = answered(tmp_path, hooks=hooks_of(*hooks).past)
         agent.plan(*HOLDERS)
         agent.archiving.turn_began()
         await agent.archiving.turn_ended("end_turn")
@@ -80,7 +81,7 @@ async def test_a_compaction_can_be_cancelled_supplied_and_added_to() -> None:
     """What hooks say of a compaction is what it is made of; without any it is made as it would be."""
 
     async def said(*hooks: Hook) -> Compacting | None:
-        return await hooks_of(*hooks).before_compaction("size", [user("long ago")], 900, "be short")
+        return await hooks_of(*hooks).past.before_compaction("size", [user("long ago")], 900, "be short")
 
     assert await said() == Compacting("be short")
     assert await said(on("before_compaction", Block("not now"))) is None
@@ -95,7 +96,7 @@ async def test_a_compaction_is_heard_of() -> None:
     """Once it is on record, hooks hear what stands there and how much it saved."""
     seen: list[Any] = []
     hooks = hooks_of(on("compaction", seen.append))
-    hooks.compacted("asked", "short", tokens_before=900, tokens_after=90, supplied=True)
+    hooks.past.compacted("asked", "short", tokens_before=900, tokens_after=90, supplied=True)
     await hooks.settled()
     [event] = seen
     assert (event.reason, event.summary, event.tokens_before, event.tokens_after, event.supplied) == (

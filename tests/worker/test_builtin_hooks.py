@@ -10,8 +10,9 @@ import pytest
 
 from hook_events import Ctx, call, returned
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Block, ToolCall
+from orch_protocol.hook_events import ToolCall
 from orch_protocol.hook_options import ContentSafety, HookOptions, LoopDetection, ModelRouter
+from orch_protocol.hook_patches import Block
 from orch_worker.builtin_hooks.content_safety import BASE62, KINDS, redacted
 from orch_worker.declared import BUILTIN, declared
 

@@ -8,18 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orch_protocol.hook_events import (
-    Abort,
-    Approve,
-    Block,
-    Event,
-    OutputPatch,
-    ResultPatch,
-    SteeringReceived,
-    ToolCall,
-    ToolReturn,
-    TurnEnd,
-)
+from orch_protocol.hook_events import Event, SteeringReceived, ToolCall, ToolReturn, TurnEnd
+from orch_protocol.hook_patches import Abort, Approve, Block, OutputPatch, ResultPatch
 from orch_protocol.hooks import Kind
 from orch_worker.chain import Came, Done, Followed, run_chain, watched
 from orch_worker.hooks import Hook, Registry, make_hook

@@ -18,7 +18,7 @@ from orch_protocol.sessions import Compacted
 from orch_protocol.spec import BackendSpec, CompactionSpec
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText
 from orch_worker.compacting import Compactor
-from orch_worker.hooked import Compacting
+from orch_worker.hooked_past import Compacting
 from orch_worker.purse import Purse
 from orch_worker.stubs import stub_text
 from orch_worker.tools.base import ToolContext

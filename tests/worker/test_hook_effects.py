@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.hook_events import Abort, Block
+from orch_protocol.hook_patches import Abort, Block
 from orch_protocol.hooks import STAGES
 from orch_protocol.messages import Reply, text_of, user
 from sources import ROOT
@@ -65,6 +65,17 @@ HERE: dict[tuple[str, str], tuple[Any, Seen]] = {
 """What a hook says, and how that is seen in a turn with one call, to whose agent something is said meanwhile."""
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "orchestrator/test_phases.py::test_around_an_assessment": tuple(
+        f"after_assess {action}" for action in ("note", "tools", "model")
+    ),
+    "orchestrator/test_phases.py::test_abort_after_an_assessment": ("after_assess abort",),
+    "orchestrator/test_phases.py::test_a_blocked_reflection_is_not_made": ("before_reflect block",),
+    "wire/test_phases.py::test_one_model_assesses_and_reflects_upon_another": ("before_reflect instructions",),
+    "orchestrator/test_phases.py::test_a_reflection_can_be_told_more_and_changed": (
+        "after_reflect note",
+        "after_reflect again",
+    ),
+    "orchestrator/test_phases.py::test_a_blocked_reflection_says_nothing": ("after_reflect block",),
     "wire/test_models.py::test_another_model_answers_one_turn_and_the_own_one_the_next": ("before_turn model",),
     "worker/test_hooked.py::test_approve": ("tool_call approve",),
     "orchestrator/test_prompt.py::test_hooks_change_the_prompt_of_a_turn": (

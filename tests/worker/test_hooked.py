@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from hooked import CALL, PARTS, SPEC, TWO, Hooked, Watched, fails, on, shout
-from orch_protocol.hook_events import Abort, Approve, Block
+from orch_protocol.hook_patches import Abort, Approve, Block
 from orch_protocol.hooks import STAGES
 from orch_protocol.messages import Message, Text, assistant, text_of, user
 from orch_protocol.observing import Called

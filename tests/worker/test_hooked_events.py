@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hooked import CALL, Hooked, Watched, on, shout
-from orch_protocol.hook_events import Abort, Event
+from orch_protocol.hook_events import Event
+from orch_protocol.hook_patches import Abort
 from orch_protocol.hooks import HookRow, HookSaid, HooksRan, HooksSaid, RunHooks
 from orch_protocol.messages import Reply, ToolUse, assistant, user
 from orch_protocol.spec import AgentSpec, BackendSpec, HooksSpec
@@ -36,11 +37,18 @@ class TestEvents:
         step = ["step_start", "context", "before_provider_request", "message_start"]
         said = ["after_provider_response", "message_end"]
         assert [event.stage for event in seen] == [
-            *("session_start", "before_turn", "turn_start", "before_system_prompt", "after_system_prompt"),
+            *(
+                "session_start",
+                "before_turn",
+                "turn_start",
+                "after_assess",
+                "before_system_prompt",
+                "after_system_prompt",
+            ),
             "steering_received",
             *(*step, *said, "tool_call", "tool_result", "step_end"),
             *(*step, "message_update", *said, "step_end"),
-            *("before_output", "turn_end"),
+            *("before_reflect", "before_output", "turn_end"),
         ]
         assert [event.n for event in seen] == list(range(1, len(seen) + 1))
         assert {(event.turn, event.agent_id, event.depth) for event in seen} == {("q1", "a1", 2)}

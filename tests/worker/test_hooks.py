@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Abort, Block, ResultPatch, ToolCallPatch
+from orch_protocol.hook_patches import Abort, Block, ResultPatch, ToolCallPatch
 from orch_protocol.hooks import STAGES, Kind
 from orch_worker.hooks import Hook, Registry, hook, make_hook
 
@@ -97,7 +97,10 @@ class TestWhatIsMeant:
 
     def test_pipeline_names_are_names_of_stages(self) -> None:
         """A hook for several names of one stage is called once."""
-        assert made("pre-assess", "post-assess", "pre-tool").row.stages == ("before_turn", "tool_call")
+        assert made("pre-llm", "before_provider_request", "pre-tool").row.stages == (
+            "before_provider_request",
+            "tool_call",
+        )
 
     def test_name_is_that_of_the_function(self) -> None:
         """A hook is called what its function is, unless said otherwise."""
@@ -123,7 +126,6 @@ class TestRefused:
         [
             ((), {}, "say when"),
             (("tool_cal",), {}, "did you mean 'tool_call'"),
-            (("pre-reflect",), {}, "not reflected upon"),
             (("*",), {"kind": "control"}, "for hooks that observe"),
             (("tool_call",), {"kind": "guard"}, "no kind 'guard'"),
             (("tool_call",), {"priority": 1.5}, "whole number"),

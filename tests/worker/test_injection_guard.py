@@ -10,8 +10,8 @@ import pytest
 
 from hook_events import returned
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Block
 from orch_protocol.hook_options import HookOptions, InjectionGuard
+from orch_protocol.hook_patches import Block
 from orch_worker.builtin_hooks.injection_guard import found_in
 from orch_worker.declared import declared
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hook_events import call, returned
-from orch_protocol.hook_events import ResultPatch
 from orch_protocol.hook_options import HookOptions, OutputSandbox
+from orch_protocol.hook_patches import ResultPatch
 from orch_protocol.messages import ToolUse
 from orch_protocol.taint import Mark
 from orch_worker.declared import declared

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.hook_events import PromptPatch
+from orch_protocol.hook_patches import PromptPatch
 from orch_protocol.project import ContextConfig, Folder, Page
 from orch_protocol.prompts import PromptPart, PromptRules, Tier
 from orch_worker.estimate import Estimator

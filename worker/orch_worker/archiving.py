@@ -23,7 +23,7 @@ from .summarising import Summariser
 from .transcript import Transcript
 
 if TYPE_CHECKING:
-    from .hooked import AgentHooks
+    from .hooked_past import PastHooks
 
 __all__ = ["Archiving"]
 
@@ -51,7 +51,7 @@ class Archiving:
         summariser: Summariser,
         tools: Sequence[ToolSpec],
         on_fault: Callable[[], None] = lambda: None,
-        hooks: Callable[[], AgentHooks | None] = lambda: None,
+        hooks: Callable[[], PastHooks | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._transcript = transcript

@@ -9,17 +9,8 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from orch_protocol.hook_events import (
-    Abort,
-    Approve,
-    BeforeSystemPrompt,
-    Block,
-    Decision,
-    Event,
-    Patch,
-    PromptPatch,
-    name_of,
-)
+from orch_protocol.hook_events import BeforeSystemPrompt, Event
+from orch_protocol.hook_patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of
 from orch_protocol.hooks import STAGES, Stage, check_value
 
 from .hooks import Hook

@@ -46,7 +46,7 @@ from .transcript import Transcript
 from .view import Item
 
 if TYPE_CHECKING:
-    from .hooked import AgentHooks
+    from .hooked_past import PastHooks
     from .recollection import Recollection
 
 __all__ = ["Compactor"]
@@ -112,7 +112,7 @@ class Compactor:
         self._unclaimed = Usage()
 
     async def compact(
-        self, turn: str, reason: CompactionReason, hooks: AgentHooks | None = None, instructions: str = ""
+        self, turn: str, reason: CompactionReason, hooks: PastHooks | None = None, instructions: str = ""
     ) -> Compacted | None:
         """Compact the conversation in the query `turn`, if that is due and helps; return None if it does not.
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec, Manifest
-from orch_protocol.hook_events import PromptPatch
+from orch_protocol.hook_patches import PromptPatch
 from orch_protocol.hooks import EVERYTHING
 
 from . import kept

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -197,6 +197,15 @@ class HookCalls:
         event = self._stamped(event)
         for step in self._registry.steps(event.stage):
             self._let_know(step, event)
+
+    async def ask(self, stage: str, **fields: Any) -> Followed | None:
+        """Return what comes of the event of `stage` with `fields`, None when there is no hook for it."""
+        return await self.run(STAGES[stage].event(**fields)) if stage in self.on else None
+
+    def tell(self, stage: str, **fields: Any) -> None:
+        """Let the hooks of `stage`, if there are any, be told of its event with `fields`."""
+        if stage in self.on:
+            self.note(STAGES[stage].event(**fields))
 
     def _stamped(self, event: Event) -> Event:
         self._events += 1

@@ -6,25 +6,20 @@ Nothing here raises what a hook raised. `Aborted` is a hook's decision, and ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from copy import deepcopy
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol import hook_events as stages
-from orch_protocol.archive import Collapse
 from orch_protocol.commands import Happened
 from orch_protocol.errors import OrchError
-from orch_protocol.hook_events import Abort
+from orch_protocol.hook_patches import Abort
 from orch_protocol.hooks import STAGES
 from orch_protocol.messages import (
-    Block,
     Message,
-    Opaque,
     Reply,
     StopReason,
     Text,
@@ -41,13 +36,13 @@ from .answering import Answering
 from .backends.base import AssistantTurn, Backend, BackendInfo, Instead, OnText
 from .chain import Followed
 from .hook_calls import HookCalls
+from .hooked_past import PastHooks, detached
 from .loop import Aborted
 from .session import acceptable
-from .stubs import body_of, replaced, stubs_in, with_body
 from .tools.base import ToolError
 from .tools.toolbox import MAX_CAPTURED, Executor, Outcome, text_in, with_text
 
-__all__ = ["AgentHooks", "Compacting", "Kept"]
+__all__ = ["AgentHooks"]
 
 WITHHELD: Final = "[Withheld: {why}]"
 ENDED: Final = "a hook ended the turn"
@@ -56,28 +51,14 @@ CUT: Final = "(The response was withheld: the turn was ended while hooks looked 
 Dispatch = Callable[..., Awaitable[Outcome]]
 
 
-class Kept(Struct, frozen=True):
-    """An archive as it goes on record. Of one whose summary is `supplied` no model writes another."""
-
-    collapse: Collapse
-    supplied: bool = False
-
-
-class Compacting(Struct, frozen=True):
-    """What hooks say of a compaction: what its writer is told, the `summary` itself, "" for one that is to be written,
-    and the lines that are added to it."""
-
-    instructions: str = ""
-    summary: str = ""
-    added: tuple[str, ...] = ()
-
-
 class AgentHooks:
     """The hooks of one agent, as its loop sees them. `calls` knows which there are and calls them, `answering` which
     models can answer a turn."""
 
     def __init__(self, calls: HookCalls, answering: Answering | None = None) -> None:
         self.calls = calls
+        self.past = PastHooks(calls)
+        """What is said of what becomes of the conversation."""
         self._answering = answering
         self._gate = asyncio.Lock()
         self._ended: Aborted | None = None
@@ -96,9 +77,9 @@ class AgentHooks:
         self._ended = None
         if not self._begun:
             self._begun = True
-            self._note("session_start", messages=messages)
+            self.calls.tell("session_start", messages=messages)
         own = self._answering.own if self._answering is not None else ""
-        followed = await self._run("before_turn", prompt=prompt, tools=toolbox.active, model=own)
+        followed = await self.calls.ask("before_turn", prompt=prompt, tools=toolbox.active, model=own)
         if followed is not None:
             _check(followed)
             assert isinstance(followed.event, stages.BeforeTurn)
@@ -108,7 +89,7 @@ class AgentHooks:
         else:
             more = ()
         await self._let_answer(followed)
-        self._note("turn_start", prompt=prompt)
+        self.calls.tell("turn_start", prompt=prompt)
         return scrub(prompt), scrub(more)
 
     async def _let_answer(self, followed: Followed | None) -> None:
@@ -134,7 +115,7 @@ class AgentHooks:
 
         Raises Aborted.
         """
-        followed = await self._run("before_system_prompt", parts=parts, recorded=recorded)
+        followed = await self.calls.ask("before_system_prompt", parts=parts, recorded=recorded)
         if followed is None:
             return parts, ()
         _check(followed)
@@ -144,7 +125,7 @@ class AgentHooks:
 
     async def system_prompt(self, text: str) -> str:
         """Return the system text of the turn. Raises Aborted."""
-        followed = await self._run("after_system_prompt", text=text)
+        followed = await self.calls.ask("after_system_prompt", text=text)
         if followed is None:
             return text
         _check(followed)
@@ -153,7 +134,7 @@ class AgentHooks:
 
     async def output(self, text: str, stop: StopReason) -> tuple[str, StopReason]:
         """Return the text of the reply, and why the turn ended."""
-        followed = await self._run("before_output", text=text, stop_reason=stop)
+        followed = await self.calls.ask("before_output", text=text, stop_reason=stop)
         if followed is None:
             return text, stop
         if isinstance(followed.decision, Abort):
@@ -164,13 +145,13 @@ class AgentHooks:
     async def turn_end(self, reply: Reply) -> None:
         """The reply is on record."""
         told = {"text": reply.text, "stop_reason": reply.stop_reason, "usage": reply.usage}
-        self._note("turn_end", **told, tool_calls=reply.tool_calls)
+        self.calls.tell("turn_end", **told, tool_calls=reply.tool_calls)
         if reply.stop_reason != "cancelled":  # who cancels a turn waits for nobody
             await self.calls.told()
 
     async def error(self, error: Exception) -> None:
         """The turn ended without a reply."""
-        self._note("error", kind=type(error).__name__, message=str(error))
+        self.calls.tell("error", kind=type(error).__name__, message=str(error))
         await self.calls.told()
 
     # A step.
@@ -178,13 +159,13 @@ class AgentHooks:
     def step_start(self, step: int) -> None:
         """The model is to be asked, after `step` responses."""
         self.calls.step = step
-        self._note("step_start")
+        self.calls.tell("step_start")
 
     async def request(self, backend: Backend, info: BackendInfo) -> Instead | None:
         """Return what the next request is to hold in place of the conversation, None: that. Raises Aborted."""
         messages: tuple[Message, ...] | None = None
         if "context" in self.calls.on:
-            followed = await self._run("context", messages=detached(backend.transcript()))
+            followed = await self.calls.ask("context", messages=detached(backend.transcript()))
             assert followed is not None
             assert isinstance(followed.event, stages.Context)
             _check(followed)
@@ -222,7 +203,7 @@ class AgentHooks:
             if on_text is not None:
                 on_text(text)
             self._begins()
-            self._note("message_update", text=text)
+            self.calls.tell("message_update", text=text)
 
         return both
 
@@ -233,7 +214,7 @@ class AgentHooks:
     def _begins(self) -> None:
         if self._arriving < self._attempt:
             self._arriving = self._attempt
-            self._note("message_start", **self._who, attempt=self._attempt)
+            self.calls.tell("message_start", **self._who, attempt=self._attempt)
 
     async def response(self, turn: AssistantTurn, info: BackendInfo) -> tuple[AssistantTurn, BaseException | None]:
         """Return the response to take down, and what is to be raised once it is on record."""
@@ -243,7 +224,7 @@ class AgentHooks:
             return turn, None
         text = text_of(turn.message)
         try:
-            followed = await self._run(
+            followed = await self.calls.ask(
                 "after_provider_response",
                 provider=info.provider,
                 model=info.model,
@@ -267,7 +248,7 @@ class AgentHooks:
         """The response is on record, as `message`."""
         calls = tuple(call.name for call in tool_uses(message))
         told = {"text": text_of(message), "stop_reason": turn.stop_reason, "usage": turn.usage}
-        self._note("message_end", **told, calls=calls)
+        self.calls.tell("message_end", **told, calls=calls)
 
     async def call(self, dispatch: Dispatch, call: ToolUse) -> Outcome:
         """Return what `call` comes to: changed, refused, or run by `dispatch`, and its result as it may be seen.
@@ -281,7 +262,7 @@ class AgentHooks:
     async def _begin(self, call: ToolUse, dispatch: Dispatch) -> Awaitable[Outcome]:
         if self._ended is not None:
             return asyncio.ensure_future(dispatch(call, blocked=ENDED))
-        followed = await self._run("tool_call", id=call.id, name=call.name, input=call.input)
+        followed = await self.calls.ask("tool_call", id=call.id, name=call.name, input=call.input)
         if followed is None:
             return asyncio.ensure_future(dispatch(call))
         assert isinstance(followed.event, stages.ToolCall)
@@ -300,7 +281,7 @@ class AgentHooks:
     async def _returned(self, call: ToolUse, outcome: Outcome) -> Outcome:
         result = outcome.result
         text = text_in(result)
-        followed = await self._run(
+        followed = await self.calls.ask(
             "tool_result",
             id=call.id,
             name=call.name,
@@ -325,7 +306,7 @@ class AgentHooks:
 
     async def step_end(self, calls: Iterable[ToolUse]) -> None:
         """Response and results are on record. Raises Aborted when a hook has decided so meanwhile."""
-        self._note("step_end", calls=tuple(call.name for call in calls))
+        self.calls.tell("step_end", calls=tuple(call.name for call in calls))
         if self._ended is not None:
             raise self._ended
 
@@ -340,7 +321,7 @@ class AgentHooks:
 
     async def heard(self, text: str) -> list[str]:
         """Return what of `text`, which was said to the agent, it is to hear; nothing when it was blocked."""
-        followed = await self._run("steering_received", text=text)
+        followed = await self.calls.ask("steering_received", text=text)
         if followed is None:
             return [text]
         if followed.decision is not None:
@@ -348,68 +329,36 @@ class AgentHooks:
         assert isinstance(followed.event, stages.SteeringReceived)
         return [followed.event.text, *followed.inject]
 
-    # What becomes of the conversation.
+    # Beside the turn.
 
-    async def before_archive(self, collapse: Collapse, messages: Sequence[Message]) -> Kept | None:
-        """Return what is to go on record of the archive of `messages`, None when it is not to be made."""
-        asked = [text for message in collapse.messages for text in stubs_in(message).values()]
-        if "before_archive" not in self.calls.on or not asked:
-            return Kept(collapse)
-        event = stages.BeforeArchive(
-            holder=collapse.holder,
-            kind=collapse.kind,
-            task=collapse.task,
-            messages=detached(messages),
-            summary=body_of(asked[-1]),
-        )
-        followed = await self.calls.run(event)
-        assert isinstance(followed.event, stages.BeforeArchive)
+    async def assessed(self, **told: Any) -> tuple[str, tuple[str, ...], str]:
+        """Return what the agent is told of its prompt, the tools it may use, and the model that answers; `told` is as
+        in AfterAssess. Raises Aborted."""
+        followed = await self.calls.ask("after_assess", **told)
+        if followed is None:
+            return told["note"], told["tools"], told["model"]
+        _check(followed)
+        assert isinstance(followed.event, stages.AfterAssess)
+        return scrub(followed.event.note), followed.event.tools, followed.event.model
+
+    async def before_reflect(self, **told: Any) -> str | None:
+        """Return what whoever reflects upon the turn is told besides, None when nobody is to; `told` is as in
+        BeforeReflect."""
+        followed = await self.calls.ask("before_reflect", **told)
+        if followed is None:
+            return ""
+        assert isinstance(followed.event, stages.BeforeReflect)
+        return None if followed.decision is not None else scrub(followed.event.instructions)
+
+    async def reflected(self, *, by: str, note: str, again: bool) -> tuple[str, bool]:
+        """Return the note of a reflection, and whether the agent is told it and goes on; nothing of a blocked one."""
+        followed = await self.calls.ask("after_reflect", by=by, note=note, again=again)
+        if followed is None:
+            return note, again
         if followed.decision is not None:
-            return None
-        supplied = any("summary" in done.actions for done in followed.done)
-        if not supplied and not followed.inject:
-            return Kept(collapse)
-        body = scrub("\n".join((followed.event.summary, *followed.inject)))
-        stub = with_body(asked[-1], body)
-        return Kept(replace(collapse, messages=tuple(replaced(each, stub) for each in collapse.messages)), supplied)
-
-    def archived(self, collapse: Collapse) -> None:
-        """The archive is on record."""
-        self._note("archived", holder=collapse.holder, kind=collapse.kind, task=collapse.task)
-
-    async def before_compaction(
-        self, reason: str, messages: Sequence[Message], tokens: int, instructions: str = ""
-    ) -> Compacting | None:
-        """Return what hooks say of a compaction of `messages`, a conversation of `tokens`, None when it is not to be.
-
-        `reason` is `size`, `asked` or `refused`.
-        """
-        if "before_compaction" not in self.calls.on:
-            return Compacting(instructions)
-        event = stages.BeforeCompaction(
-            reason=reason, messages=detached(messages), tokens=tokens, instructions=instructions
-        )
-        followed = await self.calls.run(event)
-        if followed.decision is not None:
-            return None
-        said = followed.event
-        assert isinstance(said, stages.BeforeCompaction)
-        return Compacting(scrub(said.instructions), scrub(said.summary), tuple(map(scrub, followed.inject)))
-
-    def compacted(self, reason: str, summary: str, *, tokens_before: int, tokens_after: int, supplied: bool) -> None:
-        """The compaction is on record."""
-        told = {"tokens_before": tokens_before, "tokens_after": tokens_after, "supplied": supplied}
-        self._note("compaction", reason=reason, summary=summary, **told)
-
-    async def _run(self, stage: str, **fields: Any) -> Followed | None:
-        """Return what came of `stage`, None when there is no hook for it."""
-        if stage not in self.calls.on:
-            return None
-        return await self.calls.run(STAGES[stage].event(**fields))
-
-    def _note(self, stage: str, **fields: Any) -> None:
-        if stage in self.calls.on:
-            self.calls.note(STAGES[stage].event(**fields))
+            return "", False
+        assert isinstance(followed.event, stages.AfterReflect)
+        return scrub(followed.event.note), followed.event.again
 
 
 def _check(followed: Followed) -> None:
@@ -426,19 +375,3 @@ def _said(message: Message, text: str) -> Message:
     if not any(isinstance(block, Text) for block in message.content):
         place = next((at for at, block in enumerate(others) if isinstance(block, ToolUse)), len(others))
     return Message(message.role, (*others[:place], *([Text(text)] if text else []), *others[place:]))
-
-
-def detached(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return `messages` as they can be handed to anybody: whatever is done to them, the conversation stays as it is."""
-    return tuple(
-        replace(message, content=tuple(map(_detached, message.content)))
-        if any(isinstance(block, (ToolUse, Opaque)) for block in message.content)
-        else message
-        for message in messages
-    )
-
-
-def _detached(block: Block) -> Block:
-    if isinstance(block, ToolUse):
-        return replace(block, input=deepcopy(block.input))
-    return replace(block, raw=deepcopy(block.raw)) if isinstance(block, Opaque) else block

@@ -13,8 +13,8 @@ from typing import Any, Final, overload
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Abort, Approve, Block, Decision, Patch, name_of
-from orch_protocol.hooks import ABSENT, ALIASES, EVERYTHING, STAGES, HookRow, Kind, OnError
+from orch_protocol.hook_patches import Abort, Approve, Block, Decision, Patch, name_of
+from orch_protocol.hooks import ALIASES, EVERYTHING, STAGES, HookRow, Kind, OnError
 
 __all__ = ["OF_A_FILE", "Handler", "Hook", "Registry", "hook", "make_hook", "stage_of"]
 
@@ -109,8 +109,6 @@ def stage_of(name: str) -> str:
     found = ALIASES.get(name, name)
     if found in STAGES:
         return found
-    if name in ABSENT:
-        raise ConfigError(f"there is no stage {name!r}: {ABSENT[name]}")
     import difflib
 
     known = (*STAGES, *ALIASES, EVERYTHING)

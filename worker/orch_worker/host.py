@@ -56,7 +56,8 @@ from orch_protocol.wire import VERSION, Channel, encode_body
 from .courier import Courier
 from .interjections import Interjection
 from .loop import Brake
-from .runtime import Root, Runtime
+from .root import Root
+from .runtime import Runtime
 from .secret import masked
 
 __all__ = ["Host", "Line", "Make"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -29,21 +29,20 @@ from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
 from .backends.base import AssistantTurn, Backend, OnText
+from .cutting import WHY, Cut, cut_off, end_all, is_done, outcome_of
 from .interjections import Interjection
-from .markers import interrupted
 from .prompt import continued_prompt
 from .purse import Purse
 from .tokens import CHARS_PER_TOKEN, clip
-from .tools.toolbox import Executor, Outcome, call_usage, refuse
+from .tools.toolbox import Executor, Outcome, refuse
 
 if TYPE_CHECKING:
     from orch_protocol.sessions import Compacted
 
     from .hooked import AgentHooks
+    from .phases.turn import Phases
 
 __all__ = ["STEERING", "Aborted", "Brake", "run_turn"]
-
-GRACE_SECONDS: Final = 1.0
 
 Report = Callable[[str, str, int], None]
 Interject = Callable[[bool], list[Interjection]]
@@ -52,19 +51,11 @@ Emit = Callable[[str, str, str, int, bool], None]
 Prepare = Callable[[], Awaitable[None]]
 Shorten = Callable[[bool], Awaitable["Compacted | None"]]
 Frame = Callable[[str], str]
-Cut = Literal["cancelled", "timeout", "budget"]
 
 NOTHING: Final = Usage()
 STEERING: Final = "[Steering]"
 SHOWN: Final = 2000
 
-WHY: Final[dict[str, str]] = {
-    "cancelled": "The turn was cancelled.",
-    "timeout": "The turn ran out of time.",
-    "max_turns": "The turn was stopped after {steps} steps, the most it may take; ask again to let it go on.",
-    "max_tokens": "The response was cut off: it reached the most tokens the model may give.",
-    "budget": "The turn was stopped after {steps} steps: {short}.",
-}
 NOT_COMPLETE: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
 CUT_OFF: Final = (
     "Not run: the response ended with {why!r}, so the call may be incomplete. Make it again, in smaller parts."
@@ -132,6 +123,7 @@ async def run_turn(
     shorten: Shorten | None = None,
     purse: Purse | None = None,
     hooks: AgentHooks | None = None,
+    phases: Phases | None = None,
     opening: Prepare | None = None,
     frame: Frame = str,
 ) -> Reply:
@@ -151,13 +143,14 @@ async def run_turn(
     made once more.
 
     `hooks` may change what happens, and end the turn with stop reason `aborted`; `opening` is awaited before the prompt
-    is taken down, and `frame` puts around it what the agent is told besides.
+    is taken down, and `frame` puts around it what the agent is told besides. `phases` are told of the prompt first, and
+    of the outcome before it is the reply, and may let the agent go on.
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
     turn = _Turn(
         *(backend, toolbox, record, limits, report, brake, interject, heard, emit),
-        *(prepare, pause, shorten, purse, hooks, opening),
+        *(prepare, pause, shorten, purse, hooks, phases, opening),
     )
     return await turn.run(query_id, agent_id, scrub(prompt), frame)
 
@@ -179,6 +172,7 @@ class _Turn:
         shorten: Shorten | None,
         purse: Purse | None,
         hooks: AgentHooks | None,
+        phases: Phases | None,
         opening: Prepare | None,
     ) -> None:
         self._backend = backend
@@ -195,6 +189,7 @@ class _Turn:
         self._shorten = shorten
         self._purse = purse
         self._hooks = hooks
+        self._phases = phases
         self._opening = opening
         self._short = ""
         self._low = False
@@ -212,7 +207,7 @@ class _Turn:
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
             async with self._brake.until(deadline):
-                stop = await self._legs_until_done(await self._begin(prompt, frame))
+                stop = await self._until_it_may_end(await self._begin(prompt, frame))
         except TimeoutError:
             stop = self._brake.cut() or "timeout"
         except Aborted as aborted:
@@ -224,6 +219,8 @@ class _Turn:
             self._report("idle", "", self._steps)
         self._short = self._brake.short or self._short
         text = self._reply_text(stop)
+        if self._phases is not None:
+            text = self._phases.behind(text)
         if self._hooks is not None:
             text, stop = await self._hooks.output(text, stop)
         return Reply(
@@ -243,12 +240,16 @@ class _Turn:
         more: Sequence[str] = ()
         if self._hooks is not None:
             prompt, more = await self._hooks.before_turn(prompt, len(self._backend.transcript()), self._toolbox)
+        if self._phases is not None:
+            more = (*more, *await self._phases.assess(prompt, self._toolbox, self._spend))
         if self._opening is not None:
             await self._opening()
         self._answer_what_was_left()  # not before hooks let the turn begin: until then nothing is on record
         prompt = frame(prompt)
         for text in (prompt, *more):
             self._say(text)
+        if self._phases is not None:
+            self._phases.begun()
         await self._hear(stopping=False)
         return prompt
 
@@ -259,6 +260,20 @@ class _Turn:
         if left:
             why = "No result: the process ended before the call was done. It may have had effects."
             self._append_results([refuse(call, why).result for call in left])
+
+    def _spend(self, usage: Usage) -> None:
+        self._usage += usage
+
+    async def _until_it_may_end(self, prompt: str) -> StopReason:
+        """Let the turn go on as often as whoever reflects upon it wants it to."""
+        stop = await self._legs_until_done(prompt)
+        while self._phases is not None and not self._brake.cut():
+            told = await self._phases.reflect(self._text, stop, tuple(self._files), self._spend)
+            if told is None:
+                break
+            self._say(told)
+            stop = await self._legs_until_done(prompt)
+        return stop
 
     async def _legs_until_done(self, prompt: str) -> StopReason:
         """Let the turn go on by itself as often as it may, each time with what is left of it after a pause."""
@@ -410,7 +425,7 @@ class _Turn:
         """Run `calls` at once and append their results in call order, also those of calls that the brake ends."""
         if cut := self._brake.cut():
             self._unfinished = tuple(call.name for call in calls)
-            self._append_results([refuse(call, _cut_off(call, cut, began=False)).result for call in calls])
+            self._append_results([refuse(call, cut_off(call, cut, began=False)).result for call in calls])
             return
         self._report("tool", ", ".join(dict.fromkeys(call.name for call in calls)), self._steps)
         if self._emit is not None:
@@ -422,7 +437,7 @@ class _Turn:
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            await _end(tasks)
+            await end_all(tasks)
             if cut := self._brake.cut():
                 self._take(calls, tasks, cut)
             raise
@@ -430,10 +445,10 @@ class _Turn:
 
     def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[Outcome]], cut: Cut | None) -> None:
         elapsed = asyncio.get_running_loop().time() - self._called
-        whole = [_outcome(call, task, cut, elapsed) for call, task in zip(calls, tasks, strict=True)]
+        whole = [outcome_of(call, task, cut, elapsed) for call, task in zip(calls, tasks, strict=True)]
         if cut:
             pairs = zip(calls, tasks, strict=True)
-            self._unfinished = tuple(call.name for call, task in pairs if not _is_done(task))
+            self._unfinished = tuple(call.name for call, task in pairs if not is_done(task))
         outcomes = self._toolbox.shown(calls, whole)
         used = Usage()
         for outcome in outcomes:
@@ -446,6 +461,8 @@ class _Turn:
         for outcome in outcomes:
             outcome.settle(outcome.usage)
         for call, outcome in zip(calls, outcomes, strict=True):
+            if self._phases is not None:
+                self._phases.called(call, outcome)
             shown = text_of(Message("user", outcome.result.content))[:SHOWN]
             self._tell("tool_result", shown, call.name, is_error=outcome.result.is_error)
 
@@ -457,36 +474,3 @@ class _Turn:
         why = WHY.get(stop, "").format(steps=self._steps, short=self._short)
         text = clip(self._text, self._limits.reply_tokens * CHARS_PER_TOKEN, "the transcript has it all")
         return f"{text}\n\n[{why}]".lstrip() if why else text
-
-
-def _outcome(call: ToolUse, task: asyncio.Task[Outcome], cut: Cut | None, elapsed: float) -> Outcome:
-    if _is_done(task):
-        return task.result()
-    return Outcome(refuse(call, _cut_off(call, cut, began=True)).result, usage=call_usage(elapsed))
-
-
-def _is_done(task: asyncio.Task[Outcome]) -> bool:
-    return task.done() and not task.cancelled()
-
-
-def _cut_off(call: ToolUse, cut: Cut | None, *, began: bool) -> str:
-    """Return the result of a call that the end of the turn cut off, or kept from beginning."""
-    if cut == "cancelled":
-        return interrupted(call.name, began=began)
-    why = (WHY | {"budget": "The budget is used up."})[cut] if cut else "the call was cancelled."
-    return f"Not finished: {why} It may have had effects." if began else f"Not run: {why}"
-
-
-async def _end(tasks: Sequence[asyncio.Task[Outcome]]) -> None:
-    """Cancel those of `tasks` that still run, and wait a moment for them; one that will not end is left behind."""
-    running = [task for task in tasks if not task.done()]
-    for task in running:
-        task.cancel()
-        task.add_done_callback(_retrieve)
-    if running:
-        await asyncio.wait(running, timeout=GRACE_SECONDS)
-
-
-def _retrieve(task: asyncio.Task[Outcome]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from orch_protocol.hook_events import PromptPatch
+from orch_protocol.hook_patches import PromptPatch
 from orch_protocol.prompts import TIERS, PromptPart, PromptRules, Tier
 
 from .estimate import Estimator

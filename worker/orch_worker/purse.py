@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from msgspec import Struct
 
@@ -13,7 +14,7 @@ from orch_protocol.messages import Usage
 from .backends.base import Backend, Quote
 from .tools.base import ToolContext
 
-__all__ = ["Hold", "Purse"]
+__all__ = ["FREE", "Hold", "Purse"]
 
 SHORTEST_CALL = 1.0
 """Seconds that a tool gets at least, or it is not called."""
@@ -33,7 +34,7 @@ class Hold(Struct, frozen=True):
     seconds: float | None = None
 
 
-FREE = Hold(lambda _: None)
+FREE: Final = Hold(lambda _: None)
 
 
 class Purse:

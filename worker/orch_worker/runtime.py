@@ -7,17 +7,15 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct
 
 from orch_protocol.commands import Finished, Happened, Query, Ready, Summed
 from orch_protocol.entries import CompactionReason
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, StopReason, Usage
-from orch_protocol.observing import Called
 from orch_protocol.prompts import PromptShown
 from orch_protocol.sessions import Compact, Compacted, Edit, Edited, Move
 from orch_protocol.spec import AgentSpec, BackendSpec, CompactionSpec, QueueMode
@@ -38,6 +36,7 @@ from .markers import mark_of
 from .marks import Marks
 from .prompt import first_prompt
 from .purse import Purse
+from .root import Root
 from .summarising import Summariser
 from .surroundings import Surroundings
 from .tiers import Prompt
@@ -50,37 +49,17 @@ if TYPE_CHECKING:
     from .compacting import Compactor
     from .extensions import Loaded
     from .hooked import AgentHooks
+    from .hooked_past import PastHooks
+    from .phases.turn import Phases
     from .recollection import Recollection
 
-__all__ = ["Root", "Runtime"]
+__all__ = ["Runtime"]
 
 GROUP_SYNC_SECONDS = 0.05
 EXIT_STORE = 74
 EXIT_STUCK = 75
 OWN = "hook-"
 """How the ids begin of what the agent's own hooks say to it."""
-
-
-class Root(Protocol):
-    """What an agent can say to its root."""
-
-    def report(self, phase: str, detail: str, step: int) -> None:
-        """Tell what the agent does just now."""
-
-    async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
-        """Ask for a service and return its result."""
-
-    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
-        """Tell what happened in a turn that somebody watches."""
-
-    def called(self, query_id: str, called: Called) -> None:
-        """Tell what became of a call in a turn whose calls somebody observes."""
-
-    def heard(self, steer_id: str) -> None:
-        """Tell that what was said to the agent is in its conversation."""
-
-    def stop(self, code: int = 0) -> None:
-        """End this agent's process with exit code `code`."""
 
 
 class Runtime:
@@ -144,6 +123,8 @@ class Runtime:
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
             self._fresh = session.fresh
             self._hooks = self._make_hooks() if spec.hooks.load or self.extensions is not None else None
+            self._phased = any(phase.kind != "off" for phase in (spec.hooks.options.assess, spec.hooks.options.reflect))
+            self._phases: Phases | None = None
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
             self._held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
@@ -165,7 +146,7 @@ class Runtime:
                     ),
                     tools=tools,
                     on_fault=self._leave_if_broken,
-                    hooks=lambda: self._hooks,
+                    hooks=self._past_hooks,
                 )
                 if spec.local:
                     self._archiving.stay(spec.backend)
@@ -219,6 +200,7 @@ class Runtime:
             hooks = self._hooks_for(query_id, query)
             if hooks is None and self._answering.away:
                 await self._answering.turn()
+            phases = self._phases_for(query_id, hooks, stream=query.stream)
             reply = await run_turn(
                 query_id=query_id,
                 agent_id=self.spec.id,
@@ -237,6 +219,7 @@ class Runtime:
                 shorten=partial(self._shorten, query_id),
                 purse=self._purse,
                 hooks=hooks,
+                phases=phases,
                 opening=partial(self._open, hooks, query_id, query.prompt),
                 frame=frame,
             )
@@ -266,7 +249,7 @@ class Runtime:
         if self._hooks is None and query.hooks:
             self._hooks = self._make_hooks()
         if self._hooks is not None:
-            tell = partial(self._tell_hook, query_id) if query.stream else None
+            tell = partial(self._tell_beside, query_id) if query.stream else None
             self._hooks.calls.turn_began(query_id, query.hooks, tell)
         return self._hooks
 
@@ -291,6 +274,23 @@ class Runtime:
         say, messages = self.say_to_itself, self.backend.transcript
         return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages), self._answering)
 
+    def _phases_for(self, query_id: str, hooks: AgentHooks | None, *, stream: bool) -> Phases | None:
+        """Return the phases of this turn, None when nothing is to be done in one."""
+        if not self._phased and (hooks is None or "after_assess" not in hooks.calls.on):
+            return None
+        if self._phases is None:
+            # Imported where there are some: the others are not to pay for them.
+            from .phases.beside import Side
+            from .phases.turn import Phases
+
+            side = Side(self._make_backend, self._purse, self._root.call_root, self._answering, self._locality)
+            self._phases = Phases(self.spec.hooks.options, side, self.transcript)
+        self._phases.turn_began(query_id, hooks, partial(self._tell_beside, query_id) if stream else None)
+        return self._phases
+
+    def _past_hooks(self) -> PastHooks | None:
+        return self._hooks.past if self._hooks is not None else None
+
     async def _hooks_done(self, hooks: AgentHooks) -> None:
         hooks.calls.turn_ended()
         if hooks.calls.stuck:
@@ -299,7 +299,7 @@ class Runtime:
             print(f"leaving: {', '.join(hooks.calls.stuck)} did not return", flush=True)
             self._root.stop(EXIT_STUCK)
 
-    def _tell_hook(self, query_id: str, kind: str, text: str, name: str, is_error: bool) -> None:
+    def _tell_beside(self, query_id: str, kind: str, text: str, name: str, is_error: bool) -> None:
         step = self._hooks.calls.step if self._hooks is not None else 0
         self._root.emit(query_id, kind, text, name, step, is_error)
 
@@ -443,7 +443,7 @@ class Runtime:
                 make=self._make_backend,
                 memory=self._memory,
             )
-        done = await self._compactor.compact(turn, reason, self._hooks, instructions)
+        done = await self._compactor.compact(turn, reason, self._past_hooks(), instructions)
         if done is not None and self._archiving is not None:
             self._archiving.moved()
         return done

@@ -17,6 +17,7 @@ from orch_protocol.entries import (
     Entry,
     MarksEntry,
     MessageEntry,
+    PhaseEntry,
     PlanApproved,
     SessionHeader,
     TasksEntry,
@@ -194,7 +195,7 @@ class Session:
         if entry.parent_id is not None and self.lineage.missing(entry.parent_id):
             self._add(LostEntry(entry.parent_id, self.leaf))
         shown = self._add(entry)
-        if isinstance(entry, (MessageEntry, TurnEnd, CompactionEntry)):
+        if isinstance(entry, (MessageEntry, TurnEnd, CompactionEntry, PhaseEntry)):
             self._count(entry)
         elif isinstance(entry, PlanApproved):
             self._approved.add(entry.agent)
@@ -270,7 +271,7 @@ class Session:
             for item in self.view.compact(entry.summary, stop, entry.id, lambda _: place):
                 self._drop(item.note)
 
-    def _count(self, entry: MessageEntry | TurnEnd | CompactionEntry) -> None:
+    def _count(self, entry: MessageEntry | TurnEnd | CompactionEntry | PhaseEntry) -> None:
         """Take in what an entry tells on whichever branch it is: what was used was used."""
         if isinstance(entry, TurnEnd):
             # The reply knows of failed requests too, which no message tells of.

@@ -26,6 +26,7 @@ from orch_protocol.entries import (
     MarksEntry,
     MessageEntry,
     ModelChange,
+    PhaseEntry,
     PlanApproved,
     SessionHeader,
     SessionInfo,
@@ -232,6 +233,10 @@ class Transcript:
     def marks(self, marks: tuple[Mark, ...], turn: str) -> None:
         """Record what came into the conversation in the query `turn`."""
         self.append(MarksEntry(**self._next(), turn=turn, marks=marks))
+
+    def phase(self, **told: Any) -> None:
+        """Record what was done beside the query `turn` (`told` as in PhaseEntry)."""
+        self.append(PhaseEntry(**self._next(), **told))
 
     def model_change(self, backend: BackendSpec) -> None:
         """Record that the model behind `backend` answers from here on."""

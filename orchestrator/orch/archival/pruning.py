@@ -22,6 +22,7 @@ from orch_protocol.entries import (
     CompactionEntry,
     MarksEntry,
     MessageEntry,
+    PhaseEntry,
     TasksEntry,
     Telling,
     TurnEnd,
@@ -65,6 +66,7 @@ _archive = msgspec.json.Decoder(ArchiveEntry)
 _upgrade = msgspec.json.Decoder(UpgradeEntry)
 _tasks = msgspec.json.Decoder(TasksEntry)
 _marks = msgspec.json.Decoder(MarksEntry)
+_phase = msgspec.json.Decoder(PhaseEntry)
 _compaction = msgspec.json.Decoder(CompactionEntry)
 
 
@@ -168,6 +170,7 @@ class _Copy:
             b'{"type":"archive_summary"': self._upgrade,
             TASKS: self._tasks,
             b'{"type":"marks"': self._marks,
+            b'{"type":"phase"': self._phase,
             b'{"type":"compaction"': self._compaction,
         }
 
@@ -233,6 +236,12 @@ class _Copy:
         if entry.deleted or not self._silent.get(entry.turn):
             return None
         return msgspec.structs.replace(entry, marks=bare(entry.marks), deleted=self._when)
+
+    def _phase(self, object: bytes, _: int) -> PhaseEntry | None:
+        entry = _phase.decode(object)
+        if entry.deleted or not self._silent.get(entry.turn):
+            return None
+        return msgspec.structs.replace(entry, note="", error="", deleted=self._when)
 
     def _compaction(self, object: bytes, offset: int) -> CompactionEntry | None:
         entry = _compaction.decode(object)

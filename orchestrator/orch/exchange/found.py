@@ -17,6 +17,7 @@ from orch_protocol.entries import (
     Label,
     MarksEntry,
     ModelChange,
+    PhaseEntry,
     PlanApproved,
     SessionInfo,
     TasksEntry,
@@ -70,6 +71,7 @@ Told: TypeAlias = (
     | PlanApproved
     | TasksEntry
     | MarksEntry
+    | PhaseEntry
     | Checkout
     | Label
     | Custom

@@ -21,8 +21,9 @@ from orch.archival.index import NAME as INDEX
 from orch.archival.pruning import doomed
 from orch.nodes import iso
 from orch.tombstones import emptied
+from orch_protocol.entries import PhaseEntry
 from orch_protocol.errors import ArchiveDeletedError, DamagedError, LockedError, StoreError
-from orch_protocol.messages import Message, assistant, text_of, user
+from orch_protocol.messages import Message, Usage, assistant, text_of, user
 from orch_protocol.taint import Mark, mark
 from orch_worker import rewriting
 from orch_worker.lock import FolderLock
@@ -291,6 +292,25 @@ def test_what_brought_a_mark_goes_and_the_mark_stays(life: Life) -> None:
     life.prune(EVER)
     assert "needle" not in file(life)
     assert life.transcript.session.marks == (Mark("untrusted"),)
+
+
+def test_what_was_said_beside_a_turn_goes_with_it(life: Life) -> None:
+    """Of what an assessment or a reflection said nothing is left; what it took stays counted."""
+    life.begin("what now?")
+    for phase in ("assess", "reflect"):
+        life.transcript.phase(
+            turn=f"q{life.queries}", phase=phase, by="model", note="needle", did=("note",), usage=Usage(5, 1)
+        )
+        life.say(*steps(1, phase, 60))
+    used = life.transcript.session.usage
+    life.say(assistant("so it is"))
+    life.end()
+    life.archive()
+    life.prune(EVER)
+    assert "needle" not in file(life)
+    left = [entry for entry in life.transcript.session.entries if isinstance(entry, PhaseEntry)]
+    assert [(entry.note, entry.deleted, entry.did) for entry in left] == [("", DELETED, ("note",))] * 2
+    assert used.input_tokens == 10
 
 
 def test_tasks_of_long_ago_go_and_those_in_force_stay(life: Life) -> None:

@@ -16,8 +16,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Output, Patch, ToolReturn
+from orch_protocol.hook_events import Output, ToolReturn
 from orch_protocol.hook_options import HookOptions
+from orch_protocol.hook_patches import Patch
 
 from ..hooks import Hook, make_hook
 

@@ -13,8 +13,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Block, Patch, ToolReturn
+from orch_protocol.hook_events import ToolReturn
 from orch_protocol.hook_options import HookOptions
+from orch_protocol.hook_patches import Block, Patch
 
 from ..hooks import Hook, make_hook
 from ..taint import fenced

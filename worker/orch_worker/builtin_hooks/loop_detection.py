@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.hook_events import Block, ToolCall, ToolReturn
+from orch_protocol.hook_events import ToolCall, ToolReturn
 from orch_protocol.hook_options import HookOptions
+from orch_protocol.hook_patches import Block
 from orch_protocol.policy import DANGEROUS
 
 from ..hooks import Hook, make_hook

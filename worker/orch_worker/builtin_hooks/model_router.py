@@ -13,8 +13,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import BeforeTurn, Event, Failed, Patch, ToolReturn, TurnEnd
+from orch_protocol.hook_events import BeforeTurn, Event, Failed, ToolReturn, TurnEnd
 from orch_protocol.hook_options import HookOptions
+from orch_protocol.hook_patches import Patch
 
 from ..evidence import Evidence, Outcome, rank, subject
 from ..hooks import Hook, make_hook

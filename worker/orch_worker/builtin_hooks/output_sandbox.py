@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orch_protocol.hook_events import Patch, ToolReturn
+from orch_protocol.hook_events import ToolReturn
 from orch_protocol.hook_options import HookOptions
+from orch_protocol.hook_patches import Patch
 
 from ..hooks import Hook, make_hook
 

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.hook_events import BeforeTurn, Event, Failed, Patch, ProviderRequest, ToolCall, ToolReturn, TurnEnd
+from orch_protocol.hook_events import BeforeTurn, Event, Failed, ProviderRequest, ToolCall, ToolReturn, TurnEnd
 from orch_protocol.hook_options import HookOptions
+from orch_protocol.hook_patches import Patch
 
 from ..evidence import Evidence, Outcome, Ranked, rank, subject
 from ..hooks import Hook, make_hook
