@@ -21,6 +21,7 @@ DOORS: dict[str, set[str]] = {
     "openai": {"orch_worker.backends.openai"},
     "structlog": {"orch.logs"},
     "tenacity": {"orch_worker.backends.retry"},
+    "yaml": {"orch_worker.skill_file"},
     # Both ends of the one wire: the worker's DEALER with the adapter that both drive, and the root's ROUTER.
     "zmq": {"orch_worker.drain", "orch.router"},
 }
@@ -58,7 +59,7 @@ def undeclared(module: Module) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = (wanted for extra, wanted in project["optional-dependencies"].items() if extra != "test")
     wanted = map(distribution, chain(project["dependencies"], *extras))
-    names = {"zmq" if name == "pyzmq" else name for name in wanted}
+    names = {{"pyzmq": "zmq", "pyyaml": "yaml"}.get(name, name) for name in wanted}
     known = {*names, *COMES_ALONG, *OURS, *sys.stdlib_module_names}
     return sorted({name.partition(".")[0] for name in module.imports} - known)
 

@@ -41,6 +41,8 @@ PUBLIC = {
     "Reply",
     "SandboxConfig",
     "ScriptedBackend",
+    "Skill",
+    "SkillsConfig",
     "Subagent",
     "SubagentsConfig",
     "SummaryConfig",

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from orch_protocol.project import ContextConfig
     from orch_protocol.prompts import PromptConfig, PromptPart
     from orch_protocol.sandbox import SandboxConfig, ToolLimits
+    from orch_protocol.skills import SkillsConfig
     from orch_protocol.spec import Limits
     from orch_protocol.taint import TaintConfig
     from orch_worker.backends.scripted import ScriptedBackend
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
     from .archival.archiver import Archiver
     from .handles import AsyncSubagent
+    from .skills.skill import Skill
     from .sync import Orchestrator
     from .sync_handles import Subagent
     from .templates import PromptTemplate
@@ -141,6 +143,8 @@ __all__ = [
     "SandboxConfig",
     "SandboxError",
     "ScriptedBackend",
+    "Skill",
+    "SkillsConfig",
     "SpawnError",
     "StoreError",
     "Subagent",
@@ -190,6 +194,8 @@ _HOMES = {
     "Reply": "orch_protocol.messages",
     "SandboxConfig": "orch_protocol.sandbox",
     "ScriptedBackend": "orch_worker.backends.scripted",
+    "Skill": "orch.skills.skill",
+    "SkillsConfig": "orch_protocol.skills",
     "Subagent": "orch.sync_handles",
     "SubagentsConfig": "orch_protocol.config",
     "SummaryConfig": "orch_protocol.config",

@@ -6,10 +6,10 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -55,7 +55,8 @@ from . import config as configuration
 from . import paths, sandboxing
 from .allowances import budget_of, change_of
 from .approvals import Approvals, Approver
-from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, script_of, split_tools
+from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, names_of, script_of, split_tools
+from .asides import Asides
 from .catalog import Catalog
 from .exchange.writing import exported
 from .extensions import templates_for
@@ -69,14 +70,18 @@ from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
 from .services.hooking import attend
 from .services.recalling import found
+from .skilled import Skilled
 from .supervisor import Supervisor
 from .templated import Templated
 from .watchers import Observer, Watchers
 
+if TYPE_CHECKING:
+    from .skills.skill import SkillProvider
+
 __all__ = ["AsyncOrchestrator", "ToolLike"]
 
 
-class AsyncOrchestrator(Hookable, Templated):
+class AsyncOrchestrator(Hookable, Templated, Skilled):
     """A root: supervises the agents of one run, each in a process of its own.
 
         async with AsyncOrchestrator() as o:
@@ -125,13 +130,13 @@ class AsyncOrchestrator(Hookable, Templated):
         self._keys = dict(keys) if keys is not None else keys_in(environ)
         self._known, self._env = models.load(self.home), environ
         default = configuration.Default.of(self._known, self._keys)
-        self._default = default.says if model is None and found.model is None else None
+        unsaid = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
         self._templates = templates_for(self.config, Path.cwd(), self.home)
+        self._skill_providers: list[SkillProvider] = []
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
-        self._told: set[str] = set()
-        self._strange = configuration.strange_tools(configuration.flat(self.config))
+        self._asides = Asides(unsaid, configuration.strange_tools(configuration.flat(self.config)))
         self._named = run is not None
         self.run = run or f"{paths.OWN_RUN}{new_id()}"
         self._make_launcher = launcher or default_launcher
@@ -249,6 +254,7 @@ class AsyncOrchestrator(Hookable, Templated):
         persist: bool = True,
         prompt_template: str | None = None,
         vars: Mapping[str, object] | None = None,
+        skills: Iterable[str] | None = None,
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -258,6 +264,7 @@ class AsyncOrchestrator(Hookable, Templated):
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
         `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
+        `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -288,12 +295,12 @@ class AsyncOrchestrator(Hookable, Templated):
             context=context,
             persist=persist,
             prompt=self._templates.asked(prompt_template, vars),
+            skills=names_of("skills", skills),
+            own_skills=self._own_skills(),
         )
         spawned = await self._call("spawn", as_data(request))
-        if model is None and backend is None:
-            self._tell_default()
-        self._tell_strange({function.name for function in functions})
-        self._tell_sandbox(spawned.note)
+        own = {function.name for function in functions}
+        self._asides.spawned(spawned.note, own, chosen=model is not None or backend is not None)
         if functions:
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
         return AsyncSubagent(self, spawned.id)
@@ -475,24 +482,6 @@ class AsyncOrchestrator(Hookable, Templated):
             return template_for(complete(spec, self._known, self._env, self._keys))
         except ConfigError:
             return "lean"  # the error is for whoever spawns such an agent
-
-    def _tell_default(self) -> None:
-        if self._default is not None:
-            print(self._default, file=sys.stderr, flush=True)
-            self._default = None
-
-    def _tell_strange(self, own: Collection[str]) -> None:
-        """Say once, when agents begin to have tools, which names in the policy may be slips; `own` tools are none."""
-        for note in self._strange:
-            if not any(repr(name) in note for name in own):
-                print(f"orch: {note}", file=sys.stderr, flush=True)
-        self._strange = []
-
-    def _tell_sandbox(self, note: str) -> None:
-        """Say each thing once that is to be said of the sandbox of tools."""
-        if note and note not in self._told:
-            print(f"orch: {note}", file=sys.stderr, flush=True)
-            self._told.add(note)
 
 
 def _refs(agents: Iterable[AsyncSubagent | str | int]) -> tuple[str, ...]:

@@ -22,7 +22,17 @@ from orch_worker.tools.base import Tool, tool
 from . import paths
 from .allowances import checked
 
-__all__ = ["SECRETS", "Scripted", "ToolLike", "as_data", "check_arguments", "keys_in", "script_of", "split_tools"]
+__all__ = [
+    "SECRETS",
+    "Scripted",
+    "ToolLike",
+    "as_data",
+    "check_arguments",
+    "keys_in",
+    "names_of",
+    "script_of",
+    "split_tools",
+]
 
 SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
 """Ends of the names of variables that let one in at a provider."""
@@ -92,6 +102,16 @@ def check_arguments(**given: Any) -> None:
             f"run {run!r} does not do for a name: up to 64 letters, digits, '.', '_' and '-', beginning with a letter "
             f"or digit, and not with {paths.OWN_RUN!r}; leave it out for a run of this program alone"
         )
+
+
+def names_of(what: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return `names` as a tuple, None for None. Raises ConfigError for what is no list of names."""
+    if names is None:
+        return None
+    given = [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str) or not all(isinstance(each, str) for each in given):
+        raise ConfigError(f"{what} is a list of names, not {names!r}: write {given!r}")
+    return tuple(given)
 
 
 def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:

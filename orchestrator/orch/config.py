@@ -144,11 +144,12 @@ def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
         raise ConfigError(
             f"{where}archival.enabled = true needs subagents.enabled = true: what is archived becomes subagents"
         )
-    for preset in config.sandbox.presets:
-        where = f"{sources[f'sandbox.presets.{preset}']}: " if sources else ""
+    named = [("sandbox.presets", preset) for preset in config.sandbox.presets]
+    named += [("skills.presets", preset) for preset in config.skills.presets]
+    for table, preset in named:
         if preset not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ConfigError(f"{where}sandbox.presets names {preset!r}, which is no preset: use {known}")
+            where = f"{sources[f'{table}.{preset}']}: " if sources else ""
+            raise ConfigError(f"{where}{table} names {preset!r}, which is no preset: use {', '.join(PRESETS)}")
     rules = config.hooks.assess.rules
     if config.hooks.assess.kind == "rule" and not rules:
         raise ConfigError('hooks.assess.kind = "rule" needs hooks.assess.rules: without one nothing would come of it')
@@ -198,7 +199,7 @@ LISTS: Final = (
     *("prompt.templates", "extensions.load", "hooks.model_router.models"),
     *("hooks.content_safety.kinds", "policy.taint.trusted_hosts", "policy.taint.untrusted_paths"),
     *("policy.taint.sensitive_paths", "sandbox.read", "sandbox.write", "hooks.injection_guard.tools"),
-    "hooks.output_sandbox.tools",
+    *("hooks.output_sandbox.tools", "skills.folders", "skills.load"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

@@ -20,6 +20,7 @@ from orch_protocol.extensions import ExtensionSpec, Manifest
 from orch_worker import kept
 
 from . import paths
+from .entry_points import offered
 from .templates import Files, PromptTemplate, Templates
 
 __all__ = [
@@ -84,7 +85,7 @@ def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[Found]:
     Raises ConfigError when what is switched off, or trusted, cannot be read.
     """
     places: list[tuple[Where, Path]] = [("user", each) for each in _folders(home / FOLDER)]
-    places += (("package", _package(name)) for name in packages)
+    places += (("package", offered(GROUP, name, "extensions.load")) for name in packages)
     places += (("project", each) for each in _folders(folder / ".orch" / FOLDER))
     if not places:
         return []
@@ -123,7 +124,8 @@ def trust_file(home: Path) -> Path:
 
 def trust(extension: Path, home: Path) -> Manifest:
     """Trust the extension in the folder `extension` as it is now. Raises ConfigError when it does not do."""
-    from orch_worker.extensions import digest_of, read_manifest
+    from orch_worker.contents import digest_of
+    from orch_worker.extensions import read_manifest
 
     manifest = read_manifest(extension)
     kept.write(trust_file(paths.private_dir(home)), _trusted(home) | {_key(extension): digest_of(extension)})
@@ -157,7 +159,8 @@ def enable(name: str, home: Path) -> bool:
 
 def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, str]) -> Found:
     # Imported when there is one: who has no extensions is not to pay for them.
-    from orch_worker.extensions import digest_of, read_manifest
+    from orch_worker.contents import digest_of
+    from orch_worker.extensions import read_manifest
 
     name = path.name
     try:
@@ -183,26 +186,6 @@ def _folders(place: Path) -> Iterator[Path]:
     for name in names:
         if not name.startswith(".") and (place / name).is_dir():
             yield place / name
-
-
-def _package(name: str) -> Path:
-    """Return the folder of the extension that an installed package offers as `name`. Raises ConfigError."""
-    # Both take milliseconds to import, and most users name no package.
-    import importlib.metadata
-    import importlib.util
-
-    offered = {each.name: each.value for each in importlib.metadata.entry_points(group=GROUP)}
-    if name not in offered:
-        there = ", ".join(sorted(offered)) or "none"
-        raise ConfigError(f"extensions.load: no installed package offers {name!r} as {GROUP}; there are: {there}")
-    try:
-        spec = importlib.util.find_spec(offered[name])
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"extensions.load: {name!r}: {offered[name]} cannot be found: {error}") from error
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:
-        raise ConfigError(f"extensions.load: {name!r}: {offered[name]} is no package with an extension in it")
-    return Path(places[0])
 
 
 def _key(extension: Path) -> str:

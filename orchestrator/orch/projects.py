@@ -7,13 +7,16 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from orch_protocol.project import ContextConfig, Surveyed
 from orch_worker.surroundings import WALK_SECONDS, survey
 from orch_worker.tools.base import ToolContext
+
+if TYPE_CHECKING:
+    from .skills.finding import Shelves
 
 __all__ = ["Projects"]
 
@@ -39,6 +42,16 @@ class Projects:
     def __init__(self) -> None:
         self._known: dict[Key, Known] = {}
         self._looking: dict[Key, asyncio.Future[Surveyed]] = {}
+        self._shelves: Shelves | None = None
+
+    def shelves(self) -> Shelves:
+        """Return what was found in folders of skills. Any thread may ask."""
+        if self._shelves is None:
+            # Imported when there are skills.
+            from .skills.finding import Shelves
+
+            self._shelves = Shelves()
+        return self._shelves
 
     async def of(self, folder: Path, rules: ContextConfig) -> Surveyed:
         """Return what is in `folder` now. Whoever asks while somebody looks is told the same."""

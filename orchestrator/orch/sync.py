@@ -29,6 +29,7 @@ from .arguments import Scripted, ToolLike
 from .interrupts import Presses
 from .launchers.base import Launcher
 from .root_hooks import Hookable
+from .skilled import Skilled
 from .sync_handles import Subagent
 from .templated import Templated
 from .watchers import Observer
@@ -41,7 +42,7 @@ END_SECONDS = 8.0
 T = TypeVar("T")
 
 
-class Orchestrator(Hookable, Templated):
+class Orchestrator(Hookable, Templated, Skilled):
     """A root for ordinary programs; the parameters are AsyncOrchestrator's.
 
         with Orchestrator() as o:
@@ -79,6 +80,7 @@ class Orchestrator(Hookable, Templated):
             launcher=launcher,
         )
         self._hooks, self._templates = self._aio._hooks, self._aio._templates
+        self._skill_providers, self.config, self.home = self._aio._skill_providers, self._aio.config, self._aio.home
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)
         self._thread.start()
@@ -156,6 +158,7 @@ class Orchestrator(Hookable, Templated):
         persist: bool = True,
         prompt_template: str | None = None,
         vars: Mapping[str, object] | None = None,
+        skills: Iterable[str] | None = None,
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -165,6 +168,7 @@ class Orchestrator(Hookable, Templated):
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
         `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
+        `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -189,6 +193,7 @@ class Orchestrator(Hookable, Templated):
                 persist=persist,
                 prompt_template=prompt_template,
                 vars=vars,
+                skills=skills,
             )
         )
         return Subagent(self, agent)

@@ -13,6 +13,7 @@ from .policy import PolicyConfig
 from .project import ContextConfig
 from .prompts import PromptConfig
 from .sandbox import SandboxConfig
+from .skills import SkillsConfig
 from .spec import BackendSpec, Durability
 
 __all__ = [
@@ -193,6 +194,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     hooks: HooksConfig = field(default_factory=HooksConfig)
     extensions: ExtensionsConfig = ExtensionsConfig()
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    skills: SkillsConfig = SkillsConfig()
     context_compaction: CompactionConfig = field(default_factory=CompactionConfig)
     memory: MemoryConfig = MemoryConfig()
 

@@ -17,12 +17,14 @@ class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
     """All that an extension may do; what is not here is refused when it registers it, and when it does it.
 
     `stages` are those at which its hooks may be called, `*` all of them; `tools` the tools that it may bring; `tiers`
-    those of the prompt to which its hooks may add parts, or take parts from.
+    those of the prompt to which its hooks may add parts, or take parts from; `skills` those in its folder `skills`,
+    of which every agent's system text tells.
     """
 
     stages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     tiers: tuple[Tier, ...] = ()
+    skills: tuple[str, ...] = ()
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):

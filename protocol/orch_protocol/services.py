@@ -38,6 +38,7 @@ from .sessions import (
     SessionShown,
     ShowSession,
 )
+from .skills import SkillsConfig, SkillSpec
 from .slash import CommandCatalog, Execute, Executed, ShowCommands
 from .spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
 from .taint import Mark
@@ -104,6 +105,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
     user's to say, and None are the configured ones. `marks` are those of the conversation that the task comes from.
     Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with its root.
+    `skills` names those it has, None: as configured for its preset, all there are. Where these are looked for,
+    `skill_rules` say, None: as configured; `own_skills` are the program's. What an agent spawns has some of its own.
     """
 
     task: str
@@ -131,6 +134,9 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     marks: tuple[Mark, ...] = ()
     sandbox: SandboxConfig | None = None
     persist: bool = True
+    skills: tuple[str, ...] | None = None
+    skill_rules: SkillsConfig | None = None
+    own_skills: tuple[SkillSpec, ...] = ()
     request_id: str | None = None
 
 

@@ -16,6 +16,7 @@ from .policy import PolicySpec
 from .project import ContextSpec
 from .prompts import PromptSpec
 from .sandbox import SandboxSpec
+from .skills import SkillsSpec
 from .taint import Bit, Mark
 
 __all__ = [
@@ -126,7 +127,7 @@ class AgentSpec(Struct, frozen=True):
     when it would stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
     conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
     `sandbox`. `memory` is what it remembers from other conversations, None: nothing. Not to `persist`: it is kept on
-    no disk, and gone with its root.
+    no disk, and gone with its root. Of its `skills` it is told names, and reads the rest when it needs it.
     """
 
     id: str
@@ -164,6 +165,7 @@ class AgentSpec(Struct, frozen=True):
     sandbox: SandboxSpec = SandboxSpec()
     memory: MemorySpec | None = None
     persist: bool = True
+    skills: SkillsSpec = SkillsSpec()
 
     @property
     def grant(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -19,18 +19,17 @@ from orch_protocol.hook_patches import PromptPatch
 from orch_protocol.hooks import EVERYTHING
 
 from . import kept
+from .contents import digest_of
 from .hooks import Handler, Hook, is_async, make_hook, stage_of
 from .importing import module_at
 from .tools.base import Tool, tool
 from .tools.presets import BUILTIN
 
-__all__ = ["CODE", "MANIFEST", "Extension", "Loaded", "digest_of", "load", "load_all", "read_manifest"]
+__all__ = ["CODE", "MANIFEST", "Extension", "Loaded", "load", "load_all", "read_manifest"]
 
 CODE: Final = "extension.py"
 MANIFEST: Final = "extension.toml"
-MOST_BYTES: Final = 16 << 20
 PROMPT_STAGE: Final = "before_system_prompt"
-LEFT_OUT: Final = frozenset({"__pycache__"})
 
 
 class Loaded(Struct, frozen=True):
@@ -111,20 +110,6 @@ def read_manifest(folder: Path) -> Manifest:
     return found
 
 
-def digest_of(folder: Path) -> str:
-    """Return a hash of all that is in `folder`, names and contents. Raises ConfigError for what cannot be trusted."""
-    digest, size = hashlib.sha256(), 0
-    for path in sorted(_files(folder)):
-        data = path.read_bytes()
-        size += len(data)
-        if size > MOST_BYTES:
-            raise ConfigError(f"{folder} holds more than {MOST_BYTES >> 20} MiB: an extension is code and texts")
-        name = os.fsencode(path.relative_to(folder))
-        digest.update(b"%d %b %d " % (len(name), name, len(data)))
-        digest.update(data)
-    return digest.hexdigest()
-
-
 def load(spec: ExtensionSpec) -> Extension:
     """Return the extension with all that it registers. Raises ConfigError when it cannot be had whole."""
     folder = Path(spec.path)
@@ -158,24 +143,6 @@ def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
         hooks += found.hooks
         tools += (each for each in found.tools if each.name in spec.tools)
     return Loaded(tuple(hooks), tuple(tools), tuple(left_out))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    try:
-        for root, folders, files in os.walk(folder, onerror=_raised):
-            folders[:] = [name for name in folders if name not in LEFT_OUT]
-            for name in (*folders, *files):
-                path = Path(root, name)
-                if path.is_symlink() or (name in files and not path.is_file()):
-                    raise ConfigError(f"{path} is no file of its own: an extension holds files and folders alone")
-                if name in files:
-                    yield path
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
-
-
-def _raised(error: OSError) -> None:
-    raise error
 
 
 def _is_trusted(spec: ExtensionSpec) -> bool:

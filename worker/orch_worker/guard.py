@@ -64,6 +64,8 @@ class Guard:
         """Forget what the last turn touched."""
         self._personal = False
         self._natures.clear()
+        if self._context.skills is not None:
+            self._context.skills.turn_began()
 
     def judge(self, call: ToolUse) -> Verdict:
         """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
@@ -78,6 +80,8 @@ class Guard:
         verdict = strictest((verdict, taint), verdict.data)
         if places is None:
             verdict = strictest((verdict, TOO_MUCH), verdict.data)
+        if self._context.skills is not None and (why := self._context.skills.outside(call.name)):
+            verdict = strictest((verdict, Verdict("ask", "any", why)), verdict.data)
         self._personal |= verdict.data == "personal"
         return verdict
 

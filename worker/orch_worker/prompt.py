@@ -8,9 +8,12 @@ from typing import Final
 
 from orch_protocol.archive import ArchiveKind
 from orch_protocol.prompts import PromptPart
+from orch_protocol.skills import READ_SKILL
 from orch_protocol.spec import AgentSpec
 from orch_protocol.tasks import Task
 
+from .backends.families import ratios_of
+from .estimate import Estimator
 from .parts import LIVE
 from .project import without_project
 from .tasks import block
@@ -94,6 +97,12 @@ def stable_parts(spec: AgentSpec, names: Sequence[str]) -> tuple[PromptPart, ...
     parts = [who, _stable("tool_guidance", TOOLS.format(names=", ".join(names)) if names else NO_TOOLS)]
     if "spawn_subagent" in names:
         parts.append(_stable("subagents", SUBAGENTS))
+    if spec.skills.skills and READ_SKILL in names:
+        # Imported where there are skills: the others are not to pay for it.
+        from .skill_index import index
+
+        told = index(spec.skills.skills, spec.skills.tokens, Estimator(ratios_of(spec.backend)))
+        parts.append(_stable("skills", told, "its skills", "user"))
     return tuple(parts)
 
 

@@ -27,6 +27,7 @@ from .backends.families import ratios_of
 from .backends.movable import Movable
 from .backends.registry import PROVIDERS, make_backend
 from .estimate import Estimator
+from .extras import extensions_of, memory_of, shelf_of
 from .gate import Gate
 from .guard import Guard
 from .interjections import Interjection, Interjections
@@ -47,11 +48,9 @@ from .witness import testimony
 
 if TYPE_CHECKING:
     from .compacting import Compactor
-    from .extensions import Loaded
     from .hooked import AgentHooks
     from .hooked_past import PastHooks
     from .phases.turn import Phases
-    from .recollection import Recollection
 
 __all__ = ["Runtime"]
 
@@ -97,15 +96,18 @@ class Runtime:
                 self.transcript.seed(spec.history)
             self._agenda = Agenda(self.transcript, planning=spec.plan)
             self._marks = Marks(self.transcript, kept=spec.persist)
-            self._memory = self._remembers() if spec.memory is not None else None
-            context = msgspec.structs.replace(context, agenda=self._agenda, marks=self._marks, memory=self._memory)
+            self._memory = memory_of(spec, self._marks, lambda: self._locality.bound)
+            skills = shelf_of(spec, self.transcript)
+            context = msgspec.structs.replace(
+                context, agenda=self._agenda, marks=self._marks, memory=self._memory, skills=skills
+            )
             self.context = context
             self._answering = Answering(
                 spec.backend, self.backend, context.call_root, self._make_backend, self.transcript.model_change
             )
             self._locality = Locality(spec, context.call_root, self._stay)
             guard = Guard(spec.policy, context, self._locality)
-            self.extensions = self._load_extensions() if spec.extensions else None
+            self.extensions = extensions_of(spec)
             more = self.extensions.tools if self.extensions is not None else ()
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard, more)
             self.toolbox.withdraw(spec.withdrawn)
@@ -252,15 +254,6 @@ class Runtime:
             tell = partial(self._tell_beside, query_id) if query.stream else None
             self._hooks.calls.turn_began(query_id, query.hooks, tell)
         return self._hooks
-
-    def _load_extensions(self) -> Loaded:
-        # Imported when there are any, as hooks are.
-        from .extensions import load_all
-
-        found = load_all(self.spec.extensions)
-        for line in found.left_out:
-            print(line, flush=True)
-        return found
 
     def _make_hooks(self) -> AgentHooks:
         # Imported when there are any: a worker without hooks is not to pay for them.
@@ -453,13 +446,6 @@ class Runtime:
         ended where that was no end of its own."""
         mark, fresh = mark_of(self.transcript.session, ended=query.ended), self._fresh
         return lambda prompt: first_prompt(self.spec, mark(prompt)) if fresh else mark(prompt)
-
-    def _remembers(self) -> Recollection:
-        # Imported where agents remember: the others are not to pay for it.
-        from .recollection import Recollection
-
-        assert self.spec.memory is not None
-        return Recollection(self.spec.memory, self.spec.id, self._marks, lambda: self._locality.bound)
 
     async def _open(self, hooks: AgentHooks | None, turn: str, prompt: str) -> None:
         """Let the turn's prompt be put together, and the agent be told, once, what stands before its task."""

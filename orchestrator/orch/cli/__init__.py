@@ -33,6 +33,7 @@ VERBS = {
     "memory": ("memory", "what agents remember of a folder"),
     "prompts": ("prompts", "templates of prompts, which say who an agent is"),
     "hooks": ("hooks", "functions that watch, change and stop what agents do"),
+    "skills": ("skills", "instructions for particular work, read when they are needed"),
     "extensions": ("extensions", "folders that bring hooks and tools, and do no more than they say"),
     "costs": ("costs", "what models and tools were used for, day by day"),
     "models": ("models", "the models that are known: limits, prices, keys"),

@@ -92,6 +92,9 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
     settings["prompt"] = _prompt(loaded.config, arguments)
     settings["sandbox"] = msgspec.to_builtins(_sandbox(loaded.config.sandbox, arguments))
+    settings["skill_rules"] = msgspec.to_builtins(loaded.config.skills)
+    if arguments.skills is not None:
+        settings["skills"] = words.names(arguments.skills)
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model

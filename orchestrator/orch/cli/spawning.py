@@ -41,6 +41,7 @@ def kind_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="PROVIDER:MODEL", help="the model that answers; local: one of this machine")
     parser.add_argument("--prompt-template", metavar="NAME", help="the template that says who it is: a name, or a file")
     parser.add_argument("--var", metavar="NAME=VALUE", type=words.pair, action="append", help="a variable of it")
+    parser.add_argument("--skills", metavar="A,B", help="the skills it has, of those there are; '' for none")
     parser.add_argument("--name", help="a name to call it by")
     parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
     parser.add_argument("--plan", action="store_true", help="begin in plan mode: look only, until a plan is approved")

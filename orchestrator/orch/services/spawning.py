@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from orch_protocol.project import RANK, ContextSpec
 from orch_protocol.prompts import PromptSpec
 from orch_protocol.sandbox import SandboxConfig, SandboxSpec
 from orch_protocol.services import Spawn, Spawned
+from orch_protocol.skills import READ_SKILL
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, CompactionSpec, Limits
 from orch_protocol.taint import passed_on
 from orch_worker.backends.fare import check_priced
@@ -38,8 +40,10 @@ from ..extensions import find, specs
 from ..hook_records import EVIDENCE, hooks_spec, switches_file
 from ..losses import BOOT_SECONDS
 from .localising import local_model
+from .skills import left_out, skills_of, there
 
 if TYPE_CHECKING:
+    from ..skills.finding import Found
     from ..supervisor import Supervisor
 
 __all__ = ["check_name", "compaction_of", "spawn", "spec_of"]
@@ -73,7 +77,8 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     backend = await root.catalog.complete(_backend(request, over, root.config))
     if over is not None and over.local:
         backend = await local_model(root, backend)
-    spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home)
+    skills = await there(root, request, _folder(request.cwd, None)) if over is None else ()
+    spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home, skills=skills)
     if not spec.persist:
         spec = replace(spec, folder=str(root.fleeting.folder(spec.id)))
     if over is None and root.approvals.opinion is not None:
@@ -81,8 +86,8 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller):
         check_priced(backend)
     sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
-    if not spec.persist and root.config.archival.enabled:
-        note = "\n".join(filter(None, (note, NOT_ARCHIVED)))
+    unkept = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
+    note = "\n".join(filter(None, (note, unkept, left_out(skills))))
     return replace(spec, sandbox=sandbox), note
 
 
@@ -105,11 +110,13 @@ def describe(
     backend: BackendSpec,
     *,
     home: Path | None = None,
+    skills: Sequence[Found] = (),
 ) -> AgentSpec:
     """Return the spec of the agent that `request` asks for; sequence number, depth and name's default are the tree's.
 
     What the request leaves open is the parent's, then the configuration's. `backend` is complete; `home` is orch's
-    folder, None: the one that `sessions` is in. What is not to persist is neither archived nor remembered.
+    folder, None: the one that `sessions` is in. What is not to persist is neither archived nor remembered. `skills` are
+    those there are for it, unless an agent asks.
     Raises ConfigError, ToolNotGrantedError.
     """
     home = home or sessions.parent
@@ -126,6 +133,8 @@ def describe(
     memory = _memory(config, home, folder) if persist else None
     if memory is not None:
         tools = tuple(dict.fromkeys((*tools, *NOTES)))
+    shelf = skills_of(request, preset, parent, skills, request.skill_rules or config.skills)
+    tools = tuple(dict.fromkeys((*tools, READ_SKILL) if shelf.skills else (t for t in tools if t != READ_SKILL)))
     plan = request.plan or (parent is not None and parent.plan)
     if plan:
         tools = tuple(dict.fromkeys((*tools, EXIT_PLAN)))
@@ -160,6 +169,7 @@ def describe(
         compaction=compaction_of(config, child=parent is not None),
         memory=memory,
         persist=persist,
+        skills=shelf,
     )
 
 

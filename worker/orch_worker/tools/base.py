@@ -26,6 +26,7 @@ from .belongings import Belongings
 
 if TYPE_CHECKING:
     from ..recollection import Recollection
+    from ..shelf import Shelf
 
 __all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput", "root_tool", "tool"]
 
@@ -66,8 +67,8 @@ class ToolContext(Struct, frozen=True):
 
     Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
     there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
-    for a tool that the root runs, `memory` also where the agent remembers nothing. `sandbox` says what the processes of
-    its tools are kept from.
+    for a tool that the root runs, `memory` also where the agent remembers nothing, `skills` where it has none.
+    `sandbox` says what the processes of its tools are kept from.
     """
 
     cwd: Path
@@ -83,6 +84,7 @@ class ToolContext(Struct, frozen=True):
     marks: Marks | None = None
     sandbox: SandboxSpec = SandboxSpec()
     memory: Recollection | None = None
+    skills: Shelf | None = None
     belongings: Belongings = field(default_factory=Belongings)
 
     @property
@@ -137,6 +139,12 @@ class Tool(Struct, frozen=True):
     def spec(self) -> ToolSpec:
         """Return the tool as the model sees it."""
         return ToolSpec(self.name, self.description, self.input_schema, self.exclusive, self.locks, self.bits)
+
+    def without(self, parameter: str) -> Tool:
+        """Return the tool as it is offered without `parameter`, which has a default."""
+        there = self.input_schema.get("properties", {})
+        properties = {name: said for name, said in there.items() if name != parameter}
+        return msgspec.structs.replace(self, input_schema={**self.input_schema, "properties": properties})
 
     def missing(self, context: ToolContext) -> str:
         """Return why the tool cannot be used by the agent of `context`, "" when it can."""

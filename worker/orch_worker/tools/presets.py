@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError, ToolNotGrantedError
+from orch_protocol.skills import READ_SKILL
 from orch_protocol.spec import ToolSpec
 
 from ..guard import Guard
@@ -69,6 +70,7 @@ BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_DATA, Builtin("orch_worker.tools.data", "data")),
     **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
     **dict.fromkeys(NOTES, Builtin("orch_worker.tools.memory", "notes")),
+    READ_SKILL: Builtin("orch_worker.tools.skills", "skills"),
     **dict.fromkeys(_PLAN, Builtin("orch_worker.tools.plan", "plan")),
     **dict.fromkeys(_TASKS, Builtin("orch_worker.tools.tasks", "tasks")),
     **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.chat", "chat")),
@@ -141,7 +143,11 @@ def make_toolbox(
     more: Iterable[Tool] = (),
 ) -> Toolbox:
     """Return the toolbox of an agent: exactly the built-in `tools`, the `root_tools`, and `more`, it was granted."""
-    return Toolbox((*load(tools), *map(root_tool, root_tools), *more), context, guard)
+    own = load(tools)
+    if context.skills is None:
+        # Who has no skills has none to give, and is not to read of it.
+        own = tuple(each.without("skills") if each.name == "spawn_subagent" else each for each in own)
+    return Toolbox((*own, *map(root_tool, root_tools), *more), context, guard)
 
 
 def _similar(name: str, known: Iterable[str]) -> str:

@@ -38,6 +38,7 @@ async def spawn_subagent(
     query: str | None = None,
     max_cost: float | None = None,
     max_tokens: int | None = None,
+    skills: tuple[str, ...] | None = None,
 ) -> ToolOutput:
     """Start a subagent: an agent of its own with a task, its own context and a fixed set of tools.
 
@@ -48,9 +49,10 @@ async def spawn_subagent(
         query: A first question; the answer is waited for and returned.
         max_cost: The most that it may spend, in US dollars, with subagents of its own.
         max_tokens: The most tokens that it and they may use.
+        skills: Names of the skills it has, of yours; all of them unless named.
     """
     budget = Budget(max_cost_usd=max_cost, max_tokens=max_tokens)
-    asked = Spawn(task, preset=preset, tools=tools, budget=budget, marks=context.told)
+    asked = Spawn(task, preset=preset, tools=tools, budget=budget, marks=context.told, skills=skills)
     spawned: Spawned = await _ask(context, "spawn", asked)
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     if query is None:

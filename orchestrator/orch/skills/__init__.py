@@ -1,0 +1,1 @@
+"""Skills: instructions for particular work, from programs, folders, packages and extensions."""

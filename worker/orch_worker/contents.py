@@ -1,0 +1,55 @@
+"""What is in a folder that somebody wrote for agents: its files, and one hash for all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from orch_protocol.errors import ConfigError
+
+__all__ = ["LEFT_OUT", "MOST_BYTES", "digest_of", "files_in"]
+
+LEFT_OUT: Final = frozenset({"__pycache__"})
+MOST_BYTES: Final = 16 << 20
+
+
+def files_in(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Path]:
+    """Yield the files below `folder`, without those in folders called as `left_out` says.
+
+    Raises ConfigError for a link, or anything else that is no file of its own, and for what cannot be read.
+    """
+    try:
+        for root, folders, files in os.walk(folder, onerror=_raised):
+            folders[:] = [name for name in folders if name not in left_out]
+            for name in (*folders, *files):
+                path = Path(root, name)
+                if path.is_symlink() or (name in files and not path.is_file()):
+                    raise ConfigError(f"{path} is no file of its own: files and folders alone may be in {folder}")
+                if name in files:
+                    yield path
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def digest_of(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> str:
+    """Return a hash of all that is in `folder`, names and contents. Raises ConfigError for what cannot be trusted."""
+    digest, size = hashlib.sha256(), 0
+    for path in sorted(files_in(folder, left_out)):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        size += len(data)
+        if size > MOST_BYTES:
+            raise ConfigError(f"{folder} holds more than {MOST_BYTES >> 20} MiB: it is for code and texts")
+        name = os.fsencode(path.relative_to(folder))
+        digest.update(b"%d %b %d " % (len(name), name, len(data)))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _raised(error: OSError) -> None:
+    raise error

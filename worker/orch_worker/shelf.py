@@ -1,0 +1,181 @@
+"""The skills of one agent: reading them, as they were or told what has changed, and what they say may be used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from msgspec import Struct
+
+from orch_protocol.entries import Custom
+from orch_protocol.errors import ConfigError
+from orch_protocol.skills import READ_SKILL, SkillSpec, SkillsSpec
+
+from . import kept
+from .contents import LEFT_OUT, digest_of, files_in
+from .skill_file import body_of, file_of, read_skill_file
+from .tools.regular import open_regular
+from .transcript import Transcript
+
+__all__ = ["KIND", "Shelf", "Taken", "skill_digest", "skill_files", "tools_named"]
+
+KIND: Final = "skill"
+"""Of the entries that say which skill was read, and what was in it."""
+SHOWN: Final = 12
+"""Digits of a hash."""
+NOT_ITS_OWN: Final = LEFT_OUT | {".git"}
+MOST_BYTES: Final = 1 << 20
+MOST_NAMED: Final = 50
+FREE: Final = frozenset({READ_SKILL, "read_handle", "exit_plan_mode", "task_create", "task_update"})
+"""Tools that no skill needs to name."""
+OTHERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Read": ("read_file", "describe_data"),
+    "Write": ("write_file",),
+    "Edit": ("replace_in_file",),
+    "MultiEdit": ("replace_in_file",),
+    "Glob": ("list_files",),
+    "LS": ("list_files",),
+    "Grep": ("grep_files",),
+    "Bash": ("bash", "bg_status", "bg_kill"),
+    "WebFetch": ("fetch_url",),
+    "WebSearch": ("web_search",),
+    "Task": ("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
+}
+"""What tools are called in skills that were written for other agents."""
+
+
+class Taken(Struct, frozen=True):
+    """What was read of a skill whose contents are `hash`: `text`, the tools it names, and the `others` beside it.
+
+    `note` says that it is not what it was.
+    """
+
+    text: str
+    hash: str
+    allowed: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+    note: str = ""
+
+
+class Shelf:
+    """The skills in `spec`, for the agent whose `transcript` that is: which of them it read, is on record there."""
+
+    def __init__(self, spec: SkillsSpec, transcript: Transcript) -> None:
+        self.skills = {skill.name: skill for skill in spec.skills}
+        self._transcript = transcript
+        self._open: dict[str, tuple[str, ...]] = {}
+        """Those that were read in this turn and name the tools that they need."""
+
+    def turn_began(self) -> None:
+        """Forget which skills the last turn went by."""
+        self._open.clear()
+
+    def outside(self, tool: str) -> str:
+        """Return why `tool` is outside of what the skills of this turn say they need, "" when it is not."""
+        if not self._open or tool in FREE or any(tool in tools_named(allowed) for allowed in self._open.values()):
+            return ""
+        return f"it is not among the tools that {' and '.join(f'skill {name!r}' for name in self._open)} names"
+
+    async def read(self, name: str, file: str = "") -> Taken:
+        """Return the body of the skill `name`, or a `file` of it: that it was read is on record then.
+
+        Raises ConfigError, StoreError.
+        """
+        skill = self.skills.get(name)
+        if skill is None:
+            raise ConfigError(f"there is no skill {name!r}; there are {', '.join(self.skills) or 'none'}")
+        taken = await asyncio.to_thread(_of_folder if skill.path else _of_text, skill, file)
+        before = self._on_record().get(name)
+        if taken.hash != before:
+            self._transcript.custom(KIND, {"name": name, "hash": taken.hash, "source": skill.source})
+        if taken.allowed is not None:
+            self._open[name] = taken.allowed
+        then = before or skill.hash
+        if taken.hash == then:
+            return taken
+        since = "you read it last" if before else "you were started"
+        note = f"it was changed since {since} ({then[:SHOWN]} then): go by this text"
+        return Taken(taken.text, taken.hash, taken.allowed, taken.others, note)
+
+    def _on_record(self) -> dict[str, str]:
+        """Return the hash of each skill that was read, as it was when it was read last, on the conversation's path."""
+        return {
+            str(entry.data.get("name")): str(entry.data.get("hash"))
+            for entry in self._transcript.session.entries
+            if type(entry) is Custom and entry.custom_type == KIND and isinstance(entry.data, dict)
+        }
+
+
+def skill_digest(folder: Path) -> str:
+    """Return a hash of all that is in the folder of a skill. Raises ConfigError for what cannot be a skill's."""
+    return digest_of(folder, NOT_ITS_OWN)
+
+
+def skill_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of the skill in `folder`. Raises ConfigError for what cannot be a skill's."""
+    return files_in(folder, NOT_ITS_OWN)
+
+
+def tools_named(names: tuple[str, ...]) -> frozenset[str]:
+    """Return the tools of ours that `names`, as skills write them, mean; what is in parentheses does not count."""
+    bare = [name.partition("(")[0] for name in names]
+    return frozenset(tool for name in bare for tool in OTHERS.get(name, (name,)))
+
+
+# In threads.
+
+
+def _of_text(skill: SkillSpec, file: str) -> Taken:
+    if file and file not in skill.files:
+        raise ConfigError(f"skill {skill.name!r} has no file {file!r}; it has {', '.join(skill.files) or 'none'}")
+    text = skill.files[file] if file else skill.text
+    return Taken(text, skill.hash, skill.allowed, tuple(sorted(skill.files)))
+
+
+def _of_folder(skill: SkillSpec, file: str) -> Taken:
+    folder = Path(os.path.realpath(skill.path))
+    if not folder.is_dir():
+        raise ConfigError(f"skill {skill.name!r} is gone: there is no folder {skill.path} any more")
+    now = skill_digest(folder)
+    if skill.trust and not _is_trusted(skill, now):
+        raise ConfigError(
+            f"skill {skill.name!r} was changed since it was trusted, and is not read: a person reads it, then "
+            f"orch {'extensions' if skill.trusted else 'skills'} trust {Path(skill.trusted or skill.path).name}"
+        )
+    main = file_of(folder)
+    below = (path.relative_to(folder).as_posix() for path in skill_files(folder) if path != main)
+    others = tuple(sorted(islice(below, MOST_NAMED)))
+    # What it named once may not be what it names now.
+    allowed = skill.allowed if now == skill.hash else read_skill_file(folder).allowed
+    if not file:
+        return Taken(body_of(_text(skill, main, folder)), now, allowed, others)
+    parts = PurePosixPath(file).parts
+    there = f"it has {', '.join(others) or 'none'}"
+    if PurePosixPath(file).is_absolute() or ".." in parts:
+        raise ConfigError(f"{file!r} does not lie below the folder of skill {skill.name!r}; {there}")
+    path = folder.joinpath(*parts)
+    if not path.is_file():
+        raise ConfigError(f"skill {skill.name!r} has no file {file!r}; {there}")
+    return Taken(_text(skill, path, folder), now, allowed, others)
+
+
+def _text(skill: SkillSpec, path: Path, folder: Path) -> str:
+    try:
+        with open_regular(path, folder) as opened:
+            data = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path.name} of skill {skill.name!r} cannot be read: {error}") from error
+    if len(data) > MOST_BYTES or b"\0" in data:
+        why = "over 1 MiB" if len(data) > MOST_BYTES else "no text"
+        raise ConfigError(f"{path.name} of skill {skill.name!r} is {why}; a tool may do something with {path}")
+    return data.decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+def _is_trusted(skill: SkillSpec, now: str) -> bool:
+    known = kept.read(Path(skill.trust), dict[str, str], {}, "trust again what you need")
+    digest = digest_of(Path(skill.trusted)) if skill.trusted else now
+    return known.get(os.path.realpath(skill.trusted or skill.path)) == digest
