@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orch_protocol.approval import Answered, AnswerQuestion, Consent, Permission, Question
 from orch_protocol.errors import ConfigError
@@ -25,9 +25,17 @@ REMEMBERED: Final = 256
 NOBODY: Final = "it needs approval and nobody is there to ask"
 
 
+class _Open(NamedTuple):
+    """A question that waits for an answer from those who attend `about`."""
+
+    question: Question
+    about: str
+    waiting: asyncio.Future[Consent]
+
+
 class Approvals:
-    """Brings each question to one who can answer it: the client that waits for the answer of the asking agent's first
-    ancestor, or else the program's `approver`; where there is neither, the answer is no, at once.
+    """Brings each question to those who can answer it: whoever waits for the answer of the asking agent's first
+    ancestor, or watches that, or else the program's `approver`; where there is nobody, the answer is no, at once.
 
     `home` is where the grants of projects are kept; `opinion` is what the program's own function says of calls.
     """
@@ -45,30 +53,38 @@ class Approvals:
         self._grants = Grants(home)
         self._sessions: dict[str, list[Grant]] = {}
         self._clock = clock
-        self._clients: dict[str, OnQuestion] = {}
-        self._open: dict[str, asyncio.Future[Consent]] = {}
-        self._asked_by: dict[str, str] = {}
+        self._clients: dict[str, list[OnQuestion]] = {}
+        self._open: dict[str, _Open] = {}
         self._settled: dict[str, str] = {}
         self._turn = asyncio.Lock()
 
-    def attend(self, query_id: str, client: OnQuestion) -> None:
-        """Let `client` be told of what is asked while the query is under way."""
-        self._clients[query_id] = client
+    def attend(self, about: str, client: OnQuestion) -> None:
+        """Let `client` be told of what is asked while the query `about` is under way, or of the agent `about`.
 
-    def leave(self, query_id: str) -> None:
-        """The client of the query is gone, or has its answer: what it was asked is answered with no."""
-        self._clients.pop(query_id, None)
-        for id in [id for id, asked_by in self._asked_by.items() if asked_by == query_id]:
-            self._settle(id, Consent(False), "whoever was asked is gone")
+        It is told at once of what was asked about that and waits for an answer.
+        """
+        self._clients.setdefault(about, []).append(client)
+        for each in list(self._open.values()):
+            if each.about == about:
+                client(each.question)
 
-    def attended(self, query_id: str | None) -> bool:
-        """Say whether a client can be asked for that query."""
-        return query_id in self._clients
+    def leave(self, about: str, client: OnQuestion, *, returns: bool = False) -> None:
+        """The client is gone, or has its answer. Unless somebody is left, or `returns`, what was asked is denied."""
+        left = [each for each in self._clients.pop(about, ()) if each != client]
+        if left:
+            self._clients[about] = left
+        elif not returns:
+            for id in [id for id, each in self._open.items() if each.about == about]:
+                self._settle(id, Consent(False), "whoever was asked is gone")
 
-    async def ask(self, question: Question, session: str, query_id: str | None, seconds: float) -> str:
+    def attended(self, about: str | None) -> bool:
+        """Say whether a client can be asked about that query or agent."""
+        return about in self._clients
+
+    async def ask(self, question: Question, session: str, about: str | None, seconds: float) -> str:
         """Return why the call may not run, "" when it may. `session` is the asking agent's first ancestor.
 
-        `query_id` is the query whose client is to be asked. Never waits longer than `seconds`.
+        `about` is the query or agent whose clients are to be asked. Never waits longer than `seconds`.
         """
         now = self._clock()
         is_plan = question.tool == EXIT_PLAN  # what was said of one plan says nothing of the next
@@ -76,8 +92,8 @@ class Approvals:
             return ""
         try:
             async with asyncio.timeout(seconds):
-                if query_id is not None and self.attended(query_id):
-                    answer = await self._ask_client(question, query_id)
+                if about is not None and self.attended(about):
+                    answer = await self._ask_clients(question, about)
                 elif self._approver is not None:
                     answer = await self._ask_program(question, self._approver)
                 else:
@@ -86,7 +102,8 @@ class Approvals:
             self._note(question.id, "nobody answered in time")
             return f"it needs approval and nobody answered within {seconds:g} s"
         if not answer.allow:
-            return self._settled.get(question.id) or "the user said no"
+            said = f"the user said no: {answer.reason}" if answer.reason else "the user said no"
+            return self._settled.get(question.id) or said
         if is_plan:
             return ""
         if answer.scope == "session":
@@ -101,7 +118,7 @@ class Approvals:
             return Answered(
                 False, self._settled.get(said.id) or "there is no such question, or it was answered already"
             )
-        self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds), "")
+        self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds, said.reason), "")
         return Answered(True)
 
     def permissions(self, folder: str | None = None) -> list[Permission]:
@@ -138,16 +155,15 @@ class Approvals:
     def _known(self, folder: str, session: str) -> list[Grant]:
         return [*self._sessions.get(session, ()), *self._grants.of(folder)]
 
-    async def _ask_client(self, question: Question, query_id: str) -> Consent:
+    async def _ask_clients(self, question: Question, about: str) -> Consent:
         waiting: asyncio.Future[Consent] = asyncio.get_running_loop().create_future()
-        self._open[question.id] = waiting
-        self._asked_by[question.id] = query_id
+        self._open[question.id] = _Open(question, about, waiting)
         try:
-            self._clients[query_id](question)
+            for client in list(self._clients[about]):
+                client(question)
             answer = await waiting
         finally:
             self._open.pop(question.id, None)
-            self._asked_by.pop(question.id, None)
             if waiting.cancelled():
                 self._note(question.id, "the call is not waited for any more")
         return answer
@@ -168,10 +184,10 @@ class Approvals:
         return said if isinstance(said, Consent) else Consent(said)
 
     def _settle(self, id: str, answer: Consent, why: str) -> None:
-        waiting = self._open.pop(id, None)
-        if waiting is not None and not waiting.done():
+        asked = self._open.pop(id, None)
+        if asked is not None and not asked.waiting.done():
             self._note(id, why)
-            waiting.set_result(answer)
+            asked.waiting.set_result(answer)
 
     def _note(self, id: str, why: str) -> None:
         self._settled[id] = why

@@ -26,6 +26,7 @@ from orch_protocol.config import Config
 from orch_protocol.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.sandbox import Level
 from orch_protocol.services import SERVICES, AgentRow, Empty, List, QueryAgent
+from orch_protocol.watching import WatchAgent
 from orch_protocol.wire import DECODE_ERRORS, VERSION
 from orch_worker import birth
 from orch_worker.confinement.trial import Offer, describe, machine
@@ -143,7 +144,8 @@ class Daemon:
                 known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
                 raise ProtocolError(f"there is no method {method!r}; there are {known}")
             asked = _params(method, params, SERVICES[method][0])
-            if isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress):
+            told = isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress)
+            if told or isinstance(asked, WatchAgent):
                 return await self._call(self._root, None, method, asked, client.tell)
             return await self._call(self._root, None, method, asked)
         finally:

@@ -259,7 +259,7 @@ class Supervisor:
             query = Query(
                 prompt,
                 seconds,
-                stream=self.watchers.attends(send.query_id),
+                stream=self.watchers.begins(node, send.query_id, prompt),
                 budgeted=budgeted,
                 observed=self.watchers.observing,
                 ended=node.was_ended,
@@ -297,7 +297,7 @@ class Supervisor:
             return
         if kind == "query":
             self._turns.forget(rest)
-            self.watchers.leave(rest)
+            self.watchers.ended(rest, notify.value, notify.error)
         self.waiters.tell(notify.topic, notify.value, notify.error)
 
     def change_budget(self, change: BudgetChange) -> None:

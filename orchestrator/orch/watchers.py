@@ -11,8 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.commands import TurnEvent
-from orch_protocol.errors import ConfigError
+from orch_protocol.errors import ConfigError, ErrorInfo
+from orch_protocol.messages import Reply
 from orch_protocol.observing import Called, CallEvent
+from orch_protocol.watching import TurnBegan, TurnEnded
 from orch_worker.aside import in_thread
 
 from .nodes import Node, Nodes
@@ -20,9 +22,11 @@ from .nodes import Node, Nodes
 __all__ = ["Observer", "Watcher", "Watchers"]
 
 Watcher = Callable[[Any], None]
-"""Called with each TurnEvent, Question or CallEvent. Must not raise."""
+"""Called with each TurnEvent, Question or CallEvent, and by `accompany` with TurnBegan and TurnEnded. Must not raise."""
 Observer = Callable[[CallEvent], Awaitable[None] | None]
 
+MOST_PROMPT: Final = 20_000
+"""Characters of a prompt that are told."""
 MOST_WAITING: Final = 10_000
 DRAIN_SECONDS: Final = 2.0
 
@@ -33,6 +37,9 @@ class Watchers:
     def __init__(self) -> None:
         self._turns: dict[str, Watcher] = {}
         self._branches: dict[str, tuple[str, Watcher]] = {}
+        self._agents: dict[str, tuple[str, Watcher]] = {}
+        self._under_way: dict[str, _Turn] = {}
+        """The turns that are told of, by query id."""
         self._observers: list[_Observing] = []
 
     def attend(self, query_id: str, watcher: Watcher | None) -> None:
@@ -40,9 +47,30 @@ class Watchers:
         if watcher is not None:
             self._turns[query_id] = watcher
 
-    def attends(self, query_id: str) -> bool:
-        """Whether anybody is to be told of that query's TurnEvents."""
-        return query_id in self._turns
+    def accompany(self, key: str, id: str, watcher: Watcher) -> None:
+        """Tell `watcher` of all turns of the agent `id` until `depart`."""
+        self._agents[key] = id, watcher
+
+    def depart(self, key: str) -> None:
+        """Tell it no more."""
+        self._agents.pop(key, None)
+
+    def begins(self, node: Node, query_id: str, prompt: str) -> bool:
+        """The turn begins; say whether anybody is to be told of its TurnEvents."""
+        told = query_id in self._turns or any(id == node.spec.id for id, _ in self._agents.values())
+        if told and query_id not in self._under_way:
+            self._under_way[query_id] = turn = _Turn(node.spec.id, _began(node, query_id, prompt))
+            self._tell(turn, turn.began)
+        return told
+
+    def meet(self, node: Node) -> TurnBegan | None:
+        """Return the turn that the agent is in, None when it is in none; its end is going to be told of."""
+        if (pending := node.pending) is None:
+            return None
+        if (turn := self._under_way.get(pending.query_id)) is None:
+            began = msgspec.structs.replace(_began(node, pending.query_id, pending.head), streamed=False)
+            turn = self._under_way[pending.query_id] = _Turn(node.spec.id, began)
+        return turn.so_far()
 
     @property
     def observing(self) -> bool:
@@ -50,8 +78,14 @@ class Watchers:
         return bool(self._observers or self._branches)
 
     def leave(self, query_id: str) -> None:
-        """The query is over, or nobody watches it any more."""
+        """The query was not accepted."""
         self._turns.pop(query_id, None)
+
+    def ended(self, query_id: str, reply: Reply | None, error: ErrorInfo | None) -> None:
+        """The query is over."""
+        self.leave(query_id)
+        if (turn := self._under_way.pop(query_id, None)) is not None:
+            self._tell(turn, TurnEnded(query_id, reply, error))
 
     def follow(self, key: str, id: str, watcher: Watcher) -> None:
         """Tell `watcher` of the calls of the agent `id`, and of all agents below it, until `unfollow`."""
@@ -77,6 +111,14 @@ class Watchers:
         """Tell who watches that query."""
         if (watcher := self._turns.get(query_id)) is not None:
             watcher(event)
+        if (turn := self._under_way.get(query_id)) is not None:
+            turn.happened(event)
+            self._tell(turn, event)
+
+    def _tell(self, turn: _Turn, event: Any) -> None:
+        for id, watcher in list(self._agents.values()):
+            if id == turn.id:
+                watcher(event)
 
     def called(self, nodes: Nodes, id: str, query_id: str, called: Called) -> None:
         """Tell all observers what became of a call of the agent `id`."""
@@ -96,6 +138,35 @@ class Watchers:
             await asyncio.wait(working, timeout=DRAIN_SECONDS)
         for each in self._observers:
             each.stop()
+
+
+class _Turn:
+    """A turn under way, and the response in it that is not complete yet."""
+
+    def __init__(self, id: str, began: TurnBegan) -> None:
+        self.id = id
+        self.began = began
+        self._n = 0
+        self._pieces: list[str] = []
+
+    def happened(self, event: TurnEvent) -> None:
+        """Keep what somebody who comes later is to see."""
+        self._n = event.n
+        if event.kind == "text":
+            self._pieces.append(event.text)
+        elif event.kind in ("message", "retry"):
+            self._pieces.clear()
+
+    def so_far(self) -> TurnBegan:
+        """Return its beginning with where it stands."""
+        return msgspec.structs.replace(self.began, n=self._n, text="".join(self._pieces))
+
+
+def _began(node: Node, query_id: str, prompt: str) -> TurnBegan:
+    pending = node.pending
+    if pending is None:
+        return TurnBegan(query_id, prompt[:MOST_PROMPT])
+    return TurnBegan(query_id, prompt[:MOST_PROMPT], pending.asker, pending.from_inbox, pending.request_id)
 
 
 class _Observing:

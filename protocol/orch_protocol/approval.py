@@ -113,12 +113,14 @@ class Consent(Struct, frozen=True):
     for all agents in the same folder until it is revoked or `seconds` (of a project: 90 days unless said) are over.
 
     Without `pattern` it is for exactly this call; a pattern such as `git *` covers simple commands and paths that fit.
+    `reason` of a no is told to the agent.
     """
 
     allow: bool
     scope: Scope = "once"
     pattern: str | None = None
     seconds: float | None = None
+    reason: str = ""
 
 
 class Permission(Struct, frozen=True):
@@ -154,13 +156,14 @@ class Revoke(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerQuestion(Struct, frozen=True, forbid_unknown_fields=True):
-    """A person answers the question `id`."""
+    """A person answers the question `id`; see Consent."""
 
     id: str
     allow: bool
     scope: Scope = "once"
     pattern: str | None = None
     seconds: float | None = None
+    reason: str = ""
 
 
 class Answered(Struct, frozen=True):

@@ -43,6 +43,7 @@ from .slash import CommandCatalog, Execute, Executed, ShowCommands
 from .spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
 from .taint import Mark
 from .tasks import Task
+from .watching import WatchAgent
 
 __all__ = [
     "SERVICES",
@@ -370,6 +371,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "fork": (ForkSession, Forked),
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
+    "watch": (WatchAgent, Empty),
     "prompt": (ShowPrompt, PromptShown),
     "commands": (ShowCommands, CommandCatalog),
     "execute": (Execute, Executed),

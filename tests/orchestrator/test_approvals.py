@@ -92,11 +92,45 @@ async def test_the_first_answer_counts(tmp_path: Path) -> None:
 async def test_a_client_that_leaves_has_said_no(tmp_path: Path) -> None:
     """What a client was asked is denied when it goes away."""
     approvals = Approvals(tmp_path)
-    approvals.attend("q", lambda _: None)
+    asked: list[Question] = []
+    approvals.attend("q", asked.append)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 500))
     await asyncio.sleep(0)
-    approvals.leave("q")
+    approvals.leave("q", asked.append)
     assert await asking == "whoever was asked is gone"
+
+
+@virtual
+async def test_a_question_waits_for_a_client_that_returns(tmp_path: Path) -> None:
+    """Who comes back, or comes along, is asked what was asked before; the no has a reason."""
+    first: list[Question] = []
+    second: list[Question] = []
+    approvals = Approvals(tmp_path)
+    approvals.attend("agent", first.append)
+    asking = asyncio.create_task(approvals.ask(question(), "a", "agent", 500))
+    await asyncio.sleep(0)
+    approvals.leave("agent", first.append, returns=True)
+    assert not approvals.attended("agent")
+    approvals.attend("agent", second.append)
+    assert first == second != []
+    assert approvals.answer(AnswerQuestion("q1", False, reason="not on a Friday")).taken
+    assert await asking == "the user said no: not on a Friday"
+
+
+@virtual
+async def test_one_of_two_clients_may_leave(tmp_path: Path) -> None:
+    """Both are asked, and the question stays as long as one of them is there."""
+    first: list[Question] = []
+    second: list[Question] = []
+    approvals = Approvals(tmp_path)
+    approvals.attend("q", first.append)
+    approvals.attend("q", second.append)
+    asking = asyncio.create_task(approvals.ask(question(), "a", "q", 500))
+    await asyncio.sleep(0)
+    assert first == second != []
+    approvals.leave("q", first.append)
+    assert approvals.answer(AnswerQuestion("q1", True)).taken
+    assert await asking == ""
 
 
 class TestLater:

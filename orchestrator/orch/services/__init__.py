@@ -6,14 +6,14 @@ A service is `async (root, caller, params) -> result`; `caller` is the id of the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import RootCall
 from orch_protocol.errors import ConfigError, ProtocolError, ToolNotGrantedError
-from orch_protocol.services import SERVICES, QueryAgent
+from orch_protocol.services import SERVICES
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS, encode_body
 
@@ -42,6 +42,7 @@ from . import (
     steering,
     surveying,
     tools,
+    watching,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "fork": forking.fork,
     "fsck_session": mending.fsck_session,
     "state": looking.state,
+    "watch": watching.watch,
     "prompt": prompting.prompt,
     "commands": commanding.commands,
     "execute": commanding.execute,
@@ -128,6 +130,9 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
+WATCHED: Final = frozenset({"query", "watch"})
+"""Services that take a watcher."""
+
 EVERYBODYS: Final = frozenset(
     {
         "survey",
@@ -152,14 +157,14 @@ async def call(
 ) -> Any:
     """Serve `method` with its parameter struct. Raises ProtocolError for an unknown one, else the service's error.
 
-    With `watcher` a query tells it of each TurnEvent, Question and CallEvent, as far as it is to be told of them.
+    With `watcher` a service of WATCHED tells it of TurnEvents, Questions and CallEvents, as far as it is to be told.
     """
     handler = HANDLERS.get(method)
     if handler is None:
         raise ProtocolError(f"no service {method!r}; there are {', '.join(HANDLERS)}")
     check_seconds(getattr(params, "timeout", None))
-    if watcher is not None and method == "query":
-        return await asking.query(root, caller, cast(QueryAgent, params), watcher)
+    if watcher is not None and method in WATCHED:
+        return await handler(root, caller, params, watcher)
     return await handler(root, caller, params)
 
 

@@ -72,11 +72,12 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
         local=params.local,
         tainted=params.tainted,
     ).with_lines()
-    # The highest one: what is asked below is asked where the whole tree's answer is waited for.
-    asked_for = [each.pending.query_id for each in lineage if each.pending is not None]
-    query_id = next((id for id in reversed(asked_for) if root.approvals.attended(id)), None)
+    # The highest one: what is asked below is asked where the whole tree's answer is waited for, or else watched.
+    asked_for = [each.pending.query_id for each in reversed(lineage) if each.pending is not None]
+    watched = [each.spec.id for each in reversed(lineage)]
+    about = next((id for id in (*asked_for, *watched) if root.approvals.attended(id)), None)
     seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
-    refused = await root.approvals.ask(question, lineage[-1].spec.id, query_id, seconds)
+    refused = await root.approvals.ask(question, lineage[-1].spec.id, about, seconds)
     # Without plan mode on record its process has not heard of a yes before this one: this one it may hear.
     if params.tool == EXIT_PLAN and not refused and node.spec.plan:
         root.handle(events.ApprovePlan(node.spec.id))

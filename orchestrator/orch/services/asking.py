@@ -59,7 +59,8 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
             try:
                 return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
             finally:
-                root.approvals.leave(query_id)
+                if heard is not None and params.approve:
+                    root.approvals.leave(query_id, heard)
     finally:
         root.watchers.unfollow(key)
 

@@ -1,0 +1,47 @@
+"""Watching an agent: its turns as they happen, whoever asks it, and what needs approval meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.ids import new_id
+from orch_protocol.services import Empty
+from orch_protocol.watching import WatchAgent
+
+from .ending import own_subtree
+from .recalling import found
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+    from ..watchers import Watcher
+
+__all__ = ["watch"]
+
+
+async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watcher: Watcher | None = None) -> Empty:
+    """Tell `watcher` of the turns of an agent until this is cancelled. Raises ConfigError when nobody is to be told.
+
+    What was asked of a watcher that goes waits, for as long as questions do, for the next one.
+    """
+    node = await found(root, params.ref)
+    own_subtree(root, caller, node, "watch")
+    if watcher is None:
+        raise ConfigError(f"nobody is there to be told of the turns of agent {node.spec.name!r}")
+    id, key = node.spec.id, new_id()
+    if (turn := root.watchers.meet(node)) is not None:
+        watcher(turn)
+    root.watchers.accompany(key, id, watcher)
+    if params.progress:
+        root.watchers.follow(key, id, watcher)
+    if params.approve:
+        root.approvals.attend(id, watcher)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        root.watchers.depart(key)
+        root.watchers.unfollow(key)
+        if params.approve:
+            root.approvals.leave(id, watcher, returns=True)
+    return Empty()
