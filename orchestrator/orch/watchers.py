@@ -22,7 +22,7 @@ from .nodes import Node, Nodes
 __all__ = ["Observer", "Watcher", "Watchers"]
 
 Watcher = Callable[[Any], None]
-"""Called with each TurnEvent, Question or CallEvent, and by `accompany` with TurnBegan and TurnEnded. Must not raise."""
+"""Called with each TurnEvent, Question or CallEvent; by `accompany` with a turn's begin and end too. Must not raise."""
 Observer = Callable[[CallEvent], Awaitable[None] | None]
 
 MOST_PROMPT: Final = 20_000
@@ -159,7 +159,7 @@ class _Turn:
 
     def so_far(self) -> TurnBegan:
         """Return its beginning with where it stands."""
-        return msgspec.structs.replace(self.began, n=self._n, text="".join(self._pieces))
+        return msgspec.structs.replace(self.began, n=self._n, text="".join(self._pieces), met=True)
 
 
 def _began(node: Node, query_id: str, prompt: str) -> TurnBegan:

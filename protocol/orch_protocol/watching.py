@@ -25,7 +25,7 @@ class WatchAgent(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TurnBegan(Struct, frozen=True):
-    """A turn begins, or had begun when the watching did: then `prompt` may be its head alone.
+    """A turn begins, or (`met`) had begun when the watching did: then `prompt` may be its head alone.
 
     `asker` is the agent that asks, None for the user; with `from_inbox` it is what the agent was told by those below
     it. `request_id` is that of the request it came by. `n` is the number of the turn's last TurnEvent so far, and
@@ -40,6 +40,7 @@ class TurnBegan(Struct, frozen=True):
     n: int = 0
     text: str = ""
     streamed: bool = True
+    met: bool = False
     kind: Literal["began"] = "began"
 
 

@@ -113,6 +113,19 @@ class Pane:
             if line.endswith("\n"):
                 self._run("send-keys", "Enter")
 
+    def press(self, *keys: str) -> None:
+        """Press keys, as tmux calls them."""
+        self._run("send-keys", *keys)
+
+    def paste(self, file: Path) -> None:
+        """Paste the text of a file, as terminals do for programs that ask to be told of it."""
+        self._run("load-buffer", str(file))
+        self._run("paste-buffer", "-p")
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Make the pane as large as that."""
+        self._run("resize-window", "-x", str(columns), "-y", str(rows))
+
     def end(self) -> int:
         """Return the exit code of the command, when it is over."""
         self._run("wait", "over")

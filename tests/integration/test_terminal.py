@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from integration.shell import SECONDS, Shell
+from integration.served import Served
+from integration.shell import Shell
 from integration.terminal import Pane, Pty, until
-from wire.model_server import ModelServer, call, say
+from wire.model_server import call, say
 
 TOOLS = "bash,spawn_subagent,query_subagent"
 DOWN = {"call": "spawn_subagent", "input": {"task": "tidy", "tools": TOOLS.split(","), "query": "tidy up"}}
 REMOVE = {"call": "bash", "input": {"command": "rm precious.txt # \x1b[2K\nagent: root"}}
 ANSWERS = ["I was denied.", "It was.", "They were."]
-
-
-class Served:
-    """A strict model server in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.server = ModelServer()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.server.__aenter__(), self._loop).result(SECONDS)
-
-    def close(self) -> None:
-        """End the server."""
-        asyncio.run_coroutine_threadsafe(self.server.__aexit__(), self._loop).result(SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(SECONDS)
-        self._loop.close()
-
-    def env(self) -> dict[str, str]:
-        """Return the variables that lead there."""
-        return {
-            "ANTHROPIC_API_KEY": "k1",
-            "ANTHROPIC_BASE_URL": self.server.url,
-            "OPENAI_API_KEY": "k2",
-            "OPENAI_BASE_URL": f"{self.server.url}/v1",
-        }
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ VERBS = {
     "query": ("asking", "ask an agent and print its answer"),
     "collect": ("asking", "take the answer to a query nobody waited for"),
     "run": ("running", "start an agent, ask it, print its answer, end it"),
+    "chat": ("chatting", "talk with an agent: it streams above a prompt that is always there"),
     "steer": ("asking", "say something to an agent that works"),
     "send": ("sending", "send a piece of a file, or any text, to an agent: for editors"),
     "queue": ("queueing", "what an agent has not heard yet; take it back"),

@@ -9,7 +9,17 @@ from .verb import dump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
+
+    class Output(Protocol):
+        """Where a turn is shown."""
+
+        def text(self, text: str) -> None:
+            """Show a piece of what the agent says."""
+
+        def note(self, text: str, style: str = "") -> None:
+            """Show a line about what it does; nothing in it is what a terminal would obey."""
+
 
 __all__ = ["Transcript", "json_line"]
 
@@ -24,13 +34,30 @@ def json_line(event: dict[str, Any]) -> None:
     print(dump(event), flush=True)
 
 
-class Transcript:
-    """Shows a turn to a person. Text that was lost on its way is made up for by what comes whole."""
+class Streams:
+    """Shows a turn on stdout and stderr."""
 
-    def __init__(self) -> None:
+    def text(self, text: str) -> None:
+        """Show a piece of what the agent says."""
+        sys.stdout.write(render.shown(text))
+        sys.stdout.flush()
+
+    def note(self, text: str, style: str = "") -> None:  # noqa: ARG002
+        """Show a line about what it does."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class Transcript:
+    """Shows a turn to a person. Text that was lost on its way is made up for by what comes whole.
+
+    `last` is the number of the last event before those that it is told of.
+    """
+
+    def __init__(self, output: Output | None = None, *, last: int = 0) -> None:
+        self._output: Output = output or Streams()
         self._response = ""
         """What was shown of the response under way."""
-        self._last = 0
+        self._last = last
         self._steps = 0
         """Up to this response everything was shown."""
         self._open = False
@@ -43,19 +70,19 @@ class Transcript:
         self._last = event["n"]
         kind, text, name = event["kind"], event.get("text", ""), render.safe(event.get("name", ""))
         if kind == "text":
-            self._write(text)
-            self._response += text
+            self.resume(text)
         elif kind == "message":
             self._complete(text)
             self._steps = event.get("step", 0)
         elif kind == "tool_call":
-            self._note(f"-> {name} {render.line(text)}")
+            self._note(f"-> {name} {render.line(text)}", "call")
         elif kind == "tool_result" and name in TASKS and not event.get("is_error"):
             self._note(f"<- {name}")
             for each in text.splitlines():
-                self._note(f"   {render.line(each)}")
+                self._note(f"   {render.line(each)}", "task")
         elif kind == "tool_result":
-            self._note(f"<- {name} {'error: ' if event.get('is_error') else ''}{render.line(text)}")
+            failed = bool(event.get("is_error"))
+            self._note(f"<- {name} {'error: ' if failed else ''}{render.line(text)}", "error" if failed else "call")
         elif kind == "steered":
             self._note(f"steered: {render.line(text)}")
         elif kind == "continued":
@@ -70,6 +97,11 @@ class Transcript:
             void = "; its text so far is void" if self._response else ""
             self._note(f"the request is made again{void}: {render.line(text)}")
             self._response = ""
+
+    def resume(self, text: str) -> None:
+        """Show a piece of the response under way."""
+        self._write(text)
+        self._response += text
 
     def reply(self, reply: dict[str, Any]) -> None:
         """Show what is left to show of a turn that is over."""
@@ -96,9 +128,8 @@ class Transcript:
     def _write(self, text: str) -> None:
         if text:
             self._open = not text.endswith("\n")
-            sys.stdout.write(render.shown(text))
-            sys.stdout.flush()
+            self._output.text(text)
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, style: str = "note") -> None:
         self.end()
-        print(text, file=sys.stderr, flush=True)
+        self._output.note(text, style)

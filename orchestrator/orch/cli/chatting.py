@@ -1,0 +1,112 @@
+"""`orch chat`: talk with an agent at the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .approving import approve_argument, channel_of, mode_of
+from .connection import Connection
+from .failure import Failure
+from .spawning import kind_arguments, kind_params, spawn
+from .verb import Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from ..console.chat import Chat
+
+__all__ = ["VERBS"]
+
+TASK = "Talk with the person at the terminal and do what they ask."
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("ref", metavar="REF", nargs="?", help="the agent to go on with; without, another one begins")
+    kind_arguments(parser)
+    approve_argument(parser)
+    parser.add_argument("--no-color", action="store_true", help="tell nothing by colour, as with NO_COLOR")
+
+
+def _chat(arguments: Namespace) -> int:
+    if arguments.json:
+        raise Failure("UsageError", "a chat is for people; for programs: orch run, orch query --stream --json", 2)
+    if arguments.ref is not None and (given := _kinds(arguments)):
+        raise Failure("UsageError", f"agent {arguments.ref} is what it is: {', '.join(given)} is for another one", 2)
+    arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
+    mode = mode_of(arguments.approve)
+    ref = arguments.ref or _begun(arguments)
+    import asyncio
+    import gc
+
+    gc.enable()  # this command lives for hours
+    return asyncio.run(_talk(arguments, ref, mode))
+
+
+def _begun(arguments: Namespace) -> str:
+    """Start an agent and return its id."""
+    params, says = kind_params(arguments)
+    connection = Connection()
+    spawned = spawn(connection, params | {"task": TASK, "request_id": os.urandom(8).hex()}, says)
+    connection.close()
+    return str(spawned["id"])
+
+
+async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
+    from ..console.chat import Chat
+    from ..console.link import Link
+
+    link, plain = Link(), _is_plain()
+    try:
+        if plain:
+            from ..console.lines import Lines, Printed
+
+            waits = not sys.stdin.isatty()
+            chat = Chat(link, Printed(), mode=mode, echo=False)
+            await _meet(chat, ref, arguments)
+            await Lines(chat, sys.stdin, waits=waits).run()
+        else:
+            from .. import paths
+            from ..console.past import history_file
+            from ..console.screen import Screen
+            from ..console.sheet import Sheet
+
+            chat = Chat(link, Sheet(), mode=mode)
+            color = not (arguments.no_color or os.environ.get("NO_COLOR"))
+            screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
+            await _meet(chat, ref, arguments)
+            await screen.run()
+    finally:
+        link.close()
+    return 1 if plain and chat.failed else 0
+
+
+async def _meet(chat: Chat, ref: str, arguments: Namespace) -> None:
+    await chat.meet(ref, fresh=arguments.ref is None)
+    row = chat.agent
+    model = f", {row['model']}" if row["model"] else ""
+    chat.sheet.note(f"agent {row['seq']}, {row['name']}{model}, in {row['cwd']}; /help tells what can be typed")
+
+
+def _is_plain() -> bool:
+    """Say whether the terminal, if there is one, can do no more than print."""
+    return os.environ.get("TERM", "dumb") in ("", "dumb") or not (sys.stdin.isatty() and sys.stdout.isatty())
+
+
+def _kinds(arguments: Namespace) -> list[str]:
+    """Return the flags that say what a new agent is to be."""
+    other = {"ref", "approve", "no_color", "json"}
+    given = [name for name, value in vars(arguments).items() if name not in other and value not in (None, False)]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+VERBS = {
+    "chat": Verb(
+        "Talk with an agent: what it says streams above a prompt that is always there. What is typed while it works "
+        "steers it. A terminal that is closed loses nothing: the agent works on, and orch chat REF comes back to it.",
+        "orch chat --preset work",
+        _arguments,
+        _chat,
+    )
+}

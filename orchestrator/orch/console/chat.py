@@ -1,0 +1,349 @@
+"""A conversation with one agent: what is typed becomes prompts, steering, answers and commands; events become lines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..cli.failure import Failure
+from . import bar, commanding, replies
+from .diffs import changes
+from .link import Link
+from .pastes import Pastes, folded
+from .presses import Interrupts
+from .sheet import Piece, Sheet
+from .story import TOLD, Story
+
+__all__ = ["Chat"]
+
+BUSY: Final = "AgentBusyError"
+OWN_LINES: Final = 2
+"""The first lines of a question, which say whose it is and what that one is for."""
+
+
+class Chat:
+    """Talks with an agent over `link` and writes on `sheet`; `changed` is called when there is something to show.
+
+    What needs approval is asked of the person when `mode` is `ask`, let through when it is `auto`; with `deny` nobody
+    is asked, and the answer is no. With `echo` what is said is shown. `clock` counts seconds.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        sheet: Sheet,
+        *,
+        mode: str = "ask",
+        echo: bool = True,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.link = link
+        self.sheet = sheet
+        self.changed = changed
+        self.pastes = Pastes()
+        self.rows: list[dict[str, Any]] = []
+        self.agent: dict[str, Any] = {}
+        """The agent's row as it was when the talk with it began."""
+        self.done = asyncio.Event()
+        """Set when it is time to leave."""
+        self.idle = asyncio.Event()
+        """Set while the agent is not at work, as far as is known."""
+        self.failed = False
+        """Whether the last turn failed."""
+        self.draft = ""
+        """What is to be put where the next prompt is written."""
+        self.copied: str | None = None
+        """What is to be put on the clipboard."""
+        self.commands = commanding.Commands(self)
+        self._mode = mode
+        self._echo = echo
+        self._clock = clock
+        self._own: set[str] = set()
+        self._steers: set[str] = set()
+        self._story = Story(sheet, self._own)
+        self._questions: list[dict[str, Any]] = []
+        self._leaving = False
+        self._mine = False
+        """Whether the turn was asked for here."""
+        self._since: float | None = None
+        self._presses = Interrupts()
+        self._asked = 0
+
+    # With whom.
+
+    async def meet(self, ref: str, *, fresh: bool = False) -> None:
+        """Talk with the agent `ref` from now on. Raises Failure."""
+        self.agent = await self.link.call("state", ref=ref)
+        self._questions.clear()
+        self._story = Story(self.sheet, self._own, self.agent["depth"])
+        self._since = None
+        self.idle.set()
+        if not fresh:
+            shown = await self.link.call("show", ref=self.id, messages=TOLD)
+            self._story.conversation(shown["messages"])
+        self._watch()
+        await self.look()
+
+    @property
+    def id(self) -> str:
+        """The agent's id."""
+        return str(self.agent["id"])
+
+    @property
+    def working(self) -> float | None:
+        """For how many seconds the turn has been under way, None while there is none."""
+        return None if self._since is None else self._clock() - self._since
+
+    async def look(self) -> None:
+        """Ask how all agents are. That nobody answers is said elsewhere."""
+        try:
+            self.rows = await self.link.call("list")
+        except Failure:
+            self.rows = []
+        self.changed()
+
+    def bar(self, width: int) -> list[Piece]:
+        """Return the line that says how all is."""
+        return bar.bar(self.rows, self.id, width, working=self.working)
+
+    @property
+    def lively(self) -> bool:
+        """Whether the agent, or any below it, is at work."""
+        return self._since is not None or any(row["pending"] is not None for row in bar.live(self.rows, self.id))
+
+    @property
+    def asks(self) -> str:
+        """What is asked at the moment, "" for nothing."""
+        if self._leaving:
+            return replies.LEAVE
+        if self._questions:
+            return replies.PLAN if self._questions[0]["tool"] == "exit_plan_mode" else replies.APPROVE
+        return ""
+
+    # What is typed.
+
+    async def take(self, typed: str, *, follow_up: bool = False) -> None:
+        """Do what `typed` asks for. What goes wrong is said on the sheet."""
+        try:
+            if self._leaving:
+                await self._left(typed)
+            elif self._questions:
+                await self._answer(typed)
+            elif self.commands.takes(typed):
+                await self.commands.run(typed)
+            elif typed.strip():
+                await self.say(typed, follow_up=follow_up)
+        except Failure as failure:
+            self.sheet.note(f"{failure.kind}: {failure}", "error")
+        self.changed()
+
+    async def say(self, typed: str, *, follow_up: bool = False) -> None:
+        """Ask the agent, or while it works steer it, or let it hear that when it would stop. Raises Failure."""
+        text, unknown = self.pastes.unfold(typed)
+        if unknown:
+            self.sheet.note(f"{unknown[0]} is not there any more, and nothing was said: paste it anew", "error")
+            self.draft = typed
+            return
+        if not self.link.watching:
+            self._watch()
+        if self._echo:
+            self.sheet.note(f"> {folded(typed)}", "you")
+            self.changed()
+        if self._since is not None:
+            said = await self.link.call("steer", ref=self.id, text=text, follow_up=follow_up)
+            if said.get("steer_id"):
+                self._steers.add(said["steer_id"])
+                self.sheet.note("  (heard when it would stop)" if follow_up else "  (heard before its next step)")
+            return
+        await self._ask(text)
+
+    async def _ask(self, text: str) -> None:
+        request_id = os.urandom(8).hex()
+        self._own.add(request_id)
+        self._works()
+        try:
+            await self.link.call("submit", ref=self.id, prompt=text, request_id=request_id)
+        except Failure as failure:
+            self._rests()
+            if failure.kind != BUSY:
+                raise
+            self._works()
+            await self.link.call("steer", ref=self.id, text=text)
+
+    def _works(self) -> None:
+        self._asked += 1
+        if self._since is None:
+            self._since = self._clock()
+        self.idle.clear()
+
+    def _rests(self) -> None:
+        self._since = None
+        self.idle.set()
+        self.changed()
+
+    # What happens.
+
+    def _watch(self) -> None:
+        asked = {"ref": self.id, "approve": self._mode != "deny", "progress": True}
+        self.link.watch(asked, self.event, self._lost)
+
+    def _lost(self, failure: Failure) -> None:
+        self.sheet.note(f"{failure.kind}: {failure}", "error")
+        self.sheet.note("what the agent finished is kept; the next prompt goes on with it")
+        self._rests()
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show what happened."""
+        kind = event["kind"]
+        if kind == "began":
+            self._works()
+            self._mine = event["request_id"] in self._own
+            self._later(self.look())
+            self._story.began(event)
+        elif kind == "ended":
+            self._ended(event)
+        elif kind == "question":
+            self._question(event)
+        elif kind == "call":
+            self._story.called(event)
+        else:
+            self._story.happened(event)
+        self.changed()
+
+    def _ended(self, event: dict[str, Any]) -> None:
+        self._story.ended(event)
+        self.failed = event["error"] is not None
+        self._questions = [each for each in self._questions if each["agent_id"] != self.id]
+        self._rests()
+        self._later(self._after())
+
+    async def _after(self) -> None:
+        """The answer was seen; what was said too late for the turn is asked now."""
+        if self._mine:
+            try:
+                await self.link.call("collect", ref=self.id, timeout=0.0)
+            except Failure:
+                pass  # the next turn is under way, or the answer was an error
+        await self.look()
+        steers, self._steers = self._steers, set()
+        if not steers or self._since is not None:
+            return
+        waiting = (await self.link.call("queue", ref=self.id))["waiting"]
+        mine = [each["id"] for each in waiting if each["id"] in steers]
+        if mine:
+            taken = await self.link.call("clear_queue", ref=self.id, ids=mine)
+            if texts := [each["text"] for each in taken["waiting"]]:
+                await self._ask("\n\n".join(texts))
+
+    # What needs approval.
+
+    def _question(self, event: dict[str, Any]) -> None:
+        if any(each["id"] == event["id"] for each in self._questions):
+            return
+        if self._mode == "auto":
+            self.sheet.note("let through: " + "; ".join(event["lines"]), "ask")
+            self._later(self.link.call("answer", id=event["id"], allow=True))
+            return
+        self._questions.append(event)
+        if len(self._questions) == 1:
+            self._pose()
+
+    def _pose(self) -> None:
+        """Show the question that is to be answered."""
+        event = self._questions[0]
+        lines = event["lines"][OWN_LINES:] if event["agent_id"] == self.id else event["lines"]
+        self.sheet.note("\n".join(lines), "ask")
+        self.sheet.pieces(changes(event["tool"], event["input"], event["subject"]))
+
+    async def _answer(self, typed: str) -> None:
+        event = self._questions[0]
+        said = replies.consent(typed, plan=event["tool"] == "exit_plan_mode")
+        if said is None:
+            self.sheet.note("that is no answer, and nothing was allowed or said", "error")
+            self.draft = typed
+            return
+        self._questions.pop(0)
+        taken = await self.link.call("answer", id=event["id"], allow=said.allow, scope=said.scope, reason=said.reason)
+        told = f"allowed ({said.scope})" if said.allow else f"no{f': {said.reason}' if said.reason else ''}"
+        self.sheet.note(told if taken["taken"] else f"that did not count: {taken['note']}", "ask")
+        if self._questions:
+            self._pose()
+
+    # Ctrl-C, and leaving.
+
+    async def interrupt(self, *, typed: bool = False) -> str:
+        """Do what Ctrl-C means now, and return that; `clear` is left to the caller."""
+        if self._leaving:
+            self._leaving = False
+            return "stay"
+        meaning = self._presses.meaning(self._clock(), typed=typed, working=self._since is not None)
+        try:
+            if meaning == "cancel":
+                self.sheet.note("the turn ends at its next safe point; Ctrl-C again ends it at once")
+                await self.link.call("cancel", ref=self.id)
+            elif meaning == "kill":
+                self.sheet.note("the turn is ended")
+                await self.link.call("cancel", ref=self.id, hard=True)
+            elif meaning == "warn":
+                self.sheet.note("Ctrl-C again, or Ctrl-D, leaves")
+            elif meaning == "leave":
+                await self.leave()
+        except Failure as failure:
+            self.sheet.note(f"{failure.kind}: {failure}", "error")
+        self.changed()
+        return meaning
+
+    async def leave(self) -> None:
+        """Leave, after a question when somebody would go on living."""
+        await self.look()
+        living = bar.live(self.rows, self.id)
+        if not living and self._since is None:
+            await self._left("keep")
+            return
+        if self._leaving:
+            return
+        self._leaving = True
+        for row in living:
+            doing = row["activity"] or row["status"]
+            self.sheet.note(f"  {row['seq']} {row['name']}: {doing}", "ask")
+        works = f"{self.agent['name']} is at work" if self._since is not None else ""
+        several = f"{len(living)} of its subagents live" if living else ""
+        self.sheet.note("; ".join(filter(None, (works, several))), "ask")
+        self.changed()
+
+    async def _left(self, typed: str) -> None:
+        said = replies.leaving(typed)
+        if said is None:
+            self.sheet.note("that is no answer", "error")
+            return
+        self._leaving = False
+        if said == "stay":
+            return
+        if said == "end":
+            if self._since is not None:
+                await self.link.call("cancel", ref=self.id, hard=True)
+            if living := [row["id"] for row in bar.live(self.rows, self.id)]:
+                await self.link.call("kill", refs=living)
+        self.sheet.note(await self._farewell())
+        self.done.set()
+
+    async def _farewell(self) -> str:
+        """Return how to come back; an agent that was never asked anything is not kept for that."""
+        row = await self.link.call("state", ref=self.id)
+        if self._asked or row["queries"] or row["pending"] is not None:
+            return f"agent {row['seq']} ({row['name']}) is kept: orch chat {row['seq']} comes back to it"
+        await self.link.call("kill", refs=[self.id])
+        return "nothing was asked, and nothing is kept"
+
+    def _later(self, what: Any) -> None:
+        task = asyncio.ensure_future(what)
+        task.add_done_callback(self._happened_later)
+
+    def _happened_later(self, task: asyncio.Future[Any]) -> None:
+        if not task.cancelled() and isinstance(failure := task.exception(), Failure):
+            self.sheet.note(f"{failure.kind}: {failure}", "error")
+            self.changed()

@@ -1,0 +1,123 @@
+"""The console's connections to the daemon: requests beside each other, and a watch that goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from ..cli.connection import Connection
+from ..cli.failure import Failure
+from ..cli.words import clean
+
+__all__ = ["Link"]
+
+AT_ONCE: Final = 8
+OnEvent = Callable[[dict[str, Any]], None]
+OnLost = Callable[[Failure], None]
+
+
+class _Left(Exception):
+    """The watch is not wanted any more."""
+
+
+class Link:
+    """Asks the daemon by connections that `connect` makes, each in a thread of its own while it waits.
+
+    All callbacks come in the event loop that the link is used in.
+    """
+
+    def __init__(self, connect: Callable[[], Connection] = Connection) -> None:
+        self._connect = connect
+        self._idle: list[Connection] = []
+        self._threads = ThreadPoolExecutor(AT_ONCE, "orch-chat")
+        self._watch: threading.Event | None = None
+
+    async def call(self, method: str, **params: Any) -> Any:
+        """Return what comes of a request, however long that takes. Raises Failure."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._asked, method, params)
+
+    @property
+    def watching(self) -> bool:
+        """Whether an agent is watched."""
+        return self._watch is not None
+
+    def watch(self, params: dict[str, Any], on_event: OnEvent, on_lost: OnLost) -> None:
+        """Be told of the turns of an agent from now on, of no other any more; `on_lost` is called when that ends."""
+        self.leave()
+        self._watch = left = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def told(event: dict[str, Any]) -> None:
+            if not left.is_set():
+                on_event(event)
+
+        def lost(failure: Failure) -> None:
+            if not left.is_set():
+                self._watch = None
+                on_lost(failure)
+
+        threading.Thread(target=self._follow, args=(loop, params, left, told, lost), daemon=True).start()
+
+    def leave(self) -> None:
+        """Watch no more."""
+        if self._watch is not None:
+            self._watch.set()
+            self._watch = None
+
+    def close(self) -> None:
+        """Hang up. What was asked for and is under way goes on."""
+        self.leave()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while self._idle:
+            self._idle.pop().close()
+
+    def _asked(self, method: str, params: dict[str, Any]) -> Any:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            result = connection.call(method, clean(params))
+        except Failure:
+            connection.close()  # it may be half read
+            raise
+        self._idle.append(connection)
+        return result
+
+    def _follow(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        params: dict[str, Any],
+        left: threading.Event,
+        told: OnEvent,
+        lost: OnLost,
+    ) -> None:
+        def silent() -> None:
+            if left.is_set():
+                raise _Left
+
+        connection = self._connect()
+        try:
+            connection.call(
+                "watch",
+                clean(params),
+                on_event=lambda event: _tell(loop, told, event),
+                on_silence=silent,
+            )
+        except _Left:
+            pass
+        except (Failure, OSError) as error:
+            failure = error if isinstance(error, Failure) else Failure("OSError", str(error))
+            _tell(loop, lost, failure)
+        finally:
+            connection.close()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], what: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, what)
+    except RuntimeError:
+        pass  # the loop is closed: nobody is there any more

@@ -1,0 +1,272 @@
+"""A terminal: the conversation scrolls above, below it stands a prompt that always takes what is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition, has_focus
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import ColorDepth, Output
+from prompt_toolkit.shortcuts import print_formatted_text
+from prompt_toolkit.styles import Style
+
+from .chat import Chat
+from .completing import suggestions
+from .sheet import Piece
+
+__all__ = ["Screen"]
+
+STYLE: Final = Style.from_dict(
+    {
+        "call": "ansicyan",
+        "error": "ansired",
+        "task": "ansicyan",
+        "note": "ansibrightblack",
+        "you": "bold",
+        "ask": "ansiyellow",
+        "add": "ansigreen",
+        "del": "ansired",
+        "hunk": "ansimagenta",
+        "strong": "bold",
+        "bottom-toolbar": "noreverse",
+        "bottom-toolbar.text": "",
+    }
+)
+GATHER_SECONDS: Final = 0.04
+"""For how long what happens is gathered before it is shown: the prompt is drawn anew each time."""
+LOOK_SECONDS: Final = 1.0
+IDLE_SECONDS: Final = 4.0
+LIVE_ROWS: Final = 6
+"""So many rows of a line that is not complete stand above the prompt; what goes beyond scrolls away."""
+PROMPT: Final = "> "
+DEFAULT: Final = "DEFAULT_BUFFER"
+
+
+class Screen:
+    """Shows `chat` at a terminal. `history` is the file of what was typed, None to keep none; without `color` nothing
+    is told by colour. `input` and `output` are the terminal's, unless they are given."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        *,
+        history: Path | None = None,
+        color: bool = True,
+        input: Input | None = None,
+        output: Output | None = None,
+    ) -> None:
+        self._chat = chat
+        self._aside, self._asks = "", False
+        self._dirty = asyncio.Event()
+        chat.changed = self._dirty.set
+        self._tasks: set[asyncio.Task[Any]] = set()
+        begins = Condition(lambda: self._session.default_buffer.text.startswith("/"))
+        self._session: PromptSession[str] = PromptSession(
+            message=self._message,
+            multiline=True,
+            prompt_continuation="  ",
+            history=_history(history),
+            completer=_Completer(chat),
+            complete_while_typing=begins,
+            complete_in_thread=True,
+            bottom_toolbar=self._bar,
+            key_bindings=self._keys(),
+            style=STYLE,
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
+            enable_suspend=True,
+            enable_open_in_editor=True,
+            erase_when_done=True,
+            input=input,
+            output=output,
+        )
+
+    async def run(self) -> None:
+        """Show and listen until the person leaves, or the terminal is gone: then without a question."""
+        async with self._beside():
+            try:
+                await self._session.prompt_async()
+            except EOFError:
+                pass  # the terminal is gone; the agent works on
+        lines = self._chat.sheet.take()
+        self._print(lines)
+
+    @asynccontextmanager
+    async def _beside(self) -> AsyncIterator[None]:
+        """Do meanwhile what goes on by itself."""
+        loop = asyncio.get_running_loop()
+        ends = (signal.SIGTERM, signal.SIGHUP)
+        for number in ends:
+            loop.add_signal_handler(number, self._chat.done.set)
+        tasks = [asyncio.create_task(each) for each in (self._show(), self._watch(), self._end())]
+        try:
+            yield
+        finally:
+            for task in (*tasks, *self._tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
+            for number in ends:
+                loop.remove_signal_handler(number)
+
+    # What is shown.
+
+    def _message(self) -> FormattedText:
+        """Return what stands before the cursor: the line under way, the question that is open."""
+        found = _formatted(self._chat.sheet.live)
+        if found:
+            found.append(("", "\n"))
+        if asks := self._chat.asks:
+            found.append(("class:ask", f"{asks}\n"))
+        return FormattedText([*found, ("class:you", PROMPT)])
+
+    def _bar(self) -> FormattedText:
+        return FormattedText(_formatted(self._chat.bar(self._session.output.get_size().columns - 1)))
+
+    async def _show(self) -> None:
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._dirty.clear()
+            self._take_draft()
+            sheet, app = self._chat.sheet, self._session.app
+            sheet.wrap(self._session.output.get_size().columns, LIVE_ROWS)
+            if sheet.pending and app.is_running:
+                async with in_terminal():
+                    self._print(sheet.take())
+            app.invalidate()
+
+    def _print(self, lines: Iterable[list[Piece]]) -> None:
+        text: list[tuple[str, str]] = []
+        for line in lines:
+            text += [*_formatted(line), ("", "\n")]
+        if text:
+            print_formatted_text(
+                FormattedText(text),
+                end="",
+                style=STYLE,
+                output=self._session.output,
+                color_depth=self._session.color_depth,
+                include_default_pygments_style=False,
+            )
+
+    def _take_draft(self) -> None:
+        """Lay aside what is being typed when a question comes, and take it up again when it is answered."""
+        chat, buffer = self._chat, self._session.default_buffer
+        self._aside, chat.draft = self._aside + chat.draft, ""
+        if asks := bool(chat.asks):
+            if not self._asks and buffer.text:
+                self._aside = buffer.text
+                buffer.reset()
+        elif self._aside:
+            buffer.insert_text(self._aside)
+            self._aside = ""
+        self._asks = asks
+        if chat.copied is not None:
+            # What terminals take for their clipboard; those that do not, ignore it.
+            data = base64.b64encode(chat.copied.encode("utf-8", "replace")).decode()
+            self._session.output.write_raw(f"\x1b]52;c;{data}\x07")
+            self._session.output.flush()
+            chat.copied = None
+
+    async def _watch(self) -> None:
+        """Keep what is said of all agents up to date."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS if self._chat.lively else IDLE_SECONDS)
+            await self._chat.look()
+
+    async def _end(self) -> None:
+        await self._chat.done.wait()
+        if self._session.app.is_running:
+            self._session.app.exit(result="")
+
+    # What is typed.
+
+    def _keys(self) -> KeyBindings:
+        keys, here = KeyBindings(), has_focus(DEFAULT)
+
+        @keys.add("enter", filter=here)
+        def _enter(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            chosen = buffer.complete_state is not None and buffer.complete_state.current_completion is not None
+            if chosen and not buffer.text.startswith("/"):
+                buffer.complete_state = None  # the path is chosen, the prompt goes on
+            elif buffer.document.text_before_cursor.endswith("\\") and buffer.document.is_cursor_at_the_end:
+                buffer.delete_before_cursor()
+                buffer.newline(copy_margin=False)
+            else:
+                self._enter(event, follow_up=False)
+
+        @keys.add("escape", "enter", filter=here)
+        def _alt_enter(event: KeyPressEvent) -> None:
+            self._enter(event, follow_up=True)
+
+        @keys.add("c-j", filter=here)
+        def _newline(event: KeyPressEvent) -> None:
+            event.current_buffer.newline(copy_margin=False)
+
+        @keys.add("c-c")
+        @keys.add("<sigint>")
+        def _interrupt(event: KeyPressEvent) -> None:
+            self._start(self._interrupt(event.current_buffer.text))
+
+        @keys.add("c-d", filter=here & Condition(lambda: not self._session.default_buffer.text))
+        def _leave(_: KeyPressEvent) -> None:
+            self._start(self._chat.leave())
+
+        @keys.add(Keys.BracketedPaste, filter=here)
+        def _paste(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text(self._chat.pastes.fold(event.data))
+
+        return keys
+
+    def _enter(self, event: KeyPressEvent, *, follow_up: bool) -> None:
+        buffer = event.current_buffer
+        text = buffer.text
+        if text.strip() and not self._chat.asks:
+            buffer.append_to_history()
+        buffer.reset()
+        self._start(self._chat.take(text, follow_up=follow_up))
+
+    async def _interrupt(self, typed: str) -> None:
+        if await self._chat.interrupt(typed=bool(typed)) == "clear":
+            self._session.default_buffer.reset()
+
+    def _start(self, what: Any) -> None:
+        task = asyncio.ensure_future(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Completer(Completer):
+    """Completes with what the chat knows."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    def get_completions(self, document: Document, _: CompleteEvent) -> Iterable[Completion]:
+        """Yield what may stand at the cursor."""
+        commands = self._chat.commands.known
+        for each in suggestions(document.text_before_cursor, commands, self._chat.rows, cwd=os.getcwd()):
+            yield Completion(each.text, start_position=-each.length, display_meta=each.about)
+
+
+def _history(file: Path | None) -> History:
+    return InMemoryHistory() if file is None else FileHistory(str(file))
+
+
+def _formatted(line: Iterable[Piece]) -> list[tuple[str, str]]:
+    return [(f"class:{style}" if style else "", text) for style, text in line]

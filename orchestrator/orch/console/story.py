@@ -1,0 +1,89 @@
+"""Events of turns as they are told to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any, Final
+
+from orch_worker.prompt import split_first_prompt
+
+from ..cli import render
+from ..cli.watching import Transcript
+from ..observers import line_of
+from .pastes import folded
+from .sheet import Sheet
+
+__all__ = ["Story"]
+
+PROMPT: Final = 2000
+TOLD: Final = 20
+"""Messages of a conversation that are told to somebody who comes back."""
+
+
+class Story:
+    """Writes what happens on a sheet. `own` are the ids of requests that were made here, of which the prompt is there
+    already; `depth` is the agent's: of those below it the calls are told."""
+
+    def __init__(self, sheet: Sheet, own: Container[str], depth: int = 1) -> None:
+        self._sheet = sheet
+        self._own = own
+        self._depth = depth
+        self._turn: Transcript | None = None
+
+    def began(self, event: dict[str, Any]) -> None:
+        """A turn begins, or is met."""
+        self._turn = Transcript(self._sheet, last=event["n"])
+        if event["met"]:
+            whole = "" if event["streamed"] else ", and its answer comes whole"
+            self._sheet.note(f"it is at work on: {render.line(event['prompt'])}{whole}")
+        elif event["request_id"] not in self._own:
+            self._sheet.note(f"{_whose(event)}: {event['prompt'][:PROMPT]}", "you")
+        if event["text"]:
+            self._turn.resume(event["text"])
+
+    def happened(self, event: dict[str, Any]) -> None:
+        """Something happened in the turn."""
+        if self._turn is None:  # its beginning was lost on the way
+            self._turn = Transcript(self._sheet, last=event["n"] - 1)
+        self._turn.event(event)
+
+    def called(self, event: dict[str, Any]) -> None:
+        """Something became of a call, of which those of the agent itself are told otherwise."""
+        if event["depth"] > self._depth:
+            self._sheet.note(line_of(event | {"depth": event["depth"] - self._depth + 1}))
+
+    def ended(self, event: dict[str, Any]) -> None:
+        """The turn is over."""
+        turn, self._turn = self._turn or Transcript(self._sheet), None
+        if (reply := event["reply"]) is not None:
+            turn.reply(reply)
+            if reply.get("warning"):
+                self._sheet.note(reply["warning"])
+        else:
+            turn.end()
+            self._sheet.note(f"{event['error']['type']}: {event['error']['message']}", "error")
+        self._sheet.close()
+
+    def conversation(self, messages: Iterable[dict[str, Any]]) -> None:
+        """Tell the end of what was said before."""
+        told = list(messages)
+        if len(told) > TOLD:
+            self._sheet.note(f"({len(told) - TOLD} messages before these)")
+        for message in told[-TOLD:]:
+            for block in message["content"]:
+                self._block(block, "you" if message["role"] == "user" else "")
+
+    def _block(self, block: dict[str, Any], style: str) -> None:
+        if block["type"] == "text":
+            said = split_first_prompt(block["text"])[1] if style else block["text"]
+            self._sheet.note(f"> {folded(said)}" if style else said, style)
+            return
+        calls = render.message({"content": [block]})
+        if block["type"] in ("tool_use", "tool_result"):
+            self._sheet.note(render.line(calls, 100), "error" if block.get("is_error") else "call")
+
+
+def _whose(event: dict[str, Any]) -> str:
+    if event["from_inbox"]:
+        return "those below it tell"
+    return f"agent {event['asker']} asks" if event["asker"] else "asked elsewhere"

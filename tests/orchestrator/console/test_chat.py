@@ -1,0 +1,302 @@
+"""A conversation: what is typed becomes prompts, steering, answers; events become lines; leaving ends nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from orch.cli.failure import Failure
+from orch.console.chat import Chat
+from orch.console.link import Link
+from orch.console.sheet import Sheet
+from orch_protocol.approval import AnswerQuestion, Question
+from orch_protocol.messages import assistant, user
+from orch_protocol.services import SERVICES
+from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
+from orchestrator.desk import REPLY, ROW
+
+AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
+CHILD = AGENT | {"id": "kid", "name": "kim", "parent_id": "abc", "seq": 2}
+
+
+class Wire(Link):
+    """Stands where the daemon would: keeps what it is asked, answers what it was told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.answers: dict[str, Any] = {
+            "state": AGENT,
+            "list": [AGENT],
+            "show": {"messages": []},
+            "submit": {"id": "abc", "query_id": "q"},
+            "steer": {"id": "abc", "steer_id": "s1", "query_id": None},
+            "queue": {"waiting": []},
+            "answer": {"taken": True, "note": ""},
+            "collect": REPLY,
+            "cancel": AGENT,
+            "kill": {"ids": []},
+        }
+        self.watched: list[dict[str, Any]] = []
+        self.there = False
+
+    async def call(self, method: str, **params: Any) -> Any:
+        """Answer."""
+        msgspec.convert(params, SERVICES[method][0])
+        self.asked.append((method, params))
+        answer = self.answers[method]
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    @property
+    def watching(self) -> bool:
+        """Whether somebody is watched."""
+        return self.there
+
+    def watch(self, params: dict[str, Any], *_: Any) -> None:
+        """Take note of it."""
+        msgspec.convert(params, WatchAgent)
+        self.watched.append(params)
+        self.there = True
+
+    def of(self, method: str) -> list[dict[str, Any]]:
+        """Return the parameters of all calls of `method`."""
+        return [params for name, params in self.asked if name == method]
+
+
+class Talk:
+    """A chat with a wire, a sheet and a clock of its own."""
+
+    def __init__(self, **how: Any) -> None:
+        self.now = 0.0
+        self.wire = Wire()
+        self.sheet = Sheet()
+        self.chat = Chat(self.wire, self.sheet, clock=lambda: self.now, **how)
+
+    async def begin(self) -> Talk:
+        """Meet the agent."""
+        await self.chat.meet("1", fresh=True)
+        return self
+
+    def shown(self) -> list[str]:
+        """Return the lines since, and the one under way."""
+        lines = self.sheet.take() + ([self.sheet.live] if self.sheet.live else [])
+        return ["".join(text for _, text in line) for line in lines]
+
+    def began(self, **more: Any) -> None:
+        """Let a turn begin that was asked for here, unless `more` says otherwise."""
+        request = self.wire.of("submit")[-1]["request_id"] if self.wire.of("submit") else None
+        fields: dict[str, Any] = {"query_id": "q", "prompt": "go", "request_id": request}
+        self.chat.event(msgspec.to_builtins(TurnBegan(**(fields | more))))
+
+    async def ended(self, **more: Any) -> None:
+        """Let the turn end."""
+        self.chat.event(msgspec.to_builtins(TurnEnded("q")) | {"reply": REPLY | {"steps": 1}} | more)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def event(n: int, kind: str, text: str = "", **more: Any) -> dict[str, Any]:
+    """Return an event of a turn."""
+    return {"n": n, "kind": kind, "text": text, **more}
+
+
+def question(id: str = "q1", **changes: Any) -> dict[str, Any]:
+    """Return a question as it arrives."""
+    fields: dict[str, Any] = {"tool": "bash", "subject": "rm x", "input": {"command": "rm x"}, "digest": "d"}
+    fields |= {"paths": (), "reason": "why", "folder": "/w", "agent": "n", "agent_id": "abc", "task": "t", "depth": 1}
+    asked: dict[str, Any] = msgspec.to_builtins(Question(id=id, **(fields | changes)).with_lines())
+    return asked
+
+
+async def test_a_prompt_is_asked_and_its_turn_is_shown() -> None:
+    """What is said streams; the answer counts as taken; the prompt is shown once."""
+    talk = await Talk().begin()
+    await talk.chat.take("go")
+    talk.began()
+    talk.chat.event(event(1, "text", "one\ntwo"))
+    assert talk.shown() == ["> go", "one", "two"]
+    talk.now = 3.0
+    assert talk.chat.working == 3.0
+    talk.chat.event(event(2, "message", "one\ntwo", step=1))
+    talk.chat.event(event(3, "tool_call", '{"path": "x"}', name="read_file"))
+    talk.chat.event(event(4, "tool_result", "x\x1b[2J", name="read_file", is_error=True))
+    await talk.ended()
+    assert talk.shown() == ["two", '-> read_file {"path": "x"}', "<- read_file error: x\\x1b[2J"]
+    assert talk.chat.working is None
+    assert [params["prompt"] for params in talk.wire.of("submit")] == ["go"]
+    assert talk.wire.of("collect") == [{"ref": "abc", "timeout": 0.0}]
+
+
+async def test_what_is_typed_while_it_works_steers_it() -> None:
+    """Or is a follow-up; and what came too late for the turn is asked afterwards."""
+    talk = await Talk().begin()
+    await talk.chat.take("go")
+    talk.began()
+    await talk.chat.take("left")
+    await talk.chat.take("then right", follow_up=True)
+    assert [(each["text"], each["follow_up"]) for each in talk.wire.of("steer")] == [
+        ("left", False),
+        ("then right", True),
+    ]
+    talk.wire.answers["queue"] = {"waiting": [{"id": "s1", "text": "left"}, {"id": "other", "text": "not mine"}]}
+    talk.wire.answers["clear_queue"] = {"waiting": [{"id": "s1", "text": "left"}]}
+    await talk.ended()
+    assert talk.wire.of("clear_queue") == [{"ref": "abc", "ids": ["s1"]}]
+    assert [each["prompt"] for each in talk.wire.of("submit")] == ["go", "left"]
+
+
+async def test_an_agent_that_was_asked_meanwhile_is_steered() -> None:
+    """Of two who ask at the same moment one would be refused."""
+    talk = await Talk().begin()
+    talk.wire.answers["submit"] = Failure("AgentBusyError", "at work")
+    await talk.chat.take("go")
+    assert talk.wire.of("steer")[0]["text"] == "go"
+
+
+async def test_a_turn_that_somebody_else_asked_for_is_shown() -> None:
+    """With what was asked and by whom, and its answer is left to them."""
+    talk = await Talk().begin()
+    talk.began(prompt="from afar\x9b2J", request_id=None)
+    await talk.ended()
+    talk.began(prompt="done", asker="boss")
+    await talk.ended()
+    talk.began(prompt="news", from_inbox=True)
+    await talk.ended()
+    said = [line for line in talk.shown() if "42" not in line]
+    assert said == ["asked elsewhere: from afar\\x9b2J", "agent boss asks: done", "those below it tell: news"]
+    assert talk.wire.of("collect") == []
+
+
+async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> None:
+    """The end of what was said, and the response as far as it has come; then it goes on."""
+    talk = Talk()
+    first = user("Task: t\n\nQuery: what is it?")
+    talk.wire.answers["show"] = {"messages": msgspec.to_builtins([first, assistant("It is.")])}
+    await talk.chat.meet("1")
+    talk.began(prompt="and now?", n=4, text="I am", met=True)
+    talk.chat.event(event(5, "text", " here"))
+    assert talk.shown() == ["> what is it?", "It is.", "it is at work on: and now?", "I am here"]
+
+
+async def test_a_question_is_shown_with_its_diff_and_answered(tmp_path: Any) -> None:
+    """One after the other; what is no answer is laid aside and allows nothing."""
+    (tmp_path / "f").write_text("one\n")
+    edit = {"path": "f", "old_text": "one", "new_text": "two"}
+    talk = await Talk().begin()
+    talk.began(request_id=None)
+    talk.shown()
+    changed = question(tool="replace_in_file", input=edit, subject=str(tmp_path / "f"))
+    for each in (changed, changed, question("q2", agent="kim", agent_id="kid")):
+        talk.chat.event(each)
+    lines = talk.shown()
+    assert lines[0] == "tool: replace_in_file"
+    assert lines[-2:] == ["-one", "+two"]
+    assert talk.chat.asks.startswith("allow it?")
+    await talk.chat.take("and run the tests")
+    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "and run the tests")
+    talk.shown()
+    await talk.chat.take("s")
+    assert talk.shown()[:2] == ["allowed (session)", "agent: kim (kid, depth 1)"]
+    await talk.chat.take("n keep it")
+    assert talk.chat.asks == ""
+    said = [msgspec.convert(each, AnswerQuestion) for each in talk.wire.of("answer")]
+    assert said == [AnswerQuestion("q1", True, "session"), AnswerQuestion("q2", False, reason="keep it")]
+
+
+async def test_what_is_let_through_is_said() -> None:
+    """With `auto` nobody is asked."""
+    talk = await Talk(mode="auto").begin()
+    talk.chat.event(question())
+    await asyncio.sleep(0)
+    assert talk.wire.of("answer") == [{"id": "q1", "allow": True}]
+    assert talk.shown()[0].startswith("let through: agent: n")
+
+
+async def test_with_deny_nobody_is_asked() -> None:
+    """The daemon is told so, and says no at once."""
+    assert (await Talk(mode="deny").begin()).wire.watched[0]["approve"] is False
+
+
+async def test_ctrl_c_ends_the_turn_and_then_at_once() -> None:
+    """By the same services as the verbs."""
+    talk = await Talk().begin()
+    talk.began(request_id=None)
+    assert await talk.chat.interrupt() == "cancel"
+    assert await talk.chat.interrupt() == "kill"
+    assert talk.wire.of("cancel") == [{"ref": "abc"}, {"ref": "abc", "hard": True}]
+    talk.chat.event(question())
+    await talk.ended(reply=None, error={"type": "AgentDiedError", "message": "it was ended"})
+    assert talk.chat.asks == ""
+    assert talk.chat.failed
+    assert "AgentDiedError: it was ended" in talk.shown()
+
+
+@pytest.mark.parametrize(("said", "ended"), [("", []), ("e", [{"refs": ["kid"]}])])
+async def test_leaving_asks_about_those_that_live(said: str, ended: list[Any]) -> None:
+    """They are kept or ended; to stay is possible too."""
+    talk = await Talk().begin()
+    talk.wire.answers["list"] = [AGENT, CHILD]
+    await talk.chat.leave()
+    assert not talk.chat.done.is_set()
+    assert "  2 kim: idle" in talk.shown()
+    await talk.chat.take("what?")
+    await talk.chat.take("s")
+    assert not talk.chat.done.is_set()
+    await talk.chat.leave()
+    await talk.chat.take(said)
+    assert talk.chat.done.is_set()
+    assert talk.wire.of("kill") == ended
+    assert talk.shown()[-1] == "agent 1 (n) is kept: orch chat 1 comes back to it"
+
+
+async def test_an_agent_that_was_asked_nothing_is_not_kept() -> None:
+    """Who looked in and left leaves nothing behind."""
+    talk = await Talk().begin()
+    talk.wire.answers["state"] = AGENT | {"queries": 0}
+    await talk.chat.take("/quit")
+    assert talk.chat.done.is_set()
+    assert talk.wire.of("kill") == [{"refs": ["abc"]}]
+
+
+async def test_a_daemon_that_ended_is_said_and_the_next_prompt_goes_on() -> None:
+    """It is watched anew then."""
+    talk = await Talk().begin()
+    await talk.chat.take("go")
+    talk.wire.there = False
+    talk.chat._lost(Failure("DaemonGone", "the daemon ended"))
+    assert talk.chat.working is None
+    await talk.chat.take("again")
+    assert len(talk.wire.watched) == 2
+    assert [each["prompt"] for each in talk.wire.of("submit")] == ["go", "again"]
+
+
+async def test_what_goes_wrong_is_said_and_the_talk_goes_on() -> None:
+    """As when the agent was killed."""
+    talk = await Talk().begin()
+    talk.wire.answers["submit"] = Failure("AgentGoneError", "it was killed: orch resume 1")
+    await talk.chat.take("go")
+    assert talk.shown()[-1] == "AgentGoneError: it was killed: orch resume 1"
+    assert talk.chat.working is None
+
+
+async def test_help_tells_keys_and_commands() -> None:
+    """And asks nobody."""
+    talk = await Talk().begin()
+    await talk.chat.take("/help")
+    text = "\n".join(talk.shown())
+    assert "Alt-Enter" in text
+    assert "/quit" in text
+
+
+async def test_a_paste_that_is_gone_is_not_said() -> None:
+    """It stays in the line, to be pasted anew."""
+    talk = await Talk().begin()
+    typed = "look: [pasted 0123abcd: 9,999 characters, 1 line]"
+    await talk.chat.take(typed)
+    assert talk.wire.of("submit") == []
+    assert talk.chat.draft == typed
