@@ -4,7 +4,8 @@ A budget is an agent's and holds for it and everything below it; one more, the r
 Each bounds any number of kinds of amounts, and for each kind there is one account. What was used in turns that are over
 is part of the tree. What a turn under way uses is kept here, and counts as long as that turn is the one under way; what
 is put aside beside a turn, as long as that process is there: nothing has to be undone when they end, however they do.
-Time at work and processes are in the tree at once: nothing is put aside of them.
+What is put aside for a turn is on record before it is used: a root that dies meanwhile leaves word of it. Time at work
+and processes are in the tree at once: nothing is put aside of them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import Usage
 
 from .allowances import LOW, Account, low, reached, share, short, shortened
-from .journal import Answered, Entry, RootBudgeted, Spent
+from .journal import Answered, Entry, LetGo, PutAside, RootBudgeted, Spent
 from .nodes import Node, Nodes
 
 __all__ = ["Budgets"]
@@ -72,6 +73,14 @@ class Budgets:
         self.configured = budget_in(configured)
         self._holds: dict[str, dict[str, _Hold]] = {}
         self._turns: dict[str, _Turn] = {}
+        for id, aside in nodes.aside.items():
+            if (asked := nodes[id].pending) is not None:  # a root before this one ended meanwhile
+                calls = sum(map(_is_call, aside.let_go))
+                self._turns[id] = _Turn(asked.query_id, NOTHING, len(aside.let_go) - calls, calls)
+                self._holds[id] = {
+                    hold: _Hold(least, asked.query_id, nodes[id].incarnation, least)
+                    for hold, least in aside.held.items()
+                }
 
     @property
     def of_all(self) -> Budget:
@@ -144,13 +153,28 @@ class Budgets:
             self._turns[id] = _Turn(query_id)
         return reserved
 
-    def settle(self, id: str, hold: str, used: Amounts) -> None:
-        """Let go what was put aside; what a turn used counts as used. Beside turns that is on record already."""
+    def put_aside(self, id: str, hold: str) -> PutAside | None:
+        """Return what is to be on record of what was just reserved; None of what is beside turns."""
+        held = self._holds[id][hold]
+        if held.query_id is None:
+            return None
+        return PutAside(at=self._clock(), id=id, query_id=held.query_id, hold=hold, least=held.least)
+
+    def take_back(self, id: str, hold: str) -> None:
+        """Let what was reserved not have been."""
+        self._holds[id].pop(hold, None)
+
+    def settle(self, id: str, hold: str, used: Amounts) -> LetGo | None:
+        """Let go what was put aside; what a turn used counts as used. Beside turns that is on record already.
+
+        Returns what is to be on record.
+        """
         held = self._holds.get(id, {}).pop(hold, None)
         turn = self._turn(id)
         if held is not None and held.query_id == turn.query_id:
-            calls = _is_call(held)
+            calls = _is_call(held.least)
             self._turns[id] = _Turn(turn.query_id, turn.spent + used, turn.responses + (not calls), turn.calls + calls)
+        return LetGo(at=self._clock(), id=id, hold=hold) if held is not None and held.query_id is not None else None
 
     def charged(self, entries: list[Entry]) -> list[Entry]:
         """Return `entries`, and behind those of queries that ended with their processes what these had begun and could
@@ -236,8 +260,10 @@ class Budgets:
         holds = [each for each in self._holds.get(ended.id, {}).values() if each.query_id == ended.query_id]
         if not holds or turn.query_id != ended.query_id:
             return None
-        responses = [each for each in holds if not _is_call(each)][max(0, ended.usage.model_calls - turn.responses) :]
-        calls = [each for each in holds if _is_call(each)][max(0, ended.usage.tool_calls - turn.calls) :]
+        responses = [each for each in holds if not _is_call(each.least)][
+            max(0, ended.usage.model_calls - turn.responses) :
+        ]
+        calls = [each for each in holds if _is_call(each.least)][max(0, ended.usage.tool_calls - turn.calls) :]
         least = sum((each.least for each in (*responses, *calls)), NOTHING)
         return (
             Usage(
@@ -256,8 +282,8 @@ class Budgets:
         return (hold for hold in self._holds.get(node.spec.id, {}).values() if _is_held(node, hold))
 
 
-def _is_call(hold: _Hold) -> bool:
-    return bool(hold.amounts.tool_calls or hold.amounts.tool_seconds)
+def _is_call(least: Amounts) -> bool:
+    return bool(least.tool_calls or least.tool_seconds)
 
 
 def _is_held(node: Node, hold: _Hold) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.archive import Source
-from orch_protocol.budget import Budget, BudgetChange
+from orch_protocol.budget import Amounts, Budget, BudgetChange
 from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability, QueueMode
@@ -37,6 +37,7 @@ __all__ = [
     "Journal",
     "Killed",
     "Launched",
+    "LetGo",
     "Localised",
     "Marked",
     "Moved",
@@ -44,6 +45,7 @@ __all__ = [
     "Opened",
     "PlanApproved",
     "Pruned",
+    "PutAside",
     "Resumed",
     "RootBudgeted",
     "Spawned",
@@ -246,6 +248,20 @@ class Spent(_Agent, frozen=True, gc=False, kw_only=True, tag="spent"):
     usage: Usage
 
 
+class PutAside(_Agent, frozen=True, gc=False, kw_only=True, tag="put_aside"):
+    """The agent is about to use something in its query, `least` at least: what its budgets have is less by that."""
+
+    query_id: str
+    hold: str
+    least: Amounts
+
+
+class LetGo(_Agent, frozen=True, gc=False, kw_only=True, tag="let_go"):
+    """What the agent used of what was put aside is on record, or nothing was."""
+
+    hold: str
+
+
 class Moved(_Agent, frozen=True, gc=False, kw_only=True, tag="moved"):
     """What a holder holds stands elsewhere now. None: a later entry says where."""
 
@@ -294,6 +310,8 @@ Entry: TypeAlias = (
     | Hearing
     | Archived
     | Spent
+    | PutAside
+    | LetGo
     | Moved
     | Pruned
 )

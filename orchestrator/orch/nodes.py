@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from orch_protocol.budget import changed
+from orch_protocol.budget import Amounts, changed
 from orch_protocol.errors import ErrorInfo, Outcome, outcome_of
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
@@ -26,6 +26,7 @@ from .journal import (
     Hearing,
     Killed,
     Launched,
+    LetGo,
     Localised,
     Marked,
     Moved,
@@ -33,6 +34,7 @@ from .journal import (
     Opened,
     PlanApproved,
     Pruned,
+    PutAside,
     Resumed,
     RootBudgeted,
     Spawned,
@@ -48,7 +50,7 @@ from .news import news_line
 from .tombstones import marker, silent
 from .worked import Worked
 
-__all__ = ["Node", "Nodes", "Result", "head_of", "iso"]
+__all__ = ["Aside", "Node", "Nodes", "Result", "head_of", "iso"]
 
 HEAD = 80
 
@@ -146,6 +148,14 @@ class Node:
         return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
 
 
+@dataclass(slots=True)
+class Aside:
+    """What is put aside for a query: the least that each hold takes, and what was let go, the least of each too."""
+
+    held: dict[str, Amounts] = field(default_factory=dict)
+    let_go: list[Amounts] = field(default_factory=list)
+
+
 class Nodes:
     """All agents, by id, in the order they were spawned, with the indexes that questions about all of them need."""
 
@@ -167,6 +177,8 @@ class Nodes:
         """For how long any of them was at work."""
         self.root_budgets: list[RootBudgeted] = []
         """How the budget of all of them was changed, in order."""
+        self.aside: dict[str, Aside] = {}
+        """What is put aside for queries under way, by agent."""
         self._at = 0.0
         for entry in entries:
             self.apply(entry)
@@ -308,6 +320,7 @@ class Nodes:
         asked_by = pending.asker if pending else None
         node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended)
         node.pending, node.last_activity = None, entry.at
+        self.aside.pop(entry.id, None)
         node.usage = node.usage + entry.usage
         if entry.reply is not None:
             node.crashes.clear()
@@ -402,6 +415,15 @@ class Nodes:
 
     def _apply_spent(self, node: Node, entry: Spent) -> None:
         node.usage = node.usage + entry.usage
+
+    def _apply_putaside(self, node: Node, entry: PutAside) -> None:
+        if node.pending is not None and node.pending.query_id == entry.query_id:
+            self.aside.setdefault(entry.id, Aside()).held[entry.hold] = entry.least
+
+    def _apply_letgo(self, _: Node, entry: LetGo) -> None:
+        aside = self.aside.get(entry.id)
+        if aside is not None and (least := aside.held.pop(entry.hold, None)) is not None:
+            aside.let_go.append(least)
 
     def _apply_woken(self, node: Node, entry: Woken) -> None:
         node.inbox.append(entry.text)

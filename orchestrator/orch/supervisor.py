@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.budget import BudgetChange
 from orch_protocol.commands import (
     Cancel,
     Finished,
@@ -75,7 +74,7 @@ from .events import (
 from .fleeting import Fleeting
 from .happenings import Happenings
 from .holds import Holds
-from .journal import Journal
+from .journal import Entry, Journal
 from .lanes import Lanes
 from .launchers.base import Launcher
 from .nodes import Node, head_of
@@ -300,12 +299,10 @@ class Supervisor:
             self.watchers.ended(rest, notify.value, notify.error)
         self.waiters.tell(notify.topic, notify.value, notify.error)
 
-    def change_budget(self, change: BudgetChange) -> None:
-        """Let all agents together use so much. Raises StoreError."""
-        if (entry := self.budgets.change(change)) is not None:
-            self._journal.append([entry])
-            self.tree.apply([entry])
-            self.budgets_changed()
+    def note(self, entry: Entry) -> None:
+        """Let `entry` be on record, and true. Raises StoreError."""
+        self._journal.append([entry])
+        self.tree.apply([entry])
 
     def budgets_changed(self) -> None:
         """Let those who wait for more, or are to end when time is over, look again."""

@@ -106,12 +106,18 @@ import os, signal, sys
 from orch import Budget, Orchestrator, ScriptedBackend
 from orch.services import HANDLERS
 
-async def deadly(root, caller, params):
-    if params.amounts.model_calls and root.budgets.spent(None).tool_calls >= 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return await settle(root, caller, params)
+verb, amounts = sys.argv[2], sys.argv[3]
 
-settle, HANDLERS["settle"] = HANDLERS["settle"], deadly
+async def deadly(root, caller, params):
+    spent, done = root.budgets.spent(None), None
+    last = getattr(params, amounts).model_calls and spent.tool_calls >= 2
+    if last and verb == "reserve":
+        done = await act(root, caller, params)
+    if last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done or await act(root, caller, params)
+
+act, HANDLERS[verb] = HANDLERS[verb], deadly
 with Orchestrator(run="r", home=sys.argv[1]) as o:
     call = {"loop": [{"tool": "read_file", "input": {"path": "note"}}]}
     budget = Budget(max_tool_calls=4, max_model_calls=50)
@@ -120,9 +126,13 @@ with Orchestrator(run="r", home=sys.argv[1]) as o:
 """
 
 
-async def test_a_root_is_killed_in_the_middle_of_a_settle(home: Path) -> None:
-    """The next one finds in the transcript what was used, by kind; and the limit of all that had been set anew."""
-    root = await asyncio.create_subprocess_exec(sys.executable, "-c", SUICIDAL, str(home))
+@pytest.mark.parametrize(("verb", "amounts"), [("settle", "amounts"), ("reserve", "least")])
+async def test_a_root_is_killed_in_the_middle_of_a_settle(home: Path, verb: str, amounts: str) -> None:
+    """The next one finds in the transcript what was used, by kind; and the limit of all that had been set anew.
+
+    What was put aside before a request is on record: that counts, though nobody knows whether the request was made.
+    """
+    root = await asyncio.create_subprocess_exec(sys.executable, "-c", SUICIDAL, str(home), verb, amounts)
     assert await asyncio.wait_for(root.wait(), 60) == -signal.SIGKILL
     async with AsyncOrchestrator(run="r", home=home) as o:
         agent = await o.get("x")

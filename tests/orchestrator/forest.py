@@ -46,6 +46,11 @@ class Forest:
         self.last = list(decision.instructions)
         return decision.value
 
+    def write(self, entries: list[Entry]) -> None:
+        """Let `entries` be in the journal, and true."""
+        self.journal += entries
+        self.tree.apply(entries)
+
     def refold(self) -> Tree:
         """Return the tree that the journal makes."""
         return Tree(self.config, self.journal)

@@ -334,6 +334,23 @@ class TestCutOff:
         assert self.end(land, id) == Usage(cost_usd=1, cost_known=False, model_calls=1)
         assert land.budgets.spent(None).model_calls == 1
 
+    def test_a_root_that_dies_meanwhile_knows_it_from_its_journal(self) -> None:
+        """What was put aside is on record before it is used: the next root charges the least of what was begun."""
+        land = Land(max_cost_usd=10, max_model_calls=5)
+        id = land.work()
+        one = Amounts(usd=1, model_calls=1)
+        for settled in (True, False):
+            hold = self.hold(land, id, one, Amounts(usd=3, model_calls=1))
+            entries = [land.budgets.put_aside(id, hold), land.budgets.settle(id, hold, one) if settled else None]
+            land.forest.write([entry for entry in entries if entry is not None])
+        again = land.forest.refold()
+        budgets = Budgets(again.nodes, Budget(max_cost_usd=10, max_model_calls=5), lambda: land.forest.now)
+        used = Usage(cost_usd=1, model_calls=1)
+        decision = again.decide(Recover(1, {}, {f"q-{id}": used}), land.forest.now)
+        again.apply(budgets.charged(decision.entries))
+        assert again.nodes[id].usage == Usage(cost_usd=2, cost_known=False, model_calls=2)
+        assert again.nodes.aside == {}
+
     def test_what_is_on_record_counts_once(self) -> None:
         """Though the root was not told of it any more."""
         land = Land(max_cost_usd=10)

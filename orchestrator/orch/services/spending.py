@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from orch_protocol.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
-from orch_protocol.errors import ProtocolError
+from orch_protocol.errors import ProtocolError, StoreError
 
 from ..waiters import SETTLED
 
@@ -17,7 +18,7 @@ __all__ = ["budget", "reserve", "settle"]
 
 
 async def reserve(root: Supervisor, caller: str | None, params: Reserve) -> Reserved:
-    """Put something aside, waiting while others hold what is needed. Raises BudgetExceededError."""
+    """Put something aside, waiting while others hold what is needed. Raises BudgetExceededError, StoreError."""
     agent = _agent(caller)
     while (reserved := root.budgets.reserve(agent, params)) is None:
         # It comes back when somebody settles, when somebody's turn or process is over, and when a limit is raised.
@@ -27,20 +28,30 @@ async def reserve(root: Supervisor, caller: str | None, params: Reserve) -> Rese
         finally:
             for watcher in watchers:
                 watcher.cancel()
+    try:
+        if (entry := root.budgets.put_aside(agent, reserved.id)) is not None:
+            root.note(entry)
+    except StoreError:
+        root.budgets.take_back(agent, reserved.id)
+        raise
     return reserved
 
 
 async def settle(root: Supervisor, caller: str | None, params: Settle) -> Settled:
     """Take something as used, and tell of budgets that come to an end."""
     agent = _agent(caller)
-    root.budgets.settle(agent, params.id, params.amounts)
+    if (entry := root.budgets.settle(agent, params.id, params.amounts)) is not None:
+        with contextlib.suppress(StoreError):  # then it counts once more, if the root dies in that very turn
+            root.note(entry)
     root.waiters.tell(SETTLED)
     return Settled(root.budgets.low(agent))
 
 
 async def budget(root: Supervisor, _: str | None, params: ChangeBudget) -> BudgetShown:
     """Set limits for all agents together, from now on, and return what they are."""
-    root.change_budget(params.change)
+    if (entry := root.budgets.change(params.change)) is not None:
+        root.note(entry)
+        root.budgets_changed()
     return BudgetShown(root.budgets.of_all, root.budgets.configured, root.budgets.spent(None))
 
 
