@@ -70,7 +70,7 @@ def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
         raise ConfigError(f"name {wanted!r} would read as a sequence number; add a letter")
     holder = nodes.names.get(wanted)
     if holder is not None:
-        raise SpawnError(f"name {wanted!r} is taken by agent {holder.spec.id}; choose another or kill that one")
+        raise SpawnError(f"name {wanted!r} is taken by agent {holder}; choose another or kill that one")
     return wanted
 
 

@@ -10,7 +10,7 @@ and processes are in the tree at once: nothing is put aside of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -111,12 +111,9 @@ class Budgets:
 
     def spent(self, owner: Node | None) -> Amounts:
         """Return all that the agent and those below it have used, None: all agents."""
-        scope = self._scope(owner)
-        used = amounts_of(sum((node.usage for node in scope), Usage()))
-        if self._turns:
-            used = sum(map(self._unrecorded, scope), used)
+        used = sum(map(self._unrecorded, self._at_work(owner)), amounts_of(self._recorded(owner)))
         worked = self._nodes.worked if owner is None else owner.worked
-        return msgspec.structs.replace(used, seconds=worked.seconds(self._clock()), processes=_processes(scope))
+        return msgspec.structs.replace(used, seconds=worked.seconds(self._clock()), processes=self._processes(owner))
 
     def reserve(self, id: str, want: Reserve) -> Reserved | None:
         """Put aside what the agent is about to use; None: not now, others hold what it needs.
@@ -148,6 +145,7 @@ class Budgets:
                 why = shortened(tightest, amount)
         reserved = Reserved(new_id(), Amounts(**granted), why)
         held = {each: hold for each, hold in self._holds.get(id, {}).items() if _is_held(node, hold)}
+        self._forget()
         self._holds[id] = held | {reserved.id: _Hold(reserved.amounts, query_id, node.incarnation, want.least)}
         if query_id is not None and self._turn(id).query_id != query_id:
             self._turns[id] = _Turn(query_id)
@@ -226,23 +224,43 @@ class Budgets:
             yield self._account(None, kind, most)
 
     def _account(self, owner: Node | None, kind: str, limit: float) -> Account:
-        scope = self._scope(owner)
         if kind == "seconds":
             worked = self._nodes.worked if owner is None else owner.worked
             return Account(kind, owner, limit, worked.seconds(self._clock()), 0.0)
         if kind == "processes":
-            return Account(kind, owner, limit, _processes(scope), 0.0)
-        spent = sum(getattr(amounts_of(node.usage), kind) + getattr(self._unrecorded(node), kind) for node in scope)
-        held = sum(getattr(hold.amounts, kind) for node in scope for hold in self._held(node))
-        return Account(kind, owner, limit, spent, held)
+            return Account(kind, owner, limit, self._processes(owner), 0.0)
+        at_work = self._at_work(owner)
+        spent = amounts_of(self._recorded(owner))
+        held = sum(getattr(hold.amounts, kind) for node in at_work for hold in self._held(node))
+        more = sum(getattr(self._unrecorded(node), kind) for node in at_work)
+        return Account(kind, owner, limit, getattr(spent, kind) + more, held)
 
-    def _scope(self, owner: Node | None) -> Sequence[Node]:
-        return list(self._nodes) if owner is None else self._nodes.subtree(owner.spec.id)
+    def _recorded(self, owner: Node | None) -> Usage:
+        """Return what the agent and those below it, None: all, have used in turns that are over."""
+        return self._nodes.usage if owner is None else self._nodes.tree_usage(owner.spec.id)
+
+    def _processes(self, owner: Node | None) -> int:
+        """Return how many processes were started; those of holders are what asking an archive takes, and bounded so."""
+        if owner is None:
+            return self._nodes.processes
+        return sum(node.incarnation for node in self._nodes.subtree(owner.spec.id) if not node.is_holder)
+
+    def _at_work(self, owner: Node | None) -> list[Node]:
+        """Return the agents, of those that are the owner or below it, that may hold or have used something."""
+        nodes = [self._nodes[id] for id in {*self._holds, *self._turns}]
+        return nodes if owner is None else [node for node in nodes if owner in self._nodes.chain(node.spec.id)]
+
+    def _forget(self) -> None:
+        """Let go of turns and processes that are over."""
+        for id in [id for id in self._turns if not self._is_counted(self._nodes[id])]:
+            del self._turns[id]
+        for id in [id for id in self._holds if not any(self._held(self._nodes[id]))]:
+            del self._holds[id]
 
     def _others(self, asker: Node, account: Account) -> bool:
         """Whether others are at work on the same budget. Those above the asker wait for it."""
         above = {node.spec.id for node in self._nodes.chain(asker.spec.id)}
-        return any(node.spec.id not in above and self._is_counted(node) for node in self._scope(account.owner))
+        return any(node.spec.id not in above and self._is_counted(node) for node in self._at_work(account.owner))
 
     def _is_counted(self, node: Node) -> bool:
         """Whether the agent is in a turn of which something is counted."""
@@ -290,8 +308,3 @@ def _is_held(node: Node, hold: _Hold) -> bool:
     if hold.query_id is None:
         return node.running and node.incarnation == hold.incarnation
     return node.pending is not None and node.pending.query_id == hold.query_id
-
-
-def _processes(scope: Sequence[Node]) -> int:
-    """Return how many processes were started; those of holders are what asking an archive takes, and bounded so."""
-    return sum(node.incarnation for node in scope if not node.is_holder)

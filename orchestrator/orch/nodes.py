@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,9 +10,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from orch_protocol.budget import Amounts, changed
-from orch_protocol.errors import ErrorInfo, Outcome, outcome_of
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.services import Status
+from orch_protocol.messages import Usage
 from orch_protocol.spec import AgentSpec
 
 from .journal import (
@@ -47,105 +46,16 @@ from .journal import (
     Woken,
 )
 from .news import news_line
+from .node import Node, Result
+from .roll import Roll
 from .tombstones import marker, silent
 from .worked import Worked
 
 __all__ = ["Aside", "Node", "Nodes", "Result", "head_of", "iso"]
 
 HEAD = 80
-
-
-@dataclass(slots=True)
-class Result:
-    """The answer to one query, kept until the run is deleted."""
-
-    query_id: str
-    reply: Reply | None
-    error: ErrorInfo | None
-    taken_by: str | None
-    taken_at: float | None
-    asker: str | None
-    ended: bool = False
-    """Whether the user ended the turn together with the agent's process."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """How the query ended."""
-        return self.reply.outcome if self.reply is not None else outcome_of(self.error) if self.error else "done"
-
-
-@dataclass(slots=True)
-class Node:
-    """One agent. Only `Nodes.apply` assigns to it."""
-
-    spec: AgentSpec
-    created_at: float
-    last_activity: float
-    status: Status = "starting"
-    incarnation: int = 0
-    running: bool = False
-    """Whether a process exists or is being made, also one that was told to end."""
-    pid: int | None = None
-    pending: Asked | None = None
-    stopping: bool = False
-    last: Result | None = None
-    usage: Usage = field(default_factory=Usage)
-    worked: Worked = field(default_factory=Worked)
-    """For how long it, or any agent below it, was at work."""
-    queries: int = 0
-    model: str = ""
-    context_tokens: int = 0
-    context_limit: int = 0
-    error: str | None = None
-    children: list[str] = field(default_factory=list)
-    came_up: bool = False
-    """Whether any process of it was ever ready."""
-    crashes: list[float] = field(default_factory=list)
-    """When its processes ended before or in a turn, since one was finished."""
-    repaired: str = ""
-    """What was found wrong with its transcript, the last time that anything was."""
-    untold: str = ""
-    """That, until it was told to somebody who asks the agent."""
-    unheard: dict[str, Steered] = field(default_factory=dict)
-    title: str = ""
-    """What was said to it and is not in its conversation yet, by id, in order."""
-    archives: dict[str, str] = field(default_factory=dict)
-    """What each of its archives is about, by the holder's id, in order."""
-    deleted: str = ""
-    """When what this holder held was deleted for good."""
-    forgotten: dict[str, str] = field(default_factory=dict)
-    """When the replies to its queries were deleted, by query id, as far as they are."""
-    inbox: list[str] = field(default_factory=list)
-    watching: dict[str, str | int] = field(default_factory=dict)
-    news: list[str] = field(default_factory=list)
-    requests: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def is_holder(self) -> bool:
-        """Whether it holds a part of another agent's conversation."""
-        return self.spec.kind == "holder"
-
-    @property
-    def alive(self) -> bool:
-        """Whether it counts against the limit: it has a process, or is to have one as soon as the last one has left.
-
-        Holders have a limit of their own.
-        """
-        return (
-            not self.is_holder
-            and (self.running or self.status == "starting")
-            and self.status != "killed"
-            and (not self.stopping or self.pending is not None)
-        )
-
-    @property
-    def was_ended(self) -> bool:
-        """Whether somebody ended its last turn, which its process may not know."""
-        return self.last is not None and self.last.ended
-
-    def warned(self, reply: Reply | None) -> Reply | None:
-        """Return `reply` with what whoever asked has yet to be told of the agent's transcript."""
-        return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
+MOST_REQUESTS = 4096
+NUMBERED = re.compile(r"agent-([1-9][0-9]{0,17})")
 
 
 @dataclass(slots=True)
@@ -160,10 +70,11 @@ class Nodes:
     """All agents, by id, in the order they were spawned, with the indexes that questions about all of them need."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.by_id: dict[str, Node] = {}
-        self.by_seq: dict[int, Node] = {}
-        self.names: dict[str, Node] = {}
-        """Agents by name; a killed agent's name is free again."""
+        self.by_id = Roll()
+        self.names: dict[str, str] = {}
+        """Ids of agents by name; a killed agent's name is free again."""
+        self._past_names: dict[str, str] = {}
+        """Ids of the youngest killed agents that had such a name, where that does not say their number."""
         self.alive: dict[str, Node] = {}
         self.pending: dict[str, Node] = {}
         self.warm: dict[str, Node] = {}
@@ -171,6 +82,11 @@ class Nodes:
         self.holders: dict[str, str] = {}
         """Whose conversation each holder has a part of: ids by ids, of holders that were never asked too."""
         self.requests: dict[str, str] = {}
+        """What was spawned for whose request, of the youngest."""
+        self.usage = Usage()
+        """What all of them have used in turns that are over."""
+        self.processes = 0
+        """How many processes they have had; holders' are none."""
         self.failed_starts: list[float] = []
         """When processes ended before they were up, whosever they were, since one came up."""
         self.worked = Worked()
@@ -179,6 +95,7 @@ class Nodes:
         """How the budget of all of them was changed, in order."""
         self.aside: dict[str, Aside] = {}
         """What is put aside for queries under way, by agent."""
+        self._touched: list[Node] = []
         self._at = 0.0
         for entry in entries:
             self.apply(entry)
@@ -195,6 +112,18 @@ class Nodes:
     def get(self, id: str | None) -> Node | None:
         """Return the agent with exactly that id, if there is one."""
         return self.by_id.get(id) if id is not None else None
+
+    def called(self, name: str) -> Node | None:
+        """Return the agent that goes by `name`; else the youngest that did before it was killed."""
+        id = self.names.get(name) or self._past_names.get(name)
+        found = self.get(id)
+        said = NUMBERED.fullmatch(name)
+        if said is None or name in self.names:
+            return found
+        numbered = self.by_id.at(int(said[1]))
+        if numbered is None or numbered.spec.name != name or (found and found.spec.seq > numbered.spec.seq):
+            return found
+        return numbered
 
     def subtree(self, id: str) -> list[Node]:
         """Return the agent and everything below it, children before parents, youngest first."""
@@ -223,24 +152,32 @@ class Nodes:
         """Make `entry` true. Entries about agents that no entry introduced are skipped."""
         away, self._at = entry.at - self._at, entry.at
         if isinstance(entry, Opened):
-            for worked in (self.worked, *(node.worked for node in self)):
+            for worked in (self.worked, *(node.worked for node in self.by_id.awake())):
                 worked.skip(max(0.0, away))
             return
         if isinstance(entry, RootBudgeted):
             self.root_budgets.append(entry)
             return
         if isinstance(entry, Spawned):
-            node = self._apply_spawned(entry)
+            self._touched.append(self._apply_spawned(entry))
         else:
-            known = self.by_id.get(entry.id)
-            if known is None:
+            node = self._own(entry.id)
+            if node is None:
                 return
-            node = known
             getattr(self, f"_apply_{type(entry).__name__.lower()}")(node, entry)
-        self._index(node)
+        for node in self._touched:
+            self._index(node)
+        self._touched.clear()
+
+    def _own(self, id: str | None) -> Node | None:
+        """Return the agent, for a change."""
+        node = self.by_id.take(id) if id is not None else None
+        if node is not None:
+            self._touched.append(node)
+        return node
 
     def _index(self, node: Node) -> None:
-        id = node.spec.id
+        id, name = node.spec.id, node.spec.name
         warm = node.is_holder and node.running
         for index, belongs in (
             (self.alive, node.alive),
@@ -252,23 +189,32 @@ class Nodes:
             else:
                 index.pop(id, None)
         if node.status != "killed":
-            self.names[node.spec.name] = node
-        elif self.names.get(node.spec.name) is node:
-            del self.names[node.spec.name]
+            self.names[name] = id
+            if self._past_names.get(name) == id:
+                del self._past_names[name]
+        elif self.names.get(name) == id:
+            del self.names[name]
+            if name != f"agent-{node.spec.seq}":
+                self._past_names[name] = id
+        self.by_id.put(node)
 
     def _apply_spawned(self, entry: Spawned) -> Node:
         node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec), repaired=entry.repaired)
         if node.is_holder or entry.cold:
             node.status = "cold"  # until somebody asks it
-        self.by_id[entry.id] = self.by_seq[entry.spec.seq] = node
+        self.by_id.add(node)
         if entry.request_id is not None:
             self.requests[entry.request_id] = entry.id
-        parent = self.get(entry.spec.parent_id)
+            if len(self.requests) > MOST_REQUESTS:
+                del self.requests[next(iter(self.requests))]
+        parent = self._own(entry.spec.parent_id)
         if parent is not None:
             parent.children.append(entry.id)
         return node
 
     def _apply_launched(self, node: Node, entry: Launched) -> None:
+        if not node.is_holder:
+            self.processes += entry.incarnation - node.incarnation
         node.status, node.incarnation, node.pid, node.running = "starting", entry.incarnation, None, True
         node.stopping, node.error, node.last_activity = False, None, entry.at
 
@@ -292,8 +238,10 @@ class Nodes:
 
     def _working(self, node: Node) -> Iterator[Worked]:
         yield self.worked
-        for above in self.chain(node.spec.id):
+        above: Node | None = node
+        while above is not None:
             yield above.worked
+            above = self._own(above.spec.parent_id)
 
     def _apply_asked(self, node: Node, entry: Asked) -> None:
         if node.pending is None:
@@ -307,7 +255,7 @@ class Nodes:
             node.inbox.clear()
         if entry.request_id is not None:
             node.requests = {entry.request_id: entry.query_id}
-        asker = self.get(entry.asker)
+        asker = self._own(entry.asker)
         if asker is not None and entry.wake is not None:
             asker.watching[entry.id] = entry.wake
 
@@ -321,15 +269,15 @@ class Nodes:
         node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended)
         node.pending, node.last_activity = None, entry.at
         self.aside.pop(entry.id, None)
-        node.usage = node.usage + entry.usage
-        if entry.reply is not None:
+        self._use(node, entry.usage)
+        if entry.reply is not None and node.running:
             node.crashes.clear()
         if entry.reply is not None and entry.reply.warning:
             node.untold = ""
         node.context_tokens = entry.context_tokens or node.context_tokens
         if node.status == "busy":
             node.status = "idle"
-        asker = self.get(asked_by)
+        asker = self._own(asked_by)
         if asker is not None and asker.watching.pop(entry.id, None) is not None:
             asker.news.append(news_line(node, entry))
 
@@ -406,15 +354,17 @@ class Nodes:
         if node.last is not None and node.last.reply is not None and (when := entry.turns.get(node.last.query_id)):
             node.last.reply = silent(node.last.reply, when)
         for id, when in entry.holders.items():
-            holder = self.by_id.get(id)
+            holder = self._own(id)
             if holder is not None:
                 holder.status, holder.deleted, holder.last = "killed", when, None
                 holder.unheard.clear()
                 holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)
-                self._index(holder)
 
     def _apply_spent(self, node: Node, entry: Spent) -> None:
-        node.usage = node.usage + entry.usage
+        self._use(node, entry.usage)
+
+    def _use(self, node: Node, usage: Usage) -> None:
+        node.usage, self.usage = node.usage + usage, self.usage + usage
 
     def _apply_putaside(self, node: Node, entry: PutAside) -> None:
         if node.pending is not None and node.pending.query_id == entry.query_id:

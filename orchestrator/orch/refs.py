@@ -26,25 +26,23 @@ def resolve(nodes: Nodes, ref: str) -> Node:
         raise AgentNotFoundError("an empty reference names no agent; give a number, id or name (see `orch list`)")
     if ref.isdigit() and ref.isascii():
         number = ref.lstrip("0") or "0"
-        node = nodes.by_seq.get(int(number)) if len(number) < 19 else None
+        node = nodes.by_id.at(int(number)) if len(number) < 19 else None
         if node is None:
             raise AgentNotFoundError(
                 f"no agent has number {_shown(ref)}; there are {len(nodes)} (see `orch list --all`)"
             )
         return node
-    node = nodes.by_id.get(ref) or nodes.names.get(ref)
+    node = nodes.by_id.get(ref) or nodes.called(ref)
     if node is not None:
         return node
-    named = [node for node in nodes if node.spec.name == ref]
-    if named:
-        return named[-1]
-    if ref == LATEST and (agents := [node for node in nodes if not node.is_holder]):
+    # Of those that rest for long none was active last.
+    if ref == LATEST and (agents := [node for node in nodes.by_id.awake() if not node.is_holder]):
         return max(agents, key=lambda node: node.last_activity)
-    matches = [node for id, node in nodes.by_id.items() if id.startswith(ref)]
+    matches = [id for id in nodes.by_id if id.startswith(ref)]
     if len(matches) == 1:
-        return matches[0]
+        return nodes[matches[0]]
     if matches:
-        found = ", ".join(f"{match.spec.id} ({match.spec.name})" for match in matches[:8])
+        found = ", ".join(f"{id} ({nodes[id].spec.name})" for id in matches[:8])
         more = f" and {len(matches) - 8} more" if len(matches) > 8 else ""
         raise AmbiguousRefError(f"{ref!r} is the beginning of {len(matches)} ids: {found}{more}; type more of it")
     # Comparing costs time, which a root that serves others does not have.

@@ -402,8 +402,8 @@ class Tree:
                 f"the process of agent {node.spec.name!r} ({event.id}) was killed and has not ended yet: try again soon"
             )
         holder = self.nodes.names.get(node.spec.name)
-        if holder is not None and holder is not node:
-            raise SpawnError(f"name {node.spec.name!r} is now agent {holder.spec.id}'s; kill that one first")
+        if holder is not None and holder != event.id:
+            raise SpawnError(f"name {node.spec.name!r} is now agent {holder}'s; kill that one first")
         return Decision([*limit, Resumed(at=now, id=event.id)])
 
     def _on_narrow(self, event: Narrow, now: float) -> Decision:
@@ -432,7 +432,7 @@ class Tree:
     def _on_recover(self, event: Recover, now: float) -> Decision:
         answers: list[Answered] = []
         ended: list[Entry] = []
-        for node in self.nodes:
+        for node in self.nodes.by_id.awake():
             id = node.spec.id
             status: Status = "killed" if node.status == "killed" else "cold"
             if node.pending is not None:

@@ -102,8 +102,12 @@ async def permissions(
     params: ListPermissions,
 ) -> list[Permission]:
     """Return what was approved for later and still holds, of this root's sessions and of projects."""
-    gone = {node.spec.id for node in root.tree.nodes if node.status == "killed"}
-    return [each for each in root.approvals.permissions(params.folder) if each.agent_id not in gone]
+    nodes = root.tree.nodes
+    return [
+        each
+        for each in root.approvals.permissions(params.folder)
+        if (node := nodes.get(each.agent_id)) is None or node.status != "killed"
+    ]
 
 
 async def revoke(root: Supervisor, caller: str | None, params: Revoke) -> list[Permission]:  # noqa: ARG001

@@ -30,7 +30,7 @@ KEPT = "(for local models alone)"
 
 async def list_agents(root: Supervisor, caller: str | None, params: List) -> list[AgentRow]:
     """Return the agents in the order they were spawned; killed ones and holders only when all are asked for."""
-    nodes = [node for node in root.tree.nodes if params.all or (node.status != "killed" and not node.is_holder)]
+    nodes = list(root.tree.nodes) if params.all else _listed(root)
     rows = [row(root, node) for node in nodes]
     return [
         msgspec.structs.replace(each, task=KEPT, title="", pending=None, activity="", error=None)
@@ -38,6 +38,11 @@ async def list_agents(root: Supervisor, caller: str | None, params: List) -> lis
         else each
         for each, node in zip(rows, nodes, strict=True)
     ]
+
+
+def _listed(root: Supervisor) -> list[Node]:
+    awake = (node for node in root.tree.nodes.by_id.awake() if node.status != "killed" and not node.is_holder)
+    return sorted(awake, key=lambda node: node.spec.seq)
 
 
 async def state(root: Supervisor, _: str | None, params: Ref) -> AgentRow:

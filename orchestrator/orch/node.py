@@ -1,0 +1,115 @@
+"""One agent of a run: all that its root knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from orch_protocol.errors import ErrorInfo, Outcome, outcome_of
+from orch_protocol.messages import Reply, Usage
+from orch_protocol.services import Status
+from orch_protocol.spec import AgentSpec
+
+from .journal import Asked, Steered
+from .worked import Worked
+
+__all__ = ["Node", "Result"]
+
+
+@dataclass(slots=True)
+class Result:
+    """The answer to one query, kept until the run is deleted."""
+
+    query_id: str
+    reply: Reply | None
+    error: ErrorInfo | None
+    taken_by: str | None
+    taken_at: float | None
+    asker: str | None
+    ended: bool = False
+    """Whether the user ended the turn together with the agent's process."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the query ended."""
+        return self.reply.outcome if self.reply is not None else outcome_of(self.error) if self.error else "done"
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Node:
+    """One agent. Only `Nodes.apply` assigns to it."""
+
+    spec: AgentSpec
+    created_at: float
+    last_activity: float
+    status: Status = "starting"
+    incarnation: int = 0
+    running: bool = False
+    """Whether a process exists or is being made, also one that was told to end."""
+    pid: int | None = None
+    pending: Asked | None = None
+    stopping: bool = False
+    last: Result | None = None
+    usage: Usage = field(default_factory=Usage)
+    worked: Worked = field(default_factory=Worked)
+    """For how long it, or any agent below it, was at work."""
+    queries: int = 0
+    model: str = ""
+    context_tokens: int = 0
+    context_limit: int = 0
+    error: str | None = None
+    children: list[str] = field(default_factory=list)
+    came_up: bool = False
+    """Whether any process of it was ever ready."""
+    crashes: list[float] = field(default_factory=list)
+    """When its processes ended before or in a turn, since one was finished."""
+    repaired: str = ""
+    """What was found wrong with its transcript, the last time that anything was."""
+    untold: str = ""
+    """That, until it was told to somebody who asks the agent."""
+    unheard: dict[str, Steered] = field(default_factory=dict)
+    title: str = ""
+    """What was said to it and is not in its conversation yet, by id, in order."""
+    archives: dict[str, str] = field(default_factory=dict)
+    """What each of its archives is about, by the holder's id, in order."""
+    deleted: str = ""
+    """When what this holder held was deleted for good."""
+    forgotten: dict[str, str] = field(default_factory=dict)
+    """When the replies to its queries were deleted, by query id, as far as they are."""
+    inbox: list[str] = field(default_factory=list)
+    watching: dict[str, str | int] = field(default_factory=dict)
+    news: list[str] = field(default_factory=list)
+    requests: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_holder(self) -> bool:
+        """Whether it holds a part of another agent's conversation."""
+        return self.spec.kind == "holder"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it counts against the limit: it has a process, or is to have one as soon as the last one has left.
+
+        Holders have a limit of their own.
+        """
+        return (
+            not self.is_holder
+            and (self.running or self.status == "starting")
+            and self.status != "killed"
+            and (not self.stopping or self.pending is not None)
+        )
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing happens to it until somebody asks for it: it was killed, or is a holder without a process."""
+        return not self.running and self.pending is None and (self.status == "killed" or self.is_holder)
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether somebody ended its last turn, which its process may not know."""
+        return self.last is not None and self.last.ended
+
+    def warned(self, reply: Reply | None) -> Reply | None:
+        """Return `reply` with what whoever asked has yet to be told of the agent's transcript."""
+        return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
