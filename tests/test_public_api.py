@@ -27,6 +27,8 @@ PUBLIC = {
     "Config",
     "Consent",
     "ContextConfig",
+    "Effect",
+    "Executed",
     "HooksConfig",
     "Limits",
     "MemoryConfig",

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from orch_protocol.prompts import PromptConfig, PromptPart
     from orch_protocol.sandbox import SandboxConfig, ToolLimits
     from orch_protocol.skills import SkillsConfig
+    from orch_protocol.slash import Effect, Executed
     from orch_protocol.spec import Limits
     from orch_protocol.taint import TaintConfig
     from orch_worker.backends.scripted import ScriptedBackend
@@ -117,7 +118,9 @@ __all__ = [
     "ContextOverflowError",
     "DamagedError",
     "DepthCapError",
+    "Effect",
     "EntryNotFoundError",
+    "Executed",
     "ForeignFileError",
     "HooksConfig",
     "LaunchError",
@@ -180,6 +183,8 @@ _HOMES = {
     "Config": "orch_protocol.config",
     "Consent": "orch_protocol.approval",
     "ContextConfig": "orch_protocol.project",
+    "Effect": "orch_protocol.slash",
+    "Executed": "orch_protocol.slash",
     "HooksConfig": "orch_protocol.config",
     "Limits": "orch_protocol.spec",
     "MemoryConfig": "orch_protocol.memory",

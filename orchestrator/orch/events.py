@@ -23,6 +23,7 @@ __all__ = [
     "Ask",
     "BootOverdue",
     "Cancel",
+    "CatalogChanged",
     "Collect",
     "Decision",
     "Deleted",
@@ -280,6 +281,13 @@ class Title(Struct, frozen=True, gc=False):
     title: str
 
 
+class CatalogChanged(Struct, frozen=True, gc=False):
+    """Other commands can be executed in the session of agent `id` than before; `digest` is that of the catalog now."""
+
+    id: str
+    digest: str
+
+
 class Unsay(Struct, frozen=True, gc=False):
     """What these name is not going to be heard by agent `id`."""
 
@@ -349,6 +357,7 @@ Event: TypeAlias = (
     | Hear
     | Rouse
     | Title
+    | CatalogChanged
     | Unsay
     | SetHearing
     | Cancel

@@ -29,6 +29,7 @@ __all__ = [
     "Archived",
     "Asked",
     "Budgeted",
+    "CatalogChanged",
     "Collected",
     "Ended",
     "Entry",
@@ -220,6 +221,12 @@ class Titled(_Agent, frozen=True, gc=False, kw_only=True, tag="titled"):
     title: str
 
 
+class CatalogChanged(_Agent, frozen=True, gc=False, kw_only=True, tag="catalog_changed"):
+    """Other commands can be executed in the agent's session than before; for whoever shows them."""
+
+    digest: str
+
+
 class Unsaid(_Agent, frozen=True, gc=False, kw_only=True, tag="unsaid"):
     """What was said is not to be heard any more."""
 
@@ -306,6 +313,7 @@ Entry: TypeAlias = (
     | Steered
     | Heard
     | Titled
+    | CatalogChanged
     | Unsaid
     | Hearing
     | Archived

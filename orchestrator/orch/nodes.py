@@ -18,6 +18,7 @@ from .journal import (
     Archived,
     Asked,
     Budgeted,
+    CatalogChanged,
     Collected,
     Ended,
     Entry,
@@ -330,6 +331,9 @@ class Nodes:
 
     def _apply_titled(self, node: Node, entry: Titled) -> None:
         node.title = entry.title
+
+    def _apply_catalogchanged(self, node: Node, entry: CatalogChanged) -> None:
+        """Whoever wants to know what it is now asks for it: here it is not kept."""
 
     def _apply_unsaid(self, node: Node, entry: Unsaid) -> None:
         for id in entry.steer_ids:

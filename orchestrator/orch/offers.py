@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from .templates import PromptTemplate, Templates
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from orch_protocol.slash import CommandCatalog
+
+from .templates import Templates
 
 __all__ = ["Offers"]
 
@@ -14,8 +20,24 @@ class Offers:
         self.registered: Templates | None = None
         """The templates of this program, None where there is none: a daemon's are those that are configured."""
         self.digests: dict[str, str] = {}
-        """The digest of each agent's catalog, by id."""
+        """The digest of each agent's catalog, by id, of those whose catalog somebody has asked for."""
+        self.brought: dict[str, tuple[int, CommandCatalog]] = {}
+        """What the extensions of each agent bring, and which of its processes has said so."""
 
-    def templates(self) -> list[PromptTemplate]:
-        """Return the templates of this program. Raises ConfigError."""
-        return self.registered.all() if self.registered is not None else []
+    def forget(self, id: str) -> None:
+        """The agent `id` is gone."""
+        self.digests.pop(id, None)
+        self.brought.pop(id, None)
+
+    def follow(self, templates: Templates, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let `templates` be commands, and let `look` be called, on this event loop, when there are more of them."""
+        self.registered = templates
+        loop, looking = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+        def begin() -> None:
+            if self.digests:
+                task = loop.create_task(look())
+                looking.add(task)
+                task.add_done_callback(looking.discard)
+
+        templates.added = lambda: loop.call_soon_threadsafe(begin)

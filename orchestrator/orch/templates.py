@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -122,6 +122,8 @@ class Templates:
     def __init__(self, config: PromptConfig, home: Path, *more: TemplateProvider) -> None:
         self._config, self._home = config, home
         self._added = list(more)
+        self.added: Callable[[], object] | None = None
+        """Called when there are more of them."""
 
     def add(self, provider: TemplateProvider) -> tuple[str, ...]:
         """Take the templates of `provider` in, all or none, and return their names.
@@ -138,6 +140,8 @@ class Templates:
             template.variables  # noqa: B018 - it says what is wrong with it
             names.append(template.name)
         self._added.append(provider)
+        if self.added is not None:
+            self.added()
         return tuple(names)
 
     def all(self) -> list[PromptTemplate]:

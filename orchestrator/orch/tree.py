@@ -35,6 +35,7 @@ from .events import (
     Ask,
     BootOverdue,
     Cancel,
+    CatalogChanged,
     Collect,
     Decision,
     Deleted,
@@ -273,6 +274,9 @@ class Tree:
 
     def _on_localise(self, event: Localise, now: float) -> Decision:
         return Decision([journal.Localised(at=now, id=event.id, backend=event.backend)])
+
+    def _on_catalogchanged(self, event: CatalogChanged, now: float) -> Decision:
+        return Decision([journal.CatalogChanged(at=now, id=event.id, digest=event.digest)])
 
     def _on_markagent(self, event: MarkAgent, now: float) -> Decision:
         marks = joined(self.nodes[event.id].spec.marks, event.marks)

@@ -7,8 +7,9 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from .prompts import Tier
+from .slash import WidgetPlace
 
-__all__ = ["ExtensionSpec", "Manifest", "Permissions"]
+__all__ = ["ExtensionSpec", "Manifest", "Permissions", "WidgetSpec"]
 
 Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_-]{0,63}\Z")]
 
@@ -18,22 +19,35 @@ class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
 
     `stages` are those at which its hooks may be called, `*` all of them; `tools` the tools that it may bring; `tiers`
     those of the prompt to which its hooks may add parts, or take parts from; `skills` those in its folder `skills`,
-    of which every agent's system text tells.
+    of which every agent's system text tells; `commands` those of sessions that it may bring.
     """
 
     stages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     tiers: tuple[Tier, ...] = ()
     skills: tuple[str, ...] = ()
+    commands: tuple[Name, ...] = ()
+
+
+class WidgetSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that front ends may show all the time: what the line `command` says; see `slash.Widget`."""
+
+    name: Name
+    command: str
+    title: str = ""
+    place: WidgetPlace = "status"
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What `extension.toml` says. `name` is that of its folder."""
+    """What `extension.toml` says. `name` is that of its folder. `keys` are lines that front ends may bind to a key
+    each, and `widgets` what they may show."""
 
     name: Name
     version: str = "0"
     description: str = ""
     permissions: Permissions = Permissions()
+    keys: dict[str, str] = {}
+    widgets: tuple[WidgetSpec, ...] = ()
 
 
 class ExtensionSpec(Struct, frozen=True, forbid_unknown_fields=True):

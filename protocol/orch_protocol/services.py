@@ -375,6 +375,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "prompt": (ShowPrompt, PromptShown),
     "commands": (ShowCommands, CommandCatalog),
     "execute": (Execute, Executed),
+    "catalogs": (Empty, list[str]),
     "survey": (Empty, Surveyed),
     "queue": (Ref, QueueShown),
     "clear_queue": (ClearQueue, QueueShown),

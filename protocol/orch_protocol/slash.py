@@ -6,6 +6,7 @@ root execute the same line, and show what comes back as they like.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -32,6 +33,8 @@ __all__ = [
     "UseTool",
     "Widget",
     "WidgetPlace",
+    "is_flag",
+    "usage",
 ]
 
 BUILT_IN = "built-in"
@@ -55,6 +58,24 @@ class Argument(Struct, frozen=True):
     rest: bool = False
     option: bool = False
     choices: tuple[str, ...] = ()
+
+
+def is_flag(argument: Argument) -> bool:
+    """Return whether it is said, or not, and has no value."""
+    return argument.option and argument.kind == "choice" and not argument.choices
+
+
+def usage(name: str, arguments: Iterable[Argument]) -> str:
+    """Return how a command is written."""
+    words = [f"/{name}"]
+    for each in arguments:
+        said = "|".join(each.choices) or each.name.upper()
+        if each.option:
+            said = f"--{each.name}" if is_flag(each) else f"--{each.name} {said}"
+        elif each.rest:
+            said += "..."
+        words.append(said if each.required else f"[{said}]")
+    return " ".join(words)
 
 
 class CommandRow(Struct, frozen=True):
@@ -116,7 +137,7 @@ class Execute(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Effect(Struct, frozen=True):
-    """What whoever had the command executed is to do, which a root cannot: it is theirs to do, or to leave.
+    """What is to be done by whoever had a command executed: a root cannot, and it is theirs to leave.
 
     `quit`: leave. `switch`: talk to `agent` from now on, and ask it `text` if there is some. `ask`: ask `text`. `edit`:
     put `text` where the next prompt is written. `copy`: put `text` on the clipboard. `paste`: take many lines as one
@@ -129,8 +150,11 @@ class Effect(Struct, frozen=True):
 
 
 class Executed(Struct, frozen=True):
-    """What came of a command: `text` for people, `data` the same for programs (rows or an object, as the verb of the
-    command line prints it with `--json`), and what is to be done, if anything. `is_error`: what was run has failed."""
+    """What came of a command of a session.
+
+    `text` is for people, `data` the same for programs (rows or an object, as the verb of the command line prints it
+    with `--json`), `effect` what is to be done, if anything is. `is_error`: what was run has failed.
+    """
 
     command: str
     text: str = ""

@@ -86,3 +86,37 @@ async def test_a_projects_runs_once_it_is_trusted(server: ModelServer, shell: Sh
         await typed(shell, "run", "Go", *tools, ORCH_SUBAGENTS__ALLOW_NESTED="true")
         seen = json.dumps([request.body for request in server.requests])
         assert ("hunter2" not in seen) is trusted
+
+
+async def test_todo(server: ModelServer, shell: Shell) -> None:
+    """Its command lists marks without a model, and lets one work them off; its key and widget are in the catalog."""
+    installed(shell, "todo")
+    marked = f"{'todo'.upper()} open valve 7"
+    (shell.folder / "pump.py").write_text(f"x = 1\n# {marked}\n")
+    server.script += [say("Ready."), say("Done.")]
+    await typed(shell, "spawn", "Mend the pump", "--name", "mender", "--query", "Ready?")
+    assert await typed(shell, "execute", "mender", "/todo") == f"pump.py:2: {marked}\n"
+    assert await typed(shell, "execute", "mender", "/todo --count gasket") == "0\n"
+    assert await typed(shell, "execute", "mender", "/todo --do") == "Done.\n"
+    assert len(server.requests) == 2
+    assert f"pump.py:2: {marked}" in json.dumps(server.requests[-1].body["messages"])
+    catalog = json.loads(await typed(shell, "execute", "mender", "/help", "--json"))["data"]
+    assert [(key["key"], key["command"]) for key in catalog["keys"]] == [("f6", "/todo")]
+    assert [(widget["title"], widget["command"]) for widget in catalog["widgets"]] == [("to do", "/todo --count")]
+    shown = await typed(shell, "extensions", "show", "todo")
+    assert "commands:      /todo [WANTED...] [--count] [--do]" in shown
+    assert "keys:          f6: /todo" in shown
+
+
+async def test_a_daemon_hears_that_a_catalog_has_changed(server: ModelServer, shell: Shell) -> None:
+    """Disabling an extension takes its templates from sessions that somebody looks at, and says so as an event."""
+    installed(shell, "todo")
+    (shell.home / "extensions" / "todo" / "prompts").mkdir()
+    (shell.home / "extensions" / "todo" / "prompts" / "plan.md").write_text("Plan {{text}}.")
+    server.script += [say("Ready.")]
+    await typed(shell, "spawn", "Mend the pump", "--name", "mender", "--query", "Ready?")
+    assert "/todo:plan" in await typed(shell, "execute", "mender", "/help")
+    await typed(shell, "extensions", "disable", "todo")
+    events = [json.loads(line) for line in (await typed(shell, "events", "--json")).splitlines()]
+    assert [event["kind"] for event in events if event["kind"] == "catalog_changed"] == ["catalog_changed"]
+    assert "/todo:plan" not in await typed(shell, "execute", "mender", "/help")

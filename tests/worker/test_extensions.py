@@ -35,6 +35,7 @@ def written(
     place.mkdir(exist_ok=True)
     (place / "extension.py").write_text(code)
     lists = {"stages": permissions.stages, "tools": permissions.tools, "tiers": permissions.tiers}
+    lists |= {"commands": permissions.commands}
     said = "\n".join(f"{kind} = {list(values)}" for kind, values in lists.items())
     (place / "extension.toml").write_text(f'name = "{name}"\n[permissions]\n{said}\n')
     return ExtensionSpec(str(place), Manifest(name, permissions=permissions), permissions.tools)
@@ -190,3 +191,33 @@ class TestDigest:
         (tmp_path / "pack" / "helper.py").symlink_to(tmp_path / "elsewhere.py")
         with pytest.raises(ConfigError, match=r"helper.py is no file of its own"):
             digest_of(tmp_path / "pack")
+
+
+def test_commands_are_those_that_it_may_bring(tmp_path: Path) -> None:
+    """One that its manifest does not name leaves all of it out, as two of one name do."""
+    code = 'def register(extension):\n    extension.register_slash_command("todo", lambda args, ctx: "")\n'
+    spec = written(tmp_path, code, permissions=Permissions(commands=("todo",)))
+    assert [each.row.source for each in load_all([spec]).commands] == ["extension pack"]
+    [why] = load_all([written(tmp_path, code, permissions=Permissions())]).left_out
+    assert "permissions.commands has no 'todo'" in why
+    twice = f'{code}    extension.command("more", aliases=["todo"])(lambda args, ctx: "")\n'
+    [why] = load_all([written(tmp_path, twice, permissions=Permissions(commands=("todo", "more")))]).left_out
+    assert "it brings two commands 'todo'" in why
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ('[keys]\n"ctrl-t" = "/todo"', "'ctrl-t' is no key"),
+        ('[keys]\n"c-c" = "/todo"', "'c-c' is what people write, send, leave or interrupt with"),
+        ('[keys]\n"c-t" = "todo"', "'todo' is no command: one begins with a slash"),
+        ('[[widgets]]\nname = "x"\ncommand = "count"', "'count' is no command"),
+        ('[[widgets]]\nname = "x"\ncommand = "/x"\nplace = "moon"', "moon"),
+    ],
+)
+def test_keys_and_widgets_are_checked_with_the_manifest(tmp_path: Path, said: str, why: str) -> None:
+    """Before any of its code runs."""
+    written(tmp_path)
+    (tmp_path / "pack" / "extension.toml").write_text(f'name = "pack"\n{said}\n')
+    with pytest.raises(ConfigError, match=why):
+        read_manifest(tmp_path / "pack")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import ToolUse
 from orch_protocol.sessions import Edit, Edited, Inform
-from orch_protocol.slash import Deed, Did, UseTool
+from orch_protocol.slash import CommandCatalog, Deed, Did, TellCommands, UseTool
 
+from .slash import Caller, Commands
 from .tokens import clip
 from .tools.base import ToolContext
 from .tools.presets import load
 from .tools.toolbox import Toolbox, text_in
 from .transcript import Transcript
+
+if TYPE_CHECKING:
+    from .extensions import Loaded
 
 __all__ = ["ENTRY", "Doer", "done"]
 
@@ -23,11 +28,15 @@ MOST_HEARD: Final = 4_000
 """Characters of what came of it that the model is told."""
 
 
-class Doer(Protocol):
+class Doer(Caller, Protocol):
     """The agent as far as deeds are concerned."""
 
     context: ToolContext
     transcript: Transcript
+
+    @property
+    def extensions(self) -> Loaded | None:
+        """What its extensions brought, None when it has none."""
 
     @property
     def busy(self) -> bool:
@@ -36,14 +45,21 @@ class Doer(Protocol):
     def edit(self, edit: Edit) -> Edited:
         """Make a change to the session between turns."""
 
-    def say_to_itself(self, text: str, follow_up: bool) -> None:
-        """Let the agent hear `text` while it works."""
-
 
 async def done(agent: Doer, deed: Deed) -> Did:
     """Do `deed` and return what came of it. Raises OrchError."""
-    assert isinstance(deed, UseTool)
-    return await _use(agent, deed)
+    if isinstance(deed, UseTool):
+        return await _use(agent, deed)
+    brought = agent.extensions
+    if isinstance(deed, TellCommands):
+        rows = tuple(each.row for each in brought.commands) if brought is not None else ()
+        return Did(catalog=CommandCatalog(rows, notes=brought.left_out if brought is not None else ()))
+    commands = {each.row.name: each for each in brought.commands} if brought is not None else {}
+    if deed.name not in commands:
+        raise ConfigError(f"none of the agent's extensions brings a command /{deed.name}")
+    did = await agent.context.own(Commands).run(commands[deed.name], deed.said, agent)
+    _put_on_record(agent, deed.line, did, heard=False)
+    return did
 
 
 async def _use(agent: Doer, deed: UseTool) -> Did:
@@ -57,16 +73,16 @@ async def _use(agent: Doer, deed: UseTool) -> Did:
     [shown] = box.shown([call], [outcome])
     did = Did(text_in(shown.result), is_error=shown.result.is_error)
     if not deed.looks:
-        _put_on_record(agent, deed, did)
+        _put_on_record(agent, deed.line, did, heard=deed.heard)
     return did
 
 
-def _put_on_record(agent: Doer, deed: UseTool, did: Did) -> None:
+def _put_on_record(agent: Doer, line: str, did: Did, *, heard: bool) -> None:
     """Let the session say what was done. The model is told between turns, or, in one, as of what is steered."""
-    heard = f"[The user ran:]\n{deed.line}\n[It came to:]\n{clip(did.text, MOST_HEARD, 'the user saw all of it')}"
-    if deed.heard and not agent.busy:
-        agent.edit(Edit(new_entry_id(agent.transcript.session.places), Inform(ENTRY, heard)))
+    told = f"[The user ran:]\n{line}\n[It came to:]\n{clip(did.text, MOST_HEARD, 'the user saw all of it')}"
+    if heard and not agent.busy:
+        agent.edit(Edit(new_entry_id(agent.transcript.session.places), Inform(ENTRY, told)))
         return
-    agent.transcript.custom(ENTRY, {"line": deed.line, "text": did.text, "is_error": did.is_error})
-    if deed.heard:
-        agent.say_to_itself(heard, False)
+    agent.transcript.custom(ENTRY, {"line": line, "text": did.text, "is_error": did.is_error})
+    if heard:
+        agent.say_to_itself(told, False)

@@ -1,4 +1,4 @@
-"""Extensions of one process: their hooks and tools, all of one or nothing, and no more than its manifest permits."""
+"""Extensions of one process: hooks, tools and commands, all of one or nothing, no more than its manifest permits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec, Manifest
 from orch_protocol.hook_patches import PromptPatch
 from orch_protocol.hooks import EVERYTHING
+from orch_protocol.keys import why_not
 
 from . import kept
 from .contents import digest_of
 from .hooks import Handler, Hook, is_async, make_hook, stage_of
 from .importing import module_at
+from .slash import Function, SlashCommand, make_command
 from .tools.base import Tool, tool
 from .tools.presets import BUILTIN
 
@@ -33,10 +35,11 @@ PROMPT_STAGE: Final = "before_system_prompt"
 
 
 class Loaded(Struct, frozen=True):
-    """What extensions brought: hooks, tools, and a line about each one that was left out."""
+    """What extensions brought: hooks, tools, commands, and a line about each one that was left out."""
 
     hooks: tuple[Hook, ...] = ()
     tools: tuple[Tool, ...] = ()
+    commands: tuple[SlashCommand, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
@@ -47,6 +50,7 @@ class Extension:
         self.manifest = manifest
         self.hooks: list[Hook] = []
         self.tools: list[Tool] = []
+        self.commands: list[SlashCommand] = []
 
     def hook(self, *stages: str, **options: Any) -> Callable[[Handler], Handler]:
         """Make a hook of a function, as `orch.hook` does."""
@@ -85,6 +89,29 @@ class Extension:
             raise ConfigError(f"it brings two tools {made.name!r}")
         self.tools.append(made)
 
+    def command(self, name: str, **options: Any) -> Callable[[Function], Function]:
+        """Make a command of a session of a function; see `register_slash_command`."""
+
+        def make(function: Function) -> Function:
+            self.register_slash_command(name, function, **options)
+            return function
+
+        return make
+
+    def register_slash_command(self, name: str, function: Function, **options: Any) -> None:
+        """Bring the command `/name`, which calls `function(args, ctx)` in the agent's process; see `make_command`.
+
+        Raises ConfigError for one that the manifest does not permit.
+        """
+        if name not in self.manifest.permissions.commands:
+            raise ConfigError(f"permissions.commands has no {name!r}: it may not bring it")
+        made = make_command(name, function, source=f"extension {self.manifest.name}", **options)
+        if twice := {made.row.name, *made.row.aliases} & {
+            n for c in self.commands for n in (c.row.name, *c.row.aliases)
+        }:
+            raise ConfigError(f"it brings two commands {min(twice)!r}")
+        self.commands.append(made)
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Return what the extension in `folder` says of itself. Raises ConfigError, which names the file."""
@@ -107,6 +134,12 @@ def read_manifest(folder: Path) -> Manifest:
     for name in found.permissions.tools:
         if name in BUILTIN:
             raise ConfigError(f"{file}: permissions.tools: {name!r} is the name of a built-in tool")
+    for key in found.keys:
+        if why := why_not(key):
+            raise ConfigError(f"{file}: keys: {why}")
+    for line in (*found.keys.values(), *(widget.command for widget in found.widgets)):
+        if not line.startswith("/"):
+            raise ConfigError(f"{file}: {line!r} is no command: one begins with a slash")
     return found
 
 
@@ -133,6 +166,7 @@ def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
     """Return what the extensions bring, in order. One that cannot be had whole is left out, whole."""
     hooks: list[Hook] = []
     tools: list[Tool] = []
+    commands: list[SlashCommand] = []
     left_out: list[str] = []
     for spec in specs:
         try:
@@ -142,7 +176,8 @@ def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
             continue
         hooks += found.hooks
         tools += (each for each in found.tools if each.name in spec.tools)
-    return Loaded(tuple(hooks), tuple(tools), tuple(left_out))
+        commands += found.commands
+    return Loaded(tuple(hooks), tuple(tools), tuple(commands), tuple(left_out))
 
 
 def _is_trusted(spec: ExtensionSpec) -> bool:

@@ -8,20 +8,21 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from orch_protocol.errors import ConfigError
+from orch_protocol.slash import BUILT_IN, CommandCatalog
 from orch_worker.extensions import load
 
 from .. import config, paths
+from ..commands.catalogs import catalog_with
 from ..extensions import FOLDER, Found, disable, enable, find, specs, trust, untrust
 from . import render, words
+from .connection import Connection
+from .extension_rows import described, page, table
 from .failure import Failure
 from .verb import Group, Verb
 
-__all__ = ["VERBS", "described", "table"]
+__all__ = ["VERBS"]
 
-HEAD: Final = ["EXTENSION", "VERSION", "FROM", "ON", "MAY", "DESCRIPTION"]
 NOT_FOUND: Final = 3
 
 
@@ -39,36 +40,11 @@ def _list(arguments: Namespace) -> int:
     return 0
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return extensions as a table, one a line."""
-    return render.columns([HEAD, *map(_cells, rows)], frozenset())
-
-
 def _there(folder: Path) -> list[Found]:
     loaded = config.load(folder, os.environ)
     for note in loaded.notes:
         print(f"orch: {note}", file=sys.stderr)
     return find(folder, paths.home(os.environ), loaded.config.extensions.load)
-
-
-def described(found: Found) -> dict[str, Any]:
-    """Return what an extension says of itself, as JSON data; none of its code runs for that."""
-    row: dict[str, Any] = {
-        "name": found.name,
-        "path": found.path,
-        "where": found.where,
-        "on": not found.why_off,
-        "why_off": found.why_off,
-        "version": "",
-        "description": "",
-        "permissions": None,
-        "hooks": [],
-        "tools": [],
-    }
-    if (said := found.manifest) is not None:
-        row |= {"version": said.version, "description": said.description}
-        row["permissions"] = msgspec.to_builtins(said.permissions)
-    return row
 
 
 def _row(found: Found, home: Path) -> dict[str, Any]:
@@ -81,14 +57,20 @@ def _row(found: Found, home: Path) -> dict[str, Any]:
             return row | {"on": False, "why_off": str(error)}
         row["hooks"] = [hook.row.name for hook in brought.hooks]
         row["tools"] = [tool.name for tool in brought.tools]
+        catalog = catalog_with(CommandCatalog(tuple(each.row for each in brought.commands)), [spec.manifest])
+        row["commands"] = [each.usage for each in catalog.commands if each.source != BUILT_IN]
+        row["notes"] = list(catalog.notes)
     return row
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    may = row["permissions"] or {}
-    parts = [f"{kind}: {', '.join(may[kind])}" for kind in ("stages", "tools", "tiers") if may.get(kind)]
-    said = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]
-    return [*(render.line(each, 48) for each in said), render.line(row["description"])]
+def _show(arguments: Namespace) -> int:
+    name, home = words.clean(arguments.name), paths.home(os.environ)
+    found = [each for each in _there(Path.cwd()) if each.name == name]
+    if not found:
+        raise Failure("ExtensionNotFoundError", f"there is no extension {name!r}; see: orch extensions list", NOT_FOUND)
+    row = _row(found[0], home)
+    words.say(arguments, row, page(row))
+    return 0
 
 
 def _name_arguments(parser: ArgumentParser) -> None:
@@ -111,6 +93,7 @@ def _of_project(arguments: Namespace) -> Path:
 def _trust(arguments: Namespace) -> int:
     place = _of_project(arguments)
     manifest = trust(place, paths.home(os.environ))
+    _tell()
     words.say(arguments, {"trusted": str(place)}, f"trusted as it is now: {manifest.name} in {render.safe(str(place))}")
     return 0
 
@@ -118,6 +101,7 @@ def _trust(arguments: Namespace) -> int:
 def _untrust(arguments: Namespace) -> int:
     place = _of_project(arguments)
     was = untrust(place, paths.home(os.environ))
+    _tell()
     said = "no longer trusted" if was else "was not trusted"
     words.say(arguments, {"untrusted": was}, f"{said}: {render.safe(str(place))}")
     return 0
@@ -138,8 +122,17 @@ def _switch(arguments: Namespace, *, on: bool) -> int:
         there = ", ".join(known) or "none"
         raise Failure("ExtensionNotFoundError", f"there is no extension {name!r}; there are: {there}", NOT_FOUND)
     changed = (enable if on else disable)(name, home)
+    _tell()
     words.say_switched(arguments, name, "for agents spawned from now on", on=on, changed=changed)
     return 0
+
+
+def _tell() -> None:
+    """Let a daemon that runs look again at what can be executed in sessions."""
+    try:
+        Connection(start=None).call("catalogs")
+    except Failure:
+        pass  # none runs, or it is leaving; whoever looks next sees what is there
 
 
 VERBS = {
@@ -154,6 +147,16 @@ VERBS = {
                     "orch extensions list --json",
                     _list_arguments,
                     _list,
+                ),
+            ),
+            "show": (
+                "one of them: what it may do and brings, commands and keys too",
+                Verb(
+                    "Show an extension: what it may do, the hooks, tools and commands that it brings, its keys and "
+                    "widgets, and which of these are left out because they are taken.",
+                    "orch extensions show redactor",
+                    _name_arguments,
+                    _show,
                 ),
             ),
             "trust": (

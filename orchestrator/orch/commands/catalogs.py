@@ -10,17 +10,21 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.errors import OrchError
-from orch_protocol.slash import CommandCatalog, CommandRow, Keybinding
+from orch_protocol.extensions import Manifest
+from orch_protocol.slash import CommandCatalog, CommandRow, Keybinding, TellCommands, Widget
 
+from .. import events
 from ..templates import PromptTemplate
-from .reading import NAME
+from .deeds import done
+from .reading import NAME, read
 from .registry import Here, rest
 from .settings import templates_of
 from .table import COMMANDS
 
-__all__ = ["TEMPLATE", "catalog_of", "merged", "template_row"]
+__all__ = ["TEMPLATE", "brought_to", "catalog_of", "catalog_with", "merged", "template_row"]
 
 TEMPLATE: Final = "template"
+ASK_SECONDS: Final = 15.0
 VALUES: Final = (rest("values", "pair"),)
 
 
@@ -28,11 +32,59 @@ async def catalog_of(here: Here) -> CommandCatalog:
     """Return all that can be executed in the session. What cannot be looked at is left out, and said in `notes`."""
     notes: list[str] = []
     templates: list[PromptTemplate] = []
+    brought = await brought_to(here)
     try:
         templates = await here.root.disk.do(templates_of, here)
     except OrchError as error:
         notes.append(f"templates: {error}")
-    return merged([template_row(each) for each in templates], CommandCatalog((), notes=tuple(notes)))
+    made = merged([template_row(each) for each in templates], replace(brought, notes=(*brought.notes, *notes)))
+    offers, id = here.root.offers, here.id
+    if offers.digests.get(id, made.digest) != made.digest:
+        here.root.handle(events.CatalogChanged(id, made.digest))
+    offers.digests[id] = made.digest
+    return made
+
+
+async def brought_to(here: Here) -> CommandCatalog:
+    """Return what the agent's extensions bring: keys and widgets as they say themselves, commands as its process does.
+
+    That is asked once, and started where some extension may bring commands and nobody has asked yet.
+    """
+    manifests = [each.manifest for each in here.spec.extensions]
+    said = await _asked(here) if any(each.permissions.commands for each in manifests) else CommandCatalog(())
+    return replace(said, keys=keys_of(manifests), widgets=widgets_of(manifests))
+
+
+def keys_of(manifests: Iterable[Manifest]) -> tuple[Keybinding, ...]:
+    """Return the keys that extensions have lines for."""
+    return tuple(
+        Keybinding(key, line, f"extension {each.name}") for each in manifests for key, line in each.keys.items()
+    )
+
+
+def widgets_of(manifests: Iterable[Manifest]) -> tuple[Widget, ...]:
+    """Return what extensions would have shown."""
+    return tuple(
+        Widget(widget.name, widget.command, widget.title, widget.place, f"extension {each.name}")
+        for each in manifests
+        for widget in each.widgets
+    )
+
+
+def catalog_with(commands: CommandCatalog, manifests: Iterable[Manifest]) -> CommandCatalog:
+    """Return the catalog of a session whose extensions bring `commands`, and say that of themselves."""
+    manifests = list(manifests)
+    return merged([], replace(commands, keys=keys_of(manifests), widgets=widgets_of(manifests)))
+
+
+async def _asked(here: Here) -> CommandCatalog:
+    known = here.root.offers.brought.get(here.id)
+    if known is not None and (known[0] == here.node.incarnation or not here.node.running):
+        return known[1]
+    did = await done(here.root, here.node, TellCommands(), ASK_SECONDS)
+    said = did.catalog or CommandCatalog(())
+    here.root.offers.brought[here.id] = (here.node.incarnation, said)
+    return said
 
 
 def template_row(template: PromptTemplate) -> CommandRow:
@@ -67,7 +119,16 @@ def merged(templates: Iterable[CommandRow], brought: CommandCatalog) -> CommandC
             notes.append(f"key {key.key} of {key.source} is left out: {there.source} has it, for {there.command}")
         else:
             keys[key.key] = key
-    by_command = {key.command: key.key for key in reversed(keys.values())}
+    bound = {key: each for key, each in keys.items() if _is_known(each.command, taken, f"key {key}", each, notes)}
+    shown = [each for each in brought.widgets if _is_known(each.command, taken, f"widget {each.name}", each, notes)]
+    by_command = {key.command: key.key for key in reversed(bound.values())}
     rows = [replace(row, key=by_command.get(f"/{row.name}", "")) for row in rows]
-    made = CommandCatalog(tuple(rows), tuple(keys.values()), brought.widgets, tuple(notes))
+    made = CommandCatalog(tuple(rows), tuple(bound.values()), tuple(shown), tuple(notes))
     return replace(made, digest=hashlib.sha256(msgspec.json.encode(made)).hexdigest()[:16])
+
+
+def _is_known(line: str, taken: dict[str, str], what: str, owner: Keybinding | Widget, notes: list[str]) -> bool:
+    if (name := read(line).name) in taken:
+        return True
+    notes.append(f"{what} of {owner.source} is left out: there is no command /{name}")
+    return False

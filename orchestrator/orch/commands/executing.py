@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.slash import CommandCatalog, Executed
+from orch_protocol.slash import CommandCatalog, Executed, RunCommand
 
 from ..cli.failure import Failure
 from .catalogs import TEMPLATE, catalog_of
+from .deeds import done
 from .reading import Line, bind, find, read
 from .registry import Here, Said
 from .settings import filled, templates_of
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
 __all__ = ["catalog", "execute"]
+
+EXTENSION_SECONDS: Final = 600.0
+"""So long is a command of an extension waited for at most; its own deadline is its process's to keep."""
 
 
 async def catalog(root: Supervisor, node: Node) -> CommandCatalog:
@@ -51,4 +55,6 @@ async def _said(root: Supervisor, node: Node, line: Line) -> Said:
     if row.source == TEMPLATE:
         known = {each.name: each for each in await root.disk.do(templates_of, here)}
         return await filled(known[row.name], line.text)
-    raise ConfigError(f"/{row.name} cannot be executed: nothing of {row.source} does that")
+    said = bind(row.name, row.arguments, line.text)
+    did = await done(root, node, RunCommand(row.name, said, f"/{line.name} {line.text}".rstrip()), EXTENSION_SECONDS)
+    return Said(did.text, did.data, did.effect, did.is_error)

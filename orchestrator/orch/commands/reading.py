@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.slash import Argument
+from orch_protocol.slash import Argument, is_flag, usage
 
-__all__ = ["NAME", "SHELL", "Line", "bind", "find", "is_flag", "read", "usage"]
+__all__ = ["NAME", "SHELL", "Line", "bind", "find", "read"]
 
 NAME: Final = re.compile(r"/([A-Za-z][\w.:@?-]*|\?)(?=\s|\Z)")
 OPTION: Final = re.compile(r"(?:(?<=\s)|\A)--([a-z][a-z-]*)(?:=|\s+|\Z)")
@@ -59,24 +59,6 @@ def find(name: str, known: Mapping[str, object]) -> str:
     near = get_close_matches(lower, known, n=NEAR, cutoff=0.6) or [each for each in known if each.startswith(lower)]
     hint = f"did you mean {' or '.join(f'/{each}' for each in near[:NEAR])}?" if near else "/help lists those there are"
     raise ConfigError(f"there is no command /{name}; {hint}")
-
-
-def is_flag(argument: Argument) -> bool:
-    """Whether it is said, or not, and has no value."""
-    return argument.option and argument.kind == "choice" and not argument.choices
-
-
-def usage(name: str, arguments: Iterable[Argument]) -> str:
-    """Return how the command is written."""
-    words = [f"/{name}"]
-    for each in arguments:
-        said = "|".join(each.choices) or each.name.upper()
-        if each.option:
-            said = f"--{each.name}" if is_flag(each) else f"--{each.name} {said}"
-        elif each.rest:
-            said += "..."
-        words.append(said if each.required else f"[{said}]")
-    return " ".join(words)
 
 
 def bind(name: str, arguments: Sequence[Argument], text: str) -> dict[str, str]:

@@ -10,13 +10,12 @@ from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.services import SERVICES
-from orch_protocol.slash import Argument, CommandCatalog, CommandRow, Effect, Executed, Kind
+from orch_protocol.slash import Argument, CommandCatalog, CommandRow, Effect, Executed, Kind, usage
 from orch_protocol.spec import AgentSpec
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
 
 from ..services import call
-from .reading import usage
 
 if TYPE_CHECKING:
     from ..nodes import Node

@@ -14,8 +14,7 @@ from orch_protocol.slash import Effect
 from orch_protocol.text import scrub
 
 from .. import config, hook_records
-from ..cli import admin, doctor, prompts, render
-from ..cli import extensions as extension_verb
+from ..cli import admin, doctor, extension_rows, prompts, render
 from ..cli import hooks as hook_verb
 from ..cli import memory as memory_verb
 from ..extensions import find, templates_for
@@ -116,8 +115,8 @@ def _extensions(here: Here) -> Said:
     folder, home = Path(here.spec.cwd), here.root.hooks.home
     mine = {each.path for each in here.spec.extensions}
     found = find(folder, home, config.load(folder, home=home).config.extensions.load)
-    rows = [extension_verb.described(each) | {"on": each.path in mine} for each in found]
-    return Said(extension_verb.table(rows) if rows else "no extensions: see docs/extensions.md", rows)
+    rows = [extension_rows.described(each) | {"on": each.path in mine} for each in found]
+    return Said(extension_rows.table(rows) if rows else "no extensions: see docs/extensions.md", rows)
 
 
 @command("hooks", "what hooks have done so far", group=GROUP)

@@ -79,6 +79,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "prompt": prompting.prompt,
     "commands": commanding.commands,
     "execute": commanding.execute,
+    "catalogs": commanding.catalogs,
     "survey": surveying.survey,
     "spec": looking.spec,
     "run_tool": tools.run_tool,

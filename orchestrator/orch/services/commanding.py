@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orch_protocol.services import Empty
 from orch_protocol.slash import CommandCatalog, Execute, Executed, ShowCommands
 
 from .sessions import session_of
@@ -11,7 +12,7 @@ from .sessions import session_of
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["commands", "execute"]
+__all__ = ["catalogs", "commands", "execute"]
 
 
 async def commands(root: Supervisor, _: str | None, params: ShowCommands) -> CommandCatalog:
@@ -27,3 +28,18 @@ async def execute(root: Supervisor, _: str | None, params: Execute) -> Executed:
     from ..commands.executing import execute
 
     return await execute(root, session_of(root, params.ref), params.text)
+
+
+async def catalogs(root: Supervisor, _: str | None, params: Empty) -> list[str]:  # noqa: ARG001
+    """Look again at the catalogs that somebody has asked for, and return the ids of those agents whose has changed.
+
+    That is an event then, `catalog_changed`. Whoever changes what is on offer asks for this.
+    """
+    changed = []
+    for id, digest in list(root.offers.digests.items()):
+        node = root.tree.nodes.get(id)
+        if node is None or node.status == "killed":
+            root.offers.forget(id)
+        elif (await commands(root, None, ShowCommands(id))).digest != digest:
+            changed.append(id)
+    return changed

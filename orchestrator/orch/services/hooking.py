@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["attend", "hooks_ran", "run_hooks"]
 
 
-def attend(root: Supervisor, templates: Templates | None = None) -> None:
-    """Let hooks of the program say something to agents, from whatever thread, and ask for services as they do; and its
-    `templates` be commands of their sessions."""
-    root.offers.registered = templates
+def attend(root: Supervisor, templates: Templates) -> None:
+    """Let hooks of the program say something to agents, from whatever thread, and ask for services as they do; and let
+    its `templates` be commands."""
     loop = asyncio.get_running_loop()
 
     async def say(id: str, text: str, follow_up: bool) -> None:
@@ -39,6 +38,12 @@ def attend(root: Supervisor, templates: Templates | None = None) -> None:
         check_grant(root.tree.nodes[id].spec, service)
         return await call(root, id, service, params)
 
+    async def look() -> None:
+        from . import call
+
+        await call(root, None, "catalogs", Empty())
+
+    root.offers.follow(templates, look)
     root.hooks.say = lambda *said: asyncio.run_coroutine_threadsafe(say(*said), loop)
     root.hooks.call = call
 

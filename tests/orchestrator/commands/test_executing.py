@@ -252,6 +252,97 @@ async def test_a_template_is_a_command(tmp_path: Path) -> None:
             await agent.execute("/explain pumps")
 
 
+PACK = """
+def register(extension):
+    @extension.command("todo", arguments=["[wanted...]", "--count"])
+    def todo(args, ctx):
+        "list what is to be done"
+        return f"{sorted(args.items())} for {ctx.agent_id}"
+
+    @extension.command("state", aliases=["do"])
+    def state(args, ctx): ...
+"""
+SAID = """
+name = "pack"
+[permissions]
+commands = ["todo", "state"]
+[keys]
+"f6" = "/todo"
+"c-t" = "/tasks"
+"f7" = "/nothing"
+[[widgets]]
+name = "left"
+command = "/todo --count"
+"""
+
+
+def put(home: Path, code: str = PACK, said: str = SAID) -> Path:
+    """Install an extension for the user."""
+    folder = home / "extensions" / "pack"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "extension.toml").write_text(said)
+    (folder / "extension.py").write_text(code)
+    return folder
+
+
+async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> None:
+    """They run in the agent's process and are on record; what is taken stays whose it is, and is said."""
+    put(tmp_path)
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        catalog = await agent.commands()
+        [row] = [row for row in catalog.commands if row.source == "extension pack"]
+        assert (row.usage, row.key) == ("/todo [WANTED...] [--count]", "f6")
+        assert [(key.key, key.command) for key in catalog.keys] == [("f6", "/todo"), ("c-t", "/tasks")]
+        assert [widget.command for widget in catalog.widgets] == ["/todo --count"]
+        assert catalog.notes == (
+            "/state of extension pack is left out: there is one of built-in",
+            "key f7 of extension pack is left out: there is no command /nothing",
+        )
+        done = await agent.execute("/todo --count the valves")
+        assert done.text == f"[('count', 'yes'), ('wanted', 'the valves')] for {agent.id}"
+        spec = o.supervisor.tree.nodes[agent.id].spec
+        [entry] = [each for each in read_session(Path(spec.folder)).entries if isinstance(each, Custom)]
+        assert entry.data["line"] == "/todo --count the valves"
+        assert [row["keys"] for row in (await agent.execute("/extensions")).data] == [
+            {"f6": "/todo", "c-t": "/tasks", "f7": "/nothing"}
+        ]
+        with pytest.raises(ConfigError, match="/state: it takes no 'now'"):
+            await agent.execute("/state now")
+
+
+async def test_one_that_is_left_out_brings_nothing(tmp_path: Path) -> None:
+    """Its commands are not there, its keys lead nowhere, and the catalog says why."""
+    put(tmp_path, "def register(extension):\n    raise RuntimeError('broken')\n")
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        catalog = await agent.commands()
+        assert [row for row in catalog.commands if row.source != BUILT_IN] == []
+        assert [key.key for key in catalog.keys] == ["c-t"]
+        assert any("RuntimeError: broken" in note for note in catalog.notes)
+
+
+async def changes(o: World) -> list[str]:
+    """Return the agents whose catalogs have changed, by what happened."""
+    return [event.agent_id for event in await o.events() if event.kind == "catalog_changed"]
+
+
+async def test_that_a_catalog_has_changed_is_an_event(tmp_path: Path) -> None:
+    """A template of the program is enough; who never looked at a catalog is told nothing."""
+    async with opened(tmp_path) as o:
+        agent, other = await talking(o), await o.scripted("x", name="other")
+        before = await agent.commands()
+        assert await changes(o) == []
+        o.register_prompt_template("explain", "Explain {{text}}.")
+        last = (await o.events())[-1].n
+        [event] = await o.events(last, timeout=5)
+        assert (event.kind, event.agent_id) == ("catalog_changed", agent.id)
+        assert event.data["digest"] == (await agent.commands()).digest != before.digest
+        await other.commands()
+        assert await changes(o) == [agent.id]
+        await asyncio.sleep(0)
+
+
 async def test_no_agent_executes_commands(tmp_path: Path) -> None:
     """They are for people: no tool asks for that service."""
     async with opened(tmp_path) as o:

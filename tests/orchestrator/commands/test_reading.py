@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orch.commands.reading import bind, find, read, usage
+from orch.commands.reading import bind, find, read
 from orch.commands.registry import flag, given, option, rest
 from orch_protocol.errors import ConfigError
-from orch_protocol.slash import Argument
+from orch_protocol.slash import Argument, usage
 
 SPAWN = (rest("task", required=True), option("model", "model"), option("tools", "tools"), flag("idle"))
 LABEL = (given("entry", "entry", required=True), rest("label"))
