@@ -57,7 +57,7 @@ MUTANTS: Final = (
         STORE,
         "            os.ftruncate(self._descriptor, self._state[0])\n",
         "            pass\n",
-        "tests/worker/test_store.py::test_full_disk_leaves_nothing_behind",
+        "tests/worker/test_store_disk.py::test_full_disk_leaves_nothing_behind",
     ),
     Mutant(
         "a sync that failed is tried again",
@@ -65,7 +65,7 @@ MUTANTS: Final = (
         "            raise StoreError(self._fault) from error\n        self._synced",
         "            fault, self._fault = self._fault, ''\n            raise StoreError(fault) from error\n"
         "        self._synced",
-        "tests/worker/test_store.py::test_failed_sync_is_final",
+        "tests/worker/test_store_disk.py::test_failed_sync_is_final",
     ),
     Mutant(
         "half an append counts",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final
 from zlib import crc32
 
+from .known import Known, Mistaken
 from .lines import MORE, Chain, unseal
 
 __all__ = ["Blocks"]
@@ -27,20 +28,25 @@ END: Final = len(CHECK)
 
 
 class Blocks:
-    """Goes through `file` from `offset`, behind `number` lines, with the chain that these made.
+    """Goes through `file` behind `first`, its first line, with the chain that this one made.
 
-    Yields whole appends, as they stand in the file; `offset`, `number` and `chain` are those of what follows. It ends
-    where a line is not sound, or its append not there in full.
+    Yields whole appends, as they stand in the file; `offset`, `number` and `chain` are those of what follows, `sum` is
+    the CRC-32 of all before it. It ends where a line is not sound, or its append not there in full. Lines that are
+    `known` to be sound are not looked at: whether they are what is known is found out when all of them were yielded.
     """
 
-    def __init__(self, file: BinaryIO, offset: int, number: int, chain: Chain) -> None:
+    def __init__(self, file: BinaryIO, first: bytes, chain: Chain, known: Known | None = None) -> None:
         self._file = file
-        self.offset = offset
-        self.number = number
+        self.offset = len(first)
+        self.number = 1
         self.chain = chain
+        self.sum = crc32(first)
+        self.known = known
 
     def __iter__(self) -> Iterator[bytes]:
         self._file.seek(self.offset)
+        if self.known is not None:
+            yield from self._sound(self.known)
         rest = b""
         while len(rest) < MOST and (data := self._file.read(max(SIZE, len(rest)))):
             data = rest + data
@@ -51,6 +57,19 @@ class Blocks:
                 yield data[:stop]
             rest = data[stop:]
 
+    def _sound(self, known: Known) -> Iterator[bytes]:
+        """Yield the blocks of what is known. Raises Mistaken, behind them all, when that is not so."""
+        while (left := known.end - self.offset) > 0:
+            block = self._file.read(SIZE) + self._file.readline() if left > SIZE else self._file.read(left)
+            self.offset += len(block)
+            self.sum = crc32(block, self.sum)
+            if not block or self.offset > known.end:
+                raise Mistaken
+            yield block
+        if self.sum != known.sum:
+            raise Mistaken
+        self.number, self.chain = known.seq, Chain(known.seq, known.checksum)
+
     def _take(self, block: bytes) -> bool:
         """Take `block` in, if all of its lines are sound; return whether they are."""
         sealed = unseal(block[block.rfind(b"\n", 0, -1) + 1 : -1])
@@ -58,6 +77,7 @@ class Blocks:
         if sealed is None or ends != _expected(sums):
             return False
         self.offset += len(block)
+        self.sum = crc32(block, self.sum)
         self.number += len(sums)
         self.chain = Chain(sealed.seq, sums[-1])
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 __all__ = ["Lineage"]
 
@@ -16,8 +16,9 @@ class Lineage:
     """
 
     def __init__(self) -> None:
-        self.places: dict[str, int] = {}
-        """Where each entry stands, by its id; of several with one id the last."""
+        self._places: dict[str, int] = {}
+        self._late: list[str] = []
+        """Ids of the last entries, as long as nobody asked where one stands."""
         self.parents = array("q")
         """The place of the entry that each one follows, -1 for none."""
         self.leaf: str | None = None
@@ -25,6 +26,14 @@ class Lineage:
 
     def __len__(self) -> int:
         return len(self.parents)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Where each entry stands, by its id; of several with one id the last."""
+        if self._late:
+            late, self._late = self._late, []
+            self._places.update(zip(late, range(len(self.parents) - len(late), len(self.parents)), strict=True))
+        return self._places
 
     def missing(self, parent_id: str | None) -> bool:
         """Return whether an entry that is said to follow `parent_id` follows one whose line is damaged.
@@ -36,11 +45,19 @@ class Lineage:
 
     def add(self, id: str, parent_id: str | None) -> int:
         """Take the next entry in, which follows a known one, or None; return where that stands, -1 for None."""
-        parent = -1 if parent_id is None else self.places[parent_id]
-        self.places[id] = len(self.parents)
+        places = self.places
+        parent = -1 if parent_id is None else places[parent_id]
+        places[id] = len(self.parents)
         self.parents.append(parent)
         self.leaf = id
         return parent
+
+    def extend(self, ids: Sequence[str]) -> None:
+        """Take the next entries in, each of which follows the one before it."""
+        place = len(self.parents)
+        self._late += ids
+        self.parents.extend(range(place - 1, place - 1 + len(ids)))
+        self.leaf = ids[-1]
 
     def back(self, place: int) -> Iterator[int]:
         """Yield `place` and those of the entries before it on its path, the first one last."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Final, TypeAlias, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -13,14 +14,19 @@ from orch_protocol.entries import (
     BranchSummary,
     Checkout,
     CompactionEntry,
+    Custom,
     CustomMessage,
     Entry,
+    Label,
     MarksEntry,
     MessageEntry,
+    ModelChange,
     PhaseEntry,
     PlanApproved,
     SessionHeader,
+    SessionInfo,
     TasksEntry,
+    ThinkingLevelChange,
     TurnEnd,
     TurnStart,
     UpgradeEntry,
@@ -33,12 +39,27 @@ from orch_protocol.tasks import Task
 from .lineage import Lineage
 from .view import NOTHING, Item, View
 
-__all__ = ["LeftEntry", "LostEntry", "Session", "UnknownEntry", "acceptable"]
+__all__ = ["LeftEntry", "LostEntry", "Quiet", "Row", "Session", "UnknownEntry", "acceptable"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
 LOST_CALL = "[The result of a call that is not on record:]"
 LOST_START = "[The beginning of this conversation is not on record.]"
 
+Quiet: TypeAlias = (
+    TurnStart
+    | TurnEnd
+    | PlanApproved
+    | TasksEntry
+    | MarksEntry
+    | PhaseEntry
+    | Custom
+    | SessionInfo
+    | Label
+    | ModelChange
+    | ThinkingLevelChange
+)
+"""Entries that change nothing of what the model is shown."""
+SKIMMED: Final = frozenset({MessageEntry, *get_args(Quiet)})
 TELLING: Final = (MessageEntry, CustomMessage, BranchSummary)
 
 
@@ -48,6 +69,16 @@ class UnknownEntry(Struct, frozen=True, rename="camel"):
     id: str
     parent_id: str | None = None
     type: str = ""
+
+
+class Row(Struct, frozen=True, gc=False, tag="message", tag_field="type", rename="camel"):
+    """Of a message's entry, what is needed of a conversation that nobody looks at yet."""
+
+    id: str
+    parent_id: str | None
+    turn: str = ""
+    usage: Usage | None = None
+    said: str = ""
 
 
 class LeftEntry(Struct, frozen=True, gc=False):
@@ -68,6 +99,9 @@ class LostEntry(Struct, frozen=True):
     parent_id: str | None
 
 
+Read: TypeAlias = Callable[[], "Sequence[Entry | UnknownEntry]"]
+
+
 class Session:
     """Everything that one agent's entries amount to. Attributes are read, never assigned.
 
@@ -82,8 +116,7 @@ class Session:
 
     def __init__(self, path: bytes | bytearray = b"") -> None:
         self.header: SessionHeader | None = None
-        self.entries: list[Entry | UnknownEntry | LeftEntry | LostEntry] = []
-        """All entries but the header, in file order."""
+        self._entries: list[Entry | UnknownEntry | LeftEntry | LostEntry] = []
         self.lineage = Lineage()
         """Which entry follows which."""
         self.replies: dict[str, Reply] = {}
@@ -115,10 +148,10 @@ class Session:
         """The last of them, whatever it was archived with since."""
         self.asked = False
         """Whether the agent itself was asked on this path: what it was seeded with is somebody else's."""
-        self.responses = 0
-        """How many responses it gave, on all branches, those that a holder keeps included."""
-        self.view: View[int] = View()
-        """What the model is shown, before it is brought into a form that providers accept."""
+        self._responses = 0
+        self._view: View[int] = View()
+        self._unread: list[Read] = []
+        """What gives the last entries, which have their places already: they are read when somebody looks at them."""
         self.hollow = False
         """Whether the path has left the one it was: only who reads all entries again knows what is shown now."""
         self._path = path
@@ -140,6 +173,27 @@ class Session:
         for entry in entries:
             session.apply(entry)
         return session.refolded(entries) if session.hollow else session
+
+    @property
+    def entries(self) -> list[Entry | UnknownEntry | LeftEntry | LostEntry]:
+        """All entries but the header, in file order."""
+        if self._unread:
+            self._read()
+        return self._entries
+
+    @property
+    def view(self) -> View[int]:
+        """What the model is shown, before it is brought into a form that providers accept."""
+        if self._unread:
+            self._read()
+        return self._view
+
+    @property
+    def responses(self) -> int:
+        """How many responses it gave, on all branches, those that a holder keeps included."""
+        if self._unread:
+            self._read()
+        return self._responses
 
     @property
     def places(self) -> dict[str, int]:
@@ -195,10 +249,10 @@ class Session:
         if entry.parent_id is not None and self.lineage.missing(entry.parent_id):
             self._add(LostEntry(entry.parent_id, self.leaf))
         shown = self._add(entry)
-        if isinstance(entry, (MessageEntry, TurnEnd, CompactionEntry, PhaseEntry)):
+        if isinstance(entry, (MessageEntry, TurnEnd, CompactionEntry, PhaseEntry, PlanApproved)):
             self._count(entry)
-        elif isinstance(entry, PlanApproved):
-            self._approved.add(entry.agent)
+        if isinstance(entry, MessageEntry):
+            self._responses += bool(entry.turn) and entry.message.role == "assistant"
         if shown:
             self._tell(entry)
         elif not isinstance(entry, LeftEntry):
@@ -206,27 +260,42 @@ class Session:
 
     def extend(self, entries: Iterable[Entry | UnknownEntry]) -> None:
         """Take the next entries in, as `apply` would one by one; a long conversation is mostly messages in a row."""
-        places, parents, kept, lineage = self.lineage.places, self.lineage.parents, self.entries, self.lineage
-        leaf, straight = lineage.leaf, not (self.hollow or self._path)
+        for quiet, each in groupby(entries, lambda entry: type(entry) in SKIMMED):
+            run = list(each)
+            if not (quiet and self.skim(cast("list[MessageEntry | Quiet]", run), lambda run=run: run)):  # type: ignore[misc]
+                for entry in run:
+                    self.apply(entry)
+
+    def skim(self, rows: Sequence[Row | MessageEntry | Quiet], read: Read) -> bool:
+        """Take the next entries in without what they say: `rows` are what else there is to them, `read` reads them.
+
+        Each is to follow the one before; return False, and do nothing, where one does not.
+        """
+        ids = [row.id for row in rows]
+        if self.hollow or self._path or [row.parent_id for row in rows] != [self.leaf, *ids[:-1]]:
+            return False
+        self.lineage.extend(ids)
+        self._unread.append(read)
+        self._messages = None
         current: str | None = None  # the turn of which it is known already that the agent was asked
-        for entry in entries:
-            if type(entry) is not MessageEntry or not straight or entry.parent_id != leaf or entry.id in places:
-                lineage.leaf = leaf
-                self.apply(entry)
-                leaf, straight, current = lineage.leaf, not (self.hollow or self._path), None
-                continue
-            place, leaf, turn, message = len(kept), entry.id, entry.turn, entry.message
-            places[leaf] = place
-            parents.append(place - 1)
-            kept.append(entry)
-            self.view.items.append(Item(message, leaf, leaf, place))
-            if turn != current or entry.usage is not None or entry.said:
-                self._count(entry)
-                self._tell(entry)
-                current = turn
-            elif turn and message.role == "assistant":
-                self.responses += 1
-        lineage.leaf, self._messages = leaf, None
+        for row in rows:
+            message = type(row) is Row or type(row) is MessageEntry
+            if not message or row.turn != current or row.usage is not None or row.said:  # type: ignore[union-attr]
+                self._count(row)
+                self._tell(row)
+                current = row.turn if message else None  # type: ignore[union-attr]
+        return True
+
+    def _read(self) -> None:
+        """Read what was only skimmed."""
+        reads, self._unread = self._unread, []
+        for read in reads:
+            place = len(self._entries)
+            entries = read()
+            self._entries += entries
+            messages = [(at, entry) for at, entry in enumerate(entries, place) if type(entry) is MessageEntry]
+            self._view.items += [Item(entry.message, entry.id, entry.id, at) for at, entry in messages]
+            self._responses += sum(bool(entry.turn) and entry.message.role == "assistant" for _, entry in messages)
 
     def _add(self, entry: Entry | UnknownEntry | LostEntry) -> bool:
         """Give `entry` its place; return whether it is on the path."""
@@ -271,24 +340,26 @@ class Session:
             for item in self.view.compact(entry.summary, stop, entry.id, lambda _: place):
                 self._drop(item.note)
 
-    def _count(self, entry: MessageEntry | TurnEnd | CompactionEntry | PhaseEntry) -> None:
+    def _count(self, entry: Entry | Row) -> None:
         """Take in what an entry tells on whichever branch it is: what was used was used."""
+        if isinstance(entry, PlanApproved):
+            self._approved.add(entry.agent)
         if isinstance(entry, TurnEnd):
             # The reply knows of failed requests too, which no message tells of.
             self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
             return
-        if isinstance(entry, MessageEntry):
-            if entry.said:
-                self.said.add(entry.said)
-            self.responses += bool(entry.turn) and entry.message.role == "assistant"
+        if not isinstance(entry, (MessageEntry, Row, CompactionEntry, PhaseEntry)):
+            return
+        if isinstance(entry, (MessageEntry, Row)) and entry.said:
+            self.said.add(entry.said)
         if entry.turn != self._turn:
             self._turn, self._used_before = entry.turn, self.usage
         if entry.usage is not None:
             self.usage += entry.usage
 
-    def _tell(self, entry: Entry | UnknownEntry) -> None:
+    def _tell(self, entry: Entry | UnknownEntry | Row) -> None:
         """Take in what an entry on the path tells of its turns."""
-        if isinstance(entry, MessageEntry):
+        if isinstance(entry, (MessageEntry, Row)):
             if entry.turn:
                 self.asked = True
                 if entry.turn not in self.replies:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,7 @@ from orch_protocol.spec import Durability
 
 from .blocks import Blocks
 from .files import cannot, cause, keep_aside, lines_backwards, open_regular, sync_folder
+from .known import LEAST, Known, Mistaken, Stretch, known_of, remember
 from .lines import Chain, Sealed, seal, unseal
 from .lock import FolderLock
 from .rewriting import discard_unfinished
@@ -62,7 +64,8 @@ class Loaded(Struct, frozen=True):
     bytes behind them.
 
     `end` is the offset behind the last good line, `seq` and `checksum` are that line's. `aside` is where opening put
-    the torn bytes.
+    the torn bytes. Of a file whose lines are all sound, `sum` is the CRC-32, None where that was not worked out, and
+    so much of it, `noted`, was known already.
     """
 
     header: bytes
@@ -73,6 +76,8 @@ class Loaded(Struct, frozen=True):
     seq: int
     checksum: int
     aside: Path | None = None
+    sum: int | None = None
+    noted: int = 0
 
     @property
     def report(self) -> str:
@@ -87,6 +92,8 @@ class Loaded(Struct, frozen=True):
 
 
 Take: TypeAlias = Callable[[bytes], None]
+TakeLines: TypeAlias = Callable[[bytes, Stretch], None]
+State: TypeAlias = tuple[int, int, int, int | None]
 
 
 class _Version(Struct):
@@ -97,13 +104,19 @@ _version: msgspec.json.Decoder[_Version] = msgspec.json.Decoder(_Version)
 
 
 def load(
-    path: Path, *, header: bytes | None = None, take: Take | None = None, take_lines: Take | None = None
+    path: Path,
+    *,
+    header: bytes | None = None,
+    take: Take | None = None,
+    take_lines: TakeLines | None = None,
+    anew: Callable[[], None] | None = None,
 ) -> Loaded:
     """Return what the file at `path` holds. Takes no lock, changes nothing.
 
     With `take` each good object is handed to it, once all of its append is known to be there, and none is returned:
     so a file of any size is read. With `take_lines` too, that is handed sound lines as they stand in the file, many at
-    a time, as long as there are such; the objects that stand behind them go to `take`.
+    a time, as long as there are such; the objects that stand behind them go to `take`. With `anew` lines that
+    are known to be sound are not looked at; when that turns out to be wrong, it is called, and all is handed out again.
 
     A missing or empty file holds nothing. `header` is an encoded header such as this file's: the file must begin with
     one of the same first key and value and of no later `version`. Raises ForeignFileError when it does not, StoreError
@@ -126,11 +139,14 @@ def load(
         with open(descriptor, "rb", buffering=BLOCK) as file:
             first = file.readline(MAX_LINE + 64)
             _require_ours(path, first, header)
-            blocks = _blocks(file, first, header) if take_lines is not None and header is not None else None
+            beside = known_of(path) if anew is not None else None
+            blocks = _blocks(file, first, header, beside) if take_lines is not None and header is not None else None
             if blocks is not None and take_lines is not None:
                 found = unsealed.object if (unsealed := unseal(first[:-1])) else b""
+                start, before = blocks.offset, blocks.sum
                 for block in blocks:
-                    take_lines(block)
+                    take_lines(block, Stretch(start, blocks.offset, before, blocks.sum))
+                    start, before = blocks.offset, blocks.sum
                 last, whole = blocks.offset, (0, blocks.offset, blocks.chain.seq, blocks.chain.checksum)
             file.seek(last)
             behind = scan(file, blocks.chain, last) if blocks is not None else scan(file)
@@ -153,10 +169,17 @@ def load(
             damaged, end, seq, checksum = whole
             file.seek(end)
             torn = file.read(last - end)
+    except Mistaken:
+        assert anew is not None
+        anew()
+        return load(path, header=header, take=take, take_lines=take_lines)
     except OSError as error:
         raise cannot("read", path, error) from error
     del damage[damaged:]
-    return Loaded(found, objects, damage, torn, end, seq, checksum)
+    if blocks is None or blocks.offset != end or blocks.number != seq:
+        return Loaded(found, objects, damage, torn, end, seq, checksum)
+    noted = blocks.known.end if blocks.known is not None else 0
+    return Loaded(found, objects, damage, torn, end, seq, checksum, None, blocks.sum, noted)
 
 
 def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
@@ -191,12 +214,12 @@ def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
         raise cannot("read", path, error) from error
 
 
-def _blocks(file: BinaryIO, first: bytes, header: bytes) -> Blocks | None:
+def _blocks(file: BinaryIO, first: bytes, header: bytes, known: Known | None = None) -> Blocks | None:
     """Return the blocks behind the sound header `first`, None when it is none: the file is to be read line by line."""
     sealed = unseal(first[:-1]) if first.endswith(b"\n") else None
     if sealed is None or sealed.more or not sealed.fits(0) or not first.startswith(_magic(header)):
         return None
-    return Blocks(file, len(first), 1, Chain(sealed.seq, sealed.checksum))
+    return Blocks(file, first, Chain(sealed.seq, sealed.checksum), known)
 
 
 def scan(
@@ -288,8 +311,10 @@ class AppendLog:
         """Called at the first append after a `sync`, or the opening, that leaves bytes unsynced."""
         self._descriptor = descriptor
         self._each = durability == "power"
-        # Offset, seq, checksum. Assigned once an append: an interrupt falls before it or after it, never between.
-        self._state = (loaded.end, loaded.seq, loaded.checksum)
+        # Offset, seq, checksum, and the sum of all bytes, None: nobody knows. Assigned once an append: an interrupt
+        # falls before it or after it, never between.
+        self._state: State = (loaded.end, loaded.seq, loaded.checksum, loaded.sum)
+        self._noted = loaded.noted
         self._synced = loaded.end
         # Also of a file that was there: who made it may have been killed before it came to that.
         self._named = False
@@ -304,17 +329,20 @@ class AppendLog:
         durability: Durability = "process",
         header: bytes | None = None,
         take: Take | None = None,
-        take_lines: Take | None = None,
+        take_lines: TakeLines | None = None,
+        anew: Callable[[], None] | None = None,
     ) -> tuple[AppendLog, Loaded]:
         """Open or create the file at `path`, mode 0600; return the log and what the file held already.
 
         `header`, an encoded object, becomes the first line of a new file and is what an old one is known by; for that,
-        `take` and `take_lines` see `load`. A torn tail is cut off and kept in `<name>.torn-<n>`. With `durability`
-        "power" each append waits for the disk. Raises ForeignFileError for a file of another kind (untouched),
-        StoreError when it cannot be opened.
+        `take`, `take_lines` and `anew` see `load`. A torn tail is cut off and kept in `<name>.torn-<n>`. With
+        `durability` "power" each append waits for the disk. Raises ForeignFileError for a file of another kind
+        (untouched), StoreError when it cannot be opened.
         """
         discard_unfinished(path)
-        loaded = load(path, header=header, take=take, take_lines=take_lines)
+        loaded = load(path, header=header, take=take, take_lines=take_lines, anew=anew)
+        if anew is not None and not loaded.end and not loaded.damage:
+            loaded = msgspec.structs.replace(loaded, sum=0)  # what there is from here on, is ours
         try:
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except FileNotFoundError as error:
@@ -370,9 +398,9 @@ class AppendLog:
                 raise StoreError(f"cannot append to {self.path}: a line of {len(object)} bytes, the most is {MAX_LINE}")
             if len(object) < 3 or object[:1] != b"{" or object[-1:] != b"}" or b"\n" in object:
                 raise StoreError(f"cannot append to {self.path}: not a JSON object on one line: {object[:40]!r}")
-        end, seq, checksum = self._state
+        end, seq, checksum, sum = self._state
         data, seq, checksum = seal(objects, seq, checksum)
-        self._commit(data, (end + len(data), seq, checksum))
+        self._commit(data, (end + len(data), seq, checksum, crc32(data, sum) if sum is not None else None))
         if sync or self._each:
             self.sync()
         elif not self._told and self.on_dirty is not None:
@@ -410,16 +438,23 @@ class AppendLog:
         try:
             if self.dirty and not self._fault:
                 self.sync()
+            self._note()
         finally:
             descriptor, self._descriptor = self._descriptor, -1
             self._fault = self._fault or f"{self.path} is closed"
             os.close(descriptor)
 
+    def _note(self) -> None:
+        """Note what is known of a long file, if that is much more than was noted of it."""
+        end, seq, checksum, sum = self._state
+        if sum is not None and end - self._noted >= LEAST and not self._fault:
+            remember(self.path, Known(end, seq, checksum, sum))
+
     def _require_usable(self) -> None:
         if self._fault:
             raise StoreError(self._fault)
 
-    def _commit(self, data: bytes, state: tuple[int, int, int]) -> None:
+    def _commit(self, data: bytes, state: State) -> None:
         try:
             written = self._write(self._descriptor, data)
             while written < len(data):

@@ -6,8 +6,8 @@ An entry is encoded, read back, written, and only then applied: what the session
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -44,7 +44,8 @@ from orch_protocol.taint import Mark
 from orch_protocol.tasks import Task
 from orch_protocol.text import scrub
 
-from .session import LostEntry, Session, UnknownEntry
+from .known import Stretch
+from .session import LostEntry, Quiet, Row, Session, UnknownEntry
 from .store import AppendLog, FolderLock, load, newest_first, objects
 
 __all__ = ["NAME", "Transcript", "read_last_turn", "read_lines", "read_session", "read_usage", "timestamp"]
@@ -53,6 +54,7 @@ NAME: Final = "session.jsonl"
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+_skimmer: msgspec.json.Decoder[Row | Quiet] = msgspec.json.Decoder(Row | Quiet)
 _unknown = msgspec.json.Decoder(UnknownEntry)
 _HEADER: Final = _encoder.encode(SessionHeader(id="", timestamp="", cwd=""))
 
@@ -86,10 +88,11 @@ class Transcript:
         log = None
         try:
             header = _encode(SessionHeader(id=new_id(), timestamp=timestamp(), cwd=cwd, agent=agent))
-            session = Session()
-            take = partial(_take, session), partial(_take_lines, session)
-            log, loaded = AppendLog.open(folder / NAME, header=header, take=take[0], take_lines=take[1])
-            session = _folded(session, log.path, loaded.header if loaded.end else header)
+            fold = _Fold(folder / NAME)
+            log, loaded = AppendLog.open(
+                fold.path, header=header, take=fold.take, take_lines=fold.skim_lines, anew=fold.anew
+            )
+            session = fold.folded(loaded.header if loaded.end else header)
             owner = session.header.agent if session.header else agent
             if owner != agent:
                 raise ForeignFileError(f"{log.path} is the transcript of agent {owner!r}, not of {agent!r}")
@@ -267,10 +270,9 @@ def read_session(folder: Path) -> Session:
 
     Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
     """
-    session = Session()
-    take = partial(_take, session), partial(_take_lines, session)
-    loaded = load(folder / NAME, header=_HEADER, take=take[0], take_lines=take[1])
-    return _folded(session, folder / NAME, loaded.header)
+    fold = _Fold(folder / NAME)
+    loaded = load(fold.path, header=_HEADER, take=fold.take, take_lines=fold.take_lines, anew=fold.anew)
+    return fold.folded(loaded.header)
 
 
 def read_lines(folder: Path) -> Iterator[bytes]:
@@ -337,26 +339,50 @@ class _Lines:
         return filter(None, map(_decode, objects(self._path, header=_HEADER)))
 
 
-def _take(session: Session, line: bytes) -> None:
-    if (entry := _decode(line)) is not None:
-        session.apply(entry)
+class _Fold:
+    """The session that the file at `path` amounts to, as it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._session = Session()
+
+    def anew(self) -> None:
+        """Forget what was taken in."""
+        self._session = Session()
+
+    def take(self, line: bytes) -> None:
+        """Take an entry in."""
+        if (entry := _decode(line)) is not None:
+            self._session.apply(entry)
+
+    def take_lines(self, lines: bytes, _: Stretch) -> None:
+        """Take sound lines in, as they stand in the file: what seals them is no field of an entry, and passed over."""
+        self._session.extend(_read_lines(lines))
+
+    def skim_lines(self, lines: bytes, where: Stretch) -> None:
+        """The same, but what messages say is not read before somebody wants to know it; it stands `where` it does."""
+        try:
+            if self._session.skim(_skimmer.decode_lines(lines), lambda: _read_lines(where.read(self.path))):
+                return
+        except _DECODE_ERRORS:
+            pass  # nothing was taken in: one of them changes what is shown, or is of a kind that nobody knows
+        self.take_lines(lines, where)
+
+    def folded(self, header: bytes) -> Session:
+        """Return the session, after the file was gone through once."""
+        session = self._session
+        if session.hollow:
+            session = session.refolded(_Lines(self.path))
+        if header:
+            session.apply(_decode_exactly(header))
+        return session
 
 
-def _take_lines(session: Session, lines: bytes) -> None:
-    """Take sound lines in, as they stand in the file: what seals them is no field of an entry, and passed over."""
+def _read_lines(lines: bytes) -> Sequence[Entry | UnknownEntry]:
     try:
-        session.extend(_decoder.decode_lines(lines))
-    except _DECODE_ERRORS:  # nothing was taken in: one of them is of a kind that this version does not know
-        session.extend(entry for line in lines.split(b"\n") if (entry := _decode(line)) is not None)
-
-
-def _folded(session: Session, path: Path, header: bytes) -> Session:
-    """Return the session that the file at `path` amounts to, which `session` has gone through once."""
-    if session.hollow:
-        session = session.refolded(_Lines(path))
-    if header:
-        session.apply(_decode_exactly(header))
-    return session
+        return _decoder.decode_lines(lines)
+    except _DECODE_ERRORS:  # one of them is of a kind that this version does not know
+        return [entry for line in lines.split(b"\n") if (entry := _decode(line)) is not None]
 
 
 def _encode(entry: Entry) -> bytes:
