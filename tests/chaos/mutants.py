@@ -172,7 +172,7 @@ MUTANTS: Final = (
         "worker/orch_worker/birth.py",
         "    kernel.arm_lifeline(LIFELINE)\n",
         "",
-        "tests/integration/test_processes.py::TestEnd::test_lifeline_alone_is_enough",
+        "tests/integration/test_ends.py::TestEnd::test_lifeline_alone_is_enough",
     ),
     Mutant(
         "a worker hangs on one tie alone: the chain is not made",
@@ -186,7 +186,7 @@ MUTANTS: Final = (
         "worker/orch_worker/kernel.py",
         "    prctl(PR_SET_CHILD_SUBREAPER, 1)\n",
         "",
-        "tests/integration/test_processes.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
+        "tests/integration/test_ends.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
     ),
 )
 
