@@ -12,7 +12,17 @@ from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
 
-__all__ = ["FILES", "Problem", "SkillFile", "body_of", "check_skill", "file_of", "parse_skill", "read_skill_file"]
+__all__ = [
+    "FILES",
+    "Problem",
+    "SkillFile",
+    "body_of",
+    "check_skill",
+    "file_of",
+    "name_in",
+    "parse_skill",
+    "read_skill_file",
+]
 
 FILES: Final = ("SKILL.md", "skill.md")
 FIELDS: Final = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
@@ -71,6 +81,15 @@ def file_of(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise ConfigError(f"{folder} is no skill: it has no {FILES[0]}")
+
+
+def name_in(file: Path) -> str:
+    """Return the name that the skill in `file` gives itself, "" when it has none that can be read."""
+    try:
+        said = _mapping(_parted(file.read_text("utf-8"))[0]).get("name")
+    except (Broken, OSError, UnicodeDecodeError):
+        return ""
+    return said.is_.strip() if said is not None and isinstance(said.is_, str) else ""
 
 
 def read_skill_file(folder: Path) -> SkillFile:

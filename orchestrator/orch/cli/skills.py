@@ -18,8 +18,10 @@ from .. import config, paths
 from ..extensions import find as find_extensions
 from ..extensions import specs
 from ..skills.finding import Found, find, trust, untrust
+from ..skills.record import installed
 from . import render, words
 from .failure import Failure
+from .skills_making import MAKING, folder_argument
 from .verb import Group, Verb
 
 __all__ = ["VERBS"]
@@ -27,10 +29,6 @@ __all__ = ["VERBS"]
 HEAD: Final = ["SKILL", "FROM", "ON", "HASH", "DESCRIPTION"]
 NOT_FOUND: Final = 3
 SHOWN: Final = 12
-
-
-def _folder_argument(parser: ArgumentParser) -> None:
-    parser.add_argument("--cwd", metavar="FOLDER", default=".", help="a project's folder (this one)")
 
 
 def _there(arguments: Namespace) -> list[Found]:
@@ -56,6 +54,10 @@ def _list(arguments: Namespace) -> int:
 
 def _row(found: Found) -> dict[str, Any]:
     skill = found.skill
+    row = installed(Path(found.path), paths.home(os.environ)) if found.path else None
+    whence = (
+        msgspec.to_builtins(row) | {"changed": skill is None or skill.hash != row.hash} if row is not None else None
+    )
     return {
         "name": found.name,
         "where": found.where,
@@ -65,6 +67,7 @@ def _row(found: Found) -> dict[str, Any]:
         "broken": found.broken,
         "description": skill.description if skill is not None else "",
         "hash": skill.hash if skill is not None else "",
+        "installed": whence,
     }
 
 
@@ -75,7 +78,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _show_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a skill, as orch skills list names it, or its folder")
-    _folder_argument(parser)
+    folder_argument(parser)
 
 
 def _place_of(arguments: Namespace) -> tuple[Path, Found | None]:
@@ -117,11 +120,19 @@ def _page(row: dict[str, Any], skill: SkillFile) -> str:
         "tools": named,
         "folder": row["path"],
         "hash": row.get("hash", ""),
+        "installed": _whence(row.get("installed")),
         "off": row.get("why_off", ""),
         "files": ", ".join(row["files"]),
     }
     lines = [f"{name + ':':15}{render.line(str(value), 2000)}" for name, value in fields.items() if value]
     return "\n".join((*lines, "", render.shown(skill.body)))
+
+
+def _whence(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    commit = f", commit {row['commit'][:SHOWN]}" if row["commit"] else ""
+    return f"from {row['source']}{commit}, {row['at']}{'; changed since' if row['changed'] else ''}"
 
 
 def _validate_arguments(parser: ArgumentParser) -> None:
@@ -187,7 +198,7 @@ VERBS = {
                 Verb(
                     "List the skills for agents in a folder, with what each is for, or why it is off.",
                     "orch skills list --json",
-                    _folder_argument,
+                    folder_argument,
                     _list,
                 ),
             ),
@@ -209,6 +220,7 @@ VERBS = {
                     _validate,
                 ),
             ),
+            **MAKING,
             "trust": (
                 "let agents read a project's, as it is now",
                 Verb(
