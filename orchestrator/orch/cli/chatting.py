@@ -84,9 +84,7 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
 
 async def _meet(chat: Chat, ref: str, arguments: Namespace) -> None:
     await chat.meet(ref, fresh=arguments.ref is None)
-    row = chat.agent
-    model = f", {row['model']}" if row["model"] else ""
-    chat.sheet.note(f"agent {row['seq']}, {row['name']}{model}, in {row['cwd']}; /help tells what can be typed")
+    chat.introduce()
 
 
 def _is_plain() -> bool:

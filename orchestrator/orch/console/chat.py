@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..cli.failure import Failure
-from . import bar, commanding, replies
+from . import bar, replies
+from .commanding import Commands, said_as
 from .diffs import changes
 from .link import Link
 from .pastes import Pastes, folded
@@ -58,7 +59,7 @@ class Chat:
         """What is to be put where the next prompt is written."""
         self.copied: str | None = None
         """What is to be put on the clipboard."""
-        self.commands = commanding.Commands(self)
+        self.commands = Commands(self)
         self._mode = mode
         self._echo = echo
         self._clock = clock
@@ -71,22 +72,39 @@ class Chat:
         """Whether the turn was asked for here."""
         self._since: float | None = None
         self._presses = Interrupts()
-        self._asked = 0
+        self._fresh = False
 
     # With whom.
 
-    async def meet(self, ref: str, *, fresh: bool = False) -> None:
-        """Talk with the agent `ref` from now on. Raises Failure."""
+    async def meet(self, ref: str, *, told: bool = True, fresh: bool = False) -> None:
+        """Talk with the agent `ref` from now on; with `told` tell the end of its conversation. Raises Failure.
+
+        A `fresh` one was made for this, and is not kept if nothing comes of it.
+        """
         self.agent = await self.link.call("state", ref=ref)
+        self._fresh = fresh
         self._questions.clear()
         self._story = Story(self.sheet, self._own, self.agent["depth"])
         self._since = None
         self.idle.set()
-        if not fresh:
+        if told and not fresh:
             shown = await self.link.call("show", ref=self.id, messages=TOLD)
             self._story.conversation(shown["messages"])
         self._watch()
+        await self.commands.load()
         await self.look()
+
+    def introduce(self) -> None:
+        """Say with whom one talks."""
+        row = self.agent
+        model = f", {row['model']}" if row["model"] else ""
+        self.sheet.note(f"agent {row['seq']}, {row['name']}{model}, in {row['cwd']}; /help tells what can be typed")
+
+    def echo(self, text: str) -> None:
+        """Show what was typed."""
+        if self._echo:
+            self.sheet.note(text, "you")
+            self.changed()
 
     @property
     def id(self) -> str:
@@ -122,7 +140,7 @@ class Chat:
             return replies.LEAVE
         if self._questions:
             return replies.PLAN if self._questions[0]["tool"] == "exit_plan_mode" else replies.APPROVE
-        return ""
+        return self.commands.asks
 
     # What is typed.
 
@@ -134,9 +152,10 @@ class Chat:
             elif self._questions:
                 await self._answer(typed)
             elif self.commands.takes(typed):
+                self._fresh = False
                 await self.commands.run(typed)
             elif typed.strip():
-                await self.say(typed, follow_up=follow_up)
+                await self.say(said_as(typed), follow_up=follow_up)
         except Failure as failure:
             self.sheet.note(f"{failure.kind}: {failure}", "error")
         self.changed()
@@ -150,9 +169,7 @@ class Chat:
             return
         if not self.link.watching:
             self._watch()
-        if self._echo:
-            self.sheet.note(f"> {folded(typed)}", "you")
-            self.changed()
+        self.echo(f"> {folded(typed)}")
         if self._since is not None:
             said = await self.link.call("steer", ref=self.id, text=text, follow_up=follow_up)
             if said.get("steer_id"):
@@ -175,7 +192,7 @@ class Chat:
             await self.link.call("steer", ref=self.id, text=text)
 
     def _works(self) -> None:
-        self._asked += 1
+        self._fresh = False
         if self._since is None:
             self._since = self._clock()
         self.idle.clear()
@@ -276,10 +293,13 @@ class Chat:
     # Ctrl-C, and leaving.
 
     async def interrupt(self, *, typed: bool = False) -> str:
-        """Do what Ctrl-C means now, and return that; `clear` is left to the caller."""
+        """Do what Ctrl-C means now, and return that; `clear` is left to the caller. A command is not waited for."""
         if self._leaving:
             self._leaving = False
             return "stay"
+        if self.commands.running and self._since is None:
+            self.commands.stop()
+            return "stop"
         meaning = self._presses.meaning(self._clock(), typed=typed, working=self._since is not None)
         try:
             if meaning == "cancel":
@@ -334,7 +354,7 @@ class Chat:
     async def _farewell(self) -> str:
         """Return how to come back; an agent that was never asked anything is not kept for that."""
         row = await self.link.call("state", ref=self.id)
-        if self._asked or row["queries"] or row["pending"] is not None:
+        if not self._fresh or row["queries"] or row["pending"] is not None:
             return f"agent {row['seq']} ({row['name']}) is kept: orch chat {row['seq']} comes back to it"
         await self.link.call("kill", refs=[self.id])
         return "nothing was asked, and nothing is kept"

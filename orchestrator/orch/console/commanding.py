@@ -1,16 +1,20 @@
-"""Lines that begin with a slash: those of the console itself, and those that the session knows."""
+"""Commands of the session as they are typed in a chat: which there are, and what is done about what comes of one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ..commands.reading import read
+from .diffs import coloured
+from .pastes import folded
 
 if TYPE_CHECKING:
     from .chat import Chat
 
-__all__ = ["KEYS", "Commands"]
+__all__ = ["KEYS", "Commands", "said_as"]
 
-OWN: Final = {"help": "what can be typed here", "quit": "leave"}
 KEYS: Final = """\
   Enter        say it; while the agent works it hears it before its next step
   Alt-Enter    while the agent works: it hears it when it would stop
@@ -18,29 +22,111 @@ KEYS: Final = """\
   Ctrl-C       clear the line, or end the turn; again within 2 s: end it at once, or leave
   Ctrl-D       leave
   Tab          complete commands, agents behind an @, paths
-  Up, Ctrl-R   what was typed before"""
+  Up, Ctrl-R   what was typed before
+"""
+ESCAPED: Final = ("//", "\\/", "\\!")
+END: Final = "/end"
+COPIES: Final = ("fork", "model", "plan")
+"""Commands that go on in a copy of the conversation, which is on the screen already."""
+
+
+def said_as(typed: str) -> str:
+    """Return the prompt that `typed` is: as it stands, but for what lets one begin with a slash."""
+    return read(typed).text if typed.lstrip().startswith(ESCAPED) else typed
 
 
 class Commands:
-    """Runs commands for a chat."""
+    """Executes commands for a chat."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
+        self._rows: list[dict[str, Any]] = []
+        self._running: set[threading.Event] = set()
+        self._lines: list[str] | None = None
+
+    async def load(self) -> None:
+        """Ask which commands there are. Raises Failure."""
+        self._rows = (await self._chat.link.call("commands", ref=self._chat.id))["commands"]
 
     @property
     def known(self) -> Mapping[str, str]:
-        """Each command's name, with what it does."""
-        return OWN
+        """Each command's name, and each other name of it, with what it does."""
+        return {name: row["summary"] for row in self._rows for name in (row["name"], *row["aliases"])}
+
+    def arguments(self, name: str) -> Sequence[dict[str, Any]]:
+        """Return what the command `name` takes."""
+        return next((row["arguments"] for row in self._rows if name in (row["name"], *row["aliases"])), ())
+
+    @property
+    def running(self) -> bool:
+        """Whether the end of a command is waited for."""
+        return bool(self._running)
+
+    @property
+    def asks(self) -> str:
+        """What is wanted at the moment, "" for nothing."""
+        return "" if self._lines is None else f"{END} on a line of its own says all of it"
+
+    def stop(self) -> None:
+        """Wait for no command any more."""
+        for each in self._running:
+            each.set()
 
     def takes(self, typed: str) -> bool:
-        """Say whether `typed` is a command."""
-        return typed.startswith("/") and typed[1:].strip() in OWN
+        """Say whether `typed` is a command, or a line of what one takes."""
+        return self._lines is not None or read(typed).kind == "command"
 
     async def run(self, typed: str) -> None:
-        """Run a command. Raises Failure."""
-        name = typed[1:].strip()
-        if name == "quit":
-            await self._chat.leave()
+        """Execute a command. Raises Failure."""
+        if self._lines is not None:
+            await self._pasted(typed)
             return
-        commands = "\n".join(f"  /{each:12}{about}" for each, about in self.known.items())
-        self._chat.sheet.note(f"{KEYS}\n{commands}")
+        chat, dropped = self._chat, threading.Event()
+        text, _ = chat.pastes.unfold(typed)
+        name = read(text).name
+        if name == "help" and not read(text).text:
+            chat.sheet.note(KEYS)
+        elif name not in ("quit", "q", "exit"):
+            chat.echo(f"> {folded(typed)}")
+        self._running.add(dropped)
+        try:
+            done = await chat.link.call("execute", ref=chat.id, text=text, dropped=dropped)
+        finally:
+            self._running.discard(dropped)
+        self._show(done)
+        if (effect := done["effect"]) is not None:
+            await self._effect(done["command"], effect)
+
+    def _show(self, done: dict[str, Any]) -> None:
+        text = done["text"].removesuffix("\n")
+        if done["command"] == "diff":
+            self._chat.sheet.pieces([(coloured(line), line)] for line in text.splitlines())
+        elif text:
+            self._chat.sheet.note(text, "error" if done["is_error"] else "")
+
+    async def _effect(self, name: str, effect: dict[str, Any]) -> None:
+        chat, kind, text = self._chat, effect["kind"], effect["text"]
+        if kind == "quit":
+            await chat.leave()
+        elif kind == "switch":
+            await chat.meet(effect["agent"], told=name not in COPIES)
+            chat.introduce()
+            if text:
+                await chat.say(text)
+        elif kind == "ask":
+            await chat.say(text)
+        elif kind == "edit":
+            chat.draft = text
+        elif kind == "copy":
+            chat.copied = text
+        elif kind == "paste":
+            self._lines = [text] if text else []
+
+    async def _pasted(self, typed: str) -> None:
+        lines = self._lines or []
+        if typed.strip() != END:
+            self._lines = [*lines, typed]
+            return
+        self._lines = None
+        if text := "\n".join(lines):
+            await self._chat.say(text)

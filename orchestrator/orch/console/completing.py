@@ -31,19 +31,26 @@ def suggestions(
     before: str,
     commands: Mapping[str, str],
     rows: Sequence[dict[str, Any]] = (),
+    arguments: Callable[[str], Sequence[dict[str, Any]]] = lambda _: (),
     *,
     cwd: str = ".",
     listed: List | None = None,
 ) -> list[Suggestion]:
     """Return what may stand at the end of `before`: a command of `commands` (each with what it does) where a line
-    begins with a slash, an agent of `rows` behind a command or an `@`, else a path as seen from `cwd`."""
+    begins with a slash, behind it what its `arguments` may be, an agent of `rows` behind an `@`, or a path as seen from
+    `cwd`."""
     if COMMAND.match(before):
         names = sorted(name for name in commands if name.startswith(before[1:]))
         return [Suggestion(f"/{name}", len(before), commands[name]) for name in names]
     found = WORD.search(before)
     word = found[0] if found is not None else ""
-    agents = list(_agents(word, rows)) if before.startswith("/") or word.startswith("@") else []
-    return [*agents, *_paths(word, cwd, listed or _listed)][:MOST]
+    taken = arguments(before[1:].split(None, 1)[0]) if before.startswith("/") and before[1:].strip() else ()
+    agents = word.startswith("@") or any(each["kind"] == "agent" for each in taken)
+    return [
+        *(_agents(word, rows) if agents else ()),
+        *_choices(word, taken, commands),
+        *_paths(word, cwd, listed or _listed),
+    ][:MOST]
 
 
 def listed(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -57,6 +64,15 @@ def _agents(word: str, rows: Sequence[dict[str, Any]]) -> Iterator[Suggestion]:
     for name, about in listed(rows):
         if name.startswith(begun) and name.isprintable():
             yield Suggestion(name, len(word), render.line(about))
+
+
+def _choices(word: str, arguments: Sequence[dict[str, Any]], commands: Mapping[str, str]) -> Iterator[Suggestion]:
+    for each in arguments:
+        names = [f"--{each['name']}"] if each["option"] else []
+        names += sorted(commands) if each["kind"] == "command" else each["choices"]
+        for name in names:
+            if name.startswith(word):
+                yield Suggestion(name, len(word))
 
 
 def _paths(word: str, cwd: str, listed: List) -> Iterator[Suggestion]:

@@ -35,9 +35,10 @@ class Link:
         self._threads = ThreadPoolExecutor(AT_ONCE, "orch-chat")
         self._watch: threading.Event | None = None
 
-    async def call(self, method: str, **params: Any) -> Any:
-        """Return what comes of a request, however long that takes. Raises Failure."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._asked, method, params)
+    async def call(self, method: str, *, dropped: threading.Event | None = None, **params: Any) -> Any:
+        """Return what comes of a request, however long that takes. Raises Failure, also soon after `dropped` is set."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._asked, method, params, dropped)
 
     @property
     def watching(self) -> bool:
@@ -74,13 +75,16 @@ class Link:
         while self._idle:
             self._idle.pop().close()
 
-    def _asked(self, method: str, params: dict[str, Any]) -> Any:
+    def _asked(self, method: str, params: dict[str, Any], dropped: threading.Event | None) -> Any:
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._connect()
         try:
-            result = connection.call(method, clean(params))
+            result = connection.call(method, clean(params), on_silence=_raising(dropped))
+        except _Left:
+            connection.close()  # which ends what waits at the other end
+            raise Failure("Interrupted", f"{method} is not waited for any more", 130) from None
         except Failure:
             connection.close()  # it may be half read
             raise
@@ -95,17 +99,13 @@ class Link:
         told: OnEvent,
         lost: OnLost,
     ) -> None:
-        def silent() -> None:
-            if left.is_set():
-                raise _Left
-
         connection = self._connect()
         try:
             connection.call(
                 "watch",
                 clean(params),
                 on_event=lambda event: _tell(loop, told, event),
-                on_silence=silent,
+                on_silence=_raising(left),
             )
         except _Left:
             pass
@@ -114,6 +114,16 @@ class Link:
             _tell(loop, lost, failure)
         finally:
             connection.close()
+
+
+def _raising(left: threading.Event | None) -> Callable[[], None] | None:
+    """Return what ends the waiting of a connection once `left` is set."""
+
+    def silent() -> None:
+        if left is not None and left.is_set():
+            raise _Left
+
+    return silent if left is not None else None
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], what: Any) -> None:

@@ -259,8 +259,9 @@ class _Completer(Completer):
 
     def get_completions(self, document: Document, _: CompleteEvent) -> Iterable[Completion]:
         """Yield what may stand at the cursor."""
-        commands = self._chat.commands.known
-        for each in suggestions(document.text_before_cursor, commands, self._chat.rows, cwd=os.getcwd()):
+        known = self._chat.commands
+        before = document.text_before_cursor
+        for each in suggestions(before, known.known, self._chat.rows, known.arguments, cwd=os.getcwd()):
             yield Completion(each.text, start_position=-each.length, display_meta=each.about)
 
 

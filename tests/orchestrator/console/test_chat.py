@@ -19,6 +19,7 @@ from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
 from orchestrator.desk import REPLY, ROW
 
 AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
+COMMAND = {"name": "kill", "aliases": ["end"], "summary": "end an agent", "arguments": []}
 CHILD = AGENT | {"id": "kid", "name": "kim", "parent_id": "abc", "seq": 2}
 
 
@@ -39,12 +40,23 @@ class Wire(Link):
             "collect": REPLY,
             "cancel": AGENT,
             "kill": {"ids": []},
+            "commands": {"commands": [COMMAND]},
         }
         self.watched: list[dict[str, Any]] = []
         self.there = False
+        self.slow: dict[str, asyncio.Event] = {}
+        self.dropped: list[Any] = []
 
-    async def call(self, method: str, **params: Any) -> Any:
+    def executes(self, command: str, shown: str = "", **effect: str) -> None:
+        """Let a command come to that."""
+        made = {"agent": "", "text": ""} | effect if effect else None
+        self.answers["execute"] = {"command": command, "text": shown, "data": None, "effect": made, "is_error": False}
+
+    async def call(self, method: str, *, dropped: Any = None, **params: Any) -> Any:
         """Answer."""
+        if dropped is not None and method in self.slow:
+            self.dropped.append(dropped)
+            await self.slow[method].wait()
         msgspec.convert(params, SERVICES[method][0])
         self.asked.append((method, params))
         answer = self.answers[method]
@@ -254,13 +266,15 @@ async def test_leaving_asks_about_those_that_live(said: str, ended: list[Any]) -
     assert talk.shown()[-1] == "agent 1 (n) is kept: orch chat 1 comes back to it"
 
 
-async def test_an_agent_that_was_asked_nothing_is_not_kept() -> None:
-    """Who looked in and left leaves nothing behind."""
-    talk = await Talk().begin()
+@pytest.mark.parametrize(("fresh", "kept"), [(True, []), (False, ["abc"])])
+async def test_an_agent_that_was_made_for_nothing_is_not_kept(fresh: bool, kept: list[str]) -> None:
+    """Who looked in and left leaves nothing behind; an agent that was there before stays."""
+    talk = Talk()
     talk.wire.answers["state"] = AGENT | {"queries": 0}
-    await talk.chat.take("/quit")
+    await talk.chat.meet("1", fresh=fresh)
+    await talk.chat.leave()
     assert talk.chat.done.is_set()
-    assert talk.wire.of("kill") == [{"refs": ["abc"]}]
+    assert talk.wire.of("kill") == ([] if kept else [{"refs": ["abc"]}])
 
 
 async def test_a_daemon_that_ended_is_said_and_the_next_prompt_goes_on() -> None:
@@ -284,13 +298,78 @@ async def test_what_goes_wrong_is_said_and_the_talk_goes_on() -> None:
     assert talk.chat.working is None
 
 
-async def test_help_tells_keys_and_commands() -> None:
-    """And asks nobody."""
+async def test_commands_are_executed_in_the_session() -> None:
+    """What comes of one is shown; what only looks like one is said."""
     talk = await Talk().begin()
+    assert talk.chat.commands.known == {"kill": "end an agent", "end": "end an agent"}
+    talk.wire.executes("agents", "a table\x1b[2J")
+    await talk.chat.take("/agents --all")
+    assert talk.shown() == ["> /agents --all", "a table\\x1b[2J"]
+    assert talk.wire.of("execute") == [{"ref": "abc", "text": "/agents --all"}]
+    talk.wire.executes("diff", "--- a\n+new\n")
+    await talk.chat.take("/diff")
+    assert talk.sheet.take()[1:] == [[("strong", "--- a")], [("add", "+new")]]
+    await talk.chat.take("/etc/passwd is a path")
+    await talk.chat.take("//status is said")
+    assert [each["prompt"] for each in talk.wire.of("submit")] == ["/etc/passwd is a path"]
+    assert talk.wire.of("steer")[0]["text"] == "/status is said"
+
+
+async def test_help_tells_of_keys_too() -> None:
+    """Which belong to the console, while commands belong to the session."""
+    talk = await Talk().begin()
+    talk.wire.executes("help", "/kill ID")
     await talk.chat.take("/help")
     text = "\n".join(talk.shown())
     assert "Alt-Enter" in text
-    assert "/quit" in text
+    assert "/kill ID" in text
+
+
+async def test_effects_of_commands_are_done() -> None:
+    """To ask, to edit, to copy, to take many lines, to talk to another agent, and to leave."""
+    talk = await Talk().begin()
+    talk.wire.executes("review", kind="ask", text="review this")
+    await talk.chat.take("/review")
+    assert talk.wire.of("submit")[0]["prompt"] == "review this"
+    await talk.ended()
+    talk.wire.executes("branch", kind="edit", text="again")
+    await talk.chat.take("/branch e1")
+    assert talk.chat.draft == "again"
+    talk.wire.executes("copy", kind="copy", text="42")
+    await talk.chat.take("/copy")
+    assert talk.chat.copied == "42"
+    talk.wire.executes("paste", kind="paste", text="one")
+    await talk.chat.take("/paste one")
+    assert "/end" in talk.chat.asks
+    for line in ("/two", "", "/end"):
+        await talk.chat.take(line)
+    assert talk.wire.of("submit")[1]["prompt"] == "one\n/two\n"
+    await talk.ended()
+    talk.wire.executes("plan", kind="switch", agent="kid", text="plan it")
+    talk.wire.answers["state"] = CHILD
+    await talk.chat.take("/plan plan it")
+    assert (talk.chat.id, talk.wire.watched[-1]["ref"]) == ("kid", "kid")
+    assert (talk.wire.of("submit")[2]["ref"], talk.wire.of("submit")[2]["prompt"]) == ("kid", "plan it")
+    await talk.ended()
+    talk.wire.executes("quit", kind="quit")
+    await talk.chat.take("/quit")
+    assert talk.chat.done.is_set()
+
+
+async def test_ctrl_c_waits_for_no_command() -> None:
+    """One that takes long is dropped, and the chat goes on."""
+    talk = await Talk().begin()
+    talk.wire.slow["execute"] = asyncio.Event()
+    task = asyncio.create_task(talk.chat.take("!sleep 100"))
+    while not talk.chat.commands.running:  # noqa: ASYNC110  # gives way
+        await asyncio.sleep(0)
+    assert await talk.chat.interrupt() == "stop"
+    assert talk.wire.dropped[0].is_set()
+    talk.wire.answers["execute"] = Failure("Interrupted", "not waited for")
+    talk.wire.slow["execute"].set()
+    await task
+    assert not talk.chat.commands.running
+    assert talk.shown()[-1] == "Interrupted: not waited for"
 
 
 async def test_a_paste_that_is_gone_is_not_said() -> None:

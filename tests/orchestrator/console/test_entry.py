@@ -98,18 +98,25 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def test_completion_knows_commands_agents_and_paths() -> None:
-    """Commands where a line begins with a slash, agents behind a command or an @, paths everywhere."""
+    """Commands where a line begins with a slash, behind it what they take, agents behind an @, paths everywhere."""
+    id = {"name": "id", "kind": "agent", "option": False, "choices": ()}
+    force = {"name": "force", "kind": "choice", "option": True, "choices": ()}
     commands = {"help": "what can be typed", "kill": "end an agent"}
     rows = [row(name="kim", task="look\x1b[2J"), row(name="kar", seq=2)]
 
     def given(before: str) -> list[tuple[str, int]]:
-        found = suggestions(before, commands, rows, cwd="/w", listed=lambda folder: files.get(folder, []))
+        takes = {"kill": [id, force]}
+        found = suggestions(
+            before, commands, rows, lambda name: takes.get(name, []), cwd="/w", listed=lambda path: files.get(path, [])
+        )
         return [(each.text, each.length) for each in found]
 
     files = {"/w": ["kilo.py", ".hidden", "odd\x1b[2J", "two words"], "/w/src": ["main.py", "map/"], "/etc": ["passwd"]}
     assert suggestions("@kim", commands, rows)[0].about == "1, idle: look\\x1b[2J"
     assert given("/k") == [("/kill", 2)]
     assert given("/kill k") == [("kim", 1), ("kar", 1), ("kilo.py", 1)]
+    assert given("/kill --f") == [("--force", 3)]
+    assert given("/help k") == [("kilo.py", 1)]
     assert given("ask @ki") == [("kim", 3), ("kilo.py", 2)]
     assert given("read ki") == [("kilo.py", 2)]
     assert given("read src/ma") == [("main.py", 2), ("map/", 2)]
