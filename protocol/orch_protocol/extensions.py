@@ -18,8 +18,10 @@ class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
     """All that an extension may do; what is not here is refused when it registers it, and when it does it.
 
     `stages` are those at which its hooks may be called, `*` all of them; `tools` the tools that it may bring; `tiers`
-    those of the prompt to which its hooks may add parts, or take parts from; `skills` those in its folder `skills`,
-    of which every agent's system text tells; `commands` those of sessions that it may bring.
+    those of the prompt whose text its hooks may change; `skills` those in its folder `skills`, of which every agent's
+    system text tells; `commands` those of sessions that it may bring. `reads` and `writes` are files and folders, as
+    seen from the agent's own; what is written may be read, and so may its own folder and Python's. `network` names
+    hosts, `*` all of them; with `programs` it may start some, which nobody holds to any of this.
     """
 
     stages: tuple[str, ...] = ()
@@ -27,6 +29,10 @@ class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: tuple[Tier, ...] = ()
     skills: tuple[str, ...] = ()
     commands: tuple[Name, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
+    programs: bool = False
 
 
 class WidgetSpec(Struct, frozen=True, forbid_unknown_fields=True):

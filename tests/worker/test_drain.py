@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from pathlib import Path
 
 import zmq
@@ -57,6 +58,23 @@ async def test_thousands_of_messages_come_back_in_order(tmp_path: Path) -> None:
         dealer.close()
         echo.close()
     assert heard == list(range(total))
+
+
+async def test_what_comes_in_is_not_the_doing_of_who_sent(tmp_path: Path) -> None:
+    """What is taken in begins in no context of somebody who sent something just before."""
+    address, whose, heard = f"ipc://{tmp_path}/echo", ContextVar("whose", default=""), asyncio.Queue[str]()
+    echo = Echo(address)
+    dealer = Dealer(address, b"me", lambda _: heard.put_nowait(whose.get()))
+    try:
+        for number in range(100):
+            token = whose.set("mine")
+            dealer.send(b"%d" % number)
+            whose.reset(token)
+            async with asyncio.timeout(20):
+                assert await heard.get() == ""
+    finally:
+        dealer.close()
+        echo.close()
 
 
 async def test_ping_pong_never_stalls(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec, Manifest, Permissions
-from orch_protocol.hook_events import BeforeSystemPrompt
+from orch_protocol.hook_events import AfterSystemPrompt, BeforeSystemPrompt, ProviderRequest
 from orch_protocol.prompts import PromptPart
 from orch_worker.extensions import Extension, digest_of, load, load_all, read_manifest
 
@@ -24,6 +25,7 @@ def register(extension):
         "Count words."
         return len(text.split())
 """
+SENT = ProviderRequest(provider="p", model="m", system="x", tools=(), messages=(), tail="z")
 PERMISSIONS = Permissions(("tool_result",), ("count_words",))
 
 
@@ -150,6 +152,24 @@ class TestTiers:
         """Touching another tier is an error, so that nothing of it counts."""
         with pytest.raises(PermissionError, match=r"permissions.tiers has no 'stable'"):
             self.asked("volatile", **said)
+
+    @pytest.mark.parametrize(
+        ("event", "said", "tier"),
+        [
+            (AfterSystemPrompt(text="x"), {"text": "y"}, "stable"),
+            (SENT, {"system": "y"}, "stable"),
+            (SENT, {"tail": "y"}, "volatile"),
+        ],
+    )
+    def test_the_text_of_a_prompt_is_of_its_tiers_too(self, event: Any, said: dict[str, Any], tier: Any) -> None:
+        """The system text is what is stable, the end of a request what is volatile; what stays as it is is nobody's."""
+        for tiers, wanted in (((), pytest.raises(PermissionError, match=f"no '{tier}'")), ((tier,), nullcontext())):
+            extension = Extension(Manifest("pack", permissions=Permissions((event.stage,), tiers=tiers)))
+            extension.register_hook(lambda _event, _ctx: said, event.stage, name="say")
+            with wanted:
+                extension.hooks[0].handler(event, None)
+            extension.register_hook(lambda event, _ctx: {name: getattr(event, name) for name in said}, event.stage)
+            extension.hooks[1].handler(event, None)
 
     async def test_an_async_hook_is_held_too(self) -> None:
         """Awaiting makes no difference."""

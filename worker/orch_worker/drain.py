@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import cast
 
 import zmq
@@ -40,6 +41,8 @@ class Drain:
         self._closed = False
         self._seen = -1
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        """What comes in is not the doing of whoever sent something just before."""
         self._descriptor = cast(int, socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
         self._schedule()
@@ -92,7 +95,7 @@ class Drain:
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._drain, context=self._context)
 
     def _try_to_receive(self) -> None:
         if not self._closed:

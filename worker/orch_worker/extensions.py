@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -15,14 +14,15 @@ from msgspec import Struct
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec, Manifest
-from orch_protocol.hook_patches import PromptPatch
 from orch_protocol.hooks import EVERYTHING
 from orch_protocol.keys import why_not
 
 from . import kept
 from .contents import digest_of
-from .hooks import Handler, Hook, is_async, make_hook, stage_of
+from .held import Grip, hold
+from .hooks import Handler, Hook, make_hook, stage_of
 from .importing import module_at
+from .prompt_rights import PROMPT_STAGES, held_to_tiers
 from .slash import Function, SlashCommand, make_command
 from .tools.base import Tool, tool
 from .tools.presets import BUILTIN
@@ -31,7 +31,6 @@ __all__ = ["CODE", "MANIFEST", "Extension", "Loaded", "load", "load_all", "read_
 
 CODE: Final = "extension.py"
 MANIFEST: Final = "extension.toml"
-PROMPT_STAGE: Final = "before_system_prompt"
 
 
 class Loaded(Struct, frozen=True):
@@ -44,10 +43,14 @@ class Loaded(Struct, frozen=True):
 
 
 class Extension:
-    """What the function `register(extension)` of an extension registers with. Nothing counts before it has returned."""
+    """What the function `register(extension)` of an extension registers with. Nothing counts before it has returned.
 
-    def __init__(self, manifest: Manifest) -> None:
+    With a `grip` what it registers is held to its permissions when it runs.
+    """
+
+    def __init__(self, manifest: Manifest, grip: Grip | None = None) -> None:
         self.manifest = manifest
+        self._grip = grip
         self.hooks: list[Hook] = []
         self.tools: list[Tool] = []
         self.commands: list[SlashCommand] = []
@@ -70,8 +73,9 @@ class Extension:
                 raise ConfigError(f"permissions.stages has no {stage!r}: it may not be called there")
         own = self.manifest.name
         called = options.pop("name", None) or getattr(function, "__name__", "hook")
-        of_prompts = any(name != EVERYTHING and stage_of(name) == PROMPT_STAGE for name in stages)
-        held = _held(function, self.manifest) if of_prompts else function
+        held = self._grip.held(function) if self._grip is not None else function
+        if any(name != EVERYTHING and stage_of(name) in PROMPT_STAGES for name in stages):
+            held = held_to_tiers(held, self.manifest)
         self.hooks.append(make_hook(held, *stages, name=f"{own}.{called}", source=f"extension: {own}", **options))
 
     def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -87,7 +91,8 @@ class Extension:
             raise ConfigError(f"permissions.tools has no {made.name!r}: it may not bring it")
         if any(each.name == made.name for each in self.tools):
             raise ConfigError(f"it brings two tools {made.name!r}")
-        self.tools.append(made)
+        held = msgspec.structs.replace(made, call=self._grip.held(made.call)) if self._grip is not None else made
+        self.tools.append(held)
 
     def command(self, name: str, **options: Any) -> Callable[[Function], Function]:
         """Make a command of a session of a function; see `register_slash_command`."""
@@ -105,7 +110,8 @@ class Extension:
         """
         if name not in self.manifest.permissions.commands:
             raise ConfigError(f"permissions.commands has no {name!r}: it may not bring it")
-        made = make_command(name, function, source=f"extension {self.manifest.name}", **options)
+        held = self._grip.held(function) if self._grip is not None else function
+        made = make_command(name, held, source=f"extension {self.manifest.name}", **options)
         if twice := {made.row.name, *made.row.aliases} & {
             n for c in self.commands for n in (c.row.name, *c.row.aliases)
         }:
@@ -143,34 +149,40 @@ def read_manifest(folder: Path) -> Manifest:
     return found
 
 
-def load(spec: ExtensionSpec) -> Extension:
-    """Return the extension with all that it registers. Raises ConfigError when it cannot be had whole."""
+def load(spec: ExtensionSpec, cwd: Path | None = None) -> Extension:
+    """Return the extension with all that it registers, for an agent that works in `cwd`, None: this folder.
+
+    From here on it is held to its permissions. Raises ConfigError when it cannot be had whole.
+    """
     folder = Path(spec.path)
     try:
         if spec.trust and not _is_trusted(spec):
             raise ConfigError("it was changed since it was trusted: orch extensions trust " + spec.manifest.name)
         if read_manifest(folder) != spec.manifest:
             raise ConfigError("its manifest was changed since the agent was spawned")
+        grip = Grip(spec.manifest, folder, cwd or Path.cwd())
+        hold(grip)
         register = getattr(_imported(folder), "register", None)
         if not callable(register):
             raise ConfigError(f"{folder / CODE} has no function register(extension)")
-        extension = Extension(spec.manifest)
-        register(extension)
+        extension = Extension(spec.manifest, grip)
+        grip.held(register)(extension)
     except (Exception, SystemExit) as error:
         why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"extension {spec.manifest.name!r} is left out: {why}") from error
     return extension
 
 
-def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
-    """Return what the extensions bring, in order. One that cannot be had whole is left out, whole."""
+def load_all(specs: Iterable[ExtensionSpec], cwd: Path | None = None) -> Loaded:
+    """Return what the extensions bring, in order, for an agent that works in `cwd`; see `load`. One that cannot be had
+    whole is left out, whole."""
     hooks: list[Hook] = []
     tools: list[Tool] = []
     commands: list[SlashCommand] = []
     left_out: list[str] = []
     for spec in specs:
         try:
-            found = load(spec)
+            found = load(spec, cwd)
         except ConfigError as error:
             left_out.append(str(error))
             continue
@@ -189,36 +201,3 @@ def _imported(folder: Path) -> ModuleType:
     place = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
     name = f"orch_extension_{folder.name.replace('-', '_')}_{place}"
     return module_at(folder / CODE, name, package=True)
-
-
-def _held(function: Handler, manifest: Manifest) -> Handler:
-    """Return `function`, whose patches of the prompt touch the tiers that `manifest` permits and no others."""
-    tiers = manifest.permissions.tiers
-
-    def held(event: Any, said: Any) -> Any:
-        patch = event.patch(**said) if isinstance(said, dict) and event.stage == PROMPT_STAGE else said
-        if isinstance(patch, PromptPatch):
-            there = {part.name: part.tier for part in event.parts}
-            touched = [part.tier for field in (patch.add, patch.replace) if field for part in field]
-            touched += [there[name] for name in patch.drop or () if name in there]
-            touched += [there[part.name] for part in patch.replace or () if part.name in there]
-            for tier in touched:
-                if tier not in tiers:
-                    raise PermissionError(
-                        f"permissions.tiers has no {tier!r}: it may not change that part of the prompt"
-                    )
-        return patch
-
-    if is_async(function):
-
-        @functools.wraps(function)
-        async def later(event: Any, ctx: Any) -> Any:
-            return held(event, await function(event, ctx))
-
-        return later
-
-    @functools.wraps(function)
-    def now(event: Any, ctx: Any) -> Any:
-        return held(event, function(event, ctx))
-
-    return now

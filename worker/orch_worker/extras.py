@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.spec import AgentSpec
@@ -24,7 +25,7 @@ def extensions_of(spec: AgentSpec) -> Loaded | None:
         return None
     from .extensions import load_all
 
-    found = load_all(spec.extensions)
+    found = load_all(spec.extensions, Path(spec.cwd))
     for line in found.left_out:
         print(line, flush=True)
     return found

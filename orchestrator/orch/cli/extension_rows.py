@@ -51,7 +51,7 @@ def page(row: dict[str, Any]) -> str:
         "does": row["description"],
         "folder": f"{row['path']} ({row['where']})",
         "on": "yes" if row["on"] else f"no: {row['why_off']}",
-        **{f"may: {kind}": ", ".join(names) for kind, names in (row["permissions"] or {}).items() if names},
+        **{f"may: {kind}": _named(what) for kind, what in (row["permissions"] or {}).items() if what},
         "hooks": ", ".join(row["hooks"]),
         "tools": ", ".join(row["tools"]),
         "commands": ", ".join(row["commands"]),
@@ -62,8 +62,14 @@ def page(row: dict[str, Any]) -> str:
     return "\n".join([render.safe(row["name"]), *lines, *(f"  note: {render.safe(note)}" for note in row["notes"])])
 
 
+def _named(what: list[str] | bool) -> str:
+    return "yes" if what is True else ", ".join(what or ())
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     may = row["permissions"] or {}
-    parts = [f"{kind}: {', '.join(may[kind])}" for kind in ("stages", "tools", "tiers", "commands") if may.get(kind)]
+    kinds = ("stages", "tools", "tiers", "commands", "reads", "writes", "network")
+    parts = [f"{kind}: {', '.join(may[kind])}" for kind in kinds if may.get(kind)]
+    parts += ["programs"] if may.get("programs") else []
     said = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]
     return [*(render.line(each, 48) for each in said), render.line(row["description"])]

@@ -1,0 +1,237 @@
+"""Code of extensions is held to the files, hosts and programs that their manifests name, by what Python tells of it.
+
+Python tells an audit hook of each file that it opens, each connection, each program that it starts. Whose doing that is
+follows from what runs: a hook or tool of an extension (a context variable, which tasks and threads inherit), or code in
+its folder (a frame of the stack). What code in C does without Python is not told, and so not held.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar, copy_context
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Final
+
+from orch_protocol.extensions import Manifest
+
+__all__ = ["Grip", "hold"]
+
+ANYWHERE: Final = "*"
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+OF_THE_MACHINE: Final = (*DEVICES, "/usr/share/zoneinfo", "/etc/localtime", "/etc/mime.types")
+TEMPORARY: Final = "$TMPDIR"
+"""Stands for the folder of temporary files, wherever that is."""
+WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Grip:
+    """What one extension, in the folder `place`, may do for an agent that works in `cwd`."""
+
+    def __init__(self, manifest: Manifest, place: Path, cwd: Path) -> None:
+        may = manifest.permissions
+        self.name = manifest.name
+        self.place = os.path.realpath(place)
+        self._writes = _real(may.writes, cwd)
+        self._reads = (*_real(may.reads, cwd), *self._writes, self.place, *_python())
+        self._hosts = frozenset(each.lower() for each in may.network)
+        self._addresses: set[str] = set()
+        """Addresses that hosts it may reach were found at."""
+        self._programs = may.programs
+
+    def may_open(self, path: object, *, write: bool) -> None:
+        """Raise PermissionError unless the file may be opened. A descriptor may: it was opened before."""
+        if isinstance(path, int) or path is None:
+            return
+        real = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
+        allowed = (*self._writes, DEVICES[0]) if write else self._reads
+        if not any(real == each or real.startswith(each.rstrip(os.sep) + os.sep) for each in allowed):
+            what, where = ("change", "writes") if write else ("read", "reads")
+            self.refuse(f"may not {what} {real}: permissions.{where} has no such path")
+
+    def may_resolve(self, host: object) -> None:
+        """Raise PermissionError unless the address of `host` may be asked for."""
+        name = _text(host).lower()
+        if name and (name[0].isdigit() or ":" in name):
+            self.may_reach((name,))
+        elif name and name not in self._hosts | self._addresses and ANYWHERE not in self._hosts:
+            self.refuse(f"may not reach {name}: permissions.network has no such host")
+
+    def may_reach(self, address: object) -> None:
+        """Raise PermissionError unless something may be sent to `address`."""
+        if isinstance(address, (str, bytes)):  # a socket in the file system
+            self.may_open(address, write=True)
+            return
+        if not isinstance(address, tuple) or not address or ANYWHERE in self._hosts:
+            return
+        host = _text(address[0]).lower()
+        if host in self._hosts or host in self._addresses:
+            return
+        for name in sorted(self._hosts):
+            self._addresses |= _addresses(name)
+        if host not in self._addresses:
+            self.refuse(f"may not reach {host}: permissions.network has no such host")
+
+    def may_start(self, event: str) -> None:
+        """Raise PermissionError unless programs may be started."""
+        if not self._programs:
+            self.refuse(f"may not start programs ({event}): permissions.programs is not set")
+
+    def refuse(self, why: str) -> None:
+        """Raise PermissionError."""
+        raise PermissionError(f"extension {self.name!r} {why}")
+
+    def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, which runs with this grip on it, and whatever it starts."""
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+
+            @wraps(function)
+            async def later(*args: Any, **kwargs: Any) -> Any:
+                token = _by.set(self)
+                try:
+                    return await function(*args, **kwargs)
+                finally:
+                    _by.reset(token)
+
+            return later
+
+        @wraps(function)
+        def now(*args: Any, **kwargs: Any) -> Any:
+            token = _by.set(self)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _by.reset(token)
+
+        return now
+
+
+_by: ContextVar[Grip | None] = ContextVar("orch_extension", default=None)
+_grips: dict[str, Grip] = {}
+"""By the folder of the extension."""
+_files: dict[str, Grip | None] = {}
+"""Whose each file of code is that was seen so far."""
+_looking = threading.local()
+
+
+def hold(grip: Grip) -> None:
+    """Hold code in the extension's folder from now on. An audit hook is there as soon as there is an extension."""
+    if not _grips:
+        sys.addaudithook(_heard)
+        threading.Thread.start = _started(threading.Thread.start)  # type: ignore[method-assign, assignment]
+    _grips[grip.place] = grip
+    _files.clear()
+
+
+def _heard(event: str, args: tuple[Any, ...]) -> None:
+    check = CHECKS.get(event)
+    if check is None or getattr(_looking, "now", False):
+        return
+    _looking.now = True  # what is done to look is told too
+    try:
+        if (grip := _by.get() or _of_the_stack()) is not None:
+            check(grip, event, args)
+    finally:
+        _looking.now = False
+
+
+def _started(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Return `start`, by which a thread is held as whoever starts it: Python tells of threads from 3.12 on alone."""
+
+    def held(thread: threading.Thread) -> None:
+        if (grip := _by.get() or _of_the_stack()) is not None:
+            context = copy_context()
+            context.run(_by.set, grip)
+            thread.run = partial(context.run, thread.run)  # type: ignore[method-assign]
+        start(thread)
+
+    return held
+
+
+def _of_the_stack() -> Grip | None:
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name not in _files:
+            _files[name] = next((each for place, each in _grips.items() if _is_in(name, place)), None)
+        if (found := _files[name]) is not None:
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _is_in(name: str, place: str) -> bool:
+    return name.endswith(".py") and os.path.realpath(name).startswith(place + os.sep)
+
+
+def _opens(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
+    path, mode, flags = args
+    write = bool(flags & WRITING) if mode is None else any(letter in str(mode) for letter in "wax+")
+    grip.may_open(path, write=write)
+
+
+def _reads(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
+    grip.may_open(args[0] if args[0] is not None else os.curdir, write=False)
+
+
+def _changes(grip: Grip, event: str, args: tuple[Any, ...]) -> None:
+    for path in args[: 2 if event in TWO_PATHS else 1]:
+        grip.may_open(path, write=True)
+
+
+def _resolves(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
+    grip.may_resolve(args[0])
+
+
+def _reaches(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
+    if args[1] is not None:
+        grip.may_reach(args[1])
+
+
+def _starts(grip: Grip, event: str, _: tuple[Any, ...]) -> None:
+    grip.may_start(event)
+
+
+TWO_PATHS: Final = frozenset({"os.rename", "os.link"})
+Check = Callable[[Grip, str, tuple[Any, ...]], None]
+CHECKS: Final[dict[str, Check]] = {
+    "open": _opens,
+    **dict.fromkeys(("os.listdir", "os.scandir"), _reads),
+    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), _changes),
+    **dict.fromkeys(("os.rename", "os.link", "os.setxattr", "os.removexattr", "sqlite3.connect"), _changes),
+    "os.symlink": lambda grip, _, args: grip.may_open(args[1], write=True),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _resolves),
+    **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _reaches),
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn"), _starts),
+    **dict.fromkeys(("os.fork", "os.forkpty", "os.kill", "os.killpg", "os.chdir"), _starts),
+}
+"""What is looked at of what Python tells."""
+
+
+def _real(paths: Iterable[str], cwd: Path) -> tuple[str, ...]:
+    named = [path.replace(TEMPORARY, tempfile.gettempdir()) if TEMPORARY in path else path for path in paths]
+    return tuple(os.path.realpath(cwd / Path(path).expanduser()) for path in named)
+
+
+def _python() -> tuple[str, ...]:
+    """Return what may be read so that modules can be imported."""
+    places = (sys.prefix, sys.base_prefix, *(each for each in sys.path if os.path.isabs(each)), *OF_THE_MACHINE)
+    return tuple(dict.fromkeys(map(os.path.realpath, places)))
+
+
+def _text(host: object) -> str:
+    return host.decode("ascii", "replace") if isinstance(host, bytes) else str(host or "")
+
+
+def _addresses(host: str) -> set[str]:
+    import socket
+
+    try:
+        return {str(found[4][0]).lower() for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()
