@@ -10,7 +10,8 @@ from orch_protocol.errors import error_info
 from orch_protocol.spec import AgentSpec
 
 from .events import Decision, Deleted, Instruction, Notify, Signal
-from .journal import Answered, Archived, Asked, Entry, Heard, Moved, Pruned, Spawned, Steered
+from .journal import Answered, Archived, Asked, Entry, Heard, Kept, Moved, Pruned, Spawned, Steered
+from .node import Node, bury, forget
 from .nodes import Nodes
 from .settling import settle
 from .tombstones import marker, refusal, silent
@@ -59,6 +60,7 @@ class _Redaction:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         pruned = [entry for entry in entries if isinstance(entry, Pruned)]
+        self._pruned = pruned
         self._holders = {id: when for entry in pruned for id, when in entry.holders.items()}
         self._turns = {(entry.id, turn): when for entry in pruned for turn, when in entry.turns.items()}
         self._moved = {entry.id: entry for entry in entries if isinstance(entry, Moved)}
@@ -78,6 +80,8 @@ class _Redaction:
         match entry:
             case Spawned(spec=spec) if (kept := self._spec(spec)) != spec:
                 return msgspec.structs.replace(entry, spec=kept)
+            case Kept(id=id, state=state):
+                return self._kept(id, state, entry)
             case Moved(id=id, source=source) if source is not None and (
                 id in self._holders or self._moved[id] is not entry
             ):
@@ -95,6 +99,20 @@ class _Redaction:
             ):
                 return msgspec.structs.replace(entry, text="")
         return entry
+
+    def _kept(self, id: str, state: msgspec.Raw, entry: Kept) -> Kept:
+        node = msgspec.json.decode(state, type=Node)
+        for pruned in self._pruned:
+            if pruned.id == id:
+                forget(node, pruned)
+            if id in pruned.holders:
+                bury(node, pruned.holders[id])
+        node.spec = self._spec(node.spec)
+        for steer_id, steered in node.unheard.items():
+            if steer_id in self._heard:
+                node.unheard[steer_id] = msgspec.structs.replace(steered, text="")
+        kept = msgspec.json.encode(node)
+        return entry if kept == bytes(state) else msgspec.structs.replace(entry, state=msgspec.Raw(kept))
 
     def _when(self, id: str, turn: str) -> str:
         """Return when what agent `id` was asked by the query `turn` was deleted, "" when it was not."""

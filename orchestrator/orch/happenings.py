@@ -15,7 +15,7 @@ from orch_protocol.happened import RunEvent
 from orch_protocol.hook_events import Event, SubagentFinished, SubagentSpawned
 from orch_worker.store import newest_sealed
 
-from .journal import Answered, Ended, Entry, Journal, Spawned, decoded
+from .journal import Answered, Ended, Entry, Journal, Kept, KeptRun, Spawned, decoded
 from .nodes import head_of
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def read_events(path: Path, run: str, since: int, most: int, agent: str | None =
         if (n := sealed.seq - 1) <= since:  # the header is the first line
             break
         entry = decoded(sealed.object)
+        if isinstance(entry, (Kept, KeptRun)):  # what they stand for happened before
+            break
         if entry is not None and agent in (None, (event := _row(entry, n, run)).agent_id):
             found.append(event)
     return found[: -most - 1 : -1]

@@ -5,7 +5,8 @@ Times are seconds since the epoch. Prompts stay in the agents' transcripts; here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +22,7 @@ from orch_protocol.taint import Mark
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
 from orch_worker.lines import Sealed
-from orch_worker.rewriting import rewriting
+from orch_worker.rewriting import Rewriting, rewriting
 from orch_worker.store import AppendLog, scan
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "Heard",
     "Hearing",
     "Journal",
+    "Kept",
+    "KeptRun",
     "Killed",
     "Launched",
     "LetGo",
@@ -61,6 +64,10 @@ __all__ = [
 ]
 
 HEADER = b'{"type":"orch_journal","version":1}'
+LARGE = 4 << 20
+"""Bytes from which on a journal is written anew at the start of a root,"""
+WORTH = 0.5
+"""when what is left of it is no more than this part."""
 
 
 class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", omit_defaults=True):
@@ -285,6 +292,18 @@ class Pruned(_Agent, frozen=True, gc=False, kw_only=True, tag="pruned"):
     turns: dict[str, str] = {}
 
 
+class Kept(_Agent, frozen=True, gc=False, kw_only=True, tag="kept"):
+    """All that the entries before this one came to of the agent, a Node; they are in the file no more."""
+
+    state: msgspec.Raw
+
+
+class KeptRun(_Entry, frozen=True, gc=False, kw_only=True, tag="kept_run"):
+    """All that they came to of what is no agent's."""
+
+    state: msgspec.Raw
+
+
 class Woken(_Agent, frozen=True, gc=False, kw_only=True, tag="woken"):
     """News for the agent, to be its next prompt."""
 
@@ -322,6 +341,8 @@ Entry: TypeAlias = (
     | LetGo
     | Moved
     | Pruned
+    | Kept
+    | KeptRun
 )
 
 _encoder = msgspec.json.Encoder()
@@ -399,6 +420,50 @@ class Journal:
         except StoreError:
             self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]
 
+    def taken(self) -> list[Entry]:
+        """Return the entries that were in the file when it was opened; they are not kept here any longer."""
+        entries, self.entries = self.entries, []
+        return entries
+
+    def shorten(self, kept: Callable[[], Sequence[Entry]]) -> bool:
+        """Let the file hold what `kept` returns alone, to which all that it holds came, if that halves a large one;
+        return whether it did. The old file is whole until the new one is.
+
+        What follows is numbered as if nothing had been left out. A file with lines that are damaged or not known, or
+        for which there is no room, stays as it is. No `sync` may be under way. Raises StoreError when it is gone then.
+        """
+        if self.log.end < LARGE or self.notes or self._owed:
+            return False
+        try:
+            lines = [_encoder.encode(entry) for entry in kept()]
+        except UnicodeEncodeError:  # half a character, which has been in no file so far
+            return False
+        if sum(map(len, lines)) > WORTH * self.log.end or len(lines) >= self.log.seq:
+            return False
+        first = self.log.seq - len(lines)
+        try:
+            self.sync()
+            with self._anew() as new:
+                new.append(HEADER, Sealed(b"", 0, 1, b"", more=False))
+                for number, line in enumerate(lines, first + 1):
+                    new.append(line, Sealed(b"", 0, number, b"", more=False))
+        except StoreError:
+            self.log.append()  # says so when it is not open
+            return False
+        return True
+
+    @contextmanager
+    def _anew(self) -> Iterator[Rewriting]:
+        """Yield what is to be the file, which is closed meanwhile."""
+        log, on_dirty = self.log, self.log.on_dirty
+        log.close()
+        try:
+            with rewriting(log.path) as new:
+                yield new
+        finally:
+            self.log, _ = AppendLog.open(log.path, header=HEADER)
+            self.log.on_dirty = on_dirty
+
     def rewrite(self, change: Callable[[Sequence[Entry]], Sequence[Entry]]) -> None:
         """Let the entries be what `change` makes of them, one for one: the old file is whole until the new one is.
 
@@ -411,19 +476,13 @@ class Journal:
         changed = dict(zip(entries, change(list(entries.values())), strict=True))
         if all(changed[place] is entry for place, entry in entries.items()):
             return
-        log, on_dirty = self.log, self.log.on_dirty
-        log.close()
-        try:
-            with rewriting(log.path) as new:
-                for place, (_, line, sealed, _) in enumerate(lines):
-                    if sealed is None:
-                        new.keep(line)
-                        continue
-                    same = place not in entries or changed[place] is entries[place]
-                    new.append(sealed.object if same else _encode(changed[place]), sealed)
-        finally:
-            self.log, _ = AppendLog.open(log.path, header=HEADER)
-            self.log.on_dirty = on_dirty
+        with self._anew() as new:
+            for place, (_, line, sealed, _) in enumerate(lines):
+                if sealed is None:
+                    new.keep(line)
+                    continue
+                same = place not in entries or changed[place] is entries[place]
+                new.append(sealed.object if same else _encode(changed[place]), sealed)
 
     def sync(self) -> None:
         """Bring everything to the disk; may run in another thread than `append`. Raises StoreError."""

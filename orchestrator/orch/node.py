@@ -11,10 +11,11 @@ from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
 from orch_protocol.spec import AgentSpec
 
-from .journal import Asked, Steered
+from .journal import Asked, Pruned, Steered
+from .tombstones import marker, silent
 from .worked import Worked
 
-__all__ = ["Node", "Result"]
+__all__ = ["Node", "Result", "bury", "forget"]
 
 
 @dataclass(slots=True)
@@ -113,3 +114,18 @@ class Node:
     def warned(self, reply: Reply | None) -> Reply | None:
         """Return `reply` with what whoever asked has yet to be told of the agent's transcript."""
         return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
+
+
+def forget(node: Node, pruned: Pruned) -> None:
+    """Let the agent know no more of what was deleted for good of its conversation."""
+    node.forgotten |= pruned.turns
+    node.archives |= dict.fromkeys(pruned.holders, "")
+    if node.last is not None and node.last.reply is not None and (when := pruned.turns.get(node.last.query_id)):
+        node.last.reply = silent(node.last.reply, when)
+
+
+def bury(holder: Node, when: str) -> None:
+    """Let the holder be one whose archive was deleted."""
+    holder.status, holder.deleted, holder.last = "killed", when, None
+    holder.unheard.clear()
+    holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)

@@ -24,6 +24,8 @@ from .journal import (
     Entry,
     Heard,
     Hearing,
+    Kept,
+    KeptRun,
     Killed,
     Launched,
     LetGo,
@@ -47,9 +49,8 @@ from .journal import (
     Woken,
 )
 from .news import news_line
-from .node import Node, Result
+from .node import Node, Result, bury, forget
 from .roll import Roll
-from .tombstones import marker, silent
 from .worked import Worked
 
 __all__ = ["Aside", "Node", "Nodes", "Result", "head_of", "iso"]
@@ -65,6 +66,28 @@ class Aside:
 
     held: dict[str, Amounts] = field(default_factory=dict)
     let_go: list[Amounts] = field(default_factory=list)
+
+
+class _Run(msgspec.Struct):
+    """What is no agent's; see the fields of Nodes."""
+
+    at: float
+    usage: Usage
+    processes: int
+    worked: Worked
+    failed_starts: list[float]
+    root_budgets: list[RootBudgeted]
+    requests: dict[str, str]
+    names: dict[str, str]
+    past_names: dict[str, str]
+
+
+_run = msgspec.json.Decoder(_Run)
+_node = msgspec.json.Decoder(Node)
+
+
+def _encoded(state: Node | _Run) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(state))
 
 
 class Nodes:
@@ -159,8 +182,13 @@ class Nodes:
         if isinstance(entry, RootBudgeted):
             self.root_budgets.append(entry)
             return
+        if isinstance(entry, KeptRun):
+            self._restore(_run.decode(entry.state))
+            return
         if isinstance(entry, Spawned):
             self._touched.append(self._apply_spawned(entry))
+        elif isinstance(entry, Kept):
+            self._touched.append(self._apply_kept(entry))
         else:
             node = self._own(entry.id)
             if node is None:
@@ -212,6 +240,33 @@ class Nodes:
         if parent is not None:
             parent.children.append(entry.id)
         return node
+
+    def _apply_kept(self, entry: Kept) -> Node:
+        node = _node.decode(entry.state)
+        self.by_id.add(node)
+        self.holders |= dict.fromkeys(node.archives, entry.id)
+        return node
+
+    def kept(self, at: float) -> list[Entry]:
+        """Return entries that come to what these agents are; none of them may be at work."""
+        agents = [Kept(at=at, id=node.spec.id, state=_encoded(node)) for node in self]
+        run = _Run(
+            self._at,
+            self.usage,
+            self.processes,
+            self.worked,
+            self.failed_starts,
+            self.root_budgets,
+            self.requests,
+            self.names,
+            self._past_names,
+        )
+        return [*agents, KeptRun(at=at, state=_encoded(run))]
+
+    def _restore(self, run: _Run) -> None:
+        self._at, self.usage, self.processes = run.at, run.usage, run.processes
+        self.worked, self.failed_starts, self.root_budgets = run.worked, run.failed_starts, run.root_budgets
+        self.requests, self.names, self._past_names = run.requests, run.names, run.past_names
 
     def _apply_launched(self, node: Node, entry: Launched) -> None:
         if not node.is_holder:
@@ -352,17 +407,12 @@ class Nodes:
         node.spec = msgspec.structs.replace(node.spec, source=entry.source)
 
     def _apply_pruned(self, node: Node, entry: Pruned) -> None:
-        node.forgotten |= entry.turns
-        node.archives |= dict.fromkeys(entry.holders, "")
+        forget(node, entry)
         self.holders |= dict.fromkeys(entry.holders, node.spec.id)
-        if node.last is not None and node.last.reply is not None and (when := entry.turns.get(node.last.query_id)):
-            node.last.reply = silent(node.last.reply, when)
         for id, when in entry.holders.items():
             holder = self._own(id)
             if holder is not None:
-                holder.status, holder.deleted, holder.last = "killed", when, None
-                holder.unheard.clear()
-                holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)
+                bury(holder, when)
 
     def _apply_spent(self, node: Node, entry: Spent) -> None:
         self._use(node, entry.usage)

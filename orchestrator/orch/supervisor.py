@@ -133,7 +133,7 @@ class Supervisor:
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}
         """What each agent does just now, by its own word."""
-        self.tree = Tree(config.subagents, journal.entries, warm_holders=config.archival.warm_holders)
+        self.tree = Tree(config.subagents, journal.taken(), warm_holders=config.archival.warm_holders)
         self.budgets = Budgets(self.tree.nodes, config.budget, clock)
         self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self._later)
         self._journal = journal
@@ -171,6 +171,7 @@ class Supervisor:
     def start(self) -> None:
         """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
         self.handle(recovery(self.tree.nodes.pending.values()))
+        self._journal.shorten(partial(self.tree.nodes.kept, self.clock()))
         self.handle(Sweep())
         self._later(CHECK_SECONDS, self._check_turns)
 

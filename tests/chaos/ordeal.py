@@ -124,11 +124,16 @@ async def insist(work: Callable[[], Any]) -> Any:
 
 
 def opened(home: Path, run: str) -> Any:
-    """Return a root whose agents are of this process: those of "r" archive each turn, those of "c" are compacted."""
+    """Return a root whose agents are of this process: those of "r" archive each turn, those of "c" are compacted.
+
+    Its journal is written anew at the start, however small it is.
+    """
+    import orch.journal
     from orch import ArchivalConfig, AsyncOrchestrator, CompactionConfig, Config
     from orch.testing import FakeLauncher, fake_world
     from orch_protocol.config import TriggerConfig
 
+    orch.journal.LARGE, orch.journal.WORTH = 0, 9.0
     archival = ArchivalConfig(
         enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1), answer_tokens=5
     )
