@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+import msgspec
+
 from orch_protocol.budget import Budget
 from orch_protocol.commands import TurnEvent
-from orch_protocol.errors import BadReplyError, OrchError, QueryTimeoutError
+from orch_protocol.errors import BadReplyError, ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.messages import Reply
 from orch_protocol.prompts import PromptShown, ShowPrompt
 from orch_protocol.queue import AgentSteered, ClearQueue, Queued, QueueShown, SetQueue, SteerAgent
@@ -35,6 +37,9 @@ from orch_protocol.sessions import (
     ForkSession,
     FsckSession,
     Inform,
+    Keep,
+    Kept,
+    ListKept,
     Move,
     Relabel,
     Rename,
@@ -266,6 +271,23 @@ class AsyncSubagent:
     async def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         await self._change(Inform(kind, text, display))
+
+    async def keep(self, kind: str, data: Any) -> str:
+        """Keep `data`, anything that JSON can be, with the session; return the id of its entry.
+
+        The model is not told. It is on the way that the conversation goes: who goes back before it does not have it, a
+        copy has it. Raises ConfigError for what JSON cannot be, AgentBusyError while a turn runs.
+        """
+        try:
+            plain = msgspec.to_builtins(data, str_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{kind!r} cannot be kept, for it is no JSON data: {error}") from error
+        return (await self._change(Keep(kind, plain))).entry
+
+    async def kept(self, kind: str | None = None) -> list[Kept]:
+        """Return what was kept with the session, of one kind or all, in order; of several the last one holds."""
+        rows: list[Kept] = await self._call("kept", ListKept(self.id, kind))
+        return rows
 
     async def compact(self, instructions: str = "") -> Compacted:
         """Let what was said first give way to a summary now, all but the last turns; return what went, and the sizes.

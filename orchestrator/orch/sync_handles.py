@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from orch_protocol.budget import Budget
 from orch_protocol.messages import Reply
 from orch_protocol.prompts import PromptShown
 from orch_protocol.queue import Queued
 from orch_protocol.services import AgentRow, Shown
-from orch_protocol.sessions import Branch, Compacted, SessionChecked, SessionShown
+from orch_protocol.sessions import Branch, Compacted, Kept, SessionChecked, SessionShown
 from orch_protocol.slash import CommandCatalog, Executed
 from orch_protocol.spec import QueueMode
 
@@ -192,6 +192,18 @@ class Subagent:
     def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         self._orchestrator._wait(self._agent.inform(text, kind=kind, display=display))
+
+    def keep(self, kind: str, data: Any) -> str:
+        """Keep `data`, anything that JSON can be, with the session; return the id of its entry.
+
+        The model is not told. It is on the way that the conversation goes: who goes back before it does not have it, a
+        copy has it. Raises ConfigError for what JSON cannot be, AgentBusyError while a turn runs.
+        """
+        return self._orchestrator._wait(self._agent.keep(kind, data))
+
+    def kept(self, kind: str | None = None) -> list[Kept]:
+        """Return what was kept with the session, of one kind or all, in order; of several the last one holds."""
+        return self._orchestrator._wait(self._agent.kept(kind))
 
     def compact(self, instructions: str = "") -> Compacted:
         """Let what was said first give way to a summary now, all but the last turns; return what went, and the sizes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -29,6 +29,9 @@ __all__ = [
     "Forked",
     "FsckSession",
     "Inform",
+    "Keep",
+    "Kept",
+    "ListKept",
     "Move",
     "Relabel",
     "Rename",
@@ -103,11 +106,18 @@ class Inform(Struct, frozen=True, gc=False, tag="inform"):
     display: bool = True
 
 
+class Keep(Struct, frozen=True, gc=False, tag="custom"):
+    """A program keeps `data`, JSON data, with the session. The model is not told; `custom_type` says what it is."""
+
+    custom_type: str
+    data: Any = None
+
+
 class DropTasks(Struct, frozen=True, gc=False, tag="tasks"):
     """The agent means to do nothing any more of what it noted as tasks."""
 
 
-Change: TypeAlias = Move | Relabel | Rename | Inform | DropTasks
+Change: TypeAlias = Move | Relabel | Rename | Inform | Keep | DropTasks
 
 
 class Edit(Struct, frozen=True):
@@ -218,6 +228,22 @@ class Condensed(Struct, frozen=True, omit_defaults=True):
 
     done: Compacted | None = None
     error: ErrorInfo | None = None
+
+
+class ListKept(Struct, frozen=True, forbid_unknown_fields=True):
+    """What programs keep with the session of `ref`, of the kind `custom_type`, None: of all."""
+
+    ref: str
+    custom_type: str | None = None
+
+
+class Kept(Struct, frozen=True):
+    """A program kept `data` in the entry `entry`, which is on the way that the conversation went, at `timestamp`."""
+
+    entry: str
+    timestamp: str
+    custom_type: str
+    data: Any = None
 
 
 class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from orch.cli import (
     sending,
     session_exchange,
     session_fsck,
+    session_notes,
     session_tree,
     spawning,
 )
@@ -37,7 +38,7 @@ from orch_protocol.services import (
     Spawned,
     Submitted,
 )
-from orch_protocol.sessions import Branch, Changed, Compacted, EntryRow, Forked, SessionShown
+from orch_protocol.sessions import Branch, Changed, Compacted, EntryRow, Forked, Kept, SessionShown
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
@@ -98,6 +99,7 @@ ANSWERS: dict[str, Any] = {
     "import": msgspec.to_builtins(Imported("abc", 1, "agent-1", "two files", "pi session", 20, 14)),
     "session": SESSION,
     "change_session": msgspec.to_builtins(Changed("abc", "e9", "How?")),
+    "kept": [msgspec.to_builtins(Kept("e7", "2026-01-01", "progress", {"page": 7}))],
     "compact": msgspec.to_builtins(Compacted("e6", 12, 34_567, 2_345, "asked", "model", "All is well.")),
     "fork": msgspec.to_builtins(Forked("def", 2, "second", "e2")),
     "daemon_status": {"pid": 7, "sandbox": "L2", "sandbox_required": False, "agents": 0},
@@ -160,6 +162,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
         queueing,
         session_exchange,
         session_fsck,
+        session_notes,
         session_tree,
         spawning,
         running,

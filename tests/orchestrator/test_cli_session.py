@@ -97,6 +97,30 @@ class TestCompact:
         assert "nothing to compact" in capsys.readouterr().err
 
 
+class TestNotes:
+    """What programs put into a session."""
+
+    def test_the_model_is_told(self, desk: Desk, capsys: Captured) -> None:
+        """A note for everybody, or one of a kind that people are not shown."""
+        assert run(["session", "inform", "reader", "Valve 7 is new."]) == 0
+        assert capsys.readouterr().out == "e9\n"
+        assert run(["session", "inform", "reader", "x", "--kind", "state", "--hidden"]) == 0
+        (_, first), (_, second) = desk.asked
+        change = {"type": "inform", "custom_type": "note", "text": "Valve 7 is new.", "display": True}
+        assert first == {"ref": "reader", "change": change}
+        assert second["change"] == change | {"custom_type": "state", "text": "x", "display": False}
+
+    def test_data_is_kept_and_found(self, desk: Desk, capsys: Captured) -> None:
+        """As JSON, by its kind."""
+        assert run(["session", "keep", "reader", "progress", '{"page": 7}']) == 0
+        assert desk.asked[-1][1]["change"] == {"type": "custom", "custom_type": "progress", "data": {"page": 7}}
+        assert run(["session", "kept", "reader", "progress"]) == 0
+        assert capsys.readouterr().out.splitlines()[1:] == ["ENTRY  KIND      DATA", 'e7     progress  {"page":7}']
+        assert desk.asked[-1] == ("kept", {"ref": "reader", "custom_type": "progress"})
+        assert run(["session", "keep", "reader", "progress", "page 7"]) == 2
+        assert "what is kept is JSON" in capsys.readouterr().err
+
+
 class TestExport:
     """Conversations in files."""
 

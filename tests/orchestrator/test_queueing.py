@@ -139,3 +139,19 @@ async def test_what_was_accepted_outlives_the_root(tmp_path: Path) -> None:
         await agent.query("go on")
         assert heard(o, agent) == ["be brief"]
         assert o.supervisor.tree.nodes[agent.id].spec.queue_mode == "all"
+
+
+async def test_a_copy_of_a_conversation_is_not_told_what_waits_for_the_first(tmp_path: Path) -> None:
+    """It was said to one agent, who hears it, once; its session file has it from then on."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted("one", "two", "three", context="none")
+        await agent.query("first")
+        said = await agent.steer("mind the gap")
+        copy = await agent.fork()
+        assert await copy.queue() == []
+        assert [each.id for each in await agent.queue()] == [said]
+        await copy.query("second")
+        assert "mind the gap" not in str((await copy.show()).messages)
+        await agent.query("second")
+        assert "mind the gap" in str((await agent.show()).messages)
+        assert await agent.queue() == []

@@ -282,6 +282,29 @@ async def test_a_process_that_dies_on_the_way_is_no_matter(tmp_path: Path) -> No
         assert texts(o, agent) == ["first"]
 
 
+async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path: Path) -> None:
+    """No model reads it; who goes back before it does not have it, a copy does; and it survives everything else."""
+    async with opened(tmp_path) as o:
+        agent = await spawned(o, "one", "two", "three")
+        await agent.keep("state", {"page": 1})
+        await agent.query("first")
+        leaf = await agent.keep("state", {"page": [2, None, "x"], 3: 1.5})
+        await agent.keep("other", "text")
+        await rest(o, agent)
+        assert [row.data for row in await agent.kept("state")] == [{"page": 1}, {"page": [2, None, "x"], "3": 1.5}]
+        assert [row.custom_type for row in await agent.kept()] == ["state", "state", "other"]
+        copy = await agent.fork(leaf)
+        assert (await copy.kept())[-1] == (await agent.kept("state"))[-1]
+        first, _ = await said(agent)
+        await agent.checkout(first.id)
+        assert [row.data for row in await agent.kept()] == [{"page": 1}]
+        assert "page" not in str(texts(o, agent))
+        with pytest.raises(ConfigError, match="'state' cannot be kept, for it is no JSON data"):
+            await agent.keep("state", object())
+        with pytest.raises(ConfigError, match="the kind is empty"):
+            await agent.keep(" ", 1)
+
+
 async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
     """Then nothing is written, and it says who has it."""
     async with opened(tmp_path) as o:

@@ -38,7 +38,7 @@ from orch_protocol.entries import (
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
-from orch_protocol.sessions import DropTasks, Edit, Inform, Move, Relabel, Rename
+from orch_protocol.sessions import DropTasks, Edit, Inform, Keep, Move, Relabel, Rename
 from orch_protocol.spec import BackendSpec, Durability
 from orch_protocol.taint import Mark
 from orch_protocol.tasks import Task
@@ -162,6 +162,8 @@ class Transcript:
                     **self._next(edit.entry), custom_type=custom_type, content=(Text(text),), display=display
                 )
                 self.append(told)
+            case Keep(custom_type, data):
+                self.append(Custom(**self._next(edit.entry), custom_type=custom_type, data=data))
             case DropTasks():
                 self.append(TasksEntry(**self._next(edit.entry), turn="", tasks=()))
 

@@ -72,6 +72,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "session": sessions.session,
     "change_session": sessions.change_session,
     "compact": compacting.compact,
+    "kept": sessions.kept,
     "fork": forking.fork,
     "fsck_session": mending.fsck_session,
     "state": looking.state,

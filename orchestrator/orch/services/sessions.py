@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from orch_protocol.commands import Summed, SumUp
+from orch_protocol.entries import Custom
 from orch_protocol.errors import AgentBusyError, ConfigError, OrchError
 from orch_protocol.ids import new_entry_id
 from orch_protocol.sessions import (
@@ -16,6 +17,9 @@ from orch_protocol.sessions import (
     ChangeSession,
     Edit,
     Inform,
+    Keep,
+    Kept,
+    ListKept,
     Move,
     Relabel,
     Rename,
@@ -38,7 +42,7 @@ from .processes import answered, roused
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["change_session", "check_idle", "session", "session_of"]
+__all__ = ["change_session", "check_idle", "kept", "session", "session_of"]
 
 SUM_UP_SECONDS: Final = 100.0
 EDIT_SECONDS: Final = 30.0
@@ -49,6 +53,12 @@ async def session(root: Supervisor, _: str | None, params: ShowSession) -> Sessi
     """Return what is in a session, read from its file. Raises AgentNotFoundError, AmbiguousRefError, StoreError."""
     node = session_of(root, params.ref)
     return await root.disk.do(_shown, node.spec, params.most)
+
+
+async def kept(root: Supervisor, _: str | None, params: ListKept) -> list[Kept]:
+    """Return what programs keep with a session, as far as it is on the way that the conversation went, in order."""
+    node = session_of(root, params.ref)
+    return await root.disk.do(_kept, Path(node.spec.folder), params.custom_type)
 
 
 async def change_session(root: Supervisor, _: str | None, params: ChangeSession) -> Changed:
@@ -143,6 +153,14 @@ def _extracted(folder: Path, to: str | None) -> Summed:
     return Summed(extracted(left_behind(read_session(folder), to)).text)
 
 
+def _kept(folder: Path, kind: str | None) -> list[Kept]:
+    return [
+        Kept(entry.id, entry.timestamp, entry.custom_type, entry.data)
+        for entry in read_session(folder).entries
+        if isinstance(entry, Custom) and kind in (None, entry.custom_type)
+    ]
+
+
 def _shown(spec: AgentSpec, most: int | None) -> SessionShown:
     outline = read_outline(Path(spec.folder))
     header, rows = outline.header, outline.rows()
@@ -178,6 +196,8 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None]
         change = _relabel(outline, change)
     elif isinstance(change, Inform) and not change.text.strip():
         raise ConfigError("there is nothing to tell the model: the text is empty")
+    elif isinstance(change, Keep) and not change.custom_type.strip():
+        raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
     return Edit(new_entry_id(outline.lineage.places), change), text
 
 
