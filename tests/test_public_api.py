@@ -21,6 +21,7 @@ PUBLIC = {
     "ArchivalConfig",
     "Archiver",
     "AsyncOrchestrator",
+    "AsyncSession",
     "AsyncSubagent",
     "CallEvent",
     "CompactionConfig",
@@ -43,6 +44,7 @@ PUBLIC = {
     "Reply",
     "SandboxConfig",
     "ScriptedBackend",
+    "Session",
     "Skill",
     "SkillsConfig",
     "Subagent",
@@ -58,7 +60,7 @@ PUBLIC = {
     "hook",
     "tool",
 }
-TWINS = [("Orchestrator", "AsyncOrchestrator"), ("Subagent", "AsyncSubagent")]
+TWINS = [("Orchestrator", "AsyncOrchestrator"), ("Subagent", "AsyncSubagent"), ("Session", "AsyncSession")]
 ONLY_ASYNC = {
     "start": "a sync orchestrator starts when it is made",
     "supervisor": "what runs in the event loop is touched there alone",

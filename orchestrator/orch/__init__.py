@@ -81,10 +81,11 @@ if TYPE_CHECKING:
 
     from .aio import AsyncOrchestrator
     from .archival.archiver import Archiver
+    from .conversing import AsyncSession
     from .handles import AsyncSubagent
     from .skills.skill import Skill
     from .sync import Orchestrator
-    from .sync_handles import Subagent
+    from .sync_handles import Session, Subagent
     from .templates import PromptTemplate
 
 __all__ = [
@@ -100,6 +101,7 @@ __all__ = [
     "ArchiveDeletedError",
     "Archiver",
     "AsyncOrchestrator",
+    "AsyncSession",
     "AsyncSubagent",
     "BackendError",
     "BackendTimeoutError",
@@ -146,6 +148,7 @@ __all__ = [
     "SandboxConfig",
     "SandboxError",
     "ScriptedBackend",
+    "Session",
     "Skill",
     "SkillsConfig",
     "SpawnError",
@@ -175,6 +178,7 @@ _HOMES = {
     "ArchivalConfig": "orch_protocol.config",
     "Archiver": "orch.archival.archiver",
     "AsyncOrchestrator": "orch.aio",
+    "AsyncSession": "orch.conversing",
     "AsyncSubagent": "orch.handles",
     "Budget": "orch_protocol.budget",
     "BudgetConfig": "orch_protocol.config",
@@ -199,6 +203,7 @@ _HOMES = {
     "Reply": "orch_protocol.messages",
     "SandboxConfig": "orch_protocol.sandbox",
     "ScriptedBackend": "orch_worker.backends.scripted",
+    "Session": "orch.sync_handles",
     "Skill": "orch.skills.skill",
     "SkillsConfig": "orch_protocol.skills",
     "Subagent": "orch.sync_handles",

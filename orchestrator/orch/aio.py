@@ -58,6 +58,7 @@ from .approvals import Approvals, Approver
 from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, names_of, script_of, split_tools
 from .asides import Asides
 from .catalog import Catalog
+from .conversing import Conversing
 from .exchange.writing import exported
 from .extensions import templates_for
 from .handles import AsyncSubagent
@@ -73,6 +74,7 @@ from .services.recalling import found
 from .skilled import Skilled
 from .supervisor import Supervisor
 from .templated import Templated
+from .templates import PromptTemplate
 from .watchers import Observer, Watchers
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncOrchestrator", "ToolLike"]
 
 
-class AsyncOrchestrator(Hookable, Templated, Skilled):
+class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
     """A root: supervises the agents of one run, each in a process of its own.
 
         async with AsyncOrchestrator() as o:
@@ -252,7 +254,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled):
         plan: bool = False,
         context: ProjectContext | None = None,
         persist: bool = True,
-        prompt_template: str | None = None,
+        prompt_template: str | PromptTemplate | None = None,
         vars: Mapping[str, object] | None = None,
         skills: Iterable[str] | None = None,
     ) -> AsyncSubagent:
@@ -263,7 +265,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled):
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
-        `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
+        `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         Raises SpawnError, ConfigError.
         """

@@ -52,6 +52,7 @@ class Approvals:
         self._approver = approver
         self._grants = Grants(home)
         self._sessions: dict[str, list[Grant]] = {}
+        self._approvers: dict[str, Approver] = {}
         self._clock = clock
         self._clients: dict[str, list[OnQuestion]] = {}
         self._open: dict[str, _Open] = {}
@@ -94,8 +95,8 @@ class Approvals:
             async with asyncio.timeout(seconds):
                 if about is not None and self.attended(about):
                     answer = await self._ask_clients(question, about)
-                elif self._approver is not None:
-                    answer = await self._ask_program(question, self._approver)
+                elif (approver := self._approvers.get(session, self._approver)) is not None:
+                    answer = await self._ask_program(question, approver)
                 else:
                     return NOBODY
         except TimeoutError:
@@ -111,6 +112,10 @@ class Approvals:
         elif answer.scope == "project":
             self._grants.add(made(question, answer, self._clock()), self._clock())
         return ""
+
+    def answered_by(self, session: str, approver: Approver) -> None:
+        """Let `approver` answer for the agent `session` and those below it, in place of the one for all."""
+        self._approvers[session] = approver
 
     def answer(self, said: AnswerQuestion) -> Answered:
         """Take a client's answer. The first one counts."""

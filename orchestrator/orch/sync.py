@@ -30,8 +30,9 @@ from .interrupts import Presses
 from .launchers.base import Launcher
 from .root_hooks import Hookable
 from .skilled import Skilled
-from .sync_handles import Subagent
+from .sync_handles import Session, Subagent
 from .templated import Templated
+from .templates import PromptTemplate
 from .watchers import Observer
 
 __all__ = ["Orchestrator"]
@@ -156,7 +157,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         plan: bool = False,
         context: ProjectContext | None = None,
         persist: bool = True,
-        prompt_template: str | None = None,
+        prompt_template: str | PromptTemplate | None = None,
         vars: Mapping[str, object] | None = None,
         skills: Iterable[str] | None = None,
     ) -> Subagent:
@@ -167,7 +168,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
-        `prompt_template` is the template that says who it is, by name or as a file, with `vars` for its variables.
+        `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         Raises SpawnError, ConfigError.
         """
@@ -242,6 +243,43 @@ class Orchestrator(Hookable, Templated, Skilled):
         `html`; with `output` it is written to that file too. See AsyncOrchestrator.export_session.
         """
         return self._wait(self._aio.export_session(ref, format=format, output=output))
+
+    def session(
+        self,
+        *,
+        tools: Iterable[ToolLike] | None = None,
+        resume: bool | str | int = False,
+        history: Sequence[Message] | None = None,
+        system: str | None = None,
+        approve: Approver | None = None,
+        plan: bool = False,
+        preset: str | None = None,
+        model: str | None = None,
+        backend: Scripted | None = None,
+        name: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        limits: Limits | None = None,
+        budget: Budget | None = None,
+    ) -> Session:
+        """Return an agent to talk to: `session.run("...")`, `session.execute("/status")`. See AsyncOrchestrator."""
+        agent = self._wait(
+            self._aio.session(
+                tools=tools,
+                resume=resume,
+                history=history,
+                system=system,
+                approve=approve,
+                plan=plan,
+                preset=preset,
+                model=model,
+                backend=backend,
+                name=name,
+                cwd=cwd,
+                limits=limits,
+                budget=budget,
+            )
+        )
+        return Session(self, agent)
 
     def get(self, ref: str | int) -> Subagent:
         """Return the agent that `ref` (number, id, unique prefix, name) means. Raises AgentNotFoundError and kin."""

@@ -20,7 +20,7 @@ from .handles import AsyncSubagent, OnEvent
 if TYPE_CHECKING:
     from .sync import Orchestrator
 
-__all__ = ["Subagent"]
+__all__ = ["Session", "Subagent"]
 
 T = TypeVar("T")
 
@@ -232,3 +232,14 @@ class Subagent:
 
     async def _submit(self, prompt: str) -> Reply:
         return await self._agent.submit(prompt)
+
+
+class Session(Subagent):
+    """An agent that one talks to: what any agent can do, and `run`."""
+
+    def run(self, text: str, *, timeout: float | None = None, on_event: OnEvent | None = None) -> Reply:
+        """Say `text`, and return what the agent says to it; see `query`.
+
+        Where its turn goes to an archive, `archived_to` of the reply is who holds it.
+        """
+        return self.query(text, timeout=timeout, on_event=on_event)

@@ -29,6 +29,11 @@ class PromptTemplate(Struct, frozen=True):
     text: str
     source: str
 
+    @classmethod
+    def literal(cls, name: str, text: str, source: str) -> PromptTemplate:
+        """Return the template that says `text` as it stands, braces and all."""
+        return cls(name, text.replace("{{", "\\{{"), source)
+
     @property
     def variables(self) -> tuple[str, ...]:
         """Return the names of its variables, in the order in which it has them. Raises ConfigError."""
@@ -172,8 +177,8 @@ class Templates:
             )
         return known[name]
 
-    def asked(self, name: str | None, given: Mapping[str, object] | None) -> PromptSpec:
-        """Return what an agent is told by the template `name`, None: by the configured one, if there is one.
+    def asked(self, name: str | PromptTemplate | None, given: Mapping[str, object] | None) -> PromptSpec:
+        """Return what an agent is told by the template `name`, or that one, None: by the configured one, if there is.
 
         `given` are values of its variables; others are the configured ones. Raises ConfigError.
         """
@@ -184,7 +189,7 @@ class Templates:
             if given:
                 raise ConfigError(f"vars has {next(iter(given))!r}, and there is no template that it could be for")
             return PromptSpec(rules=self._config.rules)
-        template = self.find(name)
+        template = name if isinstance(name, PromptTemplate) else self.find(name)
         template.checked(given or {})
         text = scrub(template.render({**self._config.vars, **(given or {})})).strip()
         if not text:

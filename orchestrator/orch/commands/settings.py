@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.errors import ConfigError
+from orch_protocol.skills import SkillSpec
 from orch_protocol.slash import Effect
 from orch_protocol.text import scrub
 
@@ -73,6 +74,28 @@ async def filled(found: PromptTemplate, said: str) -> Said:
         values[TEXT], below = below, ""
     text = scrub("\n\n".join(part for part in (found.render(values).strip(), below) if part))
     return Said(effect=Effect("ask", text=text), data={"template": found.name, "text": text})
+
+
+@command("skills", "the skills that the agent has, which it reads when its work is of that kind", group=GROUP)
+async def skills(here: Here) -> Said:
+    mine = [{"name": each.name, "description": each.description, "path": each.path} for each in _skills(here)]
+    rows = [[render.line(each["name"], 64), render.line(each["description"], 100)] for each in mine]
+    return Said(render.columns([["SKILL", ""], *rows], frozenset()) if rows else "no skills: see docs/skills.md", mine)
+
+
+@command(
+    "skill", "ask for something that is to be done by a skill", given("name", required=True), rest("task"), group=GROUP
+)
+async def skill(here: Here) -> Said:
+    name, known = here.said["name"], [each.name for each in _skills(here)]
+    if name not in known:
+        raise ConfigError(f"/skill: the agent has no skill {name!r}; it has {', '.join(known) or 'none'}")
+    told = f"Do this by the skill {name}: read it first, with read_skill."
+    return Said(effect=Effect("ask", text="\n\n".join(part for part in (told, here.get("task") or "") if part)))
+
+
+def _skills(here: Here) -> tuple[SkillSpec, ...]:
+    return here.spec.skills.skills
 
 
 @command(
@@ -143,4 +166,4 @@ async def doctored(here: Here) -> Said:  # noqa: ARG001
     return Said(doctor.page(found), doctor.data(found))
 
 
-COMMANDS: Final = (templates, template, memory, extensions, hooks, configured, doctored)
+COMMANDS: Final = (templates, template, skills, skill, memory, extensions, hooks, configured, doctored)

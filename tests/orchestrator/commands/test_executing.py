@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch import AsyncSubagent
+from orch import AsyncSubagent, Skill
 from orch.commands.table import BY_NAME, COMMANDS
 from orch.services import check_grant
 from orch_protocol.entries import Custom
@@ -333,14 +333,28 @@ async def test_that_a_catalog_has_changed_is_an_event(tmp_path: Path) -> None:
         agent, other = await talking(o), await o.scripted("x", name="other")
         before = await agent.commands()
         assert await changes(o) == []
-        o.register_prompt_template("explain", "Explain {{text}}.")
         last = (await o.events())[-1].n
-        [event] = await o.events(last, timeout=5)
+        o.register_prompt_template("explain", "Explain {{text}}.")
+        [event] = await o.events(last, timeout=60)
         assert (event.kind, event.agent_id) == ("catalog_changed", agent.id)
         assert event.data["digest"] == (await agent.commands()).digest != before.digest
         await other.commands()
         assert await changes(o) == [agent.id]
         await asyncio.sleep(0)
+
+
+async def test_a_skill_is_asked_for_by_name(tmp_path: Path) -> None:
+    """The agent reads it as it always does, so that what was read is on record; one that it has not is told."""
+    async with opened(tmp_path) as o:
+        o.register_skill(Skill("pumps", "Work on pumps.", "Close the red valve first."))
+        agent = await talking(o)
+        assert [row["name"] for row in (await agent.execute("/skills")).data] == ["pumps"]
+        effect = (await agent.execute("/skill pumps mend it")).effect
+        assert effect is not None
+        assert effect.kind == "ask"
+        assert effect.text.endswith("read it first, with read_skill.\n\nmend it")
+        with pytest.raises(ConfigError, match="no skill 'valves'; it has pumps"):
+            await agent.execute("/skill valves")
 
 
 async def test_no_agent_executes_commands(tmp_path: Path) -> None:
