@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.handles import MAX_MATCHES, read_handle
+from orch_worker.tools.handles import read_handle
+from orch_worker.tools.reading import MAX_MATCHES
 from orch_worker.tools.stash import Stash
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from orch_worker.files import cannot, sync_folder
 from orch_worker.lock import FolderLock
+from orch_worker.tools import past_names
 from orch_worker.tools.stash import keep_only
 
 from .ledger import Ledger
@@ -56,6 +57,7 @@ def delete(ledger: Ledger, search: Search, before: str, when: str) -> Deleted:
             ledger.forget()
             ledger.catch_up()
             keep_only(folder, {handle.decode() for handle in handles})
+            past_names.forget(folder)
             _remove_torn(folder, until)
             for damaged in folder.glob(DAMAGED):
                 damaged.unlink()  # what is deleted is in it, whatever else is

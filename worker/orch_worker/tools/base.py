@@ -88,6 +88,12 @@ class ToolContext(Struct, frozen=True):
     belongings: Belongings = field(default_factory=Belongings)
 
     @property
+    def granted(self) -> frozenset[str]:
+        """The names of the agent's tools; none where it is not at work."""
+        found: frozenset[str] = self.belongings.get("granted", frozenset)
+        return found
+
+    @property
     def told(self) -> tuple[Mark, ...]:
         """What the agent's conversation holds, which whoever it tells something of it holds then, too."""
         return self.marks.content if self.marks is not None else ()

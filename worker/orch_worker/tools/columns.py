@@ -12,7 +12,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, Final
 
-__all__ = ["Column", "Columns", "dated", "typed"]
+__all__ = ["Column", "Columns", "cell", "dated", "typed"]
 
 MAX_COLUMNS: Final = 1_000
 MAX_DISTINCT: Final = 500
@@ -142,15 +142,15 @@ class Columns:
         """Return the table of columns, and the first rows."""
         lines = ["column | type | missing | distinct | values"]
         lines += [
-            f"{_cell(each.name)} | {each.kind} | {self.rows - each.count:,} | {each.distinct} | {each.range()}"
+            f"{cell(each.name)} | {each.kind} | {self.rows - each.count:,} | {each.distinct} | {each.range()}"
             for each in self._columns.values()
         ]
         if self.left_out:
             lines.append(f"[more than {MAX_COLUMNS:,} columns: the others are left out]")
         if self._head:
             lines += ["", f"The first {len(self._head):,} of {self.rows:,} rows:"]
-            lines += [" | ".join(map(_cell, self._columns))]
-            lines += [" | ".join(_cell(row.get(name)) for name in self._columns) for row in self._head]
+            lines += [" | ".join(map(cell, self._columns))]
+            lines += [" | ".join(cell(row.get(name)) for name in self._columns) for row in self._head]
         return "\n".join(lines)
 
     def __len__(self) -> int:
@@ -222,7 +222,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)

@@ -13,6 +13,7 @@ from msgspec import Meta
 from .base import ToolContext, ToolError, tool
 from .columns import Columns
 from .files import opened
+from .library import type_name
 from .namespace import Namespace
 from .tables import Table, read_table, table_of
 
@@ -62,7 +63,7 @@ def describe_variables(context: ToolContext, name: str | None = None, rows: Rows
     value = bound[name]
     if (table := table_of(value)) is not None:
         return f"{name}: {_described(table, rows, time.monotonic() + context.seconds * 0.8)}"
-    return f"{name}: {_type(value)}{_size(value)}\n{_brief.repr(value)}"
+    return f"{name}: {type_name(value)}{_size(value)}\n{_brief.repr(value)}"
 
 
 def _described(table: Table, shown: int, stop_at: float) -> str:
@@ -82,19 +83,13 @@ def _listed(bound: Mapping[str, Any]) -> str:
     modules = [name for name, value in bound.items() if isinstance(value, ModuleType)]
     code = [name for name, value in bound.items() if isinstance(value, CODE)]
     lines = [
-        f"{name}: {_type(value)}{_size(value)}{_short(value)}"
+        f"{name}: {type_name(value)}{_size(value)}{_short(value)}"
         for name, value in bound.items()
         if name not in modules and name not in code
     ]
     lines += [f"functions and classes: {', '.join(code)}"] * bool(code)
     lines += [f"modules: {', '.join(modules)}"] * bool(modules)
     return "\n".join(lines) or "Nothing is bound: run_python binds names."
-
-
-def _type(value: Any) -> str:
-    kind = type(value)
-    package = kind.__module__.partition(".")[0]
-    return kind.__name__ if package in ("builtins", "__main__") else f"{package}.{kind.__name__}"
 
 
 def _size(value: Any) -> str:

@@ -17,11 +17,19 @@ from contextvars import ContextVar, copy_context
 from types import CodeType, TracebackType
 from typing import Any, Final, TextIO
 
+from orch_protocol.taint import Mark, bits_in, joined
+
+from . import values
 from .base import ToolContext, ToolError, ToolOutput
 from .capture import Capture
+from .glimpse import brief, is_large
+from .past_names import PastNames
+from .values import Handles, NoHandle, Values
 
-__all__ = ["Namespace"]
+__all__ = ["Namespace", "lend", "take_back"]
 
+OURS: Final = values.__file__
+READER: Final = "read_handle"
 GRACE_SECONDS: Final = 1.0
 NUDGE_SECONDS: Final = 0.05
 
@@ -32,11 +40,40 @@ class Stopped(BaseException):
     """Raised in the thread of a run whose time is up. No Exception, so that few handlers catch it."""
 
 
+_lent: dict[str, dict[str, Any]] = {}
+
+
+def lend(agent_id: str, names: dict[str, Any]) -> None:
+    """Let the code of the agent, which lives in this very process, run in `names` of its host."""
+    _lent[agent_id] = names
+
+
+def take_back(agent_id: str) -> None:
+    """Let the agent have no names of its host's any more."""
+    _lent.pop(agent_id, None)
+
+
 class Namespace:
-    """The names of one agent. One run at a time."""
+    """The names of one agent: its own, or those of its host. One run at a time.
+
+    They live as long as the process; the first run in another one says so. What is large is kept under a handle, and
+    `handles` leads to it.
+    """
 
     def __init__(self, context: ToolContext) -> None:
-        self.names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, "input": _no_input}
+        lent = _lent.get(context.agent_id)
+        self._hosted = lent is not None
+        self._values = context.own(Values)
+        self._handles = Handles(self._values, self._saw)
+        self.names: dict[str, Any] = {"__name__": "__main__"} if lent is None else lent
+        self.names.setdefault("__builtins__", builtins)
+        self.names.setdefault("handles", self._handles)
+        if lent is None:
+            self.names["input"] = _no_input
+        self._past = PastNames(context.folder if lent is None else None)
+        self._reads = READER in context.granted
+        self._marks: tuple[Mark, ...] = ()
+        self._local = False
         self._agent = context.agent_id
         self._runs = 0
         self._running: _Run | None = None
@@ -44,7 +81,30 @@ class Namespace:
     def bound(self) -> dict[str, Any]:
         """Return what code has bound, without what is its own affair (`_name`)."""
         names = list(self.names.items())  # at once: code that could not be stopped may be binding more
-        return {name: value for name, value in names if not name.startswith("_") and value is not _no_input}
+        return {
+            name: value
+            for name, value in names
+            if not name.startswith("_") and value is not _no_input and value is not self._handles
+        }
+
+    def value(self, name: str) -> Any:
+        """Return what `name` is bound to. Raises ToolError while code runs, and for a name that is not bound."""
+        if self._running is not None and self._running.alive():
+            raise ToolError(f"code of the agent still runs: {name!r} can be taken when it is done")
+        if name not in self.names or name in ("handles", "input", "__builtins__"):
+            known = ", ".join(list(self.bound())[-20:])
+            raise ToolError(f"no name {name!r} is bound; {f'bound are {known}' if known else 'nothing is'}")
+        return self.names[name]
+
+    @property
+    def brought(self) -> tuple[tuple[Mark, ...], bool]:
+        """What values from elsewhere, read here so far, have brought along; whether one is for local models alone."""
+        return self._marks, self._local
+
+    def close(self) -> None:
+        """Give back what the host has lent."""
+        if self.names.get("handles") is self._handles:
+            del self.names["handles"]
 
     async def run(self, code: str, seconds: float) -> ToolOutput:
         """Run `code` and return what it printed and the value of its last expression, or its traceback.
@@ -54,28 +114,49 @@ class Namespace:
         if self._running is not None and self._running.alive():
             raise ToolError("the code of an earlier call still runs and cannot be stopped: use run_python_script")
         self._runs += 1
-        run = self._running = _Run(code, f"<python {self._agent}:{self._runs}>", self.names)
+        lost = self._past.lost(list(self._values)) if self._runs == 1 else ""
+        run = self._running = _Run(code, f"<python {self._agent}:{self._runs}>", self)
         with _prints_taken():
             run.start()
             try:
                 in_time = await run.wait(seconds)
             finally:
                 stopped = run.done or await run.stop()
-        text = run.capture.text().rstrip("\n")
-        if in_time:
-            return ToolOutput(text, is_error=run.failed)
-        how = "was stopped" if stopped else "cannot be stopped: it still runs, and nothing else can until it is done"
-        return ToolOutput(f"{text}\n[not done after {seconds:.0f} s; it {how}]".lstrip(), is_error=True)
+        self._past.now(self.bound())
+        said = [lost, run.capture.text().rstrip("\n")]
+        if not in_time:
+            how = (
+                "was stopped" if stopped else "cannot be stopped: it still runs, and nothing else can until it is done"
+            )
+            said.append(f"[not done after {seconds:.0f} s; it {how}]")
+        text = "\n".join(filter(None, (*said, *self._values.told())))
+        return ToolOutput(text, is_error=run.failed or not in_time, local=self._local, marks=self._marks)
+
+    def show(self, value: Any) -> str:
+        """Return what is to be shown of the value of a last expression, and keep one that is too large for that."""
+        if not self._hosted:
+            self.names["_"] = value
+        if not is_large(value):
+            return repr(value)
+        try:
+            return self._values.keep(value, bits=bits_in(self._marks), local=self._local).text(self._reads)
+        except OSError as error:
+            return f"{brief(value)}\n[too large to be shown, and it could not be kept: {error.strerror}]"
+
+    def _saw(self, handle: str) -> None:
+        """Something that was kept is read by code: from now on, what it says may be of that."""
+        self._marks = joined(self._marks, self._values.marks(handle))
+        self._local = self._local or self._values.get(handle).note.local
 
 
 class _Run:
     """One piece of code in a thread of its own."""
 
-    def __init__(self, code: str, name: str, names: dict[str, Any]) -> None:
+    def __init__(self, code: str, name: str, space: Namespace) -> None:
         self.capture = Capture()
         self.failed = False
         self.done = False
-        self._code, self._name, self._names = code, name, names
+        self._code, self._name, self._space = code, name, space
         self._loop = asyncio.get_running_loop()
         self._over = self._loop.create_future()
         self._lock = threading.Lock()
@@ -127,25 +208,31 @@ class _Run:
         linecache.cache[self._name] = (len(self._code), None, self._code.splitlines(keepends=True), self._name)
         try:
             body, last = _compiled(self._code, self._name)
-            exec(body, self._names)
-            value = eval(last, self._names) if last is not None else None
+            exec(body, self._space.names)
+            value = eval(last, self._space.names) if last is not None else None
             if value is not None:
-                self._names["_"] = value
-                self._print(f"{value!r}\n")
+                self._print(f"{self._space.show(value)}\n")
         except Stopped:
             raise
         except SystemExit as error:
             self._print(f"SystemExit: {error}".rstrip(": "))
             return error.code in (None, 0)
         except BaseException as error:
-            self._print("".join(traceback.format_exception(error.with_traceback(self._own(error.__traceback__)))))
+            self._print("".join(traceback.format_exception(error.with_traceback(self._own(error)))))
             return False
         return True
 
-    def _own(self, found: TracebackType | None) -> TracebackType | None:
-        """Return the traceback from the first line of the code on: the frames above it are ours."""
+    def _own(self, error: BaseException) -> TracebackType | None:
+        """Return the traceback from the first line of the code on: the frames above it are ours, and so are those below
+        that say which handle there is not."""
+        found = error.__traceback__
         while found is not None and found.tb_frame.f_code.co_filename != self._name:
             found = found.tb_next
+        last = found
+        while isinstance(error, NoHandle) and last is not None and last.tb_next is not None:
+            if last.tb_next.tb_frame.f_code.co_filename == OURS:
+                last.tb_next = None
+            last = last.tb_next
         return found
 
     def _print(self, text: str) -> None:

@@ -11,7 +11,6 @@ from msgspec import Meta
 from orch_protocol.sandbox import IN_WORKER
 
 from .base import ToolContext, ToolError, ToolOutput, tool
-from .namespace import Namespace
 from .shell import Seconds, run
 
 __all__ = ["installed_packages", "py_help", "run_python", "run_python_script"]
@@ -39,6 +38,8 @@ async def run_python(context: ToolContext, code: str) -> ToolOutput:
     Args:
         code: The code.
     """
+    from .namespace import Namespace  # by those who run code: much hangs on it
+
     return await context.own(Namespace).run(code, context.seconds * 0.9)
 
 

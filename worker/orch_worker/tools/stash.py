@@ -1,4 +1,4 @@
-"""Results too long to be shown: kept whole on disk, each under a handle that survives the process."""
+"""What is kept under handles: files of one agent, named by handle and content, that survive its process."""
 
 from __future__ import annotations
 
@@ -9,24 +9,62 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from msgspec import Struct
+
 from orch_protocol.taint import Bit, Mark, mark
 
 from .base import ToolContext, ToolError
 from .regular import open_regular
 
-__all__ = ["FOLDER", "HANDLE", "LEAST_SHOWN", "Stash", "keep_only", "level"]
+__all__ = ["FOLDER", "HANDLE", "LEAST_SHOWN", "TEXT", "File", "Note", "Stash", "keep_only", "level", "named"]
 
 FOLDER: Final = "stash"
 HANDLE: Final = re.compile(rb"h_\d{3,}")
 """A handle, as a session file names it."""
 
-NAME: Final = re.compile(r"(h_\d{3,})-([0-9a-f]{32}(?:-[us]+)?)\.txt")
+NAME: Final = re.compile(r"(h_\d{3,})-([0-9a-f]{32})(?:-([us]+))?\.([a-z]+)")
+NOTE: Final = re.compile(r"(h_\d{3,})\.note")
+SPELLING: Final = re.compile(r"\.?h_(\d{1,9})|(\d{1,9})")
 LETTERS: Final[dict[Bit, str]] = {"untrusted": "u", "sensitive": "s"}
 LEAST_SHOWN: Final = 300
+TEXT: Final = "txt"
+
+
+class Note(Struct, frozen=True, omit_defaults=True):
+    """What is known of a value under a handle besides what is in its file.
+
+    `kind` is that of `movable`, "" for one that could not be made data, which `why` says: it lives as long as its
+    process. `gone` is why there is nothing any more. A `local` one is for models of this machine alone.
+    """
+
+    type: str
+    extent: str = ""
+    size: int = 0
+    lines: tuple[str, ...] = ()
+    kind: str = ""
+    why: str = ""
+    pinned: bool = False
+    gone: str = ""
+    local: bool = False
+
+
+class File(Struct, frozen=True):
+    """The file that holds what is under a handle."""
+
+    path: Path
+    digest: str
+    letters: str
+    ending: str
+
+    @property
+    def bits(self) -> tuple[Bit, ...]:
+        """What its content brings into a conversation."""
+        return tuple(bit for bit, letter in LETTERS.items() if letter in self.letters)
 
 
 class Stash:
-    """The stashed results of one agent: files named by handle and content, so that nothing is kept twice."""
+    """The files of one agent: one a handle, so named that nothing is kept twice, and a note where there is one."""
 
     def __init__(self, context: ToolContext) -> None:
         if context.folder is None:
@@ -35,62 +73,120 @@ class Stash:
 
     def keep(self, text: str, bits: Collection[Bit] = ()) -> str:
         """Keep `text`, which brought `bits`, and return its handle, such as `.h_001`. Raises OSError."""
-        data = text.encode()
-        digest = hashlib.sha256(data).hexdigest()[:32]
-        if letters := "".join(letter for bit, letter in LETTERS.items() if bit in bits):
-            digest = f"{digest}-{letters}"
-        files = self._files()
-        for handle, file in files.items():
-            if file.name.endswith(f"-{digest}.txt"):
+        return self.put(text.encode(), TEXT, bits)
+
+    def put(self, data: bytes, ending: str, bits: Collection[Bit] = (), note: Note | None = None) -> str:
+        """Keep `data` in a file that ends so, with `note`, and return its handle: the old one of the same data.
+
+        Raises OSError.
+        """
+        letters = "".join(letter for bit, letter in LETTERS.items() if bit in bits)
+        tail = f"{hashlib.sha256(data).hexdigest()[:32]}{f'-{letters}' if letters else ''}.{ending}"
+        for handle, file in self.files().items():
+            if file.path.name.endswith(f"-{tail}"):
                 return f".{handle}"
-        number = 1 + max((int(handle[2:]) for handle in files), default=0)
-        handle = f"h_{number:03}"
+        handle = self.next()
+        self._write(self._folder / f"{handle}-{tail}", data)
+        if note is not None:
+            self.note(handle, note)
+        return f".{handle}"
+
+    def next(self) -> str:
+        """Return a handle that stands for nothing yet."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        beside = self._folder / f"{digest}.tmp"
+        return f"h_{1 + max((int(handle[2:]) for handle in self.handles()), default=0):03}"
+
+    def note(self, handle: str, note: Note) -> None:
+        """Let `note` be what is known of `handle`. Raises OSError."""
+        self._write(self._folder / f"{handle}.note", msgspec.json.encode(note))
+
+    def noted(self, handle: str) -> Note | None:
+        """Return what is known of `handle`, None when that is only its file."""
+        try:
+            with open_regular(self._folder / f"{named(handle)}.note") as opened:
+                return msgspec.json.decode(opened.read(), type=Note)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def drop(self, handle: str) -> None:
+        """Let the file under `handle` be gone; its note stays. Raises OSError."""
+        if (file := self.files().get(named(handle))) is not None:
+            file.path.unlink(missing_ok=True)
+
+    def marks(self, handle: str) -> tuple[Mark, ...]:
+        """Return what is under `handle` brings into a conversation, again."""
+        file = self.files().get(named(handle))
+        return tuple(mark(bit, f"what is kept as {handle}") for bit in file.bits) if file is not None else ()
+
+    def text(self, handle: str) -> str:
+        """Return the text that is kept under `handle`. Raises ToolError when there is no such thing, OSError."""
+        return self.read(handle).decode()
+
+    def read(self, handle: str) -> bytes:
+        """Return what is in the file under `handle`. Raises ToolError when there is none, OSError."""
+        file = self.files().get(named(handle))
+        if file is None:
+            raise ToolError(self.missing(handle))
+        with open_regular(file.path) as opened:
+            return opened.read()
+
+    def missing(self, handle: str) -> str:
+        """Return what is to be said of a handle under which nothing is."""
+        if (note := self.noted(handle)) is not None and note.gone:
+            return f".{named(handle)} is gone: {note.gone}."
+        known = ", ".join(f".{name}" for name in self.handles()[-5:])
+        return f"There is no {handle!r}. {f'The last handles: {known}' if known else 'Nothing is kept'}."
+
+    def files(self) -> dict[str, File]:
+        """Return the file of each handle that has one, in order."""
+        return _files(self._folder)
+
+    def handles(self) -> list[str]:
+        """Return all handles that were ever given out, in order: `h_001` and so on."""
+        return sorted({*_files(self._folder), *_notes(self._folder)}, key=lambda handle: int(handle[2:]))
+
+    def _write(self, path: Path, data: bytes) -> None:
+        beside = path.with_name(f"{path.name}.tmp")
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as opened:
                 opened.write(data)
-            beside.rename(self._folder / f"{handle}-{digest}.txt")
+            beside.rename(path)
         except OSError:
             beside.unlink(missing_ok=True)
             raise
-        return f".{handle}"
-
-    def marks(self, handle: str) -> tuple[Mark, ...]:
-        """Return what the text under `handle` brings into a conversation, again."""
-        file = self._files().get(handle.strip().lstrip("."))
-        found = NAME.fullmatch(file.name) if file is not None else None
-        letters = found[2][32:] if found is not None else ""
-        return tuple(mark(bit, f"what is kept as {handle}") for bit, letter in LETTERS.items() if letter in letters)
-
-    def text(self, handle: str) -> str:
-        """Return what is kept under `handle`. Raises ToolError when there is no such thing, OSError."""
-        files = self._files()
-        file = files.get(handle.strip().lstrip("."))
-        if file is None:
-            known = ", ".join(f".{name}" for name in list(files)[-5:])
-            raise ToolError(f"There is no {handle!r}. {f'The last handles: {known}' if known else 'Nothing is kept'}.")
-        with open_regular(file) as opened:
-            return opened.read().decode()
-
-    def _files(self) -> dict[str, Path]:
-        return _files(self._folder)
 
 
-def keep_only(session: Path, named: Collection[str]) -> None:
-    """Remove what is stashed in the session folder under other handles than those `named`. Raises OSError."""
-    for handle, file in _files(session / FOLDER).items():
-        if handle not in named:
-            file.unlink()
+def named(handle: str) -> str:
+    """Return the handle that `handle` spells, as `h_001`; what is none comes back as it is."""
+    match = SPELLING.fullmatch(handle.strip())
+    return f"h_{int(match[1] or match[2]):03}" if match else handle
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def keep_only(session: Path, names: Collection[str]) -> None:
+    """Remove what is stashed in the session folder under other handles than those named. Raises OSError."""
+    folder = session / FOLDER
+    for handle, file in _files(folder).items():
+        if handle not in names:
+            file.path.unlink()
+    for handle, path in _notes(folder).items():
+        if handle not in names:
+            path.unlink()
+
+
+def _listed(folder: Path) -> list[str]:
     try:
-        names = sorted(os.listdir(folder))
+        return sorted(os.listdir(folder))
     except FileNotFoundError:
-        return {}
-    matches = filter(None, map(NAME.fullmatch, names))
-    return {match[1]: folder / match[0] for match in matches}
+        return []
+
+
+def _files(folder: Path) -> dict[str, File]:
+    matches = filter(None, map(NAME.fullmatch, _listed(folder)))
+    return {match[1]: File(folder / match[0], match[2], match[3] or "", match[4]) for match in matches}
+
+
+def _notes(folder: Path) -> dict[str, Path]:
+    return {match[1]: folder / match[0] for match in filter(None, map(NOTE.fullmatch, _listed(folder)))}
 
 
 def level(lengths: Iterable[int], total: int, most: int) -> int:

@@ -105,6 +105,7 @@ class Toolbox:
     def __init__(self, tools: Iterable[Tool], context: ToolContext, guard: Guard | None = None) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._context = context
+        context.belongings.get("granted", lambda: frozenset(self._tools))
         self._guard = guard
         if guard is not None:
             guard.said = {tool.name: tool.bits for tool in self._tools.values()}

@@ -1,0 +1,220 @@
+"""Values that can go from one process to another: as data, in forms that run no code when they are read.
+
+Plain data as JSON, or as msgpack where JSON has no form for it; text and bytes as they are; arrays of numpy as .npy
+without pickled objects; data frames of polars as Arrow, of pandas column by column. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from . import columnar
+from .library import is_array, is_frame, is_series, library_of, type_name
+
+__all__ = ["EXTENSIONS", "Kind", "NotMovable", "Packed", "packed", "unpacked"]
+
+Kind = str
+TUPLE: Final = 1
+SET: Final = 2
+FROZENSET: Final = 3
+MARKED: Final[dict[type, int]] = {tuple: TUPLE, set: SET, frozenset: FROZENSET}
+INTEGER: Final = 4
+COMPLEX: Final = 5
+WRITTEN: Final[dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]]] = {
+    datetime: (6, datetime.isoformat, datetime.fromisoformat),
+    date: (7, date.isoformat, date.fromisoformat),
+    time: (8, time.isoformat, time.fromisoformat),
+    Decimal: (9, str, Decimal),
+}
+"""What is written as text: its mark, and how it is written and read."""
+DEEPEST: Final = 100
+WIDE: Final = 1 << 63
+SCALARS: Final = frozenset({bool, int, float, str, type(None)})
+EXTENSIONS: Final[dict[Kind, str]] = {
+    "text": "txt",
+    "json": "json",
+    "data": "msgpack",
+    "bytes": "bin",
+    "array": "npy",
+    "arrow": "arrow",
+    "columns": "columns",
+}
+"""How the names of files end that hold a value of each kind."""
+
+
+class NotMovable(Exception):
+    """A value cannot leave its process as data; says which part of it, and what to do."""
+
+
+class Packed(Struct, frozen=True):
+    """A value as data: what `kind` of data, as `unpacked` reads it."""
+
+    kind: Kind
+    data: bytes
+
+
+def packed(value: Any) -> Packed:
+    """Return `value` as data that is equal to it when it is read again. Raises NotMovable."""
+    try:
+        if type(value) is str:
+            return Packed("text", value.encode())
+        if type(value) in (bytes, bytearray):
+            return Packed("bytes", bytes(value))
+        if is_array(value):
+            return Packed("array", columnar.array_bytes(value))
+        if (is_frame(value) or is_series(value)) and library_of(value) == "polars":
+            return Packed("arrow", columnar.arrow_bytes(value))
+        if is_frame(value) or is_series(value):
+            return Packed("columns", columnar.columns_bytes(value, _plain))
+        if library_of(value) == "numpy" and isinstance(value, sys.modules["numpy"].generic):
+            value = value.item()
+        walk = _Walk()
+        plain = walk.plain(value, "", DEEPEST)
+        if walk.json:
+            return Packed("json", msgspec.json.encode(plain))
+        return Packed("data", msgspec.msgpack.encode(plain))
+    except columnar.Unfit as error:
+        raise NotMovable(str(error)) from error
+    except RecursionError:
+        raise NotMovable(f"it is nested more than {DEEPEST} deep, or holds itself: make it flatter") from None
+    except UnicodeEncodeError:
+        raise NotMovable("it holds text with half characters (surrogates): encode it to bytes first") from None
+
+
+def unpacked(kind: Kind, data: bytes) -> Any:
+    """Return the value that `data` of `kind` holds. Raises NotMovable when it is none, or needs what is not there."""
+    read = READERS.get(kind)
+    if read is None:
+        raise NotMovable(f"it is of a kind that is not known here: {kind!r}")
+    try:
+        return read(data)
+    except ImportError as error:
+        raise NotMovable(f"reading it needs {error.name}, which is not installed here") from error
+    except Exception as error:  # whatever a reader says of bytes that it does not understand
+        raise NotMovable(f"what is kept of it cannot be read: {type(error).__name__}: {error}") from error
+
+
+class _Walk:
+    """One look through a value: what there is of it that msgpack has a form for, and whether JSON has one for all."""
+
+    def __init__(self) -> None:
+        self.json = True
+
+    def plain(self, value: Any, where: str, depth: int) -> Any:
+        kind = type(value)
+        if kind in SCALARS:
+            return self._scalar(value)
+        if depth == 0:
+            raise RecursionError
+        if kind is list:
+            return self._items(value, where, depth)
+        if kind is dict:
+            return self._mapping(value, where, depth)
+        self.json = False
+        if kind in (bytes, bytearray):
+            return bytes(value)
+        if kind is complex:
+            return _ext(COMPLEX, [value.real, value.imag])
+        if kind in WRITTEN:
+            mark, write, _ = WRITTEN[kind]
+            return msgspec.msgpack.Ext(mark, write(value).encode())
+        code = MARKED.get(kind)
+        if code is None:
+            raise NotMovable(_unfit(value, where))
+        return _ext(code, self._items(list(value), where, depth))
+
+    def _items(self, values: list[Any], where: str, depth: int) -> list[Any]:
+        kinds = set(map(type, values))
+        if kinds <= SCALARS and int not in kinds and float not in kinds:
+            return values
+        if kinds == {int} and values and min(values) >= -WIDE and max(values) < WIDE:
+            return values
+        if kinds == {float} and self.json and all(map(math.isfinite, values)):
+            return values
+        return [self.plain(each, f"{where}[{number}]", depth - 1) for number, each in enumerate(values)]
+
+    def _mapping(self, value: dict[Any, Any], where: str, depth: int) -> dict[Any, Any]:
+        found = {}
+        for key, each in value.items():
+            if type(key) is not str:
+                self.json = False
+                if type(key) not in (*SCALARS, bytes) or (type(key) is float and not math.isfinite(key)):
+                    raise NotMovable(_unfit(key, f"{where}, a key"))
+                if type(key) is int and not -WIDE <= key < WIDE:
+                    raise NotMovable(f"its {where or 'own'} has a key beyond 64 bits: make it text")
+            found[key] = self.plain(each, f"{where}[{key!r}]", depth - 1)
+        return found
+
+    def _scalar(self, value: Any) -> Any:
+        if type(value) is float and not math.isfinite(value):
+            self.json = False
+        elif type(value) is int and not -WIDE <= value < WIDE:
+            self.json = False
+            return msgspec.msgpack.Ext(INTEGER, hex(value).encode())
+        return value
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return what msgpack has a form for of `value`, which stands at `where`."""
+    return _Walk().plain(value, where, DEEPEST)
+
+
+def _ext(code: int, inside: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(inside))
+
+
+def _unfit(value: Any, where: str) -> str:
+    kind = type_name(value)
+    at = f"its {where.removeprefix(', ')} is of type {kind}, which" if where else f"a value of type {kind}"
+    if hasattr(type(value), "__dataclass_fields__"):
+        todo = "make a dict of it, as dataclasses.asdict does"
+    elif hasattr(type(value), "__struct_fields__"):
+        todo = "make a dict of it, as msgspec.to_builtins does"
+    elif isinstance(value, (dict, list, tuple, set, str, int, float)):
+        base = next(each.__name__ for each in (dict, list, tuple, set, str, int, float) if isinstance(value, each))
+        todo = f"make a plain {base} of it"
+    elif isinstance(value, Mapping):
+        todo = "make a plain dict of it"
+    elif callable(value):
+        todo = "return what it computes instead"
+    else:
+        todo = "make text, numbers, lists or dicts of what matters in it, or write it to a file"
+    return f"{at} is not plain data, text, bytes, an array or a data frame: {todo}"
+
+
+def _read_ext(code: int, data: memoryview) -> Any:
+    if code == INTEGER:
+        return int(bytes(data), 16)
+    for mark, _, read in WRITTEN.values():
+        if code == mark:
+            return read(bytes(data).decode())
+    inside = _read_data(data)
+    makers: dict[int, Callable[[Any], Any]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
+    if code == COMPLEX:
+        return complex(*inside)
+    if code not in makers:
+        raise ValueError(f"no value is marked with {code}")
+    return makers[code](inside)
+
+
+def _read_data(data: bytes | memoryview) -> Any:
+    return msgspec.msgpack.decode(data, ext_hook=_read_ext, strict=False)
+
+
+READERS: Final[dict[Kind, Callable[[bytes], Any]]] = {
+    "text": bytes.decode,
+    "json": msgspec.json.decode,
+    "data": _read_data,
+    "bytes": bytes,
+    "array": columnar.read_array,
+    "arrow": columnar.read_arrow,
+    "columns": lambda data: columnar.read_columns(data, _read_data),
+}

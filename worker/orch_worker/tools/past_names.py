@@ -1,0 +1,54 @@
+"""Which names the process before this one had bound: so that an agent hears that they are gone, and which they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from orch_protocol.errors import OrchError
+
+from .. import kept
+
+__all__ = ["PastNames", "forget"]
+
+NAME: Final = "names.json"
+MOST: Final = 30
+
+
+class PastNames:
+    """The names of an agent whose session is in `folder`, None where nothing is to be remembered."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = folder / NAME if folder is not None else None
+        self._now: list[str] | None = None
+
+    def lost(self, handles: Sequence[str]) -> str:
+        """Return what is to be said in a process that has just begun, "" in the first one of an agent."""
+        if self._file is None or not self._file.exists():
+            return ""
+        try:
+            names = kept.read(self._file, list[str], [], "")
+        except OrchError:
+            names = []
+        more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+        which = f" ({', '.join(names[:MOST])}{more})" if names else ""
+        there = f" Handles are kept: {', '.join(handles[-MOST:])}." if handles else ""
+        return f"[This is a new Python process: what earlier calls had bound is gone{which}.{there}]"
+
+    def now(self, bound: Iterable[str]) -> None:
+        """Remember what is bound now. What cannot be written is not told of one day."""
+        names = sorted(bound)
+        if self._file is None or names == self._now:
+            return
+        try:
+            kept.write(self._file, names)
+        except OrchError as error:
+            print(error, flush=True)
+        self._now = names
+
+
+def forget(folder: Path) -> None:
+    """Let it not be known any more what the names were, but that there were some. Raises StoreError."""
+    if (file := folder / NAME).exists():
+        kept.write(file, [])

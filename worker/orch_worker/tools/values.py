@@ -1,0 +1,308 @@
+"""Values under handles: what is too large to be shown, or came from another agent, kept as it is and read in parts.
+
+What can be made data is in a file, and is what it was when it was kept. The rest is the very object in this process:
+it changes when code changes it, and goes with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orch_protocol.taint import Bit, Mark
+
+from .base import ToolContext, ToolError
+from .glimpse import bytes_text, glimpse
+from .movable import EXTENSIONS, NotMovable, packed, unpacked
+from .stash import TEXT, File, Note, Stash, named
+
+__all__ = ["Handles", "Kept", "NoHandle", "Values"]
+
+MOST_STORED: Final = 64 << 20
+MOST_ON_DISK: Final = 512 << 20
+MOST_IN_MEMORY: Final = 256 << 20
+KINDS: Final = {ending: kind for kind, ending in EXTENSIONS.items()}
+
+
+class Kept(Struct, frozen=True):
+    """What is under a handle, such as `.h_001`. `stored` says whether it outlives the process, `note` what it is."""
+
+    handle: str
+    stored: bool
+    note: Note
+
+    @property
+    def head(self) -> str:
+        """What it is, in one line."""
+        note = self.note
+        return ", ".join(filter(None, (note.type, note.extent, bytes_text(note.size))))
+
+    def text(self, reader: bool = True) -> str:
+        """Return the marker that stands for the value: handle, type, extent, size, beginning, and how to read it."""
+        how = f'in run_python it is handles["{self.handle[1:]}"]'
+        if reader:
+            how = f"read_handle shows any part (op: head, tail, slice, schema, search); {how}"
+        fleeting = "" if self.stored else f"; not stored, so gone when this process ends: {self.note.why}"
+        return "\n".join([f"[{self.handle}: {self.head}", *self.note.lines, f"{how}{fleeting}]"])
+
+
+class Values:
+    """The values of one agent. Any thread may ask.
+
+    What would take more room than there is lets the oldest go that is not pinned: `on_disk` and `in_memory` are how
+    many bytes there may be.
+    """
+
+    def __init__(self, context: ToolContext, on_disk: int = MOST_ON_DISK, in_memory: int = MOST_IN_MEMORY) -> None:
+        self._stash = context.own(Stash) if context.folder is not None else None
+        self._on_disk, self._in_memory = on_disk, in_memory
+        self._alive: dict[str, Any] = {}
+        self._notes: dict[str, Note] = {}
+        self._lock = threading.RLock()
+        self._told: list[str] = []
+        self._read: tuple[str, Any] | None = None
+        self.on_kept: list[Callable[[Kept], None]] = []
+        """Called with each value that is kept, on the thread that keeps it."""
+
+    def keep(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> Kept:
+        """Keep `value` and return what it is kept as. Raises OSError when a file cannot be written."""
+        look = glimpse(value)
+        note = Note(look.type, look.extent, look.size, look.lines, local=local)
+        if look.size > MOST_STORED:
+            why = f"values of more than {bytes_text(MOST_STORED)} are not stored"
+        elif self._stash is None:
+            why = "this agent has no session folder"
+        else:
+            try:
+                data = packed(value)
+            except NotMovable as error:
+                why = str(error)
+            else:
+                if len(data.data) <= MOST_STORED:
+                    return self.adopt(data.kind, data.data, note, bits=bits)
+                why = f"values of more than {bytes_text(MOST_STORED)} are not stored"
+        return self._hold(value, replace(note, why=why))
+
+    def adopt(self, kind: str, data: bytes, note: Note, *, bits: Collection[Bit] = ()) -> Kept:
+        """Keep a value that is data already. Raises ToolError without a session folder, OSError."""
+        if self._stash is None:
+            raise ToolError("nothing is stashed here: this agent has no session folder")
+        with self._lock:
+            note = replace(note, kind=kind)
+            handle = self._stash.put(data, EXTENSIONS[kind], bits, note)
+            kept = Kept(handle, stored=True, note=self._stash.noted(handle) or note)
+            self._make_room_on_disk(named(handle))
+        return self._announced(kept)
+
+    def get(self, handle: str) -> Kept:
+        """Return what is under `handle`. Raises ToolError when nothing is, or nothing any more."""
+        with self._lock:
+            name = named(handle)
+            if (note := self._notes.get(name)) is not None and name in self._alive:
+                return Kept(f".{name}", stored=False, note=note)
+            file = self._file(handle)
+            assert self._stash is not None
+            note = self._stash.noted(name) or self._described(name, file.ending)
+            return Kept(f".{name}", stored=True, note=note)
+
+    def load(self, handle: str, *, again: bool = False) -> Any:
+        """Return the value under `handle`; with `again` maybe the same object as the last time, not to be changed.
+
+        Raises ToolError, OSError.
+        """
+        with self._lock:
+            name = named(handle)
+            if name in self._alive:
+                return self._alive[name]
+            file = self._file(handle)
+            if again and self._read is not None and self._read[0] == name:
+                return self._read[1]
+            value = self._unpacked(name, file.ending)
+            if again:
+                self._read = (name, value)
+            return value
+
+    def marks(self, handle: str) -> tuple[Mark, ...]:
+        """Return what reading `handle` brings into a conversation."""
+        return self._stash.marks(handle) if self._stash is not None else ()
+
+    def pin(self, handle: str, pinned: bool = True) -> Kept:
+        """Let a value never go to make room, or let it go again. Raises ToolError, OSError."""
+        with self._lock:
+            kept = self.get(handle)
+            name, note = named(handle), replace(kept.note, pinned=pinned)
+            if name in self._notes:
+                self._notes[name] = note
+            if self._stash is not None:
+                self._stash.note(name, note)
+            return replace(kept, note=note)
+
+    def drop(self, handle: str, why: str = "it was dropped") -> None:
+        """Let a value be gone. Raises ToolError, OSError."""
+        with self._lock:
+            kept = self.get(handle)
+            self._let_go(named(handle), kept.note, why)
+
+    def told(self) -> list[str]:
+        """Return, once, what there is to be said of values that had to go."""
+        with self._lock:
+            told, self._told = self._told, []
+            return told
+
+    def rows(self) -> list[Kept]:
+        """Return everything that can be read, in the order in which it was kept."""
+        found = []
+        for handle in self:
+            try:
+                found.append(self.get(handle))
+            except (ToolError, OSError):
+                continue  # it is gone
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        with self._lock:
+            names = set(self._alive)
+            if self._stash is not None:
+                names |= set(self._stash.files())
+        return iter([f".{name}" for name in sorted(names, key=lambda name: int(name[2:]))])
+
+    def _hold(self, value: Any, note: Note) -> Kept:
+        with self._lock:
+            for name, held in self._alive.items():
+                if held is value:
+                    return Kept(f".{name}", stored=False, note=self._notes[name])
+            if self._stash is not None:
+                name = self._stash.next()
+                self._stash.note(name, note)
+            else:
+                name = f"h_{1 + max((int(name[2:]) for name in self._notes), default=0):03}"
+            self._alive[name], self._notes[name] = value, note
+            self._make_room_in_memory(name)
+        return self._announced(Kept(f".{name}", stored=False, note=note))
+
+    def _announced(self, kept: Kept) -> Kept:
+        for tell in self.on_kept:
+            tell(kept)
+        return kept
+
+    def _make_room_on_disk(self, but: str) -> None:
+        assert self._stash is not None
+        files = {name: file for name, file in self._stash.files().items() if file.ending != TEXT}
+        sizes = {name: file.path.stat().st_size for name, file in files.items()}
+        over = sum(sizes.values()) - self._on_disk
+        for name in sorted(sizes, key=lambda name: int(name[2:])):
+            if over <= 0:
+                return
+            note = self._stash.noted(name) or self._described(name, files[name].ending)
+            if name != but and not note.pinned:
+                over -= sizes[name]
+                self._let_go(name, note, f"stored values may take {bytes_text(self._on_disk)}, and it was the oldest")
+
+    def _make_room_in_memory(self, but: str) -> None:
+        over = sum(self._notes[name].size for name in self._alive) - self._in_memory
+        for name in list(self._alive):
+            if over <= 0:
+                return
+            note = self._notes[name]
+            if name != but and not note.pinned:
+                over -= note.size
+                most = bytes_text(self._in_memory)
+                self._let_go(name, note, f"values in memory may take {most} under handles, and it was the oldest")
+
+    def _let_go(self, name: str, note: Note, why: str) -> None:
+        self._alive.pop(name, None)
+        self._notes.pop(name, None)
+        if self._read is not None and self._read[0] == name:
+            self._read = None
+        if self._stash is not None:
+            self._stash.note(name, replace(note, lines=(), gone=why))
+            self._stash.drop(name)
+        self._told.append(f"[.{name} ({note.type}) is gone: {why}.]")
+
+    def _file(self, handle: str) -> File:
+        """Return the file under `handle`. Raises ToolError when there is none, which says why."""
+        name = named(handle)
+        if self._stash is None:
+            raise ToolError(f"There is no {handle!r}. Kept are: {', '.join(self) or 'none'}.")
+        if (file := self._stash.files().get(name)) is not None:
+            return file
+        note = self._stash.noted(name)
+        if note is not None and not note.gone:
+            raise ToolError(f".{name} is gone with the process that held it. It could not be stored: {note.why}.")
+        raise ToolError(self._stash.missing(handle))
+
+    def _unpacked(self, name: str, ending: str) -> Any:
+        assert self._stash is not None
+        try:
+            return unpacked(KINDS.get(ending, ending), self._stash.read(name))
+        except NotMovable as error:
+            raise ToolError(f".{name} cannot be read: {error}.") from error
+
+    def _described(self, name: str, ending: str) -> Note:
+        """Return what is known of a file without a note."""
+        look = glimpse(self._unpacked(name, ending))
+        return Note(look.type, look.extent, look.size, look.lines, kind=KINDS.get(ending, ending))
+
+
+class NoHandle(KeyError):
+    """There is nothing under that handle, or nothing any more; says which and why."""
+
+    __str__ = Exception.__str__
+
+
+class Handles:
+    """What code sees of the values: `handles["h_001"]`, or `handles[1]`, is a copy of what was kept.
+
+    What could not be stored is the object itself. `seen` is called with each handle that is read.
+    """
+
+    def __init__(self, values: Values, seen: Callable[[str], None]) -> None:
+        self._values = values
+        self._seen = seen
+
+    def __getitem__(self, handle: str | int) -> Any:
+        try:
+            value = self._values.load(str(handle))
+        except ToolError as error:
+            raise NoHandle(str(error)) from None
+        self._seen(str(handle))
+        return value
+
+    def __contains__(self, handle: object) -> bool:
+        return f".{named(str(handle))}" in list(self._values)
+
+    def __iter__(self) -> Iterator[str]:
+        return (handle[1:] for handle in self._values)
+
+    def __len__(self) -> int:
+        return len(list(self._values))
+
+    def __repr__(self) -> str:
+        lines = [f"{kept.handle[1:]}: {kept.head}{', pinned' * kept.note.pinned}" for kept in self._values.rows()]
+        return "\n".join(lines) or "<no handles>"
+
+    def keep(self, value: Any) -> str:
+        """Keep `value`, however small, and return its handle."""
+        return self._values.keep(value).handle[1:]
+
+    def pin(self, handle: str | int) -> None:
+        """Let a value never go to make room."""
+        self._change(self._values.pin, handle)
+
+    def unpin(self, handle: str | int) -> None:
+        """Let it go again when there is no room."""
+        self._change(lambda name: self._values.pin(name, pinned=False), handle)
+
+    def drop(self, handle: str | int) -> None:
+        """Let a value be gone."""
+        self._change(self._values.drop, handle)
+
+    def _change(self, how: Callable[[str], object], handle: str | int) -> None:
+        try:
+            how(str(handle))
+        except ToolError as error:
+            raise NoHandle(str(error)) from None
