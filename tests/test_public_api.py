@@ -42,6 +42,7 @@ PUBLIC = {
     "PromptTemplate",
     "Question",
     "Reply",
+    "Returned",
     "SandboxConfig",
     "ScriptedBackend",
     "Session",

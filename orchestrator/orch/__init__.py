@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         LockedError,
         MessageTooLargeError,
         NoResultError,
+        NoValueError,
         OrchError,
         ProtocolError,
         QueryCycleError,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from .archival.archiver import Archiver
     from .conversing import AsyncSession
     from .handles import AsyncSubagent
+    from .returned import Returned
     from .skills.skill import Skill
     from .sync import Orchestrator
     from .sync_handles import Session, Subagent
@@ -132,6 +134,7 @@ __all__ = [
     "Message",
     "MessageTooLargeError",
     "NoResultError",
+    "NoValueError",
     "OrchError",
     "Orchestrator",
     "PolicyCall",
@@ -145,6 +148,7 @@ __all__ = [
     "Question",
     "RateLimitError",
     "Reply",
+    "Returned",
     "SandboxConfig",
     "SandboxError",
     "ScriptedBackend",
@@ -201,6 +205,7 @@ _HOMES = {
     "PromptTemplate": "orch.templates",
     "Question": "orch_protocol.approval",
     "Reply": "orch_protocol.messages",
+    "Returned": "orch.returned",
     "SandboxConfig": "orch_protocol.sandbox",
     "ScriptedBackend": "orch_worker.backends.scripted",
     "Session": "orch.sync_handles",

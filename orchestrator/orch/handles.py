@@ -49,6 +49,7 @@ from orch_protocol.sessions import (
 )
 from orch_protocol.slash import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.spec import QueueMode
+from orch_protocol.values import Taken, TakeValue
 
 from . import typed
 from .allowances import change_of
@@ -58,6 +59,7 @@ from .services.asking import answer, ask
 if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
     from .nodes import Node
+    from .returned import Returned
 
 __all__ = ["AsyncSubagent", "OnEvent"]
 
@@ -99,6 +101,10 @@ class AsyncSubagent:
     ) -> T: ...
     @overload
     async def query(
+        self, prompt: str, *, timeout: float | None = None, return_name: str, on_event: OnEvent | None = None
+    ) -> Returned: ...
+    @overload
+    async def query(
         self, prompt: str, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
     ) -> Reply: ...
     async def query(
@@ -107,14 +113,23 @@ class AsyncSubagent:
         *,
         timeout: float | None = None,
         returns: type[T] | None = None,
+        return_name: str | None = None,
         on_event: OnEvent | None = None,
-    ) -> Reply | T:
+    ) -> Reply | Returned | T:
         """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on.
 
         With `returns` (a msgspec Struct, or any type that JSON can be) the result is a value of it: the model is told
-        its schema, and once what was wrong with its answer; then BadReplyError. `on_event` is called with each
-        TurnEvent, on the event loop, and must not raise.
+        its schema, and once what was wrong with its answer; then BadReplyError. With `return_name` the result has, in
+        its `value`, what the agent's `run_python` has bound to that name by then, or holds under that handle; or
+        NoValueError, and the reply can be collected `again`. `on_event` is called with each TurnEvent, on the event
+        loop, and must not raise.
         """
+        if return_name is not None:
+            if returns is not None:
+                raise ConfigError(
+                    "a query returns what the model writes (returns=) or a value (return_name=), not both"
+                )
+            return await self._returned(await self._query(prompt, timeout, on_event), return_name)
         if returns is None:
             return await self._query(prompt, timeout, on_event)
         reply = await self._query(typed.ask_for(prompt, returns), timeout, on_event)
@@ -128,6 +143,22 @@ class AsyncSubagent:
         asked = QueryAgent(self.id, prompt, seconds, stream=on_event is not None)
         reply: Reply = await call(self._orchestrator.supervisor, None, "query", asked, on_event)
         return reply
+
+    async def _returned(self, reply: Reply, name: str) -> Returned:
+        from .returned import loaded  # by those who ask for a value
+
+        taken: Taken = await self._call("value", TakeValue(self.id, name))
+        return await asyncio.to_thread(loaded, taken, reply)
+
+    async def value(self, name: str) -> Any:
+        """Return what the agent's `run_python` has bound to `name`, or holds under that handle, as it is now.
+
+        Plain data, text, bytes, arrays and data frames leave its process, never as pickles. Raises NoValueError.
+        """
+        from .returned import value_of
+
+        taken: Taken = await self._call("value", TakeValue(self.id, name))
+        return await asyncio.to_thread(value_of, taken)
 
     def submit(self, prompt: str) -> asyncio.Future[Reply]:
         """Ask now and return a future of the reply. The answer can be collected as well, once."""

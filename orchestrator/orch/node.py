@@ -61,6 +61,10 @@ class Node:
     context_limit: int = 0
     error: str | None = None
     children: list[str] = field(default_factory=list)
+    exit_code: int | None = None
+    """How its last process ended, as far as that is known."""
+    end: str = ""
+    """What was said of that."""
     came_up: bool = False
     """Whether any process of it was ever ready."""
     crashes: list[float] = field(default_factory=list)

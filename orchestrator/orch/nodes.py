@@ -351,6 +351,7 @@ class Nodes:
                 self.failed_starts.append(entry.at)
         node.status = entry.status  # type: ignore[assignment]
         node.pid, node.running, node.stopping, node.error = None, False, False, entry.error
+        node.exit_code, node.end = entry.code, entry.error or ""
 
     def _apply_killed(self, node: Node, entry: Killed) -> None:
         node.last_activity = entry.at

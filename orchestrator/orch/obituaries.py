@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+
 from orch_protocol.errors import AgentDiedError, LaunchError, OrchError, Outcome
 
 from .events import Gone
 from .nodes import Node
 
-__all__ = ["cause_of", "obituary"]
+__all__ = ["STUCK", "cause_of", "manner_of", "obituary"]
+
+STUCK = "its process was stuck and did not answer"
 
 
 def obituary(node: Node, gone: Gone, detail: str, *, failed: bool = False) -> OrchError:
@@ -23,6 +28,19 @@ def obituary(node: Node, gone: Gone, detail: str, *, failed: bool = False) -> Or
         f"up to there, and {revived}" + (f"\n{detail}" if detail else "")
     )
     return died.as_outcome(_outcome(gone, "lost"))
+
+
+def manner_of(node: Node) -> str:
+    """Return how the process of `node` ended that ended in a turn, since which it has finished none; "" for none."""
+    if not node.crashes:
+        return ""
+    if node.end.startswith(STUCK):
+        return "it let nothing else run, and was ended"
+    code = node.exit_code
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"{cause_of(code)}, {signal.Signals(-code).name}"
+    return cause_of(code)
 
 
 def _outcome(gone: Gone, else_: Outcome) -> Outcome:

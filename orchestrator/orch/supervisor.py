@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.commands import (
+    ANSWERS,
     Cancel,
     Finished,
     Init,
@@ -26,7 +27,6 @@ from orch_protocol.commands import (
     RootCall,
     RootReply,
     Steered,
-    Summed,
     TurnEvent,
     Unsaid,
 )
@@ -41,9 +41,6 @@ from orch_protocol.errors import (
 )
 from orch_protocol.ids import new_id
 from orch_protocol.observing import Called
-from orch_protocol.prompts import Prompted
-from orch_protocol.sessions import Condensed, Edited
-from orch_protocol.slash import Did
 from orch_protocol.text import scrub
 
 from .approvals import Approvals
@@ -78,6 +75,7 @@ from .journal import Entry, Journal
 from .lanes import Lanes
 from .launchers.base import Launcher
 from .nodes import Node, head_of
+from .obituaries import manner_of
 from .offers import Offers
 from .overtime import Overtime
 from .pings import Pings
@@ -263,6 +261,7 @@ class Supervisor:
                 budgeted=budgeted,
                 observed=self.watchers.observing,
                 ended=node.was_ended,
+                died=manner_of(node),
                 local=node.spec.local,
                 hooks=self.hooks.rows,
                 marks=node.spec.marks,
@@ -419,8 +418,6 @@ class Supervisor:
                 self.watchers.called(self.tree.nodes, agent_id, id, body)
             case Steered():
                 self.handle(Hear(agent_id, id))
-            case Summed() | Edited() | Prompted() | Condensed() | Did():
-                self.waiters.tell(f"{kind}:{agent_id}:{id}", body, body.error)
             case Unsaid():
                 self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
             case RootCall():
@@ -431,6 +428,8 @@ class Supervisor:
                     peer.send("root_reply", RootReply(error=error_info(full)), id)
             case ErrorInfo():
                 self._on_unreadable(peer, kind, id, body)
+            case _ if kind in ANSWERS:
+                self.waiters.tell(f"{kind}:{agent_id}:{id}", body, getattr(body, "error", None))
             case _ if kind == "hello":
                 try:
                     peer.send("init", Init(self.tree.nodes[agent_id].spec, self.lanes.names()), "init")

@@ -18,6 +18,7 @@ from orch_protocol.spec import QueueMode
 from .handles import AsyncSubagent, OnEvent
 
 if TYPE_CHECKING:
+    from .returned import Returned
     from .sync import Orchestrator
 
 __all__ = ["Session", "Subagent"]
@@ -57,6 +58,10 @@ class Subagent:
     ) -> T: ...
     @overload
     def query(
+        self, prompt: str, *, timeout: float | None = None, return_name: str, on_event: OnEvent | None = None
+    ) -> Returned: ...
+    @overload
+    def query(
         self, prompt: str, *, timeout: float | None = None, returns: None = None, on_event: OnEvent | None = None
     ) -> Reply: ...
     def query(
@@ -65,17 +70,27 @@ class Subagent:
         *,
         timeout: float | None = None,
         returns: type[T] | None = None,
+        return_name: str | None = None,
         on_event: OnEvent | None = None,
-    ) -> Reply | T:
+    ) -> Reply | Returned | T:
         """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on.
 
         With `returns` (a msgspec Struct, or any type that JSON can be) the result is a value of it: the model is told
-        its schema, and once what was wrong with its answer; then BadReplyError. `on_event` is called with each
-        TurnEvent, on the orchestrator's thread, and must not raise.
+        its schema, and once what was wrong with its answer; then BadReplyError. With `return_name` the result has, in
+        its `value`, what the agent's `run_python` has bound to that name by then, or holds under that handle; or
+        NoValueError, and the reply can be collected `again`. `on_event` is called with each TurnEvent, on the
+        orchestrator's thread, and must not raise.
         """
-        if returns is None:
-            return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout, on_event=on_event))
-        return self._orchestrator._wait(self._agent.query(prompt, timeout=timeout, returns=returns, on_event=on_event))
+        asked: Any = {"timeout": timeout, "returns": returns, "return_name": return_name, "on_event": on_event}
+        found: Reply | Returned | T = self._orchestrator._wait(self._agent.query(prompt, **asked))
+        return found
+
+    def value(self, name: str) -> Any:
+        """Return what the agent's `run_python` has bound to `name`, or holds under that handle, as it is now.
+
+        Plain data, text, bytes, arrays and data frames leave its process, never as pickles. Raises NoValueError.
+        """
+        return self._orchestrator._wait(self._agent.value(name))
 
     def submit(self, prompt: str) -> Future[Reply]:
         """Ask and return a future of the reply. The answer can be collected as well, once."""

@@ -20,6 +20,7 @@ from .launchers.base import Launcher, LaunchRequest, WorkerProcess
 from .launchers.descriptors import require_room
 from .launchers.logs import tail
 from .nodes import Node, Nodes
+from .obituaries import STUCK
 from .ooms import Ooms
 from .router import Peer, Switchboard
 
@@ -164,7 +165,7 @@ class Workers:
         incarnation, process = self.processes.get(id, (0, None))
         if process is not None and id not in self._stuck:
             self._stuck.add(id)
-            self.blame(id, "its process was stuck and did not answer")
+            self.blame(id, STUCK)
             process.terminate()
             asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.signal, id, incarnation, "kill")
 

@@ -1,9 +1,9 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer unsay hearing sum_up compact edit prompt do cancel narrow stop root_reply limit
-happened`.
-Worker to root: `hello ready pong finished progress event called steered unsaid summed compacted edited prompted did
-root_call cancel`.
+Root to worker: `init ping query steer unsay hearing sum_up compact edit export prompt do cancel narrow stop root_reply
+limit happened`.
+Worker to root: `hello ready pong finished progress event called steered unsaid summed compacted edited exported
+prompted did root_call cancel`.
 `ack` goes both ways and has no body.
 """
 
@@ -23,8 +23,10 @@ from .sessions import Compact, Condensed, Edit, Edited
 from .slash import Did, Do
 from .spec import AgentSpec, QueueMode
 from .taint import Mark
+from .values import Export, Exported
 
 __all__ = [
+    "ANSWERS",
     "BODIES",
     "Cancel",
     "Finished",
@@ -93,7 +95,8 @@ class Query(Struct, frozen=True, gc=False):
 
     With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` are the kinds of
     Amounts that have a limit.
-    `ended` says that the user ended the turn before it together with the agent's process.
+    `ended` says that the user ended the turn before it together with the agent's process, `died` how that process ended
+    when it did so by itself.
     What is said in a `local` one is for models of this machine alone, and so is the conversation from then on. With
     `observed` the worker tells of each call, as Called. `hooks` are those of the root's program.
     `marks` are those of the agents that it was asked by so far.
@@ -104,6 +107,7 @@ class Query(Struct, frozen=True, gc=False):
     stream: bool = False
     budgeted: tuple[str, ...] = ()
     ended: bool = False
+    died: str = ""
     local: bool = False
     observed: bool = False
     hooks: tuple[HookRow, ...] = ()
@@ -281,6 +285,8 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "compacted": Condensed,
     "edit": Edit,
     "edited": Edited,
+    "export": Export,
+    "exported": Exported,
     "prompt": Nothing,
     "prompted": Prompted,
     "do": Do,
@@ -293,3 +299,6 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "root_call": RootCall,
     "root_reply": RootReply,
 }
+
+ANSWERS: Final = frozenset({"summed", "compacted", "edited", "exported", "prompted", "did"})
+"""Frames of workers that each answer one of the root's, named by the same id; their bodies have an `error` or not."""

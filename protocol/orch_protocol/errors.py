@@ -18,6 +18,7 @@
     │   ├── AgentGoneError
     │   ├── ArchiveDeletedError
     │   ├── NoResultError
+    │   ├── NoValueError
     │   ├── QueryTimeoutError
     │   └── QueryCycleError
     ├── BackendError
@@ -68,6 +69,7 @@ __all__ = [
     "LockedError",
     "MessageTooLargeError",
     "NoResultError",
+    "NoValueError",
     "OrchError",
     "Outcome",
     "ProtocolError",
@@ -192,6 +194,12 @@ class ArchiveDeletedError(AgentError):
 
 class NoResultError(AgentError):
     """There is nothing to collect: nothing was asked, or it was collected already."""
+
+    exit_code = 3
+
+
+class NoValueError(AgentError):
+    """A value of an agent cannot be had: nothing goes by that name, or it is none that can leave its process."""
 
     exit_code = 3
 

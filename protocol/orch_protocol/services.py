@@ -45,6 +45,7 @@ from .slash import CommandCatalog, Execute, Executed, ShowCommands
 from .spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
 from .taint import Mark
 from .tasks import Task
+from .values import Taken, TakeValue
 from .watching import WatchAgent
 
 __all__ = [
@@ -357,6 +358,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "query": (QueryAgent, Reply),
     "submit": (QueryAgent, Submitted),
     "collect": (Collect, Reply),
+    "value": (TakeValue, Taken),
     "wait": (Wait, Waited),
     "kill": (Kill, Killed),
     "steer": (SteerAgent, AgentSteered),

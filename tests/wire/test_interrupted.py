@@ -110,5 +110,6 @@ async def test_a_death_is_not_told_of_as_the_users(halted: Halted) -> None:
         await turn
     whole, last = await halted.sent_next()
     assert "The process ended before a result was recorded" in whole
-    assert "cut short; what it recorded is above. Without a result, though perhaps done: gate, gate." in last
+    assert "cut short: its process ended (signal 9, SIGKILL); what it recorded is above." in last
+    assert "Without a result, though perhaps done: gate, gate." in last
     assert "interrupted" not in whole

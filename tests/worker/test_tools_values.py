@@ -351,7 +351,7 @@ class TestRoom:
         """Its marker says that it lives as long as the process."""
         monkeypatch.setattr("orch_worker.tools.values.MOST_STORED", 1_000)
         kept = Values(ToolContext(Path("/"), folder=tmp_path)).keep(list(range(5_000)))
-        assert "values of more than 1000 bytes are not stored" in kept.text()
+        assert "values of more than 1000 bytes are not stored" in kept.text(())
 
     def test_a_full_disk(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         """A value that cannot be written is an error of the system, and no half of it is left."""

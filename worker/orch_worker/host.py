@@ -51,6 +51,7 @@ from orch_protocol.services import SERVICES
 from orch_protocol.sessions import Compact, Condensed, Edit, Edited
 from orch_protocol.slash import Did, Do
 from orch_protocol.spec import AgentSpec, Birth
+from orch_protocol.values import Export, Exported
 from orch_protocol.wire import VERSION, Channel, encode_body
 
 from .courier import Courier
@@ -320,6 +321,22 @@ class Host:
         except Exception as error:
             said = Prompted(error=error_info(error))
         self._courier.send("prompted", said, id)
+
+    def _on_export(self, id: str, body: Export) -> None:
+        exporting = asyncio.get_running_loop().create_task(self._export(id, body))
+        self._asides.add(exporting)
+        exporting.add_done_callback(self._asides.discard)
+
+    async def _export(self, id: str, body: Export) -> None:
+        try:
+            if self._runtime is None:
+                raise AgentBusyError("the worker is not up yet")
+            from .exporting import export  # by those who are asked for a value
+
+            said = Exported(await export(self._runtime.context, body.name))
+        except Exception as error:
+            said = Exported(error=error_info(error))
+        self._courier.send("exported", said, id)
 
     def _on_happened(self, _id: str, body: Happened) -> None:
         if self._runtime is not None:

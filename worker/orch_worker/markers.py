@@ -80,20 +80,23 @@ def after_interruption(prompt: str, unfinished: Sequence[str]) -> str:
     return f"[The user interrupted the turn before this one.{calls} {AND_NOW}]\n\n{prompt}"
 
 
-def after_cut(prompt: str, unfinished: Sequence[str]) -> str:
+def after_cut(prompt: str, unfinished: Sequence[str], died: str = "") -> str:
     """Return `prompt`, the first one after a turn that broke off by itself, with that said before it."""
     calls = f" Without a result, though perhaps done: {', '.join(unfinished)}." if unfinished else ""
-    return f"[The turn before this one was cut short; what it recorded is above.{calls}]\n\n{prompt}"
+    how = f": its process ended ({died})" if died else ""
+    return f"[The turn before this one was cut short{how}; what it recorded is above.{calls}]\n\n{prompt}"
 
 
-def mark_of(session: Session, *, ended: bool) -> Callable[[str], str]:
+def mark_of(session: Session, *, ended: bool, died: str = "") -> Callable[[str], str]:
     """Return what puts before the next prompt how the turn before it ended, where that was no end of its own.
 
-    `ended` says that the user ended it together with the agent's process.
+    `ended` says that the user ended it together with the agent's process, `died` how that process ended by itself.
     """
     last = session.last_said
     if session.interrupted is not None:
-        return partial(after_interruption if ended else after_cut, unfinished=session.unanswered)
+        if ended:
+            return partial(after_interruption, unfinished=session.unanswered)
+        return partial(after_cut, unfinished=session.unanswered, died=died)
     if last is not None and last.stop_reason == "cancelled":
         return partial(after_interruption, unfinished=last.unfinished)
     return str

@@ -444,7 +444,7 @@ class Runtime:
     def _frame(self, query: Query) -> Callable[[str], str]:
         """Return what puts before a prompt what the agent is told with it: its task, once, and how the turn before it
         ended where that was no end of its own."""
-        mark, fresh = mark_of(self.transcript.session, ended=query.ended), self._fresh
+        mark, fresh = mark_of(self.transcript.session, ended=query.ended, died=query.died), self._fresh
         return lambda prompt: first_prompt(self.spec, mark(prompt)) if fresh else mark(prompt)
 
     async def _open(self, hooks: AgentHooks | None, turn: str, prompt: str) -> None:

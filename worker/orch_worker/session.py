@@ -42,6 +42,11 @@ from .view import NOTHING, Item, View
 __all__ = ["LeftEntry", "LostEntry", "Quiet", "Row", "Session", "UnknownEntry", "acceptable"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
+LIVE = "run_python"
+LOST_LIVE = (
+    "The Python process ended before a result of this was recorded: the code may have ended it, and may have taken "
+    "effect, or not. Names bound before are gone; what was stored under handles is kept."
+)
 LOST_CALL = "[The result of a call that is not on record:]"
 LOST_START = "[The beginning of this conversation is not on record.]"
 
@@ -421,6 +426,8 @@ class _History:
         """Ids of the calls in the last assistant message."""
         self._open: list[str] = []
         """Those of them that have no result yet."""
+        self._live: set[str] = set()
+        """Those that run code in the agent's own process."""
 
     def add(self, message: Message) -> None:
         """Take the next message in. One without content says nothing and is left out."""
@@ -436,6 +443,7 @@ class _History:
             self._run = []
         if message.role == "assistant":
             self._calls = [call.id for call in tool_uses(message)]
+            self._live = {call.id for call in tool_uses(message) if call.name == LIVE}
             self._open = list(self._calls)
             if not self._run and all(earlier.role == "system" for earlier in self._done):
                 self._done.append(user(LOST_START))
@@ -448,7 +456,9 @@ class _History:
     def _tail(self) -> list[Message]:
         if not self._open:
             return [self._joined(self._run)] if self._run else []
-        lost = Message("user", tuple(ToolResult(id, (Text(LOST_RESULT),), is_error=True) for id in self._open))
+        texts = [Text(LOST_LIVE if id in self._live else LOST_RESULT) for id in self._open]
+        results = (ToolResult(id, (text,), is_error=True) for id, text in zip(self._open, texts, strict=True))
+        lost = Message("user", tuple(results))
         if self._run[0].role == "user":
             return [self._joined([*self._run, lost])]
         return [self._joined(self._run), lost]

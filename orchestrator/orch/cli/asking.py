@@ -9,6 +9,7 @@ from . import render, words
 from .agents import ROW
 from .approving import Approver, approve_argument, mode_of
 from .connection import Connection
+from .failure import Failure
 from .progress import before
 from .verb import Verb
 from .waiting import wait
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["VERBS", "agreed", "ask", "progress_argument", "query", "query_arguments", "stream_argument"]
 
 REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning")
+VALUE = ("type", "extent", "kind", "handle", "lines")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
 
 
@@ -45,6 +47,17 @@ def query_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
 
 
+def _query_arguments(parser: ArgumentParser) -> None:
+    query_arguments(parser)
+    _return_argument(parser)
+
+
+def _return_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--return-name", metavar="NAME", help="say what its run_python has bound to NAME then, and in which file it is"
+    )
+
+
 def stream_argument(parser: Any) -> None:
     """Let the command show a turn as it happens."""
     parser.add_argument("--stream", action="store_true", help="show the turn as it happens; with --json its events")
@@ -62,6 +75,8 @@ def query(arguments: Namespace) -> int:
     params = {"ref": arguments.ref, "prompt": words.text(arguments.prompt), "request_id": os.urandom(8).hex()}
     connection = Connection()
     if arguments.no_wait:
+        if getattr(arguments, "return_name", None):
+            raise Failure("UsageError", "--return-name is for when the answer is there: give it to orch collect", 2)
         submitted = connection.call("submit", words.clean(params))
         words.say(arguments, submitted, submitted["id"])
     else:
@@ -96,7 +111,8 @@ def ask(
     if shows is not None:
         shows(reply)
     else:
-        _show(arguments, reply, agreed(reply) if known is None else known | {"reply": agreed(reply)})
+        told = agreed(reply) | _returned(arguments, connection, reply)
+        _show(arguments, reply, told if known is None else known | {"reply": told})
 
 
 def _answer(
@@ -125,6 +141,27 @@ def _answer(
         transcript.end()
 
 
+def _returned(arguments: Namespace, connection: Connection, reply: dict[str, Any]) -> dict[str, Any]:
+    """Return what a value is that was asked for with the answer, and tell a person. Raises Failure, with the answer on
+    stdout all the same."""
+    name = getattr(arguments, "return_name", None)
+    if not name:
+        return {}
+    try:
+        taken = connection.call("value", {"ref": reply["id"], "name": name})
+    except Failure:
+        _show(arguments, reply, agreed(reply))
+        raise
+    value = taken["value"]
+    if not arguments.json:
+        what = ", ".join(filter(None, (value["type"], value["extent"])))
+        print(f"orch: {name} is {render.safe(what)}, in {taken['path']}", file=sys.stderr)
+        for line in value["lines"]:
+            print(f"  {render.safe(line)}", file=sys.stderr)
+    told = {key: value[key] for key in VALUE}
+    return {"value": {"name": name, "path": taken["path"], **told}}
+
+
 def _show(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> None:
     """Print an answer, unless it was streamed; on stderr what a person is to know of it besides."""
     streamed = arguments.stream and not arguments.json
@@ -143,14 +180,16 @@ def _collect_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="print an answer that was already taken")
     parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
     parser.add_argument("--no-wait", action="store_true", help="exit with 4 at once when there is no answer yet")
+    _return_argument(parser)
 
 
 def _collect(arguments: Namespace) -> int:
     timeout = 0 if arguments.no_wait else arguments.timeout
     params = {"ref": arguments.ref, "timeout": timeout, "again": arguments.again}
-    reply = wait(Connection(), "collect", params, quiet=arguments.json)
+    connection = Connection()
+    reply = wait(connection, "collect", params, quiet=arguments.json)
     arguments.stream = False
-    _show(arguments, reply, agreed(reply))
+    _show(arguments, reply, agreed(reply) | _returned(arguments, connection, reply))
     return 0
 
 
@@ -186,7 +225,7 @@ VERBS = {
     "query": Verb(
         "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on, unless it comes twice.",
         'orch query 1 "Which file parses the configuration?" --timeout 60',
-        query_arguments,
+        _query_arguments,
         query,
     ),
     "collect": Verb(

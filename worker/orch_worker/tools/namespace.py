@@ -29,7 +29,6 @@ from .values import Handles, NoHandle, Values
 __all__ = ["Namespace", "lend", "take_back"]
 
 OURS: Final = values.__file__
-READER: Final = "read_handle"
 GRACE_SECONDS: Final = 1.0
 NUDGE_SECONDS: Final = 0.05
 
@@ -71,7 +70,7 @@ class Namespace:
         if lent is None:
             self.names["input"] = _no_input
         self._past = PastNames(context.folder if lent is None else None)
-        self._reads = READER in context.granted
+        self._granted = context.granted
         self._marks: tuple[Mark, ...] = ()
         self._local = False
         self._agent = context.agent_id
@@ -139,7 +138,7 @@ class Namespace:
         if not is_large(value):
             return repr(value)
         try:
-            return self._values.keep(value, bits=bits_in(self._marks), local=self._local).text(self._reads)
+            return self._values.keep(value, bits=bits_in(self._marks), local=self._local).text(self._granted)
         except OSError as error:
             return f"{brief(value)}\n[too large to be shown, and it could not be kept: {error.strerror}]"
 

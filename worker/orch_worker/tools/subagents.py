@@ -63,7 +63,12 @@ async def spawn_subagent(
 
 @tool(category="agents")
 async def query_subagent(
-    context: ToolContext, id: str, prompt: str, wait: bool = True, wake: Literal["any", "all"] | int | None = None
+    context: ToolContext,
+    id: str,
+    prompt: str,
+    wait: bool = True,
+    wake: Literal["any", "all"] | int | None = None,
+    return_name: str | None = None,
 ) -> ToolOutput:
     """Ask a subagent. It remembers what it was asked before.
 
@@ -73,22 +78,27 @@ async def query_subagent(
         wait: False returns at once; the answer is then taken with collect_subagent.
         wake: Returns at once too; a message tells you when any, all, or so many of the subagents asked like this are
             done.
+        return_name: A name that its run_python has bound when it answers, or a handle of it: that value becomes a
+            handle of yours, whole, without passing through anybody's words.
     """
     if wait and wake is None:
-        return await _answer(context, "query", id, prompt)
+        return await _answer(context, "query", id, prompt, return_name)
     submitted = await _ask(context, "submit", QueryAgent(id, prompt, wake=wake, marks=context.told))
     return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
 @tool(category="agents")
-async def collect_subagent(context: ToolContext, id: str, wait: bool = True) -> ToolOutput:
+async def collect_subagent(
+    context: ToolContext, id: str, wait: bool = True, return_name: str | None = None
+) -> ToolOutput:
     """Take the answer of a subagent that was asked without waiting. An answer can be taken once.
 
     Args:
         id: The subagent's id, number or name.
         wait: Whether to wait for an answer that is not there yet.
+        return_name: A name or handle of its, as for query_subagent: that value becomes a handle of yours.
     """
-    return await _answer(context, "collect", id, None if wait else 0.0)
+    return await _answer(context, "collect", id, None if wait else 0.0, return_name)
 
 
 @tool(category="agents")
@@ -127,7 +137,9 @@ async def kill_subagent(context: ToolContext, id: str) -> str:
     return f"Killed: {', '.join(killed.ids) or 'none'}."
 
 
-async def _answer(context: ToolContext, service: str, ref: str, what: str | float | None) -> ToolOutput:
+async def _answer(
+    context: ToolContext, service: str, ref: str, what: str | float | None, return_name: str | None = None
+) -> ToolOutput:
     """Return the reply to the query, or to the collect, of `ref`; that it is not there yet is an answer too."""
     seconds = _patience(context)
     params: Struct
@@ -144,6 +156,10 @@ async def _answer(context: ToolContext, service: str, ref: str, what: str | floa
         return ToolOutput(f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent.")
     warning = f"; {reply.warning}" if reply.warning else ""
     text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{reply.text}"
+    if return_name is not None:
+        from .adopting import adopted  # by those who ask for a value
+
+        text = f"{text}\n\n{await adopted(context, reply.id, return_name, local=reply.local)}"
     return ToolOutput(text, local=reply.local, marks=passed_on(reply.marks, reply.id))
 
 

@@ -41,13 +41,15 @@ class Kept(Struct, frozen=True):
         note = self.note
         return ", ".join(filter(None, (note.type, note.extent, bytes_text(note.size))))
 
-    def text(self, reader: bool = True) -> str:
-        """Return the marker that stands for the value: handle, type, extent, size, beginning, and how to read it."""
-        how = f'in run_python it is handles["{self.handle[1:]}"]'
-        if reader:
-            how = f"read_handle shows any part (op: head, tail, slice, schema, search); {how}"
-        fleeting = "" if self.stored else f"; not stored, so gone when this process ends: {self.note.why}"
-        return "\n".join([f"[{self.handle}: {self.head}", *self.note.lines, f"{how}{fleeting}]"])
+    def text(self, granted: Collection[str]) -> str:
+        """Return the marker that stands for the value: handle, type, extent, size, beginning, and how an agent with the
+        tools `granted` reads it."""
+        how = [
+            "read_handle shows any part (op: head, tail, slice, schema, search)" * ("read_handle" in granted),
+            f'in run_python it is handles["{self.handle[1:]}"]' * ("run_python" in granted),
+            "" if self.stored else f"not stored, so gone when this process ends: {self.note.why}",
+        ]
+        return "\n".join([f"[{self.handle}: {self.head}", *self.note.lines, f"{'; '.join(filter(None, how))}]"])
 
 
 class Values:
@@ -72,20 +74,22 @@ class Values:
         """Keep `value` and return what it is kept as. Raises OSError when a file cannot be written."""
         look = glimpse(value)
         note = Note(look.type, look.extent, look.size, look.lines, local=local)
-        if look.size > MOST_STORED:
-            why = f"values of more than {bytes_text(MOST_STORED)} are not stored"
-        elif self._stash is None:
-            why = "this agent has no session folder"
-        else:
-            try:
-                data = packed(value)
-            except NotMovable as error:
-                why = str(error)
-            else:
-                if len(data.data) <= MOST_STORED:
-                    return self.adopt(data.kind, data.data, note, bits=bits)
-                why = f"values of more than {bytes_text(MOST_STORED)} are not stored"
-        return self._hold(value, replace(note, why=why))
+        try:
+            return self._stored(value, note, bits)
+        except NotMovable as error:
+            return self._hold(value, replace(note, why=str(error)))
+
+    def store(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> Kept:
+        """Keep `value` as data. Raises NotMovable when it is none, or too large; OSError."""
+        look = glimpse(value)
+        return self._stored(value, Note(look.type, look.extent, look.size, look.lines, local=local), bits)
+
+    def file(self, handle: str) -> File:
+        """Return the file that holds what is stored under `handle`. Raises ToolError."""
+        with self._lock:
+            if (note := self._notes.get(named(handle))) is not None:
+                raise ToolError(f".{named(handle)} is in this process alone: {note.why}.")
+            return self._file(handle)
 
     def adopt(self, kind: str, data: bytes, note: Note, *, bits: Collection[Bit] = ()) -> Kept:
         """Keep a value that is data already. Raises ToolError without a session folder, OSError."""
@@ -169,6 +173,14 @@ class Values:
             if self._stash is not None:
                 names |= set(self._stash.files())
         return iter([f".{name}" for name in sorted(names, key=lambda name: int(name[2:]))])
+
+    def _stored(self, value: Any, note: Note, bits: Collection[Bit]) -> Kept:
+        if self._stash is None:
+            raise NotMovable("this agent has no session folder")
+        data = packed(value) if note.size <= MOST_STORED else None
+        if data is None or len(data.data) > MOST_STORED:
+            raise NotMovable(f"values of more than {bytes_text(MOST_STORED)} are not stored: write it to a file")
+        return self.adopt(data.kind, data.data, note, bits=bits)
 
     def _hold(self, value: Any, note: Note) -> Kept:
         with self._lock:

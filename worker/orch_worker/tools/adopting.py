@@ -1,0 +1,65 @@
+"""Taking over values of other agents: the file that one has stored is copied, and is a handle here. Nothing is run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+from orch_protocol.errors import AgentError, NoValueError
+from orch_protocol.taint import bits_in, passed_on
+from orch_protocol.values import Taken, TakeValue
+
+from .base import ToolContext, ToolError
+from .movable import EXTENSIONS, NotMovable, unpacked
+from .regular import open_regular
+from .stash import Note
+from .values import Kept, Values
+
+__all__ = ["MOST", "adopted", "data_of", "value_of"]
+
+MOST: Final = 64 << 20
+
+
+async def adopted(context: ToolContext, ref: str, name: str, *, local: bool) -> str:
+    """Return the marker of the handle under which the value of `name` in the agent `ref` is kept here from now on; or
+    that there is none, and why."""
+    try:
+        taken: Taken = await context.call_root("value", TakeValue(ref, name), context.seconds)
+        values = context.own(Values)
+        kept = await asyncio.to_thread(_keep, values, taken, local)
+    except (AgentError, ToolError) as error:
+        return f"[No value of {name!r} was returned: {error}]"
+    except OSError as error:
+        return f"[No value of {name!r} was returned: it cannot be kept here: {error.strerror}]"
+    gone = values.told()
+    return "\n".join([f"{name} of agent {taken.id} is kept here:", kept.text(context.granted), *gone])
+
+
+def data_of(taken: Taken) -> bytes:
+    """Return the bytes of the file that holds a value. Raises NoValueError when they are not those that were stored."""
+    try:
+        with open_regular(Path(taken.path)) as file:
+            data = file.read(MOST + 1)
+    except OSError as error:
+        raise NoValueError(f"what {taken.name!r} was cannot be read: {error.strerror or 'it is no file'}") from error
+    if len(data) > MOST or not hashlib.sha256(data).hexdigest().startswith(taken.value.digest or "-"):
+        raise NoValueError(f"the file of {taken.name!r} is not the one that was stored: ask for it again")
+    return data
+
+
+def value_of(taken: Taken) -> Any:
+    """Return the value itself. Raises NoValueError."""
+    try:
+        return unpacked(taken.value.kind, data_of(taken))
+    except NotMovable as error:
+        raise NoValueError(f"{taken.name!r} of agent {taken.id}: {error}") from error
+
+
+def _keep(values: Values, taken: Taken, local: bool) -> Kept:
+    value = taken.value
+    if value.kind not in EXTENSIONS:
+        raise NoValueError(f"{taken.name!r} is of a kind that is not known here: {value.kind!r}")
+    note = Note(value.type, value.extent, value.size, value.lines, local=local or value.local)
+    return values.adopt(value.kind, data_of(taken), note, bits=bits_in(passed_on(value.marks, taken.id)))
