@@ -66,6 +66,7 @@ from .journal import Journal
 from .launchers import default_launcher
 from .launchers.base import Launcher
 from .leftovers import end_leftovers
+from .lending import lend
 from .root_hooks import Hookable, RootHooks
 from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
@@ -257,6 +258,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
         prompt_template: str | PromptTemplate | None = None,
         vars: Mapping[str, object] | None = None,
         skills: Iterable[str] | None = None,
+        namespace: dict[str, Any] | None = None,
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -267,6 +269,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
         `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
+        `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -301,6 +304,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
             own_skills=self._own_skills(),
         )
         spawned = await self._call("spawn", as_data(request))
+        if namespace is not None:
+            await lend(self.supervisor, spawned, namespace, self._opened.callback)
         own = {function.name for function in functions}
         self._asides.spawned(spawned.note, own, chosen=model is not None or backend is not None)
         if functions:

@@ -160,6 +160,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         prompt_template: str | PromptTemplate | None = None,
         vars: Mapping[str, object] | None = None,
         skills: Iterable[str] | None = None,
+        namespace: dict[str, Any] | None = None,
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -170,6 +171,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
         `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
+        `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -195,6 +197,7 @@ class Orchestrator(Hookable, Templated, Skilled):
                 prompt_template=prompt_template,
                 vars=vars,
                 skills=skills,
+                namespace=namespace,
             )
         )
         return Subagent(self, agent)

@@ -11,6 +11,7 @@ import pytest
 
 from integration.shell import Shell
 from orch import AsyncOrchestrator, AsyncSubagent, Limits, NoValueError, ScriptedBackend
+from orch.launchers.in_process import InProcessLauncher
 from orch_protocol.errors import AgentDiedError, ConfigError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse
 
@@ -185,3 +186,46 @@ def test_return_name_from_the_shell(shell: Shell) -> None:
     assert (
         b"give it to orch collect" in shell.run("query", "1", "Go", "--no-wait", "--return-name", "rows", code=2).stderr
     )
+
+
+async def test_a_host_lends_its_names(tmp_path: Path) -> None:
+    """An agent in the host's process sees what the host has bound and binds there; what is the host's stays so, and
+    nothing of ours is left in it."""
+    names: dict[str, Any] = {"x": 20, "_": "the host's"}
+    async with AsyncOrchestrator(home=tmp_path, env={}, launcher=InProcessLauncher) as root:
+        script = ScriptedBackend([python("y = x + 1\ny"), python("list(range(5000))"), "done", python("y * 2"), "done"])
+        agent = await root.spawn("compute", tools=["run_python"], backend=script, namespace=names)
+        await agent.query("go")
+        assert (names["y"], names["_"]) == (21, "the host's")
+        names["y"] = 50
+        await agent.cancel(hard=True)
+        await agent.query("go on")
+        told = [text for _, text in results((await agent.show(50)).messages)]
+        assert (told[0], told[2]) == ("21", "100")
+        assert 'handles["h_001"]' in told[1]
+        assert await agent.value("y") == 50
+    assert set(names) - {"__builtins__"} == {"x", "y", "_"}
+
+
+@pytest.mark.parametrize(("namespace", "why"), [({}, "InProcessLauncher"), ([], "takes a dict of names, not list")])
+async def test_who_has_a_process_of_its_own_is_lent_nothing(tmp_path: Path, namespace: Any, why: str) -> None:
+    """Names cannot go where nobody could see them: that is an error, and no agent is left behind."""
+    async with AsyncOrchestrator(home=tmp_path, env={}) as root:
+        with pytest.raises(ConfigError, match=why):
+            await root.spawn("compute", tools=["run_python"], backend=ScriptedBackend([]), namespace=namespace)
+        assert await root.agents() == []
+
+
+async def test_a_fork_has_the_handles_of_its_conversation(tmp_path: Path) -> None:
+    """What the copied conversation names under handles is there for the copy too, and each keeps its own from there;
+    names are the process's, and the copy hears that they are gone."""
+    async with AsyncOrchestrator(home=tmp_path, env={}) as root:
+        agent = await held(root, python("xs = list(range(5000))\nxs"), "one", python("sum(handles[1])"), "two")
+        await agent.query("go")
+        copy = await agent.fork()
+        await agent.kill()
+        await copy.query("go on")
+        assert results((await copy.show(50)).messages)[-1][1].splitlines() == [
+            "[This is a new Python process: what earlier calls had bound is gone (xs). Handles are kept: .h_001.]",
+            str(sum(range(5000))),
+        ]

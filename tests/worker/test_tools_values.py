@@ -13,7 +13,7 @@ from orch_worker.tools.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.glimpse import brief, glimpse, is_large, memory
 from orch_worker.tools.handles import read_handle
 from orch_worker.tools.python import run_python
-from orch_worker.tools.stash import Stash, keep_only
+from orch_worker.tools.stash import Stash, keep_only, take_along
 from orch_worker.tools.toolbox import MAX_SHOWN, Toolbox
 from orch_worker.tools.values import Values
 
@@ -311,6 +311,29 @@ class TestRevival:
         agent = Agent(None)
         assert "this agent has no session folder" in (await agent.run("list(range(5000))")).text
         assert (await agent.run("len(handles[1])")).text == "5000"
+
+
+class TestCopies:
+    """What an agent that is made of another one takes along."""
+
+    @pytest.mark.parametrize("links", [True, False])
+    def test_what_its_conversation_names(self, agent: Agent, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Handles that are named come along with their notes, by link or by copy; others stay behind."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(18, "Invalid cross-device link")
+
+        if not links:
+            monkeypatch.setattr("os.link", refuse)
+        for start in range(2):
+            agent.values.keep(list(range(start, 5000)))
+        folder = agent.context.folder
+        assert folder is not None
+        copy = folder / "copy"
+        copy.mkdir()
+        take_along(folder, copy, b"... read_handle with .h_002 shows any part ...")
+        values = Values(ToolContext(Path("/"), folder=copy))
+        assert [(kept.handle, kept.note.extent) for kept in values.rows()] == [(".h_002", "4,999 items")]
 
 
 class TestRoom:

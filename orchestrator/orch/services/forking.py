@@ -18,7 +18,10 @@ from orch_protocol.sessions import Forked, ForkSession
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
+from orch_worker.files import cannot
 from orch_worker.outline import Outline, read_outline
+from orch_worker.tools import past_names
+from orch_worker.tools.stash import take_along
 from orch_worker.transcript import NAME
 
 from .. import events
@@ -66,6 +69,7 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
     found = await root.disk.do(_copied, spec, params.at, copy.backend, iso(root.clock()))
     await root.disk.do(plant, Path(copy.folder), id, spec.cwd, found, Path(spec.id))
     try:
+        await root.disk.do(_belongings, Path(spec.folder), Path(copy.folder))
         root.handle(events.Adopt(copy, "; ".join(found.repairs)))
     except BaseException:
         shutil.rmtree(copy.folder, ignore_errors=True)
@@ -81,6 +85,15 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
 
 
 # In threads.
+
+
+def _belongings(folder: Path, copy: Path) -> None:
+    """Let the copy have what its conversation names of what the agent keeps under handles."""
+    try:
+        take_along(folder, copy, (copy / NAME).read_bytes())
+    except OSError as error:
+        raise cannot("copy what is kept for", copy, error) from error
+    past_names.remember(folder, copy)
 
 
 def _copied(spec: AgentSpec, at: str | None, backend: BackendSpec, now: str) -> Found:

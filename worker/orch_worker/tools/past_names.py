@@ -10,7 +10,7 @@ from orch_protocol.errors import OrchError
 
 from .. import kept
 
-__all__ = ["PastNames", "forget"]
+__all__ = ["PastNames", "forget", "remember"]
 
 NAME: Final = "names.json"
 MOST: Final = 30
@@ -52,3 +52,10 @@ def forget(folder: Path) -> None:
     """Let it not be known any more what the names were, but that there were some. Raises StoreError."""
     if (file := folder / NAME).exists():
         kept.write(file, [])
+
+
+def remember(folder: Path, copy: Path) -> None:
+    """Let the agent whose session is in `copy`, made of that in `folder`, hear that what had been bound there is not
+    bound in its process. Raises StoreError."""
+    if (file := folder / NAME).exists():
+        kept.write(copy / NAME, kept.read(file, list[str], [], ""))

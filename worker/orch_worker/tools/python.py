@@ -33,7 +33,8 @@ def _is_unconfined(context: ToolContext) -> bool:
 async def run_python(context: ToolContext, code: str) -> ToolOutput:
     """Run Python code; answers with what it prints and the value of its last expression.
 
-    Names, imports and objects stay for later calls, as in a notebook. It runs in your own process.
+    Names, imports and objects stay for later calls, as in a notebook. It runs in your own process. A large value at the
+    end is kept under a handle, in code handles["h_001"].
 
     Args:
         code: The code.

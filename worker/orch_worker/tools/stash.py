@@ -17,7 +17,19 @@ from orch_protocol.taint import Bit, Mark, mark
 from .base import ToolContext, ToolError
 from .regular import open_regular
 
-__all__ = ["FOLDER", "HANDLE", "LEAST_SHOWN", "TEXT", "File", "Note", "Stash", "keep_only", "level", "named"]
+__all__ = [
+    "FOLDER",
+    "HANDLE",
+    "LEAST_SHOWN",
+    "TEXT",
+    "File",
+    "Note",
+    "Stash",
+    "keep_only",
+    "level",
+    "named",
+    "take_along",
+]
 
 FOLDER: Final = "stash"
 HANDLE: Final = re.compile(rb"h_\d{3,}")
@@ -86,7 +98,7 @@ class Stash:
             if file.path.name.endswith(f"-{tail}"):
                 return f".{handle}"
         handle = self.next()
-        self._write(self._folder / f"{handle}-{tail}", data)
+        _written(self._folder / f"{handle}-{tail}", data)
         if note is not None:
             self.note(handle, note)
         return f".{handle}"
@@ -98,7 +110,7 @@ class Stash:
 
     def note(self, handle: str, note: Note) -> None:
         """Let `note` be what is known of `handle`. Raises OSError."""
-        self._write(self._folder / f"{handle}.note", msgspec.json.encode(note))
+        _written(self._folder / f"{handle}.note", msgspec.json.encode(note))
 
     def noted(self, handle: str) -> Note | None:
         """Return what is known of `handle`, None when that is only its file."""
@@ -145,15 +157,16 @@ class Stash:
         """Return all handles that were ever given out, in order: `h_001` and so on."""
         return sorted({*_files(self._folder), *_notes(self._folder)}, key=lambda handle: int(handle[2:]))
 
-    def _write(self, path: Path, data: bytes) -> None:
-        beside = path.with_name(f"{path.name}.tmp")
-        try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as opened:
-                opened.write(data)
-            beside.rename(path)
-        except OSError:
-            beside.unlink(missing_ok=True)
-            raise
+
+def _written(path: Path, data: bytes) -> None:
+    beside = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as opened:
+            opened.write(data)
+        beside.rename(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def named(handle: str) -> str:
@@ -171,6 +184,24 @@ def keep_only(session: Path, names: Collection[str]) -> None:
     for handle, path in _notes(folder).items():
         if handle not in names:
             path.unlink()
+
+
+def take_along(session: Path, copy: Path, text: bytes) -> None:
+    """Let the session folder `copy`, whose session says `text`, have what that names of the stash of `session`.
+
+    Files of a stash are replaced, never written to: both have the same ones. Raises OSError.
+    """
+    names = {found.decode() for found in HANDLE.findall(text)}
+    there = {name: file.path for name, file in _files(session / FOLDER).items()}
+    paths = [path for found in (there, _notes(session / FOLDER)) for name, path in found.items() if name in names]
+    if paths:
+        (copy / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    for path in paths:
+        try:
+            os.link(path, copy / FOLDER / path.name, follow_symlinks=False)
+        except OSError:  # another file system, or one without links
+            with open_regular(path) as opened:
+                _written(copy / FOLDER / path.name, opened.read())
 
 
 def _listed(folder: Path) -> list[str]:
