@@ -55,10 +55,12 @@ class Found(Struct, frozen=True):
 
 
 class Prompts:
-    """The templates in the folders `prompts` of the extensions that are on for `folder`, each as EXTENSION:NAME."""
+    """The templates of the extensions that are on for `folder`, each as EXTENSION:NAME: those in its folder `prompts`,
+    and those that its code registers, where its manifest says that it does."""
 
     def __init__(self, folder: Path, home: Path, packages: Iterable[str] = ()) -> None:
         self._folder, self._home, self._packages = folder, home, tuple(packages)
+        self._brought: dict[str, dict[str, str]] = {}
 
     def templates(self) -> Iterable[PromptTemplate]:
         """Return them, by extension and name. Raises ConfigError."""
@@ -66,6 +68,22 @@ class Prompts:
             if not each.why_off:
                 for template in Files(Path(each.path, PROMPTS)).templates():
                     yield PromptTemplate(f"{each.name}:{template.name}", template.text, template.source)
+                for name, text in self._registered(each).items():
+                    yield PromptTemplate(f"{each.name}:{name}", text, f"extension {each.name}")
+
+    def _registered(self, found: Found) -> dict[str, str]:
+        """Return what the extension's code registers: none where it is left out, which `orch extensions list` tells."""
+        if found.manifest is None or not found.manifest.permissions.prompts:
+            return {}
+        if found.path not in self._brought:
+            from orch_worker.extensions import load
+
+            try:
+                brought = [load(spec).prompts for spec in specs([found], self._home)]
+            except ConfigError:
+                brought = []
+            self._brought[found.path] = brought[0] if brought else {}
+        return self._brought[found.path]
 
 
 def templates_for(config: Config, folder: Path, home: Path) -> Templates:

@@ -142,6 +142,22 @@ def test_a_packages_is_found_by_its_entry_point(home: Path, tmp_path: Path, monk
 class TestTemplates:
     """Templates of prompts that extensions bring."""
 
+    def test_those_that_code_registers_are_those_that_the_manifest_names(self, home: Path) -> None:
+        """An extension that brings others is left out whole: none of its code's templates is there."""
+        code = 'def register(extension):\n    extension.register_prompt_template("terse", "Say {{what}} in a word.")\n'
+        for name, permitted in (("good", "terse"), ("bad", "long")):
+            folder = put(home / "extensions", name, code)
+            said = f'name = "{name}"\n[permissions]\nprompts = ["{permitted}"]\n'
+            (folder / "extension.toml").write_text(said)
+        there = templates_for(Config(), home.parent / "project", home)
+        assert [template.name for template in there.all()] == ["good:terse"]
+        assert there.asked("good:terse", {"what": "all"}).identity == "Say all in a word."
+        with pytest.raises(ConfigError, match=r"template 'good:terse' \(extension good\) needs what"):
+            there.asked("good:terse", None)
+        [bad] = specs([each for each in find(home.parent, home) if each.name == "bad"], home)
+        with pytest.raises(ConfigError, match=r"permissions\.prompts has no 'terse': it may not bring it"):
+            load(bad)
+
     @pytest.mark.usefixtures("home")
     def test_those_of_extensions_that_are_on_are_there(
         self, home: Path, project: Path, capsys: pytest.CaptureFixture[str]

@@ -321,3 +321,41 @@ class TestAgents:
         assert "skill" not in said()
         assert "read_skill" in said("a")
         assert "Names of the skills it has, of yours" in said("a")
+
+    async def test_what_changed_since_it_was_read_is_told_from_the_next_turn_on(
+        self, home: Path, tmp_path: Path
+    ) -> None:
+        """Also to the next process, until it is read again."""
+        folder = put(home / "skills")
+        read = {"tool": "read_skill", "input": {"name": "pump"}}
+        async with opened(home) as world:
+            agent = await world.scripted(
+                items=[read, "one", "two", read, "three", "four"], cwd=tmp_path / "project", tools=[]
+            )
+            await agent.query("go")
+            (folder / "SKILL.md").write_text((folder / "SKILL.md").read_text() + "Twice.\n")
+            world.launcher.worker(agent.id).die(9)
+            await agent.query("go on")
+            told = "Skills that were changed since you read them: pump. Read them again with read_skill."
+            assert (await shown(agent)) == told
+            await agent.query("and on")
+            await agent.query("to the end")
+            assert (await shown(agent)) == ""
+
+    async def test_its_folders_can_be_read_where_others_cannot(self, home: Path, tmp_path: Path) -> None:
+        """In a sandbox an agent's tools see the skills that it has, and a subagent's those alone that that one has."""
+        folders = [str(put(home / "skills", name)) for name in ("a", "b")]
+        nested = Config(subagents=SubagentsConfig(allow_nested=True))
+        below = {"tool": "spawn_subagent", "input": {"task": "t", "tools": [], "skills": ["b"]}}
+        async with opened(home, config=nested) as world:
+            agent = await world.scripted(items=[below, "done"], cwd=tmp_path / "project", tools=["spawn_subagent"])
+            await agent.query("go")
+            specs = [node.spec for node in world.supervisor.tree.nodes]
+            assert [list(spec.sandbox.read) for spec in specs] == [folders, folders[1:]]
+
+
+async def shown(agent: Any) -> str:
+    """Return what the end of the last request said, once nobody waits for it any more."""
+    prompt = await agent.prompt_parts()
+    await asyncio.sleep(0)
+    return str(prompt.render("volatile"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orch_protocol.entries import Custom
+from orch_protocol.messages import user
 from orch_protocol.skills import SkillSpec, SkillsSpec
 from orch_worker import kept
 from orch_worker.contents import MOST_BYTES
@@ -139,8 +140,26 @@ class TestPins:
         await shelf(transcript, spec(folder)).read("pump")
         own = shelf(transcript, spec(folder))
         assert "changed" not in await told(own, name="pump")
+        assert await own.changed() == ()
         (folder / "references" / "forms.md").write_text("Form B.\n")
+        assert await own.changed() == ("pump",)
         assert "it was changed since you read it last" in await told(own, name="pump")
+        assert await own.changed() == ()
+
+    async def test_what_was_read_is_known_again_when_the_session_is_opened(self, folder: Path, tmp_path: Path) -> None:
+        """By another process, after many more entries; a skill that is gone is a change too."""
+        place = tmp_path / "other"
+        first = Transcript.open(place, agent="b" * 12, cwd=str(tmp_path))
+        await shelf(first, spec(folder)).read("pump")
+        for number in range(50):
+            first.message(user(f"{number}"))
+        first.close()
+        second = Transcript.open(place, agent="b" * 12, cwd=str(tmp_path))
+        own = shelf(second, spec(folder))
+        assert await own.changed() == ()
+        (folder / "SKILL.md").unlink()
+        assert await own.changed() == ("pump",)
+        second.close()
 
     async def test_a_project_cannot_change_what_was_trusted(self, folder: Path, transcript: Transcript) -> None:
         """What nobody has read since is not read by an agent either, until it is trusted again."""

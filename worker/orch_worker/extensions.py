@@ -54,6 +54,7 @@ class Extension:
         self.hooks: list[Hook] = []
         self.tools: list[Tool] = []
         self.commands: list[SlashCommand] = []
+        self.prompts: dict[str, str] = {}
 
     def hook(self, *stages: str, **options: Any) -> Callable[[Handler], Handler]:
         """Make a hook of a function, as `orch.hook` does."""
@@ -102,6 +103,17 @@ class Extension:
             return function
 
         return make
+
+    def register_prompt_template(self, name: str, text: str) -> None:
+        """Bring the template EXTENSION:NAME, whose text has `{{variables}}`.
+
+        Raises ConfigError for one that the manifest does not permit.
+        """
+        if name not in self.manifest.permissions.prompts:
+            raise ConfigError(f"permissions.prompts has no {name!r}: it may not bring it")
+        if not isinstance(text, str) or name in self.prompts:
+            raise ConfigError(f"template {name!r} is a text, and is brought once")
+        self.prompts[name] = text
 
     def register_slash_command(self, name: str, function: Function, **options: Any) -> None:
         """Bring the command `/name`, which calls `function(args, ctx)` in the agent's process; see `make_command`.

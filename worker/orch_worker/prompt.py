@@ -54,6 +54,7 @@ NO_TOOLS: Final = "You have no tools. Answer from this conversation alone."
 TOOLS: Final = "Your tools, fixed for your life: {names}. File paths are relative to your working folder."
 TAKEN: Final = "# Tools taken"
 TODAY: Final = "Today is {date}."
+CHANGED: Final = f"Skills that were changed since you read them: {{names}}. Read them again with {READ_SKILL}."
 PLAN_MODE: Final = """\
 # Plan mode
 
@@ -111,6 +112,7 @@ def volatile_parts(
     date: str = "",
     workspace: str = "",
     memory: str = "",
+    changed: Sequence[str] = (),
     taken: Sequence[str] = (),
     resting: Sequence[str] = (),
     planning: bool = False,
@@ -120,14 +122,15 @@ def volatile_parts(
 ) -> tuple[PromptPart, ...]:
     """Return what the end of a request says: what is true now and may not be so in the next one.
 
-    `memory` is what is remembered of earlier conversations; `taken` are tools that are on offer in it and not the
-    agent's any more, `resting` those that are not in this turn; `low` tells of budgets that are nearly used up, `live`
-    of its subagents.
+    `memory` is what is remembered of earlier conversations, `changed` the skills that are not what was read; `taken`
+    are tools that are on offer in it and not the agent's any more, `resting` those that are not in this turn; `low`
+    tells of budgets that are nearly used up, `live` of its subagents.
     """
     said = (
         ("time", TODAY.format(date=date) if date else ""),
         ("workspace", workspace),
         ("memory", memory),
+        ("skills_changed", CHANGED.format(names=", ".join(changed)) if changed else ""),
         ("tools_taken", _taken(taken, resting)),
         ("plan_mode", PLAN_MODE if planning else ""),
         ("tasks", block(tasks)),

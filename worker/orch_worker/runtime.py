@@ -451,6 +451,8 @@ class Runtime:
         """Let the turn's prompt be put together, and the agent be told, once, what stands before its task."""
         if self._memory is not None:
             self._prompt.memory = await self._memory.turn_began(turn, prompt)
+        if self.context.skills is not None:
+            self._prompt.changed = await self.context.skills.changed()
         live = self._archiving.block if self._archiving is not None else None
         await self._prompt.begin(hooks, live, fresh=self._fresh)
 

@@ -101,6 +101,12 @@ class Shelf:
         note = f"it was changed since {since} ({then[:SHOWN]} then): go by this text"
         return Taken(taken.text, taken.hash, taken.allowed, taken.others, note)
 
+    async def changed(self) -> tuple[str, ...]:
+        """Return the names of the skills that were read and are not what they were then."""
+        read = [(self.skills[name], hash) for name, hash in self._on_record().items() if name in self.skills]
+        on_disk = [(skill, hash) for skill, hash in read if skill.path]
+        return await asyncio.to_thread(_changed, on_disk) if on_disk else ()
+
     def _on_record(self) -> dict[str, str]:
         """Return the hash of each skill that was read, as it was when it was read last, on the conversation's path."""
         return {
@@ -161,6 +167,17 @@ def _of_folder(skill: SkillSpec, file: str) -> Taken:
     if not path.is_file():
         raise ConfigError(f"skill {skill.name!r} has no file {file!r}; {there}")
     return Taken(_text(skill, path, folder), now, allowed, others)
+
+
+def _changed(read: list[tuple[SkillSpec, str]]) -> tuple[str, ...]:
+    return tuple(skill.name for skill, hash in read if _hash_now(skill) != hash)
+
+
+def _hash_now(skill: SkillSpec) -> str:
+    try:
+        return skill_digest(Path(os.path.realpath(skill.path)))
+    except ConfigError:
+        return ""
 
 
 def _text(skill: SkillSpec, path: Path, folder: Path) -> str:

@@ -82,6 +82,8 @@ class Prompt:
         """Stable parts, context and volatile parts of the last request."""
         self._overlay = NONE
         self._place = self._low = ""
+        self.changed: tuple[str, ...] = ()
+        """Skills that are not what they were when they were read."""
         self.memory = ""
         """What is remembered of earlier conversations, as the turn's requests are to say it."""
         self._system = rendered(self._stable)
@@ -175,6 +177,7 @@ class Prompt:
             date=today() if self._rules.time else "",
             workspace=self._place,
             memory=self.memory,
+            changed=self.changed,
             taken=self._toolbox.withdrawn,
             resting=self._toolbox.resting,
             planning=self._agenda.planning,

@@ -28,6 +28,7 @@ def described(found: Found) -> dict[str, Any]:
         "hooks": [],
         "tools": [],
         "commands": [],
+        "prompts": [],
         "keys": {},
         "widgets": [],
         "notes": [],
@@ -55,6 +56,7 @@ def page(row: dict[str, Any]) -> str:
         "hooks": ", ".join(row["hooks"]),
         "tools": ", ".join(row["tools"]),
         "commands": ", ".join(row["commands"]),
+        "templates": ", ".join(row["prompts"]),
         "keys": ", ".join(f"{key}: {line}" for key, line in row["keys"].items()),
         "widgets": ", ".join(f"{each['name']} ({each['place']}): {each['command']}" for each in row["widgets"]),
     }
@@ -68,7 +70,7 @@ def _named(what: list[str] | bool) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     may = row["permissions"] or {}
-    kinds = ("stages", "tools", "tiers", "commands", "reads", "writes", "network")
+    kinds = ("stages", "tools", "tiers", "commands", "skills", "prompts", "reads", "writes", "network")
     parts = [f"{kind}: {', '.join(may[kind])}" for kind in kinds if may.get(kind)]
     parts += ["programs"] if may.get("programs") else []
     said = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]

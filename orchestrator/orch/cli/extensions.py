@@ -57,6 +57,7 @@ def _row(found: Found, home: Path) -> dict[str, Any]:
             return row | {"on": False, "why_off": str(error)}
         row["hooks"] = [hook.row.name for hook in brought.hooks]
         row["tools"] = [tool.name for tool in brought.tools]
+        row["prompts"] = [f"{found.name}:{name}" for name in brought.prompts]
         catalog = catalog_with(CommandCatalog(tuple(each.row for each in brought.commands)), [spec.manifest])
         row["commands"] = [each.usage for each in catalog.commands if each.source != BUILT_IN]
         row["notes"] = list(catalog.notes)

@@ -88,6 +88,9 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
     unkept = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
     note = "\n".join(filter(None, (note, unkept, left_out(skills))))
+    # What a skill has to run, or to look up, is of no use where it cannot be read.
+    folders = (skill.path for skill in spec.skills.skills if skill.path)
+    sandbox = replace(sandbox, read=tuple(dict.fromkeys((*sandbox.read, *folders))))
     return replace(spec, sandbox=sandbox), note
 
 
