@@ -19,10 +19,10 @@ class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
 
     `stages` are those at which its hooks may be called, `*` all of them; `tools` the tools that it may bring; `tiers`
     those of the prompt whose text its hooks may change; `skills` those in its folder `skills`, of which every agent's
-    system text tells; `commands` those of sessions that it may bring; `prompts` the templates that its code may register
-    (those in its folder `prompts` are there to be asked for by name). `reads` and `writes` are files and folders, as
-    seen from the agent's own; what is written may be read, and so may its own folder and Python's. `network` names
-    hosts, `*` all of them; with `programs` it may start some, which nobody holds to any of this.
+    system text tells; `commands` those of sessions that it may bring; `prompts` the templates that its code may
+    register (those in its folder `prompts` are there to be asked for by name). `reads` and `writes` are files and
+    folders, as seen from the agent's own; what is written may be read, and so may its own folder and Python's.
+    `network` names hosts, `*` all of them; with `programs` it may start some, which nobody holds to any of this.
     """
 
     stages: tuple[str, ...] = ()
