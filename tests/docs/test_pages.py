@@ -73,6 +73,8 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {"hooks.output_sandbox.tools": ("bash",), "hooks.cost_tracker.warn_usd": 5.0}
     set_ = {key: value for key, value in flat(Config()).items() if key not in TABLES}
     unset |= {"skills.presets.minimal": ()}
+    for phase in ("assess", "reflect"):
+        unset |= {f"hooks.{phase}.model": "anthropic:claude-haiku-4-5", f"hooks.{phase}.max_cost_usd": 0.01}
     assert shown == set_ | {"model": "extractive:", **unset}
 
 
