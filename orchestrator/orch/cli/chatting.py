@@ -96,7 +96,7 @@ def _kinds(arguments: Namespace) -> list[str]:
     """Return the flags that say what a new agent is to be."""
     other = {"ref", "approve", "no_color", "json"}
     given = [name for name, value in vars(arguments).items() if name not in other and value not in (None, False)]
-    return [f"--{name.replace('_', '-')}" for name in given]
+    return [f"--{name.removesuffix('_usd').replace('_', '-')}" for name in given]
 
 
 VERBS = {

@@ -34,15 +34,23 @@ def live(rows: Sequence[dict[str, Any]], id: str) -> list[dict[str, Any]]:
 
 
 def bar(
-    rows: Sequence[dict[str, Any]], id: str, width: int, *, working: float | None = None, now: float | None = None
+    rows: Sequence[dict[str, Any]],
+    id: str,
+    width: int,
+    *,
+    working: float | None = None,
+    widgets: Sequence[str] = (),
+    now: float | None = None,
 ) -> list[Piece]:
-    """Return the line as it fits into `width`. `working` is for how many seconds the turn has been under way."""
+    """Return the line as it fits into `width`. `working` is for how many seconds the turn has been under way,
+    `widgets` what extensions say."""
     row = next((row for row in rows if row["id"] == id), None)
     if row is None:
         return cut([("note", "(no word of the agent: it was ended, or its daemon is gone)")], width)
     parts = [[part] for part in _own(row, working)]
     meter = _meter(row)
     parts[1:1] = [[meter]] if meter else []
+    parts += [[("", each)] for each in widgets]
     at_work = [each for each in live(rows, id) if each["pending"] is not None]
     if others := live(rows, id):
         parts.append([("", f"{render.counted(len(others), 'subagent')}, {len(at_work)} at work")])

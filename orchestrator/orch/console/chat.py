@@ -93,6 +93,7 @@ class Chat:
         self._watch()
         await self.commands.load()
         await self.look()
+        self._later(self.commands.refresh())
 
     def introduce(self) -> None:
         """Say with whom one talks."""
@@ -126,7 +127,7 @@ class Chat:
 
     def bar(self, width: int) -> list[Piece]:
         """Return the line that says how all is."""
-        return bar.bar(self.rows, self.id, width, working=self.working)
+        return bar.bar(self.rows, self.id, width, working=self.working, widgets=self.commands.widgets["status"])
 
     @property
     def lively(self) -> bool:
@@ -246,6 +247,7 @@ class Chat:
             except Failure:
                 pass  # the next turn is under way, or the answer was an error
         await self.look()
+        self._later(self.commands.refresh())
         steers, self._steers = self._steers, set()
         if not steers or self._since is not None:
             return
@@ -354,6 +356,8 @@ class Chat:
     async def _farewell(self) -> str:
         """Return how to come back; an agent that was never asked anything is not kept for that."""
         row = await self.link.call("state", ref=self.id)
+        if row["status"] == "killed":
+            return f"agent {row['seq']} ({row['name']}) was ended: orch resume {row['seq']} lets it answer again"
         if not self._fresh or row["queries"] or row["pending"] is not None:
             return f"agent {row['seq']} ({row['name']}) is kept: orch chat {row['seq']} comes back to it"
         await self.link.call("kill", refs=[self.id])

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ..cli import render
+from ..cli.failure import Failure
 from ..commands.reading import read
 from .diffs import coloured
 from .pastes import folded
@@ -26,6 +28,7 @@ KEYS: Final = """\
 """
 ESCAPED: Final = ("//", "\\/", "\\!")
 END: Final = "/end"
+MOST_WIDGETS: Final = 4
 COPIES: Final = ("fork", "model", "plan")
 """Commands that go on in a copy of the conversation, which is on the screen already."""
 
@@ -41,12 +44,39 @@ class Commands:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._rows: list[dict[str, Any]] = []
+        self._widgets: list[dict[str, Any]] = []
+        self._digest = ""
+        self.keys: dict[str, str] = {}
+        """The line that each key runs, of those that extensions bring."""
+        self.widgets: dict[str, list[str]] = {"status": [], "panel": []}
+        """What they show all the time, by the place for it."""
         self._running: set[threading.Event] = set()
         self._lines: list[str] | None = None
 
     async def load(self) -> None:
-        """Ask which commands there are. Raises Failure."""
-        self._rows = (await self._chat.link.call("commands", ref=self._chat.id))["commands"]
+        """Ask which commands, keys and widgets there are. Raises Failure."""
+        there = await self._chat.link.call("commands", ref=self._chat.id)
+        if there["digest"] == self._digest:
+            return
+        self._digest, self._rows, self._widgets = there["digest"], there["commands"], there["widgets"]
+        self.keys = {each["key"]: each["command"] for each in there["keys"]}
+
+    async def refresh(self) -> None:
+        """Ask what there is, and what widgets show now; one that fails shows nothing. Raises Failure."""
+        await self.load()
+        found: dict[str, list[str]] = {"status": [], "panel": []}
+        for each in self._widgets[:MOST_WIDGETS]:
+            if text := await self._told(each["command"]):
+                found[each["place"]].append(f"{each['title'] or each['name']}: {text}")
+        self.widgets = found
+        self._chat.changed()
+
+    async def _told(self, line: str) -> str:
+        try:
+            done = await self._chat.link.call("execute", ref=self._chat.id, text=line)
+        except Failure:
+            return ""
+        return "" if done["is_error"] else render.line(done["text"])
 
     @property
     def known(self) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding import DynamicKeyBindings, KeyBindings, KeyPressEvent, merge_key_bindings
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.shortcuts import print_formatted_text
@@ -72,6 +73,7 @@ class Screen:
     ) -> None:
         self._chat = chat
         self._aside, self._asks = "", False
+        self._bound: tuple[dict[str, str] | None, KeyBindings] = None, KeyBindings()
         self._dirty = asyncio.Event()
         chat.changed = self._dirty.set
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -85,7 +87,7 @@ class Screen:
             complete_while_typing=begins,
             complete_in_thread=True,
             bottom_toolbar=self._bar,
-            key_bindings=self._keys(),
+            key_bindings=merge_key_bindings([DynamicKeyBindings(self._brought), self._keys()]),
             style=STYLE,
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             enable_suspend=True,
@@ -129,6 +131,7 @@ class Screen:
         found = _formatted(self._chat.sheet.live)
         if found:
             found.append(("", "\n"))
+        found += [("class:note", f"{each}\n") for each in self._chat.commands.widgets["panel"]]
         if asks := self._chat.asks:
             found.append(("class:ask", f"{asks}\n"))
         return FormattedText([*found, ("class:you", PROMPT)])
@@ -232,6 +235,20 @@ class Screen:
             event.current_buffer.insert_text(self._chat.pastes.fold(event.data))
 
         return keys
+
+    def _brought(self) -> KeyBindings:
+        """Return the keys that extensions bring, each of which runs a line; those of the console go before them."""
+        wanted = self._chat.commands.keys
+        if self._bound[0] is not wanted:
+            keys = KeyBindings()
+            for key, line in wanted.items():
+                keys.add(*key.split(" "), filter=has_focus(DEFAULT))(partial(self._run, line))
+            self._bound = wanted, keys
+        return self._bound[1]
+
+    def _run(self, line: str, _: KeyPressEvent) -> None:
+        if not self._chat.asks:
+            self._start(self._chat.take(line))
 
     def _enter(self, event: KeyPressEvent, *, follow_up: bool) -> None:
         buffer = event.current_buffer

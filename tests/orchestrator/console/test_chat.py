@@ -40,7 +40,7 @@ class Wire(Link):
             "collect": REPLY,
             "cancel": AGENT,
             "kill": {"ids": []},
-            "commands": {"commands": [COMMAND]},
+            "commands": {"commands": [COMMAND], "keys": [], "widgets": [], "digest": "1"},
         }
         self.watched: list[dict[str, Any]] = []
         self.there = False
@@ -277,6 +277,14 @@ async def test_an_agent_that_was_made_for_nothing_is_not_kept(fresh: bool, kept:
     assert talk.wire.of("kill") == ([] if kept else [{"refs": ["abc"]}])
 
 
+async def test_an_agent_that_was_ended_elsewhere_is_not_called_kept() -> None:
+    """How it answers again is said."""
+    talk = await Talk().begin()
+    talk.wire.answers["state"] = AGENT | {"status": "killed"}
+    await talk.chat.leave()
+    assert talk.shown()[-1] == "agent 1 (n) was ended: orch resume 1 lets it answer again"
+
+
 async def test_a_daemon_that_ended_is_said_and_the_next_prompt_goes_on() -> None:
     """It is watched anew then."""
     talk = await Talk().begin()
@@ -313,6 +321,20 @@ async def test_commands_are_executed_in_the_session() -> None:
     await talk.chat.take("//status is said")
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["/etc/passwd is a path"]
     assert talk.wire.of("steer")[0]["text"] == "/status is said"
+
+
+async def test_widgets_of_extensions_are_kept_up_to_date() -> None:
+    """Each is asked when the talk begins and after each turn; nothing in what it says is obeyed."""
+    talk = Talk()
+    widgets = [{"name": "left", "command": "/todo --count", "title": "to do", "place": "status", "source": "todo"}]
+    widgets.append(widgets[0] | {"name": "log", "title": "", "place": "panel"})
+    talk.wire.answers["commands"] |= {"widgets": widgets}
+    talk.wire.executes("todo", "3\x1b[2J\nmore")
+    await talk.begin()
+    talk.began(request_id=None)
+    await talk.ended()
+    assert talk.chat.commands.widgets == {"status": ["to do: 3\\x1b[2J more"], "panel": ["log: 3\\x1b[2J more"]}
+    assert "to do: 3" in "".join(text for _, text in talk.chat.bar(100))
 
 
 async def test_help_tells_of_keys_too() -> None:

@@ -167,6 +167,19 @@ async def test_nothing_that_a_model_says_reaches_the_terminal_raw(monkeypatch: p
         assert not [each for each in ("\x1b]0", "\x07", "\x9b", "\u202e") if each in at.paper.written]
 
 
+async def test_keys_of_extensions_run_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are brought, and none while a question is open."""
+    async with desk(monkeypatch) as at:
+        at.talk.wire.executes("todo", "nothing")
+        at.talk.wire.answers["commands"] |= {"keys": [{"key": "c-x t", "command": "/todo"}], "digest": "2"}
+        await at.talk.chat.commands.load()
+        await at.press("\x18t", lambda: at.talk.wire.of("execute"))
+        assert at.talk.wire.of("execute") == [{"ref": "abc", "text": "/todo"}]
+        at.talk.chat.event(question())
+        await at.press("\x18tx", lambda: at.typed == "x")
+        assert len(at.talk.wire.of("execute")) == 1
+
+
 async def test_what_was_typed_is_remembered_for_its_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The next console has it, in a file that nobody else reads; answers to questions are not kept."""
     file = history_file(tmp_path)
