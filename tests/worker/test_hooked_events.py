@@ -80,9 +80,9 @@ class TestEvents:
         jumps: list[int] = []
         run_all = talk.calls._threads.run_all
 
-        async def counted(tasks: Any, events: Any) -> Any:
+        async def counted(tasks: Any, events: Any, **options: Any) -> Any:
             jumps.append(len(tasks))
-            return await run_all(tasks, events)
+            return await run_all(tasks, events, **options)
 
         talk.calls._threads.run_all = counted  # type: ignore[method-assign]
         await talk.ask()

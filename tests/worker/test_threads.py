@@ -126,3 +126,49 @@ async def test_threads_end_when_they_are_closed() -> None:
     threads.close()
     thread.join(5.0)
     assert not thread.is_alive()
+
+
+class TestBriefly:
+    """The event loop itself waits for a moment, where nothing else is to be done."""
+
+    async def test_what_is_done_at_once_takes_no_round_of_the_loop(self) -> None:
+        """Results and errors are those of any call, the same thread does the next one, and nothing is left behind."""
+        threads, loop = Threads(), asyncio.get_running_loop()
+        rounds: list[int] = []
+        loop.call_soon(rounds.append, 1)
+        ran = await threads.run_all([task("a", lambda: 1), task("b", lambda: 1 // 0)], [None, None], brief=60.0)
+        assert rounds == []
+        assert ran.said[0] == (1, None)
+        assert isinstance(ran.said[1][1], ZeroDivisionError)
+        assert len(ran.seconds) == 2
+        assert len(threads._idle) == 1
+        threads.close()
+
+    async def test_what_takes_longer_is_awaited_as_ever(self) -> None:
+        """The loop goes on after a moment, so that what the function waits for can happen there."""
+        threads, go = Threads(), threading.Event()
+        asyncio.get_running_loop().call_soon(go.set)
+        ran = await threads.run_all([task("a", lambda: go.wait(60))], [None], brief=0.0001)
+        assert ran.said[0] == (True, None)
+        assert len(threads._idle) == 1
+        threads.close()
+
+    async def test_one_that_hangs_is_given_up_at_its_deadline(self) -> None:
+        """However briefly the loop would have waited, its own time counts."""
+        threads, go = Threads(), threading.Event()
+        ran = await threads.run_all([task("a", go.wait, 0.01), task("b", lambda: 2)], [None, None], brief=0.0001)
+        assert isinstance(ran.said[0][1], Late)
+        assert ran.said[1] == (2, None)
+        go.set()
+        while threads.overdue:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        threads.close()
+
+    async def test_whoever_is_first_says_whether_they_meet(self) -> None:
+        """Thousands of times at once with the deadline, no result is lost and none comes twice."""
+        threads = Threads()
+        for number in range(2000):
+            ran = await threads.run_all([task("a", lambda number=number: number + 1)], [None], brief=0.00002)  # type: ignore[misc]
+            assert ran.said[0] == (number + 1, None)
+        assert len(threads._idle) == 1
+        threads.close()

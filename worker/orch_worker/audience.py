@@ -18,6 +18,8 @@ class Audience(Generic[T]):
         self._tell = tell
         self._waiting: list[T] = []
         self._work: asyncio.Task[None] | None = None
+        self.awaited = 0
+        """How many wait for everything to be told."""
 
     def add(self, item: T) -> None:
         """Let `item` be told as soon as everything before it is."""
@@ -28,7 +30,11 @@ class Audience(Generic[T]):
     async def told(self) -> None:
         """Return when everything is told."""
         if self._work is not None and not self._work.done():
-            await asyncio.wait([self._work])
+            self.awaited += 1
+            try:
+                await asyncio.wait([self._work])
+            finally:
+                self.awaited -= 1
 
     def stop(self) -> None:
         """Tell nothing more."""

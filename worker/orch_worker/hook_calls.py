@@ -35,6 +35,8 @@ ROOT_SECONDS: Final = 2.0
 REPORT_SECONDS: Final = 2.0
 REPORT_EVERY: Final = 1.0
 """Seconds between two reports of what hooks did: with hundreds of them they cost more than short turns."""
+BRIEF: Final = 0.001
+"""Seconds that the agent waits for hooks that observe without doing anything else, once it waits for them anyway."""
 MOST_SHOWN: Final = 400
 
 Tell = Callable[[str, str, str, bool], None]
@@ -297,7 +299,7 @@ class HookCalls:
             tallies += called.tallies
             alone = isinstance(event, (ToolCall, ToolReturn))
             events += [own(event) for _ in called.tasks] if alone else [event] * len(called.tasks)
-        ran = await self._threads.run_all(tasks, events)
+        ran = await self._threads.run_all(tasks, events, brief=BRIEF if self._here.awaited else 0.0)
         for tally, seconds in zip(tallies, ran.seconds, strict=True):
             tally.calls += 1
             tally.seconds += seconds

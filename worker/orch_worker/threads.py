@@ -48,31 +48,35 @@ class Threads:
             raise error
         return value
 
-    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
+    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any], *, brief: float = 0.0) -> Ran:
         """Call the functions of `tasks` one after the other, each with its one of `firsts`, and return what came of it.
 
         All run in one thread, so that going there and back is paid for once; behind one that hangs another thread goes
-        on. Raises nothing but CancelledError.
+        on. The event loop itself waits for them up to `brief` seconds: where nothing else is to be done meanwhile that
+        spares it a round through the system for a thread that is done at once. Raises nothing but CancelledError.
         """
         if not tasks:
             return Ran([], {})
-        ran = await self._run(tasks, firsts)
+        ran = await self._run(tasks, firsts, brief)
         while (done := len(ran.seconds)) < len(tasks):
             more = await self._run(tasks[done:], firsts[done:])
             ran.said.update((done + place, said) for place, said in more.said.items())
             ran.seconds.extend(more.seconds)
         return ran
 
-    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
+    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any], brief: float = 0.0) -> Ran:
         """Return what came of `tasks`: of all, or of those up to one that hangs."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
         queue = self._idle.pop() if self._idle else _started()
         batch = _Batch(tasks, firsts)
+        meeting = _Meeting() if brief else None
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
         timer: asyncio.TimerHandle
 
         def job() -> None:
             batch.work()
+            if meeting is not None and meeting.met():
+                return
             try:
                 loop.call_soon_threadsafe(self._finish, batch, queue, done)
             except RuntimeError:
@@ -83,13 +87,18 @@ class Threads:
             if done.done():
                 return
             if (left := batch.left()) > 0:
-                timer = loop.call_later(left, look)
+                timer = loop.call_later(min(left, shortest), look)
             else:
                 batch.leave()
                 done.set_result(None)
 
         queue.put(job)
-        timer = loop.call_later(tasks[0][1], look)
+        if meeting is not None and meeting.awaited(brief):
+            self._idle.append(queue)
+            return batch.ran()
+        # One whose time is short may be due before the time of the first one ends.
+        shortest = min(seconds for _, seconds, _, _ in tasks)
+        timer = loop.call_later(shortest, look)
         try:
             await done
         except asyncio.CancelledError:
@@ -114,6 +123,29 @@ class Threads:
                 del self.overdue[batch.hangs]
         if not done.done():
             done.set_result(None)
+
+
+class _Meeting:
+    """Two threads of which one waits for the other, but not for long. Whoever is first says whether they meet."""
+
+    def __init__(self) -> None:
+        self._first, self._there = threading.Lock(), threading.Lock()
+        self._there.acquire()
+
+    def awaited(self, seconds: float) -> bool:
+        """Return whether the other one is there within so many seconds; if not, it is told so when it comes."""
+        if self._there.acquire(timeout=seconds):
+            return True
+        if self._first.acquire(blocking=False):
+            return False
+        return self._there.acquire()  # it is just coming
+
+    def met(self) -> bool:
+        """Be there; return whether the other one still waits."""
+        if not self._first.acquire(blocking=False):
+            return False
+        self._there.release()
+        return True
 
 
 class _Batch:
