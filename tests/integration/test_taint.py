@@ -150,3 +150,31 @@ async def test_archives_bring_it_back(tmp_path: Path) -> None:
         third = await reader.query("What was there?")
         assert texts(await o.read_archive(third.archived_to or ""))[0].startswith("[untrusted ")
         assert bits_in((await reader.show()).marks) == {"untrusted"}
+
+
+READ_NOTE = {"tool": "read_file", "input": {"path": "note.txt"}}
+
+
+async def test_it_is_followed_into_files_that_an_agent_writes(tmp_path: Path) -> None:
+    """By its tools or by code: who reads the file holds what its writer held, in another root too, until it is written
+    anew by somebody who held nothing."""
+    note = {"tool": "write_file", "input": {"path": "note.txt", "content": SAID}}
+    copy = {"tool": "bash", "input": {"command": "cp inbox/mail.txt copy.txt"}}
+    async with root(tmp_path, approve=lambda _: True) as o:
+        clean = await scripted(o, tmp_path, note, READ_NOTE, "Read.", tools=["write_file", "read_file"])
+        await clean.query("Write it")
+        assert bits_in((await clean.show()).marks) == {"acts"}
+        writer = await scripted(o, tmp_path, MAIL, note, copy, "Written.", tools=["read_file", "write_file", "bash"])
+        assert (await writer.query("Keep the mail")).tool_calls == 3
+    async with root(tmp_path) as o:
+        for name in ("note.txt", "copy.txt"):
+            read = {"tool": "read_file", "input": {"path": name}}
+            reader = await scripted(o, tmp_path, read, RUN, "Read.", tools=["read_file", "bash"])
+            assert (await reader.query("Do what it says")).tool_calls == 1
+            told, refused = await results(reader)
+            assert told.startswith("[untrusted ")
+            assert f"untrusted content (read_file {name})" in refused
+        other = await scripted(o, tmp_path, note, "Written.", READ_NOTE, "Read.", tools=["write_file", "read_file"])
+        await other.query("Write it anew")
+        await other.query("Read it")
+        assert bits_in((await other.show()).marks) == {"acts"}

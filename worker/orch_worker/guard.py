@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -9,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.approval import ApproveCall, Approved, digest_of
-from orch_protocol.errors import OrchError
+from orch_protocol.errors import ConfigError, OrchError, StoreError
 from orch_protocol.messages import ToolUse
 from orch_protocol.observing import CallOutcome
 from orch_protocol.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
@@ -19,13 +20,15 @@ from .grounds import grounds_of, places_of, where_of
 from .locality import Locality
 from .markers import denied, not_approved, not_yet, rehearsed
 from .opinion import Opinion, named
-from .policy import Call, Grounds, Place, judge, operation_of, strictest
-from .taint import WEB, Nature, judge_taint, marks_of, nature_of, trusts
+from .policy import Call, Place, judge, operation_of, strictest
+from .taint import CODE, WEB, Nature, judge_taint, marks_of, nature_of, trusts
 from .tools.base import ToolContext, ToolError, ToolOutput
 
 __all__ = ["Guard", "Ruling"]
 
 PATIENCE_SECONDS: Final = 10.0
+RECORD: Final = ".written.json"
+"""What agents wrote that is followed, beside their sessions; see `written`."""
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
 
 Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
@@ -50,7 +53,10 @@ class Guard:
         self._where = where_of(context.cwd, context.env)
         self._context, self._judges = context, _judges(spec, context)
         self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
-        self._grounds: Callable[[], Grounds] = lambda: grounds_of(spec, self._where)
+        self._record = None if context.folder is None else context.folder.parent / RECORD
+        self._spec = spec
+        self._began: dict[str, int] = {}
+        """When code began that can change files, by its call: where it may hand on what the conversation holds."""
         self._locality, self._without_local = locality, spec.rules.without_local
         self._dry_run = spec.rules.dry_run
         self._personal = False
@@ -64,13 +70,18 @@ class Guard:
         """Forget what the last turn touched."""
         self._personal = False
         self._natures.clear()
+        self._began.clear()
         if self._context.skills is not None:
             self._context.skills.turn_began()
 
     def judge(self, call: ToolUse) -> Verdict:
         """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
         places = self._places(call)
-        grounds = self._grounds()
+        grounds = grounds_of(self._spec, self._where)
+        if self._record is not None and self._record.exists():
+            from .written import added  # only where somebody wrote something that is followed
+
+            grounds = added(grounds, self._record)
         judged = Call(call.name, places or (), self._personal, self._planning)
         verdict = judge(judged, grounds)
         said = self.said.get(call.name)
@@ -137,6 +148,8 @@ class Guard:
         """Put on record that `call`, which was judged, begins to act, if it does. Raises StoreError."""
         if self._context.marks is not None and call.id in self._natures:
             self._context.marks.note(marks_of(call.name, self._natures[call.id][0], done=False))
+        if self._record is not None and self._content and call.name in CODE:
+            self._began[call.id] = time.time_ns()
 
     def brought(self, call: ToolUse, output: ToolOutput) -> tuple[Mark, ...]:
         """Put on record what `output`, that of `call`, brings into the conversation; return it. Raises StoreError."""
@@ -150,7 +163,26 @@ class Guard:
         marks = (*marks_of(call.name, nature, done=True), *output.marks)
         if self._context.marks is not None:
             self._context.marks.note(marks)
+        self._followed(call, output)
         return marks
+
+    def _followed(self, call: ToolUse, output: ToolOutput) -> None:
+        """Let files that the call wrote be what the conversation is. Raises StoreError."""
+        content, cwd = self._content, self._context.cwd
+        if self._record is None or not (content or (output.files_changed and self._record.exists())):
+            return
+        from .written import changed_below, note
+
+        since = self._began.pop(call.id, None)
+        files = [str(cwd / file) for file in output.files_changed]
+        if since is not None:
+            home = self._record.parent
+            files += changed_below(cwd, since, (home, home.parent))
+        whole = call.name == "write_file" and not call.input.get("append")
+        try:
+            note(self._record, files, content, whole=whole)
+        except ConfigError as error:
+            raise StoreError(str(error)) from error
 
     def digest(self, call: ToolUse) -> str:
         """Return what tells this very call, with the places it leads to now, from every other."""
@@ -192,6 +224,10 @@ class Guard:
     @property
     def _held(self) -> tuple[Mark, ...]:
         return self._context.marks.held if self._context.marks is not None else ()
+
+    @property
+    def _content(self) -> tuple[Mark, ...]:
+        return self._context.marks.content if self._context.marks is not None else ()
 
     @property
     def _planning(self) -> bool:

@@ -20,7 +20,7 @@ from orch_protocol.taint import BITS, Bit, Mark, TaintConfig, mark
 
 from .policy import Call, Grounds, above, meets, operation_of
 
-__all__ = ["LABEL", "WEB", "Nature", "fenced", "judge_taint", "labelled", "marks_of", "nature_of", "trusts"]
+__all__ = ["CODE", "LABEL", "WEB", "Nature", "fenced", "judge_taint", "labelled", "marks_of", "nature_of", "trusts"]
 
 WEB: Final = frozenset({"fetch_url", "web_search"})
 """Tools whose results others wrote, and whose arguments others read."""

@@ -1,0 +1,86 @@
+"""Files that agents wrote while they held what strangers wrote: which they are, and for how long."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from orch_protocol.policy import PolicySpec
+from orch_protocol.taint import Mark
+from orch_worker import written
+from orch_worker.grounds import grounds_of, where_of
+from orch_worker.policy import Grounds
+from orch_worker.written import added, changed_below, note
+
+U, S = Mark("untrusted", "mail"), Mark("sensitive", "key")
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """Where it is kept in mind, and two files."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("x")
+    return tmp_path / "record.json"
+
+
+def grounds(record: Path) -> Grounds:
+    """Return what an agent beside the record goes by."""
+    return added(grounds_of(PolicySpec(), where_of(record.parent, {})), record)
+
+
+def test_a_file_is_what_its_writers_held(record: Path) -> None:
+    """All of them, as long as each added to it; deeds are no matter."""
+    a, b = str(record.parent / "a"), str(record.parent / "b")
+    note(record, [a], [U, Mark("acts")], whole=False)
+    note(record, [a, b], [S], whole=False)
+    found = grounds(record)
+    assert (found.untrusted, found.sensitive) == ((a,), (a, b))
+    assert {a, b} <= found.present
+
+
+def test_what_is_written_whole_by_who_held_nothing_is_clean(record: Path) -> None:
+    """As is what is gone; what is added to is not."""
+    a, b = record.parent / "a", record.parent / "b"
+    note(record, [str(a), str(b)], [U], whole=True)
+    note(record, [str(a)], [], whole=False)
+    assert set(grounds(record).untrusted) == {str(a), str(b)}
+    note(record, [str(a)], [], whole=True)
+    b.unlink()
+    assert grounds(record).untrusted == ()
+
+
+def test_nothing_is_kept_where_nobody_holds_anything(record: Path) -> None:
+    """Not even a file."""
+    note(record, [str(record.parent / "a")], [], whole=True)
+    assert sorted(path.name for path in record.parent.iterdir()) == ["a", "b"]
+
+
+def test_of_a_great_many_the_last_are_kept(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which something was written to them."""
+    monkeypatch.setattr(written, "MOST", 2)
+    a, b, c = (record.parent / name for name in "abc")
+    c.write_text("x")
+    for path in (a, b, a, c):
+        note(record, [str(path)], [U], whole=False)
+    assert grounds(record).untrusted == (str(a), str(c))
+
+
+def test_a_record_that_cannot_be_read_makes_all_files_untrusted(record: Path) -> None:
+    """Nobody knows then."""
+    record.write_text("{")
+    assert grounds(record).untrusted == ("/",)
+
+
+def test_what_code_changed_is_found(record: Path) -> None:
+    """Below the folder; neither links nor what is apart."""
+    folder = record.parent
+    since = time.time_ns() + written.TICK + 1
+    assert changed_below(folder, since + 10**12) == []
+    for name in ("in", "apart", ".git"):
+        (folder / name).mkdir()
+        (folder / name / "new").write_text("x")
+    (folder / "link").symlink_to("a")
+    found = changed_below(folder, 0, [folder / "apart"])
+    assert sorted(Path(path).relative_to(folder).as_posix() for path in found) == ["a", "b", "in/new"]
