@@ -16,6 +16,7 @@ OURS = tuple(PACKAGES)
 DOORS: dict[str, set[str]] = {
     "anthropic": {"orch_worker.backends.anthropic"},
     "httpx2": {"orch_worker.backends.transport", "orch_worker.tools.http"},
+    "IPython": {"orch.notebook.magic"},
     "matplotlib": {"orch.replay.plot"},
     "multiprocess": {"orch_worker.zygote"},
     "openai": {"orch_worker.backends.openai"},
@@ -27,6 +28,9 @@ DOORS: dict[str, set[str]] = {
     "zmq": {"orch_worker.drain", "orch.router"},
 }
 """The modules that may import a package whose import costs time or memory."""
+
+IMPORTED_AS = {"ipython": "IPython", "pyyaml": "yaml", "pyzmq": "zmq"}
+"""Packages that are imported by another name than they are installed by."""
 
 COMES_ALONG = {"httpx2": "both SDKs take and return its clients, and depend on it"}
 """Packages that are imported though pyproject.toml does not name them, and why that is right."""
@@ -60,7 +64,7 @@ def undeclared(module: Module) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = (wanted for extra, wanted in project["optional-dependencies"].items() if extra != "test")
     wanted = map(distribution, chain(project["dependencies"], *extras))
-    names = {{"pyzmq": "zmq", "pyyaml": "yaml"}.get(name, name) for name in wanted}
+    names = {IMPORTED_AS.get(name, name) for name in wanted}
     known = {*names, *COMES_ALONG, *OURS, *sys.stdlib_module_names}
     return sorted({name.partition(".")[0] for name in module.imports} - known)
 

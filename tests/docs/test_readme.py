@@ -9,6 +9,7 @@ The language of a fence says what becomes of it:
     sh        commands for the reader's machine: each is a line that the Makefile or CI runs.
     toml      a configuration file that `orch config show` accepts; one with [permissions] is an extension's manifest.
     json      JSON, one value a block or a line.
+    ipython   a cell of a notebook; integration/test_notebook.py runs those of docs/notebook.md.
     text      a picture; not run.
 
 The blocks of a page run in order, in one scratch folder and one scratch ORCH_HOME, and leave no process behind. A
@@ -36,7 +37,7 @@ from sources import PACKAGES, ROOT
 from wire.apart import Apart, reads_files
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"python", "console", "sh", "toml", "json", "text"}
+LANGUAGES = {"python", "console", "sh", "toml", "ipython", "json", "text"}
 SECONDS = 50
 SDK = re.compile(r"^import (anthropic|openai)$", re.MULTILINE)
 

@@ -1,0 +1,31 @@
+"""An agent in a notebook: `%load_ext orch` in IPython or Jupyter, then `%orch` and `%%orch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give the shell, IPython's InteractiveShell, its magics. Starts nothing: the first question does."""
+    from .line import questions
+    from .magic import OrchMagics
+
+    shell.register_magics(OrchMagics(shell))
+    if questions not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.append(questions)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magics away, and end what they started."""
+    from .line import questions
+    from .magic import OrchMagics
+
+    if questions in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(questions)
+    magics = shell.magics_manager.registry.pop(OrchMagics.__name__, None)
+    if magics is not None:
+        magics.close()
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("orch", None)

@@ -1,0 +1,51 @@
+"""Starts a notebook's own agent inside the kernel, where it sees the notebook's names, and all others as processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orch_protocol.spec import Template
+from orch_worker.tools.namespace import lend, take_back
+
+from ..launchers import default_launcher
+from ..launchers.base import LaunchRequest, WorkerProcess
+from ..launchers.in_process import InProcessLauncher
+
+__all__ = ["NotebookLauncher"]
+
+
+class NotebookLauncher:
+    """A launcher of two kinds. `own` is the id of the agent that lives here; the first to be launched, if nobody says.
+
+    `names` are the notebook's, in which that agent's code runs.
+    """
+
+    def __init__(self, run: str, folder: Path, names: dict[str, Any]) -> None:
+        self.own: str | None = None
+        self._names = names
+        self._here = InProcessLauncher(run, folder)
+        self._apart = default_launcher(run, folder)
+
+    async def start(self) -> None:
+        """Begin what launching processes needs. Raises LaunchError."""
+        await self._apart.start()
+
+    def warm(self, template: Template) -> None:
+        """Make the next process from `template` quick."""
+        self._apart.warm(template)
+
+    async def launch(self, request: LaunchRequest) -> WorkerProcess:
+        """Return the started worker. Raises LaunchError."""
+        self.own = self.own or request.agent_id
+        if request.agent_id != self.own:
+            return await self._apart.launch(request)
+        lend(self.own, self._names)
+        return await self._here.launch(request)
+
+    async def stop(self) -> None:
+        """End all of them."""
+        await self._here.stop()
+        await self._apart.stop()
+        if self.own is not None:
+            take_back(self.own)

@@ -1,0 +1,102 @@
+"""Notebooks, run without a front end, with real kernels: `%orch` and `%%orch`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.shell import SECONDS, Shell, ended
+from sources import ROOT
+
+pytest.importorskip("nbclient")
+
+LOAD = "%load_ext orch.notebook"
+
+
+def run(shell: Shell, *cells: str) -> dict[str, Any]:
+    """Run the cells in one kernel and return what each showed."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "cells.py")],
+        input=json.dumps(cells).encode(),
+        capture_output=True,
+        cwd=shell.folder,
+        env=shell.env | {"IPYTHONDIR": str(shell.folder / "ipython"), "JUPYTER_PLATFORM_DIRS": "1"},
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def texts(cell: list[dict[str, Any]]) -> str:
+    """Return what a cell showed, as text."""
+    return "".join(output["text"] + "\n" * (output["kind"] == "shown") for output in cell)
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Return the cells of docs/notebook.md with what each is said to show."""
+    page = (ROOT / "docs" / "notebook.md").read_text()
+    return re.findall(r"```ipython\n(.*?)```\n(?:\n```text\n(.*?)```)?", page, re.DOTALL)
+
+
+def test_the_page_of_the_docs_is_a_notebook(shell: Shell) -> None:
+    """Each cell of it shows what it says, `...` standing for what varies; the children were processes."""
+    cells = blocks()
+    assert len(cells) >= 5
+    shown = run(shell, *(source for source, _ in cells))
+    for (source, expected), outputs in zip(cells, shown["cells"], strict=True):
+        wanted = ".*".join(re.escape(part) for part in expected.strip().split("..."))
+        assert re.fullmatch(wanted, texts(outputs).strip(), re.DOTALL), (source, outputs)
+
+
+INTERRUPTED = """
+import _thread
+from orch.notebook.view import TurnView
+event = TurnView.event
+def interrupting(view, happened):
+    event(view, happened)
+    if happened.kind == "tool_call":
+        _thread.interrupt_main()
+TurnView.event = interrupting
+get_ipython().run_line_magic("orch", "--script script.json --approve auto Look")
+"""
+
+
+def test_an_interrupt_ends_what_the_agent_does(shell: Shell) -> None:
+    """What it had said by then is shown, and that it was cancelled; the next question is answered."""
+    shell.script({"text": "Let me see.", "tool": "bash", "input": {"command": "sleep 60"}}, "Here I am.")
+    shown = run(shell, LOAD, INTERRUPTED, "%orch And now?")["cells"]
+    assert "Let me see." in texts(shown[1])
+    assert "the turn ended early: cancelled" in texts(shown[1])
+    assert "KeyboardInterrupt" in texts(shown[1])
+    assert "Here I am." in texts(shown[2])
+
+
+def test_a_kernel_that_dies_in_the_middle_loses_no_conversation(shell: Shell) -> None:
+    """Nothing of it runs on; the notebook opened again goes on with what was said, and says so."""
+    die = {"text": "Let me try.", "tool": "run_python", "input": {"code": "import os; os.kill(os.getpid(), 9)"}}
+    script = shell.script("I shall remember 4711.", die, "It was 4711.")
+    first = run(shell, LOAD, f"%orch --script {script} --approve auto Remember 4711", "%orch Now die")
+    assert first["died"]
+    for pid in shell.ours():
+        ended(pid)
+    shown = run(shell, LOAD, "%orch What was it?", "print(_orch.text)")["cells"]
+    assert "goes on with the conversation of before" in texts(shown[1])
+    assert texts(shown[2]) == "It was 4711.\n"
+
+
+def test_what_goes_wrong_is_a_sentence(shell: Shell) -> None:
+    """No frames of ours; where nobody can be asked, what needs approval is denied and how to let it through is said."""
+    script = shell.script({"tool": "run_python", "input": {"code": "1"}}, "No.")
+    shown = run(shell, LOAD, "%orch --nope", f"%orch --script {script} Try")["cells"]
+    (error,) = shown[1]
+    assert error["lines"] == [error["text"]]
+    assert "no option --nope" in error["text"]
+    assert "--approve auto lets it through" in texts(shown[2])
