@@ -12,10 +12,11 @@ from orch_protocol.entries import Custom
 from orch_protocol.messages import user
 from orch_protocol.skills import SkillSpec, SkillsSpec
 from orch_worker import kept
-from orch_worker.contents import MOST_BYTES
+from orch_worker.contents import MOST_BYTES, skill_digest
 from orch_worker.estimate import Estimator
-from orch_worker.shelf import Shelf, skill_digest, tools_named
+from orch_worker.shelf import Shelf
 from orch_worker.skill_index import HEADING, index
+from orch_worker.skill_tools import tools_named
 from orch_worker.tools.base import ToolContext, ToolError
 from orch_worker.tools.skills import read_skill
 from orch_worker.transcript import Transcript

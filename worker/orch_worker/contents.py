@@ -10,9 +10,10 @@ from typing import Final
 
 from orch_protocol.errors import ConfigError
 
-__all__ = ["LEFT_OUT", "MOST_BYTES", "digest_of", "files_in"]
+__all__ = ["LEFT_OUT", "MOST_BYTES", "digest_of", "files_in", "skill_digest", "skill_files"]
 
 LEFT_OUT: Final = frozenset({"__pycache__"})
+NOT_A_SKILLS: Final = LEFT_OUT | {".git"}
 MOST_BYTES: Final = 16 << 20
 
 
@@ -49,6 +50,16 @@ def digest_of(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> str:
         digest.update(b"%d %b %d " % (len(name), name, len(data)))
         digest.update(data)
     return digest.hexdigest()
+
+
+def skill_digest(folder: Path) -> str:
+    """Return a hash of all that is in the folder of a skill. Raises ConfigError for what cannot be a skill's."""
+    return digest_of(folder, NOT_A_SKILLS)
+
+
+def skill_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of the skill in `folder`. Raises ConfigError for what cannot be a skill's."""
+    return files_in(folder, NOT_A_SKILLS)
 
 
 def _raised(error: OSError) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -13,39 +12,23 @@ from msgspec import Struct
 
 from orch_protocol.entries import Custom
 from orch_protocol.errors import ConfigError
-from orch_protocol.skills import READ_SKILL, SkillSpec, SkillsSpec
+from orch_protocol.skills import SkillSpec, SkillsSpec
 
 from . import kept
-from .contents import LEFT_OUT, digest_of, files_in
+from .contents import digest_of, skill_digest, skill_files
 from .skill_file import body_of, file_of, read_skill_file
+from .skill_tools import FREE, tools_named
 from .tools.regular import open_regular
 from .transcript import Transcript
 
-__all__ = ["KIND", "Shelf", "Taken", "skill_digest", "skill_files", "tools_named"]
+__all__ = ["KIND", "Shelf", "Taken"]
 
 KIND: Final = "skill"
 """Of the entries that say which skill was read, and what was in it."""
 SHOWN: Final = 12
 """Digits of a hash."""
-NOT_ITS_OWN: Final = LEFT_OUT | {".git"}
 MOST_BYTES: Final = 1 << 20
 MOST_NAMED: Final = 50
-FREE: Final = frozenset({READ_SKILL, "read_handle", "exit_plan_mode", "task_create", "task_update"})
-"""Tools that no skill needs to name."""
-OTHERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Read": ("read_file", "describe_data"),
-    "Write": ("write_file",),
-    "Edit": ("replace_in_file",),
-    "MultiEdit": ("replace_in_file",),
-    "Glob": ("list_files",),
-    "LS": ("list_files",),
-    "Grep": ("grep_files",),
-    "Bash": ("bash", "bg_status", "bg_kill"),
-    "WebFetch": ("fetch_url",),
-    "WebSearch": ("web_search",),
-    "Task": ("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
-}
-"""What tools are called in skills that were written for other agents."""
 
 
 class Taken(Struct, frozen=True):
@@ -114,22 +97,6 @@ class Shelf:
             for entry in self._transcript.session.entries
             if type(entry) is Custom and entry.custom_type == KIND and isinstance(entry.data, dict)
         }
-
-
-def skill_digest(folder: Path) -> str:
-    """Return a hash of all that is in the folder of a skill. Raises ConfigError for what cannot be a skill's."""
-    return digest_of(folder, NOT_ITS_OWN)
-
-
-def skill_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of the skill in `folder`. Raises ConfigError for what cannot be a skill's."""
-    return files_in(folder, NOT_ITS_OWN)
-
-
-def tools_named(names: tuple[str, ...]) -> frozenset[str]:
-    """Return the tools of ours that `names`, as skills write them, mean; what is in parentheses does not count."""
-    bare = [name.partition("(")[0] for name in names]
-    return frozenset(tool for name in bare for tool in OTHERS.get(name, (name,)))
 
 
 # In threads.

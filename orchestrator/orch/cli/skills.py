@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.errors import ConfigError
-from orch_worker.shelf import skill_files, tools_named
+from orch_worker.contents import skill_files
 from orch_worker.skill_file import FILES, Problem, SkillFile, check_skill, file_of
+from orch_worker.skill_tools import tools_named
 
 from .. import config, paths
 from ..extensions import find as find_extensions

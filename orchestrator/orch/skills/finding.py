@@ -20,7 +20,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec
 from orch_protocol.skills import SkillsConfig, SkillSpec
 from orch_worker import kept
-from orch_worker.shelf import skill_digest, skill_files
+from orch_worker.contents import skill_digest, skill_files
 from orch_worker.skill_file import FILES, read_skill_file
 
 from .. import paths

@@ -16,8 +16,7 @@ from typing import Final
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.skills import SkillSpec
-from orch_worker.contents import MOST_BYTES
-from orch_worker.shelf import skill_files
+from orch_worker.contents import MOST_BYTES, skill_files
 from orch_worker.skill_file import FILES, file_of, name_in
 from orch_worker.transcript import timestamp
 

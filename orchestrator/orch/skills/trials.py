@@ -19,7 +19,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from orch_protocol.skills import SkillSpec
-from orch_worker.shelf import skill_files
+from orch_worker.contents import skill_files
 from orch_worker.skill_file import check_skill
 from orch_worker.terms import count, terms_of
 
