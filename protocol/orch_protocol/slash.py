@@ -130,10 +130,15 @@ class ShowCommands(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Execute(Struct, frozen=True, forbid_unknown_fields=True):
-    """Execute the line `text`, which begins with a slash, or with `!` for the shell, in the session of `ref`."""
+    """Execute the line `text`, which begins with a slash, or with `!` for the shell, in the session of `ref`.
+
+    With `shows` nobody typed it: a front end shows what it says, as a widget, and it is not put on record. Only
+    commands of extensions are executed so.
+    """
 
     ref: str
     text: str
+    shows: bool = False
 
 
 class Effect(Struct, frozen=True):
@@ -178,11 +183,11 @@ class UseTool(Struct, frozen=True, tag="tool"):
 
 
 class RunCommand(Struct, frozen=True, tag="command"):
-    """Let the command `name` of an extension run with these arguments."""
+    """Let the command `name` of an extension run with these arguments; without `line` it is not put on record."""
 
     name: str
     said: dict[str, str]
-    line: str
+    line: str = ""
 
 
 class TellCommands(Struct, frozen=True, tag="commands"):

@@ -58,7 +58,8 @@ async def done(agent: Doer, deed: Deed) -> Did:
     if deed.name not in commands:
         raise ConfigError(f"none of the agent's extensions brings a command /{deed.name}")
     did = await agent.context.own(Commands).run(commands[deed.name], deed.said, agent)
-    _put_on_record(agent, deed.line, did, heard=False)
+    if deed.line:
+        _put_on_record(agent, deed.line, did, heard=False)
     return did
 
 

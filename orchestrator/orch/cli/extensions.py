@@ -13,7 +13,6 @@ from orch_protocol.slash import BUILT_IN, CommandCatalog
 from orch_worker.extensions import load
 
 from .. import config, paths
-from ..commands.catalogs import catalog_with
 from ..extensions import FOLDER, Found, disable, enable, find, specs, trust, untrust
 from . import render, words
 from .connection import Connection
@@ -58,6 +57,8 @@ def _row(found: Found, home: Path) -> dict[str, Any]:
         row["hooks"] = [hook.row.name for hook in brought.hooks]
         row["tools"] = [tool.name for tool in brought.tools]
         row["prompts"] = [f"{found.name}:{name}" for name in brought.prompts]
+        from ..commands.catalogs import catalog_with  # with all that commands look at
+
         catalog = catalog_with(CommandCatalog(tuple(each.row for each in brought.commands)), [spec.manifest])
         row["commands"] = [each.usage for each in catalog.commands if each.source != BUILT_IN]
         row["notes"] = list(catalog.notes)

@@ -120,7 +120,7 @@ def merged(templates: Iterable[CommandRow], brought: CommandCatalog) -> CommandC
         else:
             keys[key.key] = key
     bound = {key: each for key, each in keys.items() if _is_known(each.command, taken, f"key {key}", each, notes)}
-    shown = [each for each in brought.widgets if _is_known(each.command, taken, f"widget {each.name}", each, notes)]
+    shown = [each for each in brought.widgets if _is_brought(each, taken, notes)]
     by_command = {key.command: key.key for key in reversed(bound.values())}
     rows = [replace(row, key=by_command.get(f"/{row.name}", "")) for row in rows]
     made = CommandCatalog(tuple(rows), tuple(bound.values()), tuple(shown), tuple(notes))
@@ -131,4 +131,14 @@ def _is_known(line: str, taken: dict[str, str], what: str, owner: Keybinding | W
     if (name := read(line).name) in taken:
         return True
     notes.append(f"{what} of {owner.source} is left out: there is no command /{name}")
+    return False
+
+
+def _is_brought(widget: Widget, taken: dict[str, str], notes: list[str]) -> bool:
+    """Return whether what the widget shows can be asked for again and again without a trace: an extension brings it."""
+    if not _is_known(widget.command, taken, f"widget {widget.name}", widget, notes):
+        return False
+    if taken[name := read(widget.command).name].startswith("extension "):
+        return True
+    notes.append(f"widget {widget.name} of {widget.source} is left out: /{name} is no command of an extension")
     return False

@@ -73,7 +73,7 @@ class Commands:
 
     async def _told(self, line: str) -> str:
         try:
-            done = await self._chat.link.call("execute", ref=self._chat.id, text=line)
+            done = await self._chat.link.call("execute", ref=self._chat.id, text=line, shows=True)
         except Failure:
             return ""
         return "" if done["is_error"] else render.line(done["text"])

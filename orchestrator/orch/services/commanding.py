@@ -27,7 +27,7 @@ async def execute(root: Supervisor, _: str | None, params: Execute) -> Executed:
     """Execute a line in a session. Raises ConfigError, and what the command raises."""
     from ..commands.executing import execute
 
-    return await execute(root, session_of(root, params.ref), params.text)
+    return await execute(root, session_of(root, params.ref), params.text, shows=params.shows)
 
 
 async def catalogs(root: Supervisor, _: str | None, params: Empty) -> list[str]:  # noqa: ARG001

@@ -14,7 +14,7 @@ from orch.services import check_grant
 from orch_protocol.entries import Custom
 from orch_protocol.errors import AgentError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.messages import text_of
-from orch_protocol.slash import BUILT_IN, Effect
+from orch_protocol.slash import BUILT_IN, Effect, Execute
 from orch_worker.transcript import read_session
 from orchestrator.world import NEST, Gate, World, nesting, opened
 
@@ -273,6 +273,9 @@ commands = ["todo", "state"]
 [[widgets]]
 name = "left"
 command = "/todo --count"
+[[widgets]]
+name = "money"
+command = "/spent"
 """
 
 
@@ -298,12 +301,18 @@ async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> Non
         assert catalog.notes == (
             "/state of extension pack is left out: there is one of built-in",
             "key f7 of extension pack is left out: there is no command /nothing",
+            "widget money of extension pack is left out: /spent is no command of an extension",
         )
         done = await agent.execute("/todo --count the valves")
         assert done.text == f"[('count', 'yes'), ('wanted', 'the valves')] for {agent.id}"
         spec = o.supervisor.tree.nodes[agent.id].spec
         [entry] = [each for each in read_session(Path(spec.folder)).entries if isinstance(each, Custom)]
         assert entry.data["line"] == "/todo --count the valves"
+        shown = await o._call("execute", Execute(agent.id, "/todo --count", shows=True))
+        assert shown.text.startswith("[('count', 'yes')]")
+        assert sum(isinstance(each, Custom) for each in read_session(Path(spec.folder)).entries) == 1
+        with pytest.raises(ConfigError, match="/agents is no widget's"):
+            await o._call("execute", Execute(agent.id, "/agents", shows=True))
         assert [row["keys"] for row in (await agent.execute("/extensions")).data] == [
             {"f6": "/todo", "c-t": "/tasks", "f7": "/nothing"}
         ]
