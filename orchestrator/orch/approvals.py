@@ -20,9 +20,17 @@ __all__ = ["Approvals", "Approver", "OnQuestion"]
 
 Approver = Callable[[Question], Consent | bool | Awaitable[Consent | bool]]
 OnQuestion = Callable[[Question], None]
+OnOver = Callable[[str], None]
 
 REMEMBERED: Final = 256
 NOBODY: Final = "it needs approval and nobody is there to ask"
+
+
+class _Client(NamedTuple):
+    """Somebody who can answer."""
+
+    ask: OnQuestion
+    over: OnOver | None
 
 
 class _Open(NamedTuple):
@@ -54,24 +62,25 @@ class Approvals:
         self._sessions: dict[str, list[Grant]] = {}
         self._approvers: dict[str, Approver] = {}
         self._clock = clock
-        self._clients: dict[str, list[OnQuestion]] = {}
+        self._clients: dict[str, list[_Client]] = {}
         self._open: dict[str, _Open] = {}
         self._settled: dict[str, str] = {}
         self._turn = asyncio.Lock()
 
-    def attend(self, about: str, client: OnQuestion) -> None:
+    def attend(self, about: str, client: OnQuestion, over: OnOver | None = None) -> None:
         """Let `client` be told of what is asked while the query `about` is under way, or of the agent `about`.
 
-        It is told at once of what was asked about that and waits for an answer.
+        It is told at once of what was asked about that and waits for an answer; `over` is called with the id of each
+        question that waits for none any more, whoever gave it.
         """
-        self._clients.setdefault(about, []).append(client)
+        self._clients.setdefault(about, []).append(_Client(client, over))
         for each in list(self._open.values()):
             if each.about == about:
                 client(each.question)
 
     def leave(self, about: str, client: OnQuestion, *, returns: bool = False) -> None:
         """The client is gone, or has its answer. Unless somebody is left, or `returns`, what was asked is denied."""
-        left = [each for each in self._clients.pop(about, ()) if each != client]
+        left = [each for each in self._clients.pop(about, ()) if each.ask != client]
         if left:
             self._clients[about] = left
         elif not returns:
@@ -165,10 +174,13 @@ class Approvals:
         self._open[question.id] = _Open(question, about, waiting)
         try:
             for client in list(self._clients[about]):
-                client(question)
+                client.ask(question)
             answer = await waiting
         finally:
             self._open.pop(question.id, None)
+            for client in list(self._clients.get(about, ())):
+                if client.over is not None:
+                    client.over(question.id)
             if waiting.cancelled():
                 self._note(question.id, "the call is not waited for any more")
         return answer

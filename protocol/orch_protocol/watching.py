@@ -9,14 +9,15 @@ from msgspec import Struct
 from .errors import ErrorInfo
 from .messages import Reply
 
-__all__ = ["TurnBegan", "TurnEnded", "WatchAgent"]
+__all__ = ["QuestionOver", "TurnBegan", "TurnEnded", "WatchAgent"]
 
 
 class WatchAgent(Struct, frozen=True, forbid_unknown_fields=True):
     """Tell of each turn of `ref`, whoever asks it, until the watcher is gone: TurnBegan, each TurnEvent, TurnEnded.
 
     Of a turn under way what is left of it. With `approve` the watcher is asked what needs approval of the agent and
-    of those below it, also what was asked before and waits; with `progress` it is told of each of their calls.
+    of those below it, also what was asked before and waits, and told of each QuestionOver; with `progress` it is told
+    of each of their calls.
     """
 
     ref: str
@@ -51,3 +52,10 @@ class TurnEnded(Struct, frozen=True):
     reply: Reply | None = None
     error: ErrorInfo | None = None
     kind: Literal["ended"] = "ended"
+
+
+class QuestionOver(Struct, frozen=True):
+    """The question `id` waits for no answer any more: somebody gave one, or the time for it is over."""
+
+    id: str
+    kind: Literal["question_over"] = "question_over"

@@ -145,6 +145,21 @@ async def test_a_question_waits_for_the_watcher_that_comes_back(tmp_path: Path) 
 
 
 @virtual
+async def test_watchers_are_told_that_a_question_is_over(tmp_path: Path) -> None:
+    """The one who did not answer, too."""
+    async with opened(tmp_path / "home", config=ASK) as world:
+        agent = await world.scripted(REMOVE, "done", tools=["bash"], cwd=tmp_path)
+        async with watched(world, agent.id, approve=True) as one, watched(world, agent.id, approve=True) as other:
+            await call(world.supervisor, None, "submit", QueryAgent(agent.id, "tidy"))
+            await one.asked.wait()
+            id = next(each.id for each in one.events if each.kind == "question")
+            await call(world.supervisor, None, "answer", AnswerQuestion(id, False))
+            await other.ended.wait()
+        for seen in (one, other):
+            assert [each.id for each in seen.events if each.kind in ("question", "question_over")] == [id, id]
+
+
+@virtual
 async def test_watching_needs_somebody_to_tell(tmp_path: Path) -> None:
     """A watch that tells nobody is refused at once rather than waited for."""
     async with opened(tmp_path) as world:

@@ -226,6 +226,8 @@ class Chat:
             self._ended(event)
         elif kind == "question":
             self._question(event)
+        elif kind == "question_over":
+            self._over(event["id"])
         elif kind == "call":
             self._story.called(event)
         else:
@@ -270,6 +272,17 @@ class Chat:
         self._questions.append(event)
         if len(self._questions) == 1:
             self._pose()
+
+    def _over(self, id: str) -> None:
+        """A question waits no more; that of one that was answered here is not there any more."""
+        if not any(each["id"] == id for each in self._questions):
+            return
+        first = self._questions[0]["id"] == id
+        self._questions = [each for each in self._questions if each["id"] != id]
+        if first:
+            self.sheet.note("that was answered elsewhere, or is not waited for any more", "ask")
+            if self._questions:
+                self._pose()
 
     def _pose(self) -> None:
         """Show the question that is to be answered."""

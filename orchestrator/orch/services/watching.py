@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_id
 from orch_protocol.services import Empty
-from orch_protocol.watching import WatchAgent
+from orch_protocol.watching import QuestionOver, WatchAgent
 
 from .ending import own_subtree
 from .recalling import found
@@ -36,7 +36,7 @@ async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watche
     if params.progress:
         root.watchers.follow(key, id, watcher)
     if params.approve:
-        root.approvals.attend(id, watcher)
+        root.approvals.attend(id, watcher, lambda question: watcher(QuestionOver(question)))
     try:
         await asyncio.get_running_loop().create_future()
     finally:

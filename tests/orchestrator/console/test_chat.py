@@ -15,7 +15,7 @@ from orch.console.sheet import Sheet
 from orch_protocol.approval import AnswerQuestion, Question
 from orch_protocol.messages import assistant, user
 from orch_protocol.services import SERVICES
-from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
+from orch_protocol.watching import QuestionOver, TurnBegan, TurnEnded, WatchAgent
 from orchestrator.desk import REPLY, ROW
 
 AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
@@ -218,6 +218,22 @@ async def test_a_question_is_shown_with_its_diff_and_answered(tmp_path: Any) -> 
     assert talk.chat.asks == ""
     said = [msgspec.convert(each, AnswerQuestion) for each in talk.wire.of("answer")]
     assert said == [AnswerQuestion("q1", True, "session"), AnswerQuestion("q2", False, reason="keep it")]
+
+
+async def test_a_question_that_is_over_is_not_asked_any_more() -> None:
+    """Whoever answered it, and whatever became of it; what stands behind it is asked then."""
+    talk = await Talk().begin()
+    for id in ("q1", "q2", "q3"):
+        talk.chat.event(question(id))
+    talk.shown()
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q2")))
+    assert talk.shown() == []
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
+    assert talk.shown()[0].startswith("that was answered elsewhere")
+    await talk.chat.take("y")
+    assert talk.wire.of("answer")[0]["id"] == "q3"
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q3")))
+    assert talk.chat.asks == ""
 
 
 async def test_what_is_let_through_is_said() -> None:
