@@ -58,6 +58,7 @@ PUBLIC = {
     "TriggerConfig",
     "Usage",
     "Verdict",
+    "WorkspaceConfig",
     "hook",
     "tool",
 }

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from orch_protocol.slash import Effect, Executed
     from orch_protocol.spec import Limits
     from orch_protocol.taint import TaintConfig
+    from orch_protocol.workspace import WorkspaceConfig
     from orch_worker.backends.scripted import ScriptedBackend
     from orch_worker.hooks import hook
     from orch_worker.tools.base import ToolContext, ToolOutput, tool
@@ -171,6 +172,7 @@ __all__ = [
     "Usage",
     "Verdict",
     "VersionMismatchError",
+    "WorkspaceConfig",
     "hook",
     "tool",
 ]
@@ -221,6 +223,7 @@ _HOMES = {
     "TriggerConfig": "orch_protocol.config",
     "Usage": "orch_protocol.messages",
     "Verdict": "orch_protocol.policy",
+    "WorkspaceConfig": "orch_protocol.workspace",
     "hook": "orch_worker.hooks",
     "tool": "orch_worker.tools.base",
 } | {name: "orch_protocol.errors" for name in __all__ if name.endswith("Error")}

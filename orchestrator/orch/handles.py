@@ -50,6 +50,7 @@ from orch_protocol.sessions import (
 from orch_protocol.slash import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.spec import QueueMode
 from orch_protocol.values import Taken, TakeValue
+from orch_protocol.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
 
 from . import typed
 from .allowances import change_of
@@ -328,6 +329,37 @@ class AsyncSubagent:
         """
         done: Compacted = await self._call("compact", CompactSession(self.id, instructions))
         return done
+
+    async def workspace(self, about: str | None = None) -> WorkspaceShown:
+        """Return what the agent has at hand, those first that say most about `about`, None: the latest first.
+
+        Files are compared with the disk: what was made from one that has changed is `stale`.
+        """
+        shown: WorkspaceShown = await self._call("workspace", ShowWorkspace(self.id, about))
+        return shown
+
+    async def pin(self, *names: str) -> tuple[str, ...]:
+        """Let the agent be told first of the objects called `names`, and never forget them; return their full names.
+
+        Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError.
+        """
+        return (await self._arrange(ArrangeWorkspace(self.id, pin=names))).pinned
+
+    async def unpin(self, *names: str) -> tuple[str, ...]:
+        """Let objects be like others again; see `pin`."""
+        return (await self._arrange(ArrangeWorkspace(self.id, unpin=names))).unpinned
+
+    async def prune_workspace(self, *names: str, turns: int | None = None, bytes: int | None = None) -> tuple[str, ...]:
+        """Forget the objects called `names`; without any, what its rules would have it forget. Return their names.
+
+        `turns` without use, and `bytes` of all together, are other bounds than these. Raises as `pin` does.
+        """
+        asked = ArrangeWorkspace(self.id, drop=names, prune=not names, turns=turns, bytes=bytes)
+        return (await self._arrange(asked)).dropped
+
+    async def _arrange(self, asked: ArrangeWorkspace) -> Arranged:
+        arranged: Arranged = await self._call("arrange_workspace", asked)
+        return arranged
 
     async def fsck(self, *, repair: bool = False) -> SessionChecked:
         """Return what is wrong with the session's file: torn writes, damage, ids twice, circles, another's file.

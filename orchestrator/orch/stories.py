@@ -21,8 +21,9 @@ from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, 
 from orch_protocol.project import ContextSpec
 from orch_protocol.spec import AgentSpec
 from orch_worker.backends.scripted import Request
+from orch_worker.history import acceptable
 from orch_worker.prompt import split_first_prompt
-from orch_worker.session import Session, UnknownEntry, acceptable
+from orch_worker.session import Session, UnknownEntry
 
 from .exchange.found import Found, Kept, Told, path_of
 from .exchange.writing import TELLING
@@ -103,6 +104,7 @@ def _made(spec: AgentSpec) -> dict[str, Any]:
         hooks=replace(spec.hooks, switches="") if spec.hooks.load else HooksSpec(),
         compaction=None,
         memory=None,
+        workspace=None,
         persist=True,
     )
     data, plain_data = (msgspec.json.decode(msgspec.json.encode(each)) for each in (own, bare))

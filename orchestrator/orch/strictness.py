@@ -70,9 +70,9 @@ def _more(new: Any, old: Any) -> bool:
 
 
 ITS_USERS: Final = tuple(
-    key for key, _ in fields_of(Config) if re.search(r"^(archival|memory)\.|context_compaction\.", key)
+    key for key, _ in fields_of(Config) if re.search(r"^(archival|memory|workspace)\.|context_compaction\.", key)
 )
-"""What is said of archiving, summarising and remembering."""
+"""What is said of archiving, summarising, remembering, and what agents have at hand."""
 
 TAINT_RANK: Final = {"off": 0, "ask": 1, "deny": 2}
 

@@ -14,6 +14,7 @@ from orch_protocol.services import AgentRow, Shown
 from orch_protocol.sessions import Branch, Compacted, Kept, SessionChecked, SessionShown
 from orch_protocol.slash import CommandCatalog, Executed
 from orch_protocol.spec import QueueMode
+from orch_protocol.workspace import WorkspaceShown
 
 from .handles import AsyncSubagent, OnEvent
 
@@ -227,6 +228,31 @@ class Subagent:
         while a turn runs, ConfigError when all that could go is no longer than a summary of it.
         """
         return self._orchestrator._wait(self._agent.compact(instructions))
+
+    def workspace(self, about: str | None = None) -> WorkspaceShown:
+        """Return what the agent has at hand, those first that say most about `about`, None: the latest first.
+
+        Files are compared with the disk: what was made from one that has changed is `stale`.
+        """
+        return self._orchestrator._wait(self._agent.workspace(about))
+
+    def pin(self, *names: str) -> tuple[str, ...]:
+        """Let the agent be told first of the objects called `names`, and never forget them; return their full names.
+
+        Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError.
+        """
+        return self._orchestrator._wait(self._agent.pin(*names))
+
+    def unpin(self, *names: str) -> tuple[str, ...]:
+        """Let objects be like others again; see `pin`."""
+        return self._orchestrator._wait(self._agent.unpin(*names))
+
+    def prune_workspace(self, *names: str, turns: int | None = None, bytes: int | None = None) -> tuple[str, ...]:
+        """Forget the objects called `names`; without any, what its rules would have it forget. Return their names.
+
+        `turns` without use, and `bytes` of all together, are other bounds than these. Raises as `pin` does.
+        """
+        return self._orchestrator._wait(self._agent.prune_workspace(*names, turns=turns, bytes=bytes))
 
     def fsck(self, *, repair: bool = False) -> SessionChecked:
         """Return what is wrong with the session's file: torn writes, damage, ids twice, circles, another's file.

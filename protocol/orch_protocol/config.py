@@ -15,6 +15,7 @@ from .prompts import PromptConfig
 from .sandbox import SandboxConfig
 from .skills import SkillsConfig
 from .spec import BackendSpec, Durability
+from .workspace import WorkspaceConfig
 
 __all__ = [
     "ArchivalConfig",
@@ -197,6 +198,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     skills: SkillsConfig = SkillsConfig()
     context_compaction: CompactionConfig = field(default_factory=CompactionConfig)
     memory: MemoryConfig = MemoryConfig()
+    workspace: WorkspaceConfig = WorkspaceConfig()
 
 
 def parse_model(model: str | None) -> BackendSpec:

@@ -47,6 +47,7 @@ from .taint import Mark
 from .tasks import Task
 from .values import Taken, TakeValue
 from .watching import WatchAgent
+from .workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
 
 __all__ = [
     "SERVICES",
@@ -373,6 +374,8 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "change_session": (ChangeSession, Changed),
     "compact": (CompactSession, Compacted),
     "kept": (ListKept, list[Kept]),
+    "workspace": (ShowWorkspace, WorkspaceShown),
+    "arrange_workspace": (ArrangeWorkspace, Arranged),
     "fork": (ForkSession, Forked),
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),

@@ -10,8 +10,10 @@ from .entries import CompactionReason, CompactionWriter
 from .errors import ErrorInfo
 from .hooks import HookRow
 from .messages import Usage
+from .workspace import Step
 
 __all__ = [
+    "Arrange",
     "Branch",
     "Change",
     "ChangeSession",
@@ -117,7 +119,13 @@ class DropTasks(Struct, frozen=True, gc=False, tag="tasks"):
     """The agent means to do nothing any more of what it noted as tasks."""
 
 
-Change: TypeAlias = Move | Relabel | Rename | Inform | Keep | DropTasks
+class Arrange(Struct, frozen=True, gc=False, tag="arrange"):
+    """Something becomes of what the agent has at hand."""
+
+    steps: tuple[Step, ...]
+
+
+Change: TypeAlias = Move | Relabel | Rename | Inform | Keep | DropTasks | Arrange
 
 
 class Edit(Struct, frozen=True):

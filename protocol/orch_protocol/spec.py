@@ -18,6 +18,7 @@ from .prompts import PromptSpec
 from .sandbox import SandboxSpec
 from .skills import SkillsSpec
 from .taint import Bit, Mark
+from .workspace import WorkspaceSpec
 
 __all__ = [
     "AgentSpec",
@@ -126,8 +127,9 @@ class AgentSpec(Struct, frozen=True):
     though they stay on offer. `queue_mode` is for what it is told while it works, `follow_up_mode` for what it is told
     when it would stop, None: the same. `marks` came with what other agents asked it, and what it was made of. Its
     conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
-    `sandbox`. `memory` is what it remembers from other conversations, None: nothing. Not to `persist`: it is kept on
-    no disk, and gone with its root. Of its `skills` it is told names, and reads the rest when it needs it.
+    `sandbox`. `memory` is what it remembers from other conversations, None: nothing; `workspace` what it is told of
+    what it has at hand, None: nothing is kept track of. Not to `persist`: it is kept on no disk, and gone with its
+    root. Of its `skills` it is told names, and reads the rest when it needs it.
     """
 
     id: str
@@ -164,6 +166,7 @@ class AgentSpec(Struct, frozen=True):
     compaction: CompactionSpec | None = field(default_factory=CompactionSpec)
     sandbox: SandboxSpec = SandboxSpec()
     memory: MemorySpec | None = None
+    workspace: WorkspaceSpec | None = None
     persist: bool = True
     skills: SkillsSpec = SkillsSpec()
 

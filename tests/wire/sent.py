@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from orch_worker.artifacts.retrieval import HEADING as OBJECTS
 from orch_worker.block import HEADING
 from orch_worker.prompt import PLAN_MODE, TAKEN
 from orch_worker.tasks import HEADING as TASKS
@@ -19,7 +20,7 @@ DAY = "Today is "
 MARKER = b',"cache_control":{"type":"ephemeral"}'
 STUB = re.compile(r"\[archived (?:turn|phase|turns)\]\\+nsubagent_id: ([a-f][0-9a-f]{11})")
 ERA = "earlier turns of this conversation]"
-BLOCKS = (HEADING, PLAN_MODE.splitlines()[0], TASKS, TAKEN, WORKSPACE, DAY)
+BLOCKS = (HEADING, PLAN_MODE.splitlines()[0], TASKS, TAKEN, WORKSPACE, OBJECTS, DAY)
 """What the blocks behind a conversation begin with."""
 SLACK = 200
 """So many bytes may stand between what a stub begins with and the first byte of the message it is in."""

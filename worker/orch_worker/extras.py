@@ -1,4 +1,4 @@
-"""What some agents have and most do not: extensions, memory, skills. Imported for those alone that have it."""
+"""What some agents have and most do not: extensions, memory, skills, a workspace. Imported where one has it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from orch_protocol.spec import AgentSpec
 
 from .marks import Marks
+from .tools.base import ToolContext
 from .transcript import Transcript
 
 if TYPE_CHECKING:
+    from .artifacts.workbench import Workbench
     from .extensions import Loaded
     from .recollection import Recollection
     from .shelf import Shelf
 
-__all__ = ["extensions_of", "memory_of", "shelf_of"]
+__all__ = ["extensions_of", "memory_of", "shelf_of", "workbench_of"]
 
 
 def extensions_of(spec: AgentSpec) -> Loaded | None:
@@ -47,3 +49,14 @@ def shelf_of(spec: AgentSpec, transcript: Transcript) -> Shelf | None:
     from .shelf import Shelf
 
     return Shelf(spec.skills, transcript)
+
+
+def workbench_of(
+    spec: AgentSpec, context: ToolContext, transcript: Transcript, size: Callable[[str], int]
+) -> Workbench | None:
+    """Return what keeps track of what it has at hand; `size` says how many tokens a text has."""
+    if spec.workspace is None:
+        return None
+    from .artifacts.workbench import Workbench
+
+    return Workbench(spec.workspace, context, transcript, size)

@@ -33,6 +33,7 @@ TEXT: Final[dict[str, frozenset[str]]] = {
     "remember": frozenset({"text"}),
     "recall": frozenset({"query"}),
     "read_skill": frozenset({"name", "file"}),
+    "pin_object": frozenset({"name"}),
 }
 """Arguments that are text and reach no file by what they say."""
 
@@ -40,7 +41,7 @@ APART: Final = frozenset(
     {
         *("web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status", "bg_kill"),
         *("describe_variables", "chat", "list_models", "search_archive", "read_archive", "map_subagents"),
-        *("exit_plan_mode", "task_create", "task_update", "remember", "recall", "read_skill"),
+        *("exit_plan_mode", "task_create", "task_update", "remember", "recall", "read_skill", "pin_object"),
         *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents", "kill_subagent"),
     }
 )

@@ -35,10 +35,10 @@ from orch_protocol.text import scrub
 from .answering import Answering
 from .backends.base import AssistantTurn, Backend, BackendInfo, Instead, OnText
 from .chain import Followed
+from .history import acceptable
 from .hook_calls import HookCalls
 from .hooked_past import PastHooks, detached
 from .loop import Aborted
-from .session import acceptable
 from .tools.base import ToolError
 from .tools.toolbox import MAX_CAPTURED, Executor, Outcome, text_in, with_text
 

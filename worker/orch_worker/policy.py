@@ -52,7 +52,7 @@ _READS: Final = (
     *("list_files", "grep_files", "read_file", "git_status", "git_diff", "git_log", "describe_data"),
     *("describe_variables", "web_search", "fetch_url", "py_help", "installed_packages", "read_handle", "bg_status"),
     *("chat", "list_models", "search_archive", "read_archive", "map_subagents", EXIT_PLAN),
-    *(TASK_CREATE, "task_update", "recall", READ_SKILL),
+    *(TASK_CREATE, "task_update", "recall", READ_SKILL, "pin_object"),
     # What an agent's children do is judged when they do it.
     *("spawn_subagent", "query_subagent", "collect_subagent", "wait_subagents", "list_subagents"),
 )

@@ -113,6 +113,7 @@ def volatile_parts(
     workspace: str = "",
     memory: str = "",
     changed: Sequence[str] = (),
+    objects: str = "",
     taken: Sequence[str] = (),
     resting: Sequence[str] = (),
     planning: bool = False,
@@ -122,15 +123,16 @@ def volatile_parts(
 ) -> tuple[PromptPart, ...]:
     """Return what the end of a request says: what is true now and may not be so in the next one.
 
-    `memory` is what is remembered of earlier conversations, `changed` the skills that are not what was read; `taken`
-    are tools that are on offer in it and not the agent's any more, `resting` those that are not in this turn; `low`
-    tells of budgets that are nearly used up, `live` of its subagents.
+    `memory` is what is remembered of earlier conversations, `objects` what the agent has at hand, `changed` the skills
+    that are not what was read; `taken` are tools that are on offer in it and not the agent's any more, `resting` those
+    that are not in this turn; `low` tells of budgets that are nearly used up, `live` of its subagents.
     """
     said = (
         ("time", TODAY.format(date=date) if date else ""),
         ("workspace", workspace),
         ("memory", memory),
         ("skills_changed", CHANGED.format(names=", ".join(changed)) if changed else ""),
+        ("objects", objects),
         ("tools_taken", _taken(taken, resting)),
         ("plan_mode", PLAN_MODE if planning else ""),
         ("tasks", block(tasks)),

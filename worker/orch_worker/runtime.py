@@ -27,7 +27,7 @@ from .backends.families import ratios_of
 from .backends.movable import Movable
 from .backends.registry import PROVIDERS, make_backend
 from .estimate import Estimator
-from .extras import extensions_of, memory_of, shelf_of
+from .extras import extensions_of, memory_of, shelf_of, workbench_of
 from .gate import Gate
 from .guard import Guard
 from .interjections import Interjection, Interjections
@@ -97,10 +97,10 @@ class Runtime:
             self._agenda = Agenda(self.transcript, planning=spec.plan)
             self._marks = Marks(self.transcript, kept=spec.persist)
             self._memory = memory_of(spec, self._marks, lambda: self._locality.bound)
-            skills = shelf_of(spec, self.transcript)
-            context = msgspec.structs.replace(
-                context, agenda=self._agenda, marks=self._marks, memory=self._memory, skills=skills
-            )
+            estimator = Estimator(ratios_of(spec.backend))
+            self._bench = workbench_of(spec, context, self.transcript, estimator.text)
+            kept = {"agenda": self._agenda, "marks": self._marks, "memory": self._memory, "workbench": self._bench}
+            context = msgspec.structs.replace(context, **kept, skills=shelf_of(spec, self.transcript))
             self.context = context
             self._answering = Answering(
                 spec.backend, self.backend, context.call_root, self._make_backend, self.transcript.model_change
@@ -111,8 +111,8 @@ class Runtime:
             more = self.extensions.tools if self.extensions is not None else ()
             self.toolbox = make_toolbox(spec.tools, spec.root_tools, context, guard, more)
             self.toolbox.withdraw(spec.withdrawn)
+            self.toolbox.took = self._bench.took if self._bench is not None else None
             tools, session = self.toolbox.specs(), self.transcript.session
-            estimator = Estimator(ratios_of(spec.backend))
             self._prompt = Prompt(
                 spec,
                 self.backend,
@@ -186,6 +186,8 @@ class Runtime:
         self.toolbox.turn_began()
         self._agenda.turn_began(query_id)
         self._marks.turn_began(query_id)
+        if self._bench is not None:
+            self._bench.turn_began(query_id, query.prompt)
         self.toolbox.observe = partial(self._root.called, query_id) if query.observed else None
         self.busy = True
         stop_reason: StopReason | None = None
@@ -227,6 +229,8 @@ class Runtime:
             )
             if self._locality.bound or self._marks.content:
                 reply = msgspec.structs.replace(reply, local=self._locality.bound, marks=self._marks.content)
+            if self._bench is not None:
+                await self._bench.settle()
             self.transcript.turn_end(query_id, reply)
             stop_reason = reply.stop_reason
             if hooks is not None:
@@ -387,6 +391,8 @@ class Runtime:
     async def _prepare(self) -> None:
         """Let the next request end with what is true now and may not be so at the one after it."""
         live = await self._archiving.before_request() if self._archiving is not None else ""
+        if self._bench is not None:
+            self._prompt.objects = await self._bench.part()
         self._prompt.before_request(live, self._archiving, low=self._purse.low)
 
     async def _shorten(self, turn: str, refused: bool) -> Compacted | None:
@@ -453,6 +459,8 @@ class Runtime:
             self._prompt.memory = await self._memory.turn_began(turn, prompt)
         if self.context.skills is not None:
             self._prompt.changed = await self.context.skills.changed()
+        if self._bench is not None:
+            self._prompt.objects = await self._bench.part()
         live = self._archiving.block if self._archiving is not None else None
         await self._prompt.begin(hooks, live, fresh=self._fresh)
 

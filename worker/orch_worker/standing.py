@@ -24,6 +24,7 @@ __all__ = ["described", "standing"]
 NO_PROCESS = "it has no process: what its last request said is not known"
 HOOKED = "hooks have their say when a turn begins"
 REMEMBERED = "what is remembered is chosen when a turn begins"
+AT_HAND = "what of the workspace it is told of is chosen when a turn begins"
 NOT_TOLD = "what it is told of its project is looked up when it is first asked"
 
 
@@ -71,6 +72,8 @@ def standing(spec: AgentSpec, session: Session, live: str, *, hooked: bool = Fal
     notes = [NO_PROCESS, *([HOOKED] if hooked else [])]
     if spec.memory is not None:
         notes.append(REMEMBERED)
+    if spec.workspace is not None:
+        notes.append(AT_HAND)
     stable, cut = fitted(stable_parts(spec, [tool.name for tool in toolbox.specs()]), "stable", rules, estimator)
     told = next((text_of(message) for message in session.view if is_project(message)), "")
     if not told and not session.asked and spec.context.level != "none":

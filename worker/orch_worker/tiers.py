@@ -86,6 +86,8 @@ class Prompt:
         """Skills that are not what they were when they were read."""
         self.memory = ""
         """What is remembered of earlier conversations, as the turn's requests are to say it."""
+        self.objects = ""
+        """What the agent has at hand, as the next request is to say it."""
         self._system = rendered(self._stable)
         backend.append_system(self._system, self._tools)
 
@@ -178,6 +180,7 @@ class Prompt:
             workspace=self._place,
             memory=self.memory,
             changed=self.changed,
+            objects=self.objects,
             taken=self._toolbox.withdrawn,
             resting=self._toolbox.resting,
             planning=self._agenda.planning,

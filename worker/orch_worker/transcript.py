@@ -38,11 +38,12 @@ from orch_protocol.entries import (
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
-from orch_protocol.sessions import DropTasks, Edit, Inform, Keep, Move, Relabel, Rename
+from orch_protocol.sessions import Arrange, DropTasks, Edit, Inform, Keep, Move, Relabel, Rename
 from orch_protocol.spec import BackendSpec, Durability
 from orch_protocol.taint import Mark
 from orch_protocol.tasks import Task
 from orch_protocol.text import scrub
+from orch_protocol.workspace import WORKSPACE, Step, Steps
 
 from .known import Stretch
 from .session import LostEntry, Quiet, Row, Session, UnknownEntry
@@ -157,6 +158,8 @@ class Transcript:
                 self.label(target, label, id=edit.entry)
             case Rename(name):
                 self.append(SessionInfo(**self._next(edit.entry), name=name))
+            case Arrange(steps):
+                self.workspace(steps, id=edit.entry)
             case Inform(custom_type, text, display):
                 told = CustomMessage(
                     **self._next(edit.entry), custom_type=custom_type, content=(Text(text),), display=display
@@ -242,6 +245,11 @@ class Transcript:
     def phase(self, **told: Any) -> None:
         """Record what was done beside the query `turn` (`told` as in PhaseEntry)."""
         self.append(PhaseEntry(**self._next(), **told))
+
+    def workspace(self, steps: tuple[Step, ...], turn: str = "", *, id: str | None = None) -> None:
+        """Record what happened to what the agent has at hand, in the query `turn`."""
+        data = msgspec.to_builtins(Steps(turn, steps))
+        self.append(Custom(**self._next(id), custom_type=WORKSPACE, data=data))
 
     def model_change(self, backend: BackendSpec) -> None:
         """Record that the model behind `backend` answers from here on."""

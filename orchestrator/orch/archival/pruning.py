@@ -20,6 +20,7 @@ from orch_protocol.archive import Collapse, Span, Upgrade
 from orch_protocol.entries import (
     ArchiveEntry,
     CompactionEntry,
+    Custom,
     MarksEntry,
     MessageEntry,
     PhaseEntry,
@@ -31,6 +32,8 @@ from orch_protocol.entries import (
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text
 from orch_protocol.taint import bare
+from orch_protocol.workspace import WORKSPACE, Keep, Steps
+from orch_worker.artifacts.fold import without
 from orch_worker.excerpt import MESSAGES, digest, read_spans
 from orch_worker.rewriting import Rewriting, rewriting
 from orch_worker.store import scan
@@ -68,6 +71,7 @@ _tasks = msgspec.json.Decoder(TasksEntry)
 _marks = msgspec.json.Decoder(MarksEntry)
 _phase = msgspec.json.Decoder(PhaseEntry)
 _compaction = msgspec.json.Decoder(CompactionEntry)
+_custom = msgspec.json.Decoder(Custom)
 
 
 class Doomed(Struct, frozen=True):
@@ -161,6 +165,8 @@ class _Copy:
         self._before, self._after = array("Q"), array("Q")
         self._in_force = _last(file, TASKS)
         """Where the tasks stand that the agent goes by: the turn that made them may be deleted, they are not."""
+        self._not_at_hand: set[str] = set()
+        """What only turns that are deleted had brought into the workspace, by name."""
         self._silent: dict[str, bool] = {}
         """Whether what a turn said last is deleted, by the turn."""
         self._makers: dict[bytes, Callable[[bytes, int], msgspec.Struct | None]] = {
@@ -172,6 +178,7 @@ class _Copy:
             b'{"type":"marks"': self._marks,
             b'{"type":"phase"': self._phase,
             b'{"type":"compaction"': self._compaction,
+            b'{"type":"custom"': self._custom,
         }
 
     def write(self) -> None:
@@ -242,6 +249,19 @@ class _Copy:
         if entry.deleted or not self._silent.get(entry.turn):
             return None
         return msgspec.structs.replace(entry, note="", error="", deleted=self._when)
+
+    def _custom(self, object: bytes, _: int) -> Custom | None:
+        """Forget what a turn that is deleted had brought into the workspace, also where others tell of it."""
+        entry = _custom.decode(object)
+        if entry.custom_type != WORKSPACE:
+            return None
+        said = msgspec.convert(entry.data, Steps)
+        if self._silent.get(said.query):
+            self._not_at_hand.update(step.artifact.name for step in said.steps if isinstance(step, Keep))
+            left = Steps(said.query, deleted=said.deleted or self._when)
+        else:
+            left = msgspec.structs.replace(said, steps=without(said.steps, self._not_at_hand))
+        return msgspec.structs.replace(entry, data=msgspec.to_builtins(left)) if left != said else None
 
     def _compaction(self, object: bytes, offset: int) -> CompactionEntry | None:
         entry = _compaction.decode(object)

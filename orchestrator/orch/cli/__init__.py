@@ -32,6 +32,7 @@ VERBS = {
     "archive": ("archive", "what agents have archived: find it, read it, ask it"),
     "session": ("session", "conversations: their branches, copies, and those from files"),
     "memory": ("memory", "what agents remember of a folder"),
+    "workspace": ("workspace", "what an agent has at hand: files, searches, values"),
     "prompts": ("prompts", "templates of prompts, which say who an agent is"),
     "hooks": ("hooks", "functions that watch, change and stop what agents do"),
     "skills": ("skills", "instructions for particular work, read when they are needed"),

@@ -44,6 +44,7 @@ from . import (
     surveying,
     tools,
     watching,
+    workspace,
 )
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "change_session": sessions.change_session,
     "compact": compacting.compact,
     "kept": sessions.kept,
+    "workspace": workspace.workspace,
+    "arrange_workspace": workspace.arrange_workspace,
     "fork": forking.fork,
     "fsck_session": mending.fsck_session,
     "state": looking.state,

@@ -42,7 +42,7 @@ from .processes import answered, roused
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["change_session", "check_idle", "kept", "session", "session_of"]
+__all__ = ["change_session", "check_idle", "kept", "put", "session", "session_of"]
 
 SUM_UP_SECONDS: Final = 100.0
 EDIT_SECONDS: Final = 30.0
@@ -98,15 +98,16 @@ def check_idle(node: Node) -> None:
 
 
 async def _made(root: Supervisor, node: Node, edit: Edit) -> None:
-    await _put(root, node, edit)
+    await put(root, node, edit)
     if isinstance(edit.change, Rename):
         root.handle(events.Title(node.spec.id, edit.change.name or ""))
 
 
-async def _put(root: Supervisor, node: Node, edit: Edit) -> None:
+async def put(root: Supervisor, node: Node, edit: Edit) -> None:
     """Let the owner of the session record `edit`: the agent's process, or the root as long as it has none.
 
-    Each attempt is for the same entry, so that it does not matter whether one that nobody confirmed was made.
+    Each attempt is for the same entry, so that it does not matter whether one that nobody confirmed was made. Raises
+    AgentBusyError while a turn runs, StoreError.
     """
     id = node.spec.id
     while True:

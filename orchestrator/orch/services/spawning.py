@@ -26,12 +26,13 @@ from orch_protocol.services import Spawn, Spawned
 from orch_protocol.skills import READ_SKILL
 from orch_protocol.spec import AgentSpec, ArchivalSpec, BackendSpec, CompactionSpec, Limits
 from orch_protocol.taint import passed_on
+from orch_protocol.workspace import WorkspaceSpec
 from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.confinement.trial import machine
 from orch_worker.memory import folder_of, make_memory
-from orch_worker.tools.presets import NOTES, RECALL, resolve
+from orch_worker.tools.presets import DESK, NOTES, RECALL, resolve
 
 from .. import events, sandboxing
 from ..allowances import checked
@@ -138,6 +139,8 @@ def describe(
         tools = tuple(dict.fromkeys((*tools, *NOTES)))
     shelf = skills_of(request, preset, parent, skills, request.skill_rules or config.skills)
     tools = tuple(dict.fromkeys((*tools, READ_SKILL) if shelf.skills else (t for t in tools if t != READ_SKILL)))
+    if (workspace := _workspace(config)) is not None:
+        tools = tuple(dict.fromkeys((*tools, *DESK)))
     plan = request.plan or (parent is not None and parent.plan)
     if plan:
         tools = tuple(dict.fromkeys((*tools, EXIT_PLAN)))
@@ -171,6 +174,7 @@ def describe(
         extensions=extensions,
         compaction=compaction_of(config, child=parent is not None),
         memory=memory,
+        workspace=workspace,
         persist=persist,
         skills=shelf,
     )
@@ -197,6 +201,14 @@ def _memory(config: Config, home: Path, cwd: Path) -> MemorySpec | None:
     )
     make_memory(spec)
     return spec
+
+
+def _workspace(config: Config) -> WorkspaceSpec | None:
+    """Return how an agent keeps track of what it has at hand, None: not at all."""
+    said = config.workspace
+    if not said.enabled:
+        return None
+    return WorkspaceSpec(**{name: getattr(said, name) for name in WorkspaceSpec.__struct_fields__})
 
 
 def _prompt(request: Spawn, parent: AgentSpec | None, config: Config) -> PromptSpec:

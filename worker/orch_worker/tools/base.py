@@ -25,6 +25,7 @@ from ..marks import Marks
 from .belongings import Belongings
 
 if TYPE_CHECKING:
+    from ..artifacts.workbench import Workbench
     from ..recollection import Recollection
     from ..shelf import Shelf
 
@@ -67,8 +68,9 @@ class ToolContext(Struct, frozen=True):
 
     Paths are relative to `cwd`; `seconds` is a call's deadline; `folder` is the agent's session folder, None where
     there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
-    for a tool that the root runs, `memory` also where the agent remembers nothing, `skills` where it has none.
-    `sandbox` says what the processes of its tools are kept from.
+    for a tool that the root runs, `memory` also where the agent remembers nothing, `skills` where it has none,
+    `workbench` where it does not keep track of what it has at hand. `sandbox` says what the processes of its tools are
+    kept from.
     """
 
     cwd: Path
@@ -85,6 +87,7 @@ class ToolContext(Struct, frozen=True):
     sandbox: SandboxSpec = SandboxSpec()
     memory: Recollection | None = None
     skills: Shelf | None = None
+    workbench: Workbench | None = None
     belongings: Belongings = field(default_factory=Belongings)
 
     @property

@@ -21,6 +21,7 @@ __all__ = [
     "BUILTIN",
     "CATEGORIES",
     "DEFAULT_PRESET",
+    "DESK",
     "NOTES",
     "PRESETS",
     "RECALL",
@@ -47,6 +48,7 @@ _PYTHON: Final = ("run_python", "run_python_script", "py_help", "installed_packa
 _DATA: Final = ("describe_data", "describe_variables")
 _MEMORY: Final = ("read_handle",)
 NOTES: Final = ("remember", "recall")
+DESK: Final = ("pin_object",)
 _PLAN: Final = ("exit_plan_mode",)
 _TASKS: Final = ("task_create", "task_update")
 _CHAT: Final = ("chat", "list_models")
@@ -71,6 +73,7 @@ BUILTIN: Final[dict[str, Builtin]] = {
     **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.handles", "memory")),
     **dict.fromkeys(NOTES, Builtin("orch_worker.tools.memory", "notes")),
     READ_SKILL: Builtin("orch_worker.tools.skills", "skills"),
+    **dict.fromkeys(DESK, Builtin("orch_worker.tools.desk", "workspace")),
     **dict.fromkeys(_PLAN, Builtin("orch_worker.tools.plan", "plan")),
     **dict.fromkeys(_TASKS, Builtin("orch_worker.tools.tasks", "tasks")),
     **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.chat", "chat")),

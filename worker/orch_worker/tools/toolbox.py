@@ -68,6 +68,7 @@ class Outcome(Struct, frozen=True):
 
 
 Seen = Callable[[Outcome], Awaitable[Outcome]]
+Took = Callable[[Sequence[ToolUse], Sequence[Outcome], Sequence[str]], None]
 
 
 class Executor(Protocol):
@@ -117,6 +118,8 @@ class Toolbox:
         """Told of what becomes of each call; None when nobody wants to know."""
         self.answer: Callable[[ToolUse], ToolOutput | None] | None = None
         """Says what a call that may run returns, in place of its tool; None lets the tool run."""
+        self.took: Took | None = None
+        """Told of what the calls of each step came to, whole, and of how much of each is shown."""
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
         self._turnstile = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -271,6 +274,8 @@ class Toolbox:
                 room = max(room - LABEL, LEAST_SHOWN)
             cut = text if len(text) <= room else self._cut(text, room, call, outcome.marks)
             said.append(labelled(cut, outcome.marks))
+        if self.took is not None:
+            self.took(calls, outcomes, said)
         return [
             outcome if now is text else replace(outcome, result=with_text(outcome.result, now))
             for outcome, text, now in zip(outcomes, texts, said, strict=True)
