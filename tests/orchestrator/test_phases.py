@@ -10,6 +10,7 @@ import pytest
 
 from orch import Abort, AsyncSubagent, Block, Config, HooksConfig, Limits, ScriptedBackend
 from orch.audit import audit
+from orch.cli.watching import Transcript
 from orch_protocol.commands import TurnEvent
 from orch_protocol.entries import MessageEntry, PhaseEntry
 from orch_protocol.errors import RateLimitError
@@ -292,3 +293,14 @@ def test_all_twelve_names_of_a_pipeline_are_names_of_stages() -> None:
     """Each of them is a stage that a turn comes to."""
     parts = ("assess", "reason", "llm", "tool", "reflect", "output")
     assert ALIASES.keys() == {f"{side}-{part}" for side in ("pre", "post") for part in parts}
+
+
+def test_who_watches_at_a_terminal_sees_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each, beside the text: which phase, by whom, what came of it."""
+    show = Transcript()
+    show.event({"n": 1, "kind": "assess", "name": "rule", "text": "plan: Keep backups."})
+    show.event({"n": 2, "kind": "reflect", "name": "scripted", "text": "again: No test ran."})
+    assert capsys.readouterr().err.splitlines() == [
+        "assess by rule: plan: Keep backups.",
+        "reflect by scripted: again: No test ran.",
+    ]

@@ -91,6 +91,8 @@ class Transcript:
             self._note(render.line(text, 200))
         elif kind == "hook":
             self._note(f"hook {name}: {render.line(text)}")
+        elif kind in ("assess", "reflect"):
+            self._note(f"{kind} by {name}: {render.line(text, 200)}")
         elif kind == "compacted":
             self._note(render.line(text, COMPACTED))
         elif kind == "retry":
