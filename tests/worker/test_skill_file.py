@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from skills_ref import read_properties, validate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from skills_ref import ParseError, read_properties, validate
+from skills_ref.parser import parse_frontmatter
+from skills_ref.validator import validate_metadata
 
 from orch_protocol.errors import ConfigError
 from orch_worker.skill_file import MOST_BYTES, body_of, check_skill, parse_skill, read_skill_file
@@ -168,3 +172,39 @@ def test_the_body_alone() -> None:
     """Without reading what stands above it."""
     assert body_of(framed(": : :")) == "Do it."
     assert body_of("Do it.\n") == "Do it."
+
+
+LINES = (
+    *("name: ok", "description: d", "name: other", "name:", "'name': ok", "description: |", "description: 'a", "b'"),
+    *(
+        "metadata:",
+        "  a: b",
+        "  - c",
+        "    d: e",
+        "- z",
+        "? q",
+        ": r",
+        "{a: b}",
+        "[x]",
+        "&a x",
+        "*a",
+        "!t x",
+        "# c",
+        "",
+    ),
+    *("description: a: b", "description: a #b", "\tx", 'compatibility: "q"', "1: 2", "%YAML 1.1", "description: @x"),
+)
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=6))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_any_front_matter_is_taken_or_told_of(lines: list[str]) -> None:
+    """Never an error of its own; and the reference library says the same, but for what it lets pass."""
+    text = framed("\n".join(lines))
+    found, problems = parse_skill(text, "ok")
+    assert (found is None) == bool(problems)
+    try:
+        wrong = validate_metadata(parse_frontmatter(text)[0], Path("ok"))
+    except ParseError as error:
+        wrong = [str(error)]
+    assert bool(problems) == bool(wrong) or problems[0].field == "metadata"
