@@ -99,13 +99,13 @@ class Screen:
 
     async def run(self) -> None:
         """Show and listen until the person leaves, or the terminal is gone: then without a question."""
+        self._print(self._chat.sheet.take())
         async with self._beside():
             try:
                 await self._session.prompt_async()
             except EOFError:
                 pass  # the terminal is gone; the agent works on
-        lines = self._chat.sheet.take()
-        self._print(lines)
+        self._print(self._chat.sheet.take())
 
     @asynccontextmanager
     async def _beside(self) -> AsyncIterator[None]:
