@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from orch_protocol.errors import AgentDiedError
+from orch_protocol.errors import AgentDiedError, OrchError
 from orch_protocol.ids import new_id
 from orch_protocol.slash import Deed, Did, Do, UseTool
+from orch_worker.deeds import ENTRY
 
 from ..nodes import Node
 from ..services.processes import answered, roused
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "done", "use_tool"]
 
 GROUP: Final = "code"
+ENDED: Final = "[The user ran:]\n{line}\n[Your process ended before that was done; names in Python are gone.]"
 GRACE_SECONDS: Final = 15.0
 """What a process may take beyond the deadline that its tools have."""
 
@@ -64,7 +67,13 @@ async def sh(here: Here) -> Said:
 
 
 async def _run(here: Here, tool: str, input: dict[str, Any], line: str) -> Said:
-    did = await done(here.root, here.node, UseTool(tool, input, line, heard=here.get("quiet") is None))
+    try:
+        did = await done(here.root, here.node, UseTool(tool, input, line, heard=here.get("quiet") is None))
+    except AgentDiedError:
+        told = {"type": "inform", "custom_type": ENTRY, "text": ENDED.format(line=line)}
+        with suppress(OrchError):  # whoever asked is told in any case
+            await here.ask("change_session", ref=here.id, change=told)
+        raise
     return Said(did.text, {"text": did.text, "is_error": did.is_error}, is_error=did.is_error)
 
 

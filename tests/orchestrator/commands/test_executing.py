@@ -12,11 +12,12 @@ from orch import AsyncSubagent, Skill
 from orch.commands.table import BY_NAME, COMMANDS
 from orch.services import check_grant
 from orch_protocol.entries import Custom
-from orch_protocol.errors import AgentError, ConfigError, OrchError, ToolNotGrantedError
+from orch_protocol.errors import AgentDiedError, AgentError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.messages import text_of
 from orch_protocol.slash import BUILT_IN, Effect, Execute
 from orch_worker.transcript import read_session
 from orchestrator.world import NEST, Gate, World, nesting, opened
+from virtual import until
 
 
 async def talking(o: World, *said: Any, **options: Any) -> AsyncSubagent:
@@ -217,6 +218,19 @@ async def test_python_runs_in_the_agents_names_and_is_told(tmp_path: Path) -> No
         assert quiet.data == {"line": "/py pumps + 1", "text": "13", "is_error": False}
         assert (await agent.state()).queries == 1
         assert (await agent.query("Go on.")).text == "Thanks."
+
+
+async def test_code_that_takes_the_process_along_is_told_of(tmp_path: Path) -> None:
+    """Whoever ran it hears so, and so does the agent, whose next process has none of its names."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o, "Oh.")
+        ran = asyncio.ensure_future(agent.execute("/py import threading; threading.Event().wait(1)"))
+        await until(lambda: any(topic.startswith("did:") for topic in o.supervisor.waiters._topics))
+        o.launcher.worker(agent.id).die(9)
+        with pytest.raises(AgentDiedError, match="ended before it was done"):
+            await ran
+        assert "names in Python are gone" in (await shown(agent))[-1]
+        assert (await agent.query("Go on.")).text == "Oh."
 
 
 async def test_what_is_run_while_the_agent_works_is_heard_as_what_is_steered(tmp_path: Path) -> None:
