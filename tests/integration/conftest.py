@@ -44,6 +44,14 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         yield made
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root that gives a silent process half a second beyond the time of a tool."""
+    for name in ("orch.turns.CHECK_SECONDS", "orch.pulses.CHECK_SECONDS", "orch.supervisor.CHECK_SECONDS"):
+        monkeypatch.setattr(name, 0.2)
+    monkeypatch.setattr("orch.pulses.GRACE_SECONDS", 0.5)
+
+
 @pytest.fixture(params=["fake", "in_process", "zygote"])
 async def world(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Open]:
     """Opens orchestrators that run their agents in the way the test's parameter says, and closes them afterwards."""

@@ -56,14 +56,6 @@ async def held(root: AsyncOrchestrator, *script: Any, limits: Limits | None = No
     return await root.spawn("compute", tools=tools, backend=ScriptedBackend(list(script)), limits=limits)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A root that gives a silent process half a second beyond the time of a tool."""
-    for name in ("orch.turns.CHECK_SECONDS", "orch.pulses.CHECK_SECONDS", "orch.supervisor.CHECK_SECONDS"):
-        monkeypatch.setattr(name, 0.2)
-    monkeypatch.setattr("orch.pulses.GRACE_SECONDS", 0.5)
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("code", "how"),

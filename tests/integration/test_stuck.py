@@ -13,14 +13,6 @@ from orch_protocol.messages import text_of
 FOREVER = "sum(range(10**13))"
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A root that gives a silent process half a second beyond the time of a tool."""
-    for name in ("orch.turns.CHECK_SECONDS", "orch.pulses.CHECK_SECONDS", "orch.supervisor.CHECK_SECONDS"):
-        monkeypatch.setattr(name, 0.2)
-    monkeypatch.setattr("orch.pulses.GRACE_SECONDS", 0.5)
-
-
 @pytest.mark.usefixtures("impatient")
 async def test_a_process_that_lets_nothing_run_is_ended_and_says_where_it_was(
     tmp_path: Path,

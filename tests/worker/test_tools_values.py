@@ -94,6 +94,11 @@ class TestMarkers:
         assert "read_handle" not in text
         assert 'handles["h_001"]' in text
 
+    async def test_without_anything_that_reads_it(self, agent: Agent) -> None:
+        """An agent that holds a value and cannot read it hears who can take it."""
+        text = agent.values.keep(list(range(5000))).text(frozenset({"query_subagent"}))
+        assert "none of your tools reads it, but whoever spawned you can take it" in text
+
     async def test_an_object_is_told_to_be_fleeting(self, agent: Agent) -> None:
         """A value that is no data is kept as long as the process, which is said, with the reason."""
         text = (await agent.run(OBJECTS)).text
@@ -374,7 +379,7 @@ class TestRoom:
         """Its marker says that it lives as long as the process."""
         monkeypatch.setattr("orch_worker.tools.values.MOST_STORED", 1_000)
         kept = Values(ToolContext(Path("/"), folder=tmp_path)).keep(list(range(5_000)))
-        assert "values of more than 1000 bytes are not stored" in kept.text(())
+        assert "values of more than 1000 bytes are not stored" in kept.text(frozenset())
 
     def test_a_full_disk(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         """A value that cannot be written is an error of the system, and no half of it is left."""

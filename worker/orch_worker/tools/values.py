@@ -25,6 +25,7 @@ __all__ = ["Handles", "Kept", "NoHandle", "Values"]
 MOST_STORED: Final = 64 << 20
 MOST_ON_DISK: Final = 512 << 20
 MOST_IN_MEMORY: Final = 256 << 20
+READERS: Final = frozenset({"read_handle", "run_python"})
 KINDS: Final = {ending: kind for kind, ending in EXTENSIONS.items()}
 
 
@@ -41,12 +42,14 @@ class Kept(Struct, frozen=True):
         note = self.note
         return ", ".join(filter(None, (note.type, note.extent, bytes_text(note.size))))
 
-    def text(self, granted: Collection[str]) -> str:
+    def text(self, granted: frozenset[str]) -> str:
         """Return the marker that stands for the value: handle, type, extent, size, beginning, and how an agent with the
         tools `granted` reads it."""
         how = [
             "read_handle shows any part (op: head, tail, slice, schema, search)" * ("read_handle" in granted),
             f'in run_python it is handles["{self.handle[1:]}"]' * ("run_python" in granted),
+            "none of your tools reads it, but whoever spawned you can take it by its handle"
+            * granted.isdisjoint(READERS),
             "" if self.stored else f"not stored, so gone when this process ends: {self.note.why}",
         ]
         return "\n".join([f"[{self.handle}: {self.head}", *self.note.lines, f"{'; '.join(filter(None, how))}]"])
@@ -67,8 +70,6 @@ class Values:
         self._lock = threading.RLock()
         self._told: list[str] = []
         self._read: tuple[str, Any] | None = None
-        self.on_kept: list[Callable[[Kept], None]] = []
-        """Called with each value that is kept, on the thread that keeps it."""
 
     def keep(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> Kept:
         """Keep `value` and return what it is kept as. Raises OSError when a file cannot be written."""
@@ -100,7 +101,7 @@ class Values:
             handle = self._stash.put(data, EXTENSIONS[kind], bits, note)
             kept = Kept(handle, stored=True, note=self._stash.noted(handle) or note)
             self._make_room_on_disk(named(handle))
-        return self._announced(kept)
+        return kept
 
     def get(self, handle: str) -> Kept:
         """Return what is under `handle`. Raises ToolError when nothing is, or nothing any more."""
@@ -194,12 +195,7 @@ class Values:
                 name = f"h_{1 + max((int(name[2:]) for name in self._notes), default=0):03}"
             self._alive[name], self._notes[name] = value, note
             self._make_room_in_memory(name)
-        return self._announced(Kept(f".{name}", stored=False, note=note))
-
-    def _announced(self, kept: Kept) -> Kept:
-        for tell in self.on_kept:
-            tell(kept)
-        return kept
+        return Kept(f".{name}", stored=False, note=note)
 
     def _make_room_on_disk(self, but: str) -> None:
         assert self._stash is not None
