@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
-import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from skills_ref import validate
 
 from integration.shell import Shell, ended, opened
+from orch.cli import run
 from orch.skills.installing import install, remove
 from orch.skills.packing import packed
 from orch.skills.record import installed
@@ -243,42 +245,53 @@ class TestTrials:
             ended(int(started.read_text()))
 
 
-def test_a_skill_from_a_session_to_another_agent(shell: Shell) -> None:
+@pytest.fixture
+def typed(shell: Shell, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command of `orch skills` where the shell is, in this process, and returns what it printed as data."""
+    monkeypatch.setenv("ORCH_HOME", str(shell.home))
+    monkeypatch.chdir(shell.folder)
+
+    def typed(*argv: str, code: int = 0) -> Any:
+        assert run(["skills", *argv, "--json"]) == code
+        said = capfd.readouterr()
+        return json.loads(said.out or said.err)
+
+    return typed
+
+
+def test_a_skill_from_a_session_to_another_agent(shell: Shell, typed: Callable[..., Any]) -> None:
     """What an agent did becomes a skill, is installed from a zip file, read by the next one, and removed."""
     steps = shell.script({"tool": "list_files", "input": {}}, "There are none.")
     shell.run("spawn", "Count pumps", "--tools", "file", "--script", steps, "--name", "a", "--query", "How many pumps?")
     made = shell.data("skills", "package", "count-pumps", "--session", "a", "--description", "Counts pumps.", "--zip")
-    shell.run("skills", "install", made["path"])
-    [row] = shell.data("skills", "list")
+    typed("install", made["path"])
+    [row] = typed("list")
     assert (row["name"], row["on"], row["installed"]["changed"]) == ("count-pumps", True, False)
-    told = shell.run("skills", "show", "count-pumps").stdout.decode()
-    assert "1. Asked: How many pumps?\n2. `list_files` {}" in told
-    assert "count-pumps.zip, 20" in told
+    shown = typed("show", "count-pumps")
+    assert "1. Asked: How many pumps?\n2. `list_files` {}" in shown["body"]
+    assert shown["installed"]["source"] == made["path"]
     reading = shell.script({"tool": "read_skill", "input": {"name": "count-pumps"}}, "As before.")
     shell.run("spawn", "Count", "--skills", "count-pumps", "--script", reading, "--name", "b", "--query", "How many?")
     assert "How it was done" in str(shell.data("show", "b"))
-    assert "- count-pumps: Counts pumps." in shell.run("show", "b", "--prompt").stdout.decode()
-    shell.run("skills", "remove", "count-pumps")
-    assert shell.data("skills", "list") == []
-    shell.run("skills", "show", "count-pumps", code=3)
+    typed("remove", "count-pumps")
+    assert typed("list") == []
+    assert "there is no skill 'count-pumps'" in typed("show", "count-pumps", code=3)["error"]["message"]
 
 
-def test_a_skill_from_a_prompt_or_a_template(shell: Shell) -> None:
+def test_a_skill_from_a_prompt_or_a_template(shell: Shell, typed: Callable[..., Any]) -> None:
     """It keeps the rules, its variables are left open, and trying it tells what is missing."""
     (shell.folder / "review.md").write_text("You review {{language}}, and \\{{braces}}.\n")
-    made = shell.data("skills", "package", "review", "--template", "./review.md", "--description", "Reviews code.")
-    text = Path(made["path"], "SKILL.md").read_text()
+    folder = Path(typed("package", "review", "--template", "./review.md", "--description", "Reviews code.")["path"])
+    text = (folder / "SKILL.md").read_text()
     assert "You review <language>, and {{braces}}." in text
     assert "What stands for <language> below is to be known from the task" in text
-    assert validate(Path(made["path"])) == []
-    shell.run(
-        "skills", "package", "fold", "--prompt", "-", "--description", "a: #b", "--output", ".orch/skills", stdin=b"x"
-    )
-    assert validate(shell.folder / ".orch" / "skills" / "fold") == []
-    again = shell.run("skills", "package", "review", "--prompt", "x", "--description", "d", code=2)
-    assert b"is there already" in again.stderr
-    assert shell.run("skills", "test", "./review").stdout == b"passed  rules\npassed  files\n"
-    (shell.folder / "review" / "tests").mkdir()
-    (shell.folder / "review" / "tests" / "a.py").write_text(f"raise SystemExit({sys.maxsize > 0:d})")
-    assert shell.run("skills", "test", "./review", code=1).stdout.endswith(b"failed  tests/a.py: it ended with 1\n")
-    shell.run("skills", "validate", "review", ".orch/skills/fold")
+    odd = Path(typed("package", "fold", "--prompt", "x", "--description", "a: #b", "--output", ".orch/skills")["path"])
+    assert validate(folder) == validate(odd) == []
+    again = typed("package", "review", "--prompt", "x", "--description", "d", code=2)
+    assert "is there already" in again["error"]["message"]
+    assert [each["outcome"] for each in typed("test", "./review")["trials"]] == ["passed", "passed"]
+    (folder / "tests").mkdir()
+    (folder / "tests" / "a.py").write_text("raise SystemExit(7)")
+    assert typed("test", "./review", code=1)["trials"][-1]["detail"] == "it ended with 7"
+    (odd / "SKILL.md").write_text("---\nname: fold\n---\n")
+    assert [each["valid"] for each in typed("validate", "review", ".orch/skills/fold", code=1)] == [True, False]
