@@ -98,7 +98,7 @@ class _Stage:
         own |= {"task": story["task"], "backend": {"provider": "scripted"}}
         made = msgspec.convert(story["agent"] | own, AgentSpec)
         history = msgspec.convert(story["history"], tuple[Message, ...])
-        return replace(made, history=history, backend=ScriptedBackend(script).spec())
+        return replace(made, history=history, backend=ScriptedBackend(script, story.get("beside", ())).spec())
 
     @property
     def _make(self) -> Make:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.entries import MessageEntry, TurnEnd, TurnStart
+from orch_protocol.entries import MessageEntry, PhaseEntry, TurnEnd, TurnStart
 from orch_protocol.errors import ConfigError
 from orch_protocol.hooks import HooksSpec
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
@@ -72,13 +72,14 @@ def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
         turns.pop()  # it is not over
     if not turns:
         raise ConfigError("there is no finished turn: ask the agent something first")
-    told = [_turn(number, turn, ended, hooks=bool(spec.hooks.load)) for number, turn in enumerate(turns, 1)]
+    told = [_turn(number, turn, ended, hooks=_is_hooked(spec)) for number, turn in enumerate(turns, 1)]
     messages = [entry.message for turn in turns for entry in turn]
     return {
         "task": spec.task,
         "agent": _made(spec),
         "history": _data(history),
         "turns": told,
+        "beside": [_beside(entry) for entry in path[first:] if isinstance(entry, PhaseEntry) and entry.by == "model"],
         "conversation": plain(acceptable([*history, *messages])),
     }
 
@@ -101,7 +102,7 @@ def _made(spec: AgentSpec) -> dict[str, Any]:
         context=ContextSpec("none"),
         # The day, and the state of a folder, are others tomorrow.
         prompt=replace(spec.prompt, rules=replace(spec.prompt.rules, time=False, workspace=False)),
-        hooks=replace(spec.hooks, switches="") if spec.hooks.load else HooksSpec(),
+        hooks=_hooks(spec) if _is_hooked(spec) else HooksSpec(),
         compaction=None,
         memory=None,
         workspace=None,
@@ -218,6 +219,29 @@ def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEnd], *, h
         script[-1]["stop_reason"] = stop
     text = text_of(prompt)
     return {"prompt": split_first_prompt(text)[1] or text, "script": script}
+
+
+def _is_hooked(spec: AgentSpec) -> bool:
+    """Whether somebody else than the model has a say in its turns."""
+    options = spec.hooks.options
+    return bool(spec.hooks.load) or not options.assess.kind == options.reflect.kind == "off"
+
+
+def _hooks(spec: AgentSpec) -> HooksSpec:
+    """Return the agent's hooks, with phases that ask the script whatever they asked."""
+    options = spec.hooks.options
+    asks = {name: replace(getattr(options, name), model=None, max_cost_usd=None) for name in ("assess", "reflect")}
+    return replace(spec.hooks, switches="", options=replace(options, **asks))
+
+
+def _beside(entry: PhaseEntry) -> str:
+    """Return what a model says that is asked beside the conversation, so that it comes to the same."""
+    if entry.error:
+        return "(no answer)"
+    if entry.phase == "reflect":
+        return msgspec.json.encode({"verdict": entry.did[0], "note": entry.note}).decode()
+    named = dict(each.split(" ", 1) for each in entry.did if " " in each)
+    return msgspec.json.encode({"note": entry.note, "plan": "plan" in entry.did, **named}).decode()
 
 
 def _item(message: Message) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from orch.stories import differences, source_of, story_of
 from orch_protocol.config import Config, HooksConfig
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, Reply, Text, assistant, user
+from orch_protocol.phases import Assess, Reflect
 from orch_protocol.policy import PolicyConfig
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import Transcript
@@ -53,10 +54,11 @@ def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[
     (tmp_path / "one.txt").write_text("this is one\n")
     ROLLED[:] = ["four"]
     script, tools = options.pop("script", SCRIPT), options.pop("tools", ["read_file", roll])
+    beside = options.pop("beside", ())
 
     async def live() -> tuple[Found, AgentSpec]:
         async with opened(tmp_path / "home", **options) as world:
-            backend = ScriptedBackend(script)
+            backend = ScriptedBackend(script, beside)
             if session is None:
                 agent = await world.spawn("Look", backend=backend, tools=tools, cwd=tmp_path, name="a-b")
             else:
@@ -188,6 +190,25 @@ def test_hooks_have_their_say_again(tmp_path: Path) -> None:
     assert "Be brief." in str(story["requests"][0])
     assert "Be brief." not in str(story["conversation"])
     without = story | {"agent": story["agent"] | {"hooks": {}}}
+    assert differences(story, retell(without, tmp_path / "1")) != []
+
+
+def test_assessments_and_reflections_come_to_the_same(tmp_path: Path) -> None:
+    """A model that was asked beside the conversation says what it came to; one that failed fails again."""
+    config = Config(hooks=HooksConfig(assess=Assess("model"), reflect=Reflect("model", model="openai:gpt-4o")))
+    again = '{"verdict": "again", "note": "Look again."}'
+    said = ('{"note": "Mind it.", "plan": true}', again, "what?", '{"note": "Again."}', '{"verdict": "done"}')
+    local = msgspec.structs.replace(config.hooks, reflect=Reflect("model"))
+    found, spec = lived(
+        tmp_path, config=msgspec.structs.replace(config, hooks=local), script=["One.", "Two.", "Three."], beside=said
+    )
+    options = msgspec.structs.replace(spec.hooks.options, reflect=config.hooks.reflect)
+    hooks = msgspec.structs.replace(spec.hooks, options=options)
+    story = told_again(found, msgspec.structs.replace(spec, hooks=hooks))
+    assert "Look again." in str(story["conversation"])
+    assert "Mind it." in str(story["conversation"])
+    assert len(story["beside"]) == 5
+    without = story | {"beside": []}
     assert differences(story, retell(without, tmp_path / "1")) != []
 
 
