@@ -26,7 +26,7 @@ def check_spawn(config: SubagentsConfig, parent: Node | None, spec: AgentSpec, d
         raise SpawnError("subagents are disabled in the configuration: set subagents.enabled = true")
     if parent is not None:
         check_asker(parent)
-        if not config.allow_nested:
+        if not config.allow_nested and parent.spec.depth > 0:
             raise DepthCapError(
                 f"agent {parent.spec.name!r} may not spawn: nested spawning is off "
                 "(subagents.allow_nested = true turns it on); report that you are blocked"

@@ -259,6 +259,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
         vars: Mapping[str, object] | None = None,
         skills: Iterable[str] | None = None,
         namespace: dict[str, Any] | None = None,
+        depth: Literal[0, 1] = 1,
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -270,6 +271,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
         `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
+        At `depth` 0 it is one that a person talks to: it may spawn, whatever `allow_nested` says. See `session`.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -299,6 +301,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
             plan=plan,
             context=context,
             persist=persist,
+            depth=depth,
             prompt=self._templates.asked(prompt_template, vars),
             skills=names_of("skills", skills),
             own_skills=self._own_skills(),

@@ -81,6 +81,7 @@ class Conversing:
                 cwd=cwd,
                 limits=limits,
                 budget=budget,
+                depth=0,
             )
             found = agent.id
         if approve is not None:
@@ -93,7 +94,7 @@ async def _resumed(o: AsyncOrchestrator, resume: bool | str | int) -> str | None
     if resume is False:
         return None
     if resume is True:
-        mine = [row for row in await o.agents(all=True) if row.parent_id is None and row.task == TASK]
+        mine = [row for row in await o.agents(all=True) if row.depth == 0]
         if not mine:
             return None
         row = max(mine, key=lambda row: row.last_activity)

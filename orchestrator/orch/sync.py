@@ -161,6 +161,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         vars: Mapping[str, object] | None = None,
         skills: Iterable[str] | None = None,
         namespace: dict[str, Any] | None = None,
+        depth: Literal[0, 1] = 1,
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -172,6 +173,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
+        At `depth` 0 it is one that a person talks to: it may spawn, whatever `allow_nested` says. See `session`.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -194,6 +196,7 @@ class Orchestrator(Hookable, Templated, Skilled):
                 plan=plan,
                 context=context,
                 persist=persist,
+                depth=depth,
                 prompt_template=prompt_template,
                 vars=vars,
                 skills=skills,

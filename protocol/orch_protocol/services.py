@@ -112,6 +112,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with its root.
     `skills` names those it has, None: as configured for its preset, all there are. Where these are looked for,
     `skill_rules` say, None: as configured; `own_skills` are the program's. What an agent spawns has some of its own.
+    At `depth` 0 it is one that a person talks to, nobody's subagent. An agent cannot say so: what it spawns is deeper.
     """
 
     task: str
@@ -139,6 +140,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     marks: tuple[Mark, ...] = ()
     sandbox: SandboxConfig | None = None
     persist: bool = True
+    depth: Literal[0, 1] = 1
     skills: tuple[str, ...] | None = None
     skill_rules: SkillsConfig | None = None
     own_skills: tuple[SkillSpec, ...] = ()

@@ -80,6 +80,16 @@ def test_an_agent_spawns_only_where_nesting_is_allowed() -> None:
         forest.spawn(parent)
 
 
+def test_whom_a_person_talks_to_is_nobodys_subagent() -> None:
+    """It may spawn where nesting is off; what it spawned may not."""
+    forest = Forest()
+    talker = forest.spawn(depth=0)
+    child = forest.spawn(talker)
+    assert [forest.tree.nodes[id].spec.depth for id in (talker, child)] == [0, 1]
+    with pytest.raises(DepthCapError, match=r"subagents\.allow_nested"):
+        forest.spawn(child)
+
+
 def test_the_depth_cap_holds_at_every_depth() -> None:
     """Agents at the cap may not spawn; the error tells the model that it is blocked."""
     forest = Forest(allow_nested=True, depth_cap=3)

@@ -48,7 +48,7 @@ def _begun(arguments: Namespace) -> str:
     """Start an agent and return its id."""
     params, says = kind_params(arguments)
     connection = Connection()
-    spawned = spawn(connection, params | {"task": TASK, "request_id": os.urandom(8).hex()}, says)
+    spawned = spawn(connection, params | {"task": TASK, "depth": 0, "request_id": os.urandom(8).hex()}, says)
     connection.close()
     return str(spawned["id"])
 

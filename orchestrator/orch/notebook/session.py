@@ -36,7 +36,6 @@ TASK: Final = (
 LOOK_SECONDS: Final = 0.1
 LOOKS_A_LIST: Final = 10
 LEAVE_SECONDS: Final = 5.0
-DEFAULT: Final = "default"
 TOOLS: Final = ("core", "python", "web", "tasks", "agents", "data")
 
 
@@ -112,6 +111,7 @@ class NotebookSession:
             tools=choice.tools or (None if choice.preset else TOOLS),
             max_cost=choice.max_cost,
             backend=choice.backend,
+            depth=0,
         )
         return self._agent
 
@@ -145,13 +145,11 @@ class NotebookSession:
 
     def _open(self, run: str | None) -> Orchestrator:
         loaded = configuration.load(Path.cwd(), os.environ)
-        policy, subagents = loaded.config.policy, loaded.config.subagents
+        policy = loaded.config.policy
         if not policy.approval_mode:  # a person is there to be asked, as at a terminal
             policy = replace(policy, approval_mode="ask")
-        if loaded.sources["subagents.allow_nested"] == DEFAULT:  # whom a person talks to is nobody's subagent
-            subagents = replace(subagents, allow_nested=True)
         return Orchestrator(
-            config=replace(loaded.config, policy=policy, subagents=subagents),
+            config=replace(loaded.config, policy=policy),
             run=run,
             approve=self._approve,
             launcher=self._make_launcher,

@@ -153,6 +153,7 @@ def describe(
         backend=backend,
         folder=str(sessions / id),
         cwd=str(folder),
+        depth=request.depth,
         preset=preset,
         tools=tools,
         root_tools=request.root_tools,
