@@ -11,18 +11,16 @@ from typing import Any, Final
 from ..cli.failure import Failure
 from . import bar, replies
 from .commanding import Commands, said_as
-from .diffs import changes
 from .link import Link
 from .pastes import Pastes, folded
 from .presses import Interrupts
+from .questions import Questions
 from .sheet import Piece, Sheet
 from .story import TOLD, Story
 
 __all__ = ["Chat"]
 
 BUSY: Final = "AgentBusyError"
-OWN_LINES: Final = 2
-"""The first lines of a question, which say whose it is and what that one is for."""
 
 
 class Chat:
@@ -60,13 +58,12 @@ class Chat:
         self.copied: str | None = None
         """What is to be put on the clipboard."""
         self.commands = Commands(self)
-        self._mode = mode
+        self.questions = Questions(self, mode)
         self._echo = echo
         self._clock = clock
         self._own: set[str] = set()
         self._steers: set[str] = set()
         self._story = Story(sheet, self._own)
-        self._questions: list[dict[str, Any]] = []
         self._leaving = False
         self._mine = False
         """Whether the turn was asked for here."""
@@ -83,7 +80,7 @@ class Chat:
         """
         self.agent = await self.link.call("state", ref=ref)
         self._fresh = fresh
-        self._questions.clear()
+        self.questions.clear()
         self._story = Story(self.sheet, self._own, self.agent["depth"])
         self._since = None
         self.idle.set()
@@ -93,7 +90,7 @@ class Chat:
         self._watch()
         await self.commands.load()
         await self.look()
-        self._later(self.commands.refresh())
+        self.later(self.commands.refresh())
 
     def introduce(self) -> None:
         """Say with whom one talks."""
@@ -139,9 +136,7 @@ class Chat:
         """What is asked at the moment, "" for nothing."""
         if self._leaving:
             return replies.LEAVE
-        if self._questions:
-            return replies.PLAN if self._questions[0]["tool"] == "exit_plan_mode" else replies.APPROVE
-        return self.commands.asks
+        return self.questions.asks or self.commands.asks
 
     # What is typed.
 
@@ -150,8 +145,8 @@ class Chat:
         try:
             if self._leaving:
                 await self._left(typed)
-            elif self._questions:
-                await self._answer(typed)
+            elif self.questions.asks:
+                await self.questions.answer(typed)
             elif self.commands.takes(typed):
                 self._fresh = False
                 await self.commands.run(typed)
@@ -206,7 +201,7 @@ class Chat:
     # What happens.
 
     def _watch(self) -> None:
-        asked = {"ref": self.id, "approve": self._mode != "deny", "progress": True}
+        asked = {"ref": self.id, "approve": self.questions.wanted, "progress": True}
         self.link.watch(asked, self.event, self._lost)
 
     def _lost(self, failure: Failure) -> None:
@@ -220,14 +215,14 @@ class Chat:
         if kind == "began":
             self._works()
             self._mine = event["request_id"] in self._own
-            self._later(self.look())
+            self.later(self.look())
             self._story.began(event)
         elif kind == "ended":
             self._ended(event)
         elif kind == "question":
-            self._question(event)
+            self.questions.add(event)
         elif kind == "question_over":
-            self._over(event["id"])
+            self.questions.over(event["id"])
         elif kind == "call":
             self._story.called(event)
         else:
@@ -237,9 +232,9 @@ class Chat:
     def _ended(self, event: dict[str, Any]) -> None:
         self._story.ended(event)
         self.failed = event["error"] is not None
-        self._questions = [each for each in self._questions if each["agent_id"] != self.id]
+        self.questions.drop(self.id)
         self._rests()
-        self._later(self._after())
+        self.later(self._after())
 
     async def _after(self) -> None:
         """The answer was seen; what was said too late for the turn is asked now."""
@@ -249,7 +244,7 @@ class Chat:
             except Failure:
                 pass  # the next turn is under way, or the answer was an error
         await self.look()
-        self._later(self.commands.refresh())
+        self.later(self.commands.refresh())
         steers, self._steers = self._steers, set()
         if not steers or self._since is not None:
             return
@@ -259,51 +254,6 @@ class Chat:
             taken = await self.link.call("clear_queue", ref=self.id, ids=mine)
             if texts := [each["text"] for each in taken["waiting"]]:
                 await self._ask("\n\n".join(texts))
-
-    # What needs approval.
-
-    def _question(self, event: dict[str, Any]) -> None:
-        if any(each["id"] == event["id"] for each in self._questions):
-            return
-        if self._mode == "auto":
-            self.sheet.note("let through: " + "; ".join(event["lines"]), "ask")
-            self._later(self.link.call("answer", id=event["id"], allow=True))
-            return
-        self._questions.append(event)
-        if len(self._questions) == 1:
-            self._pose()
-
-    def _over(self, id: str) -> None:
-        """A question waits no more; that of one that was answered here is not there any more."""
-        if not any(each["id"] == id for each in self._questions):
-            return
-        first = self._questions[0]["id"] == id
-        self._questions = [each for each in self._questions if each["id"] != id]
-        if first:
-            self.sheet.note("that was answered elsewhere, or is not waited for any more", "ask")
-            if self._questions:
-                self._pose()
-
-    def _pose(self) -> None:
-        """Show the question that is to be answered."""
-        event = self._questions[0]
-        lines = event["lines"][OWN_LINES:] if event["agent_id"] == self.id else event["lines"]
-        self.sheet.note("\n".join(lines), "ask")
-        self.sheet.pieces(changes(event["tool"], event["input"], event["subject"]))
-
-    async def _answer(self, typed: str) -> None:
-        event = self._questions[0]
-        said = replies.consent(typed, plan=event["tool"] == "exit_plan_mode")
-        if said is None:
-            self.sheet.note("that is no answer, and nothing was allowed or said", "error")
-            self.draft = typed
-            return
-        self._questions.pop(0)
-        taken = await self.link.call("answer", id=event["id"], allow=said.allow, scope=said.scope, reason=said.reason)
-        told = f"allowed ({said.scope})" if said.allow else f"no{f': {said.reason}' if said.reason else ''}"
-        self.sheet.note(told if taken["taken"] else f"that did not count: {taken['note']}", "ask")
-        if self._questions:
-            self._pose()
 
     # Ctrl-C, and leaving.
 
@@ -376,7 +326,8 @@ class Chat:
         await self.link.call("kill", refs=[self.id])
         return "nothing was asked, and nothing is kept"
 
-    def _later(self, what: Any) -> None:
+    def later(self, what: Any) -> None:
+        """Do `what` beside everything else, and say what goes wrong with it."""
         task = asyncio.ensure_future(what)
         task.add_done_callback(self._happened_later)
 

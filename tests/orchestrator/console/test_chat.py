@@ -258,10 +258,14 @@ async def test_ctrl_c_ends_the_turn_and_then_at_once() -> None:
     assert await talk.chat.interrupt() == "kill"
     assert talk.wire.of("cancel") == [{"ref": "abc"}, {"ref": "abc", "hard": True}]
     talk.chat.event(question())
+    talk.chat.event(question("q2", agent="kim", agent_id="kid"))
     await talk.ended(reply=None, error={"type": "AgentDiedError", "message": "it was ended"})
+    lines = talk.shown()
+    assert "AgentDiedError: it was ended" in lines
+    assert lines[-6:][0] == "agent: kim (kid, depth 1)"
+    await talk.chat.take("n")
     assert talk.chat.asks == ""
     assert talk.chat.failed
-    assert "AgentDiedError: it was ended" in talk.shown()
 
 
 @pytest.mark.parametrize(("said", "ended"), [("", []), ("e", [{"refs": ["kid"]}])])

@@ -1,0 +1,92 @@
+"""What needs approval, one question after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from . import replies
+from .diffs import changes
+
+if TYPE_CHECKING:
+    from .chat import Chat
+
+__all__ = ["Questions"]
+
+OWN_LINES: Final = 2
+"""The first lines of a question, which say whose it is and what that one is for."""
+PLAN: Final = "exit_plan_mode"
+
+
+class Questions:
+    """Asks the person what agents of a chat want, when `mode` is `ask`; `auto` lets all through, `deny` wants none."""
+
+    def __init__(self, chat: Chat, mode: str) -> None:
+        self._chat = chat
+        self._mode = mode
+        self._open: list[dict[str, Any]] = []
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody is there to be asked."""
+        return self._mode != "deny"
+
+    @property
+    def asks(self) -> str:
+        """What may be answered at the moment, "" when nothing is asked."""
+        if not self._open:
+            return ""
+        return replies.PLAN if self._open[0]["tool"] == PLAN else replies.APPROVE
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Ask this, when what was asked before is answered."""
+        if any(each["id"] == event["id"] for each in self._open):
+            return
+        if self._mode == "auto":
+            self._chat.sheet.note("let through: " + "; ".join(event["lines"]), "ask")
+            self._chat.later(self._chat.link.call("answer", id=event["id"], allow=True))
+            return
+        self._open.append(event)
+        if len(self._open) == 1:
+            self._pose()
+
+    def over(self, id: str) -> None:
+        """A question waits no more; that of one that was answered here is not there any more."""
+        if self._open and self._open[0]["id"] == id:
+            self._chat.sheet.note("that was answered elsewhere, or is not waited for any more", "ask")
+        self._keep([each for each in self._open if each["id"] != id])
+
+    def drop(self, agent_id: str) -> None:
+        """The turn of that agent is over, and with it what it asked."""
+        self._keep([each for each in self._open if each["agent_id"] != agent_id])
+
+    def clear(self) -> None:
+        """Ask nothing any more."""
+        self._open = []
+
+    async def answer(self, typed: str) -> None:
+        """Answer what is asked, if `typed` is an answer. Raises Failure."""
+        chat, event = self._chat, self._open[0]
+        said = replies.consent(typed, plan=event["tool"] == PLAN)
+        if said is None:
+            chat.sheet.note("that is no answer, and nothing was allowed or said", "error")
+            chat.draft = typed
+            return
+        self._open.pop(0)
+        taken = await chat.link.call("answer", id=event["id"], allow=said.allow, scope=said.scope, reason=said.reason)
+        told = f"allowed ({said.scope})" if said.allow else f"no{f': {said.reason}' if said.reason else ''}"
+        chat.sheet.note(told if taken["taken"] else f"that did not count: {taken['note']}", "ask")
+        self._pose()
+
+    def _keep(self, left: list[dict[str, Any]]) -> None:
+        before, self._open = self._open, left
+        if left and left[0] is not before[0]:
+            self._pose()
+
+    def _pose(self) -> None:
+        """Show the question that is to be answered, if there is one."""
+        if not self._open:
+            return
+        event = self._open[0]
+        lines = event["lines"][OWN_LINES:] if event["agent_id"] == self._chat.id else event["lines"]
+        self._chat.sheet.note("\n".join(lines), "ask")
+        self._chat.sheet.pieces(changes(event["tool"], event["input"], event["subject"]))
