@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from orch_protocol.approval import Question
 from orch_protocol.config import Config
+from orch_protocol.entries import MessageEntry
 from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message, ToolUse
@@ -70,11 +72,16 @@ class _Stage:
         self._story = story
         self._live = live | OWN_STATE
         self._requests: list[Request] = []
-        said = [message for message in story["conversation"] if "results" in message]
+        self._compactions: list[dict[str, Any]] = list(story.get("compactions", ()))
+        self._said: list[str] = []
+        """Ids of the messages of turns so far, and how many entries there were when they were counted."""
+        self._seen = 0
+        whole = story.get("whole", story["conversation"])
+        said = [message for message in whole if "results" in message]
         self._results = {id: ToolOutput(text, is_error=failed) for each in said for id, text, failed in each["results"]}
         self._asked: dict[str, list[str]] = {}
         """For each call that is on record, by the tool and its input, the ids that it had, in order."""
-        for message in story["conversation"]:
+        for message in whole:
             for id, name, input in message.get("calls", ()):
                 self._asked.setdefault(_key(name, input), []).append(id)
 
@@ -105,12 +112,25 @@ class _Stage:
         def make(spec: AgentSpec, keys: dict[str, str], root: Root) -> Runtime:
             runtime = Runtime(spec, keys, root)
             runtime.toolbox.answer = self._answer
+            if self._compactions:
+                runtime._shorten = partial(self._shorten, runtime)  # type: ignore[method-assign]
             backend = runtime.backend
             assert isinstance(backend, ScriptedBackend)
             backend.on_request = self._requests.append
             return runtime
 
         return make
+
+    async def _shorten(self, runtime: Runtime, turn: str, _refused: bool) -> None:
+        """Let what gave way by now give way to the summary that is on record."""
+        session = runtime.transcript.session
+        fresh, self._seen = session.entries[self._seen :], len(session.entries)
+        self._said += [entry.id for entry in fresh if isinstance(entry, MessageEntry) and entry.turn]
+        while self._compactions and self._compactions[0]["after"] <= len(self._said):
+            due = self._compactions.pop(0)
+            kept = self._said[due["kept"]]
+            runtime.transcript.compaction(summary=due["summary"], first_kept_entry_id=kept, turn=turn, writer="hook")
+            runtime.backend.load(session.messages, session.responses)
 
     def _answer(self, call: ToolUse) -> ToolOutput | None:
         if call.name in self._live:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.entries import MessageEntry, PhaseEntry, TurnEnd, TurnStart
+from orch_protocol.entries import CompactionEntry, MessageEntry, PhaseEntry, TurnEnd, TurnStart
 from orch_protocol.errors import ConfigError
 from orch_protocol.hooks import HooksSpec
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
@@ -49,8 +49,8 @@ def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
     `history`, `turns` (`prompt` and `script` of each) and `conversation`.
 
     Of the agent what makes its requests is kept: not its environment, keys, model, or folders. What it archived is told
-    whole, and so is what was compacted. Raises ConfigError when the conversation is none that can be told again, and
-    why.
+    whole. Where it was compacted, `compactions` says so, and `whole` is all of the conversation. Raises ConfigError
+    when the conversation is none that can be told again, and why.
     """
     path = path_of(found)
     first = next(
@@ -73,15 +73,59 @@ def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
     if not turns:
         raise ConfigError("there is no finished turn: ask the agent something first")
     told = [_turn(number, turn, ended, hooks=_is_hooked(spec)) for number, turn in enumerate(turns, 1)]
-    messages = [entry.message for turn in turns for entry in turn]
-    return {
+    messages = [entry for turn in turns for entry in turn]
+    whole = plain(acceptable([*history, *(entry.message for entry in messages)]))
+    story = {
         "task": spec.task,
         "agent": _made(spec),
         "history": _data(history),
         "turns": told,
         "beside": [_beside(entry) for entry in path[first:] if isinstance(entry, PhaseEntry) and entry.by == "model"],
-        "conversation": plain(acceptable([*history, *messages])),
     }
+    shown, compactions = _compacted(path[first:], messages)
+    if not compactions:
+        return story | {"conversation": whole}
+    conversation = plain(_folded([*_as_entries(history), *shown]))
+    return story | {"conversation": conversation, "whole": whole, "compactions": compactions}
+
+
+def _compacted(
+    path: Sequence[Told], messages: Sequence[MessageEntry]
+) -> tuple[list[MessageEntry | CompactionEntry], list[dict[str, Any]]]:
+    """Return the turns' `messages` with the compactions among them, and where these were: `after` so many messages, all
+    before the message `kept` gave way to `summary`.
+
+    None of them when one kept something that is no message of a turn: it is told whole then.
+    """
+    places = {entry.id: place for place, entry in enumerate(messages)}
+    shown: list[MessageEntry | CompactionEntry] = []
+    found: list[dict[str, Any]] = []
+    after = 0
+    for entry in path:
+        if isinstance(entry, MessageEntry) and entry.id in places:
+            shown.append(entry)
+            after += 1
+        elif isinstance(entry, CompactionEntry) and after < len(messages):
+            if (kept := places.get(entry.first_kept_entry_id)) is None:
+                return [], []
+            shown.append(entry)
+            found.append({"after": after, "kept": kept, "summary": entry.summary})
+    return shown, found
+
+
+def _as_entries(history: Sequence[Message]) -> list[MessageEntry]:
+    parents = [None, *(f"h{number}" for number in range(len(history)))]
+    return [
+        MessageEntry(id=f"h{number}", parent_id=parents[number], timestamp="", message=message)
+        for number, message in enumerate(history)
+    ]
+
+
+def _folded(entries: Sequence[Any]) -> tuple[Message, ...]:
+    """Return what a conversation of these entries, each of which follows the one before, shows."""
+    parents = [None, *(entry.id for entry in entries)]
+    chained = [replace(entry, parent_id=parent) for entry, parent in zip(entries, parents, strict=False)]
+    return Session.fold(chained).messages
 
 
 def _made(spec: AgentSpec) -> dict[str, Any]:

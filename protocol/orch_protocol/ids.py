@@ -11,6 +11,11 @@ __all__ = ["new_entry_id", "new_id", "new_token"]
 
 TOKEN_BYTES = 32
 
+# Of our own: a program that seeds `random` gets its own numbers from it, all of them, and no ids that come again.
+_luck = random.Random()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_luck.seed)
+
 
 def new_id() -> str:
     """Return 12 hex characters whose first is a letter, so that an id is never mistaken for a sequence number.
@@ -24,7 +29,7 @@ def new_id() -> str:
 
 def new_entry_id(taken: Container[str]) -> str:
     """Return 8 hex characters (pi's entry id) not in `taken`: unique in one file, and no secret."""
-    while (candidate := f"{random.getrandbits(32):08x}") in taken:
+    while (candidate := f"{_luck.getrandbits(32):08x}") in taken:
         pass
     return candidate
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
@@ -31,6 +33,16 @@ def test_an_id_is_never_all_digits() -> None:
     ids = {new_id() for _ in range(500)}
     assert len(ids) == 500
     assert all(len(id) == 12 and id[0].isalpha() and int(id, 16) for id in ids)
+
+
+def test_ids_are_no_part_of_a_programs_luck() -> None:
+    """Who seeds `random` gets the same numbers, whatever was named meanwhile; and no name comes again."""
+    names = set()
+    for _ in range(2):
+        random.seed(7)
+        names |= {new_id(), new_entry_id(())}
+        assert random.random() == random.Random(7).random()
+    assert len(names) == 4
 
 
 def test_an_entry_id_is_one_that_is_not_taken() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch import ScriptedBackend, tool
+from orch import CompactionConfig, ScriptedBackend, tool
 from orch.exchange.found import Found
 from orch.exchange.reading import read_conversation
 from orch.exchange.writing import found_of
@@ -210,6 +210,33 @@ def test_assessments_and_reflections_come_to_the_same(tmp_path: Path) -> None:
     assert len(story["beside"]) == 5
     without = story | {"beside": []}
     assert differences(story, retell(without, tmp_path / "1")) != []
+
+
+def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
+    """Between turns and in the middle of one, where it was and to the same words: later requests are what they were."""
+    long, look = "word " * 300, {"tool": "read_file", "input": {"path": "one.txt"}}
+    config = Config(context_compaction=CompactionConfig(compact_tokens=1_200, min_messages=1))
+
+    async def live() -> tuple[Found, AgentSpec]:
+        async with opened(tmp_path / "home", config=config) as world:
+            backend = ScriptedBackend([long, long, look, long, look, "Done.", "Yes."], ["First notes.", "More notes."])
+            agent = await world.spawn("Look", backend=backend, tools=["read_file"], cwd=tmp_path, context="none")
+            (tmp_path / "one.txt").write_text("this is one\n")
+            for number in range(4):
+                await agent.query(f"Question {number}?")
+            await agent.compact()
+            await agent.query("Sure?")
+            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+
+    story = told_again(*asyncio.run(live()))
+    assert len(story["compactions"]) >= 2
+    summary = "[Summary of the conversation so far]"
+    assert [summary in str(request["more"]) for request in story["requests"]].count(True) == len(story["compactions"])
+    assert summary in str(story["conversation"][0])
+    assert "Question 0?" not in str(story["conversation"][1:])
+    generated(story)(tmp_path / "again")
+    other = [each | {"summary": "Something else."} for each in story["compactions"]]
+    assert differences(story, retell(story | {"compactions": other}, tmp_path / "1")) != []
 
 
 def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
