@@ -35,6 +35,7 @@ BENCHES = (
     "bench_estimate.py",
     "bench_injection.py",
     "bench_sessions.py",
+    "bench_workspace.py",
     "stress_spawn.py",
 )
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"

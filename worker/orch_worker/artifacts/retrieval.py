@@ -5,7 +5,7 @@ The same workspace, prompt and turn give the same text, always.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import exp
 from typing import Final
 
@@ -15,7 +15,7 @@ from orch_protocol.workspace import Artifact
 
 from ..terms import Term, count, terms_of
 
-__all__ = ["HEADING", "Told", "digest", "ranked", "relevance", "row", "told"]
+__all__ = ["HEADING", "Told", "digest", "packed", "ranked", "relevance", "row", "told"]
 
 HEADING: Final = "# Objects at hand"
 _WHAT: Final = """\
@@ -41,6 +41,8 @@ AFFINITY: Final[dict[str, float]] = {
     **dict.fromkeys(("int", "float", "complex", "bool", "NoneType"), 0.3),
 }
 OTHER: Final = 0.5
+LEAST: Final = 10
+"""With less room than so many tokens, no row fits: the shortest have a name, a tool and a turn."""
 
 
 class Told(Struct, frozen=True):
@@ -64,14 +66,20 @@ def told(
     `size` says how many a text has. What does not fit with its summary is told without it, or left out. The results of
     the calls `visible` are in the conversation.
     """
-    artifacts = list(workspace)
+    return packed(ranked(workspace, prompt, turn, visible=visible), budget, size)
+
+
+def packed(artifacts: Sequence[Artifact], budget: int, size: Callable[[str], int]) -> Told:
+    """Return what is told of `artifacts`, from the first one on, in `budget` tokens: each once, as far as it fits."""
     if not artifacts or budget <= 0:
         return Told()
     # The digest is as long when all are told as when some are, but for a digit or two.
     left = budget - size(f"{HEADING}\n\n{_WHAT}\n\n{digest(artifacts, shown=len(artifacts))}\n") - 2
     rows: list[str] = []
     names: list[str] = []
-    for each in ranked(artifacts, prompt, turn, visible=visible):
+    for each in artifacts:
+        if left < LEAST:
+            break
         for text in (row(each), row(each, summary=False)):
             cost = size(text) + 1
             if cost <= left:

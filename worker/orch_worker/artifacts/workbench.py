@@ -110,11 +110,12 @@ class Workbench:
 
     async def _looked(self) -> str:
         steps: list[Step] = [*unbound(self.workspace, self._names)]
-        try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                steps += await asyncio.to_thread(changed, self._cwd, list(self.workspace))
-        except TimeoutError:
-            print("workspace: the disk did not answer in time: files may have changed", flush=True)
+        if from_files := [each for each in self.workspace if each.files and not each.stale]:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    steps += await asyncio.to_thread(changed, self._cwd, from_files)
+            except TimeoutError:
+                print("workspace: the disk did not answer in time: files may have changed", flush=True)
         self._record(steps)
         spec = self._spec
         self._record(
