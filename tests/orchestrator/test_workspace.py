@@ -258,3 +258,18 @@ def test_a_name_of_several_is_asked_for_whole() -> None:
         _found(there, ["a"])
     there.apply(Drop(("file:a",)))
     assert _found(there, ["a", "value:a"]) == ("value:a",)
+
+
+async def test_a_session_is_told_behind_a_slash(tmp_path: Path) -> None:
+    """The same list, and pins."""
+    async with opened(tmp_path / "home", config=ON) as o:
+        agent = await reader(o, tmp_path, tools=["read_file"])
+        await agent.query("first")
+        await agent.query("second")
+        assert (await agent.execute("/workspace pin a.txt")).text == "pinned: file:a.txt"
+        said = (await agent.execute("/workspace about b.txt")).text
+        assert said.index("file:a.txt") < said.index("file:b.txt") < said.index("[2 in all")
+        assert (await agent.execute("/workspace drop a.txt")).text == "dropped: file:a.txt"
+        with pytest.raises(ConfigError, match="say the name"):
+            await agent.execute("/workspace unpin")
+        assert [row["name"] for row in (await agent.execute("/workspace")).data["artifacts"]] == ["file:b.txt"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.slash import Effect
 
 from ..cli import prompts, render
 from ..cli.admin import permitted
+from ..cli.workspace import listed
 from .registry import Here, Said, command, given, rest
 
 __all__ = ["COMMANDS"]
@@ -36,6 +37,27 @@ async def context(here: Here) -> Said:
 async def prompt(here: Here) -> Said:
     shown = await here.ask("prompt", ref=here.id)
     return Said(prompts.page(shown), shown)
+
+
+@command(
+    "workspace",
+    "what the agent has at hand, and from where; pin NAME, unpin NAME, drop NAME, or those first that are about TEXT",
+    given("what", "choice", "pin", "unpin", "drop", "about"),
+    rest("name"),
+    group=GROUP,
+)
+async def workspace(here: Here) -> Said:
+    what, said = here.get("what"), here.get("name")
+    if what is None or what == "about":
+        shown = await here.ask("workspace", ref=here.id, about=said)
+        nothing = "nothing is at hand yet" if shown["enabled"] else "workspace.enabled lets agents keep track of it"
+        return Said(listed(shown) or nothing, shown)
+    if not said:
+        raise ConfigError(f"/workspace {what}: say the name of an object")
+    change: dict[str, Any] = {what: [said]}
+    arranged = await here.ask("arrange_workspace", ref=here.id, **change)
+    done = {"pin": "pinned", "unpin": "unpinned", "drop": "dropped"}[what]
+    return Said(f"{done}: {', '.join(map(render.safe, arranged[done]))}", arranged)
 
 
 @command("tools", "the tools that the agent may use", group=GROUP)
@@ -108,4 +130,4 @@ async def models(here: Here) -> Said:
     return Said(verb.table(reachable), rows)
 
 
-COMMANDS: Final = (status, context, prompt, tools, narrow, spent, permissions, model, models)
+COMMANDS: Final = (status, context, prompt, workspace, tools, narrow, spent, permissions, model, models)

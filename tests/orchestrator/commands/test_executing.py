@@ -84,7 +84,17 @@ async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("/sessions", "/session", "/prompt", "/templates", "/memory", "/hooks", "/extensions", "/config"),
+        *(
+            "/workspace",
+            "/sessions",
+            "/session",
+            "/prompt",
+            "/templates",
+            "/memory",
+            "/hooks",
+            "/extensions",
+            "/config",
+        ),
         *("/permissions", "/archive", "/recall pumps", "/outputs", "/last", "/tasks", "/queue"),
     ],
 )
