@@ -138,6 +138,11 @@ class Chat:
             return replies.LEAVE
         return self.questions.asks or self.commands.asks
 
+    @property
+    def topic(self) -> str:
+        """What tells the question that is open from every other, "" for none."""
+        return "leaving" if self._leaving else self.questions.id
+
     # What is typed.
 
     async def take(self, typed: str, *, follow_up: bool = False) -> None:

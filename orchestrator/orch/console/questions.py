@@ -31,6 +31,11 @@ class Questions:
         return self._mode != "deny"
 
     @property
+    def id(self) -> str:
+        """The id of the question that is to be answered, "" for none."""
+        return str(self._open[0]["id"]) if self._open else ""
+
+    @property
     def asks(self) -> str:
         """What may be answered at the moment, "" when nothing is asked."""
         if not self._open:

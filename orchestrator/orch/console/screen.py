@@ -72,7 +72,9 @@ class Screen:
         output: Output | None = None,
     ) -> None:
         self._chat = chat
-        self._aside, self._asks = "", False
+        self._aside = ""
+        self._topic = ""
+        """The question that is on the screen: no other is answered by what is typed."""
         self._bound: tuple[dict[str, str] | None, KeyBindings] = None, KeyBindings()
         self._dirty = asyncio.Event()
         chat.changed = self._dirty.set
@@ -132,7 +134,7 @@ class Screen:
         if found:
             found.append(("", "\n"))
         found += [("class:note", f"{each}\n") for each in self._chat.commands.widgets["panel"]]
-        if asks := self._chat.asks:
+        if self._chat.topic == self._topic and (asks := self._chat.asks):
             found.append(("class:ask", f"{asks}\n"))
         return FormattedText([*found, ("class:you", PROMPT)])
 
@@ -147,9 +149,11 @@ class Screen:
             self._take_draft()
             sheet, app = self._chat.sheet, self._session.app
             sheet.wrap(self._session.output.get_size().columns, LIVE_ROWS)
+            topic = self._chat.topic
             if sheet.pending and app.is_running:
                 async with in_terminal():
                     self._print(sheet.take())
+            self._topic = topic
             app.invalidate()
 
     def _print(self, lines: Iterable[list[Piece]]) -> None:
@@ -170,14 +174,13 @@ class Screen:
         """Lay aside what is being typed when a question comes, and take it up again when it is answered."""
         chat, buffer = self._chat, self._session.default_buffer
         self._aside, chat.draft = self._aside + chat.draft, ""
-        if asks := bool(chat.asks):
-            if not self._asks and buffer.text:
-                self._aside = buffer.text
+        if chat.topic:
+            if not self._topic and buffer.text:
+                self._aside += buffer.text
                 buffer.reset()
         elif self._aside:
             buffer.insert_text(self._aside)
             self._aside = ""
-        self._asks = asks
         if chat.copied is not None:
             # What terminals take for their clipboard; those that do not, ignore it.
             data = base64.b64encode(chat.copied.encode("utf-8", "replace")).decode()
@@ -256,6 +259,9 @@ class Screen:
         if text.strip() and not self._chat.asks:
             buffer.append_to_history()
         buffer.reset()
+        if self._chat.topic and self._chat.topic != self._topic:
+            self._aside += text  # it was on its way before the question was there to be read
+            return
         self._start(self._chat.take(text, follow_up=follow_up))
 
     async def _interrupt(self, typed: str) -> None:

@@ -62,6 +62,10 @@ class Desk:
         """Return the prompts that were asked."""
         return [params["prompt"] for params in self.talk.wire.of("submit")]
 
+    def asked(self, id: str) -> bool:
+        """Whether that question is on the screen."""
+        return self.screen._topic == id
+
     @property
     def typed(self) -> str:
         """What stands behind the prompt."""
@@ -117,11 +121,34 @@ async def test_a_question_lays_aside_what_was_being_typed(monkeypatch: pytest.Mo
     async with desk(monkeypatch) as at:
         await at.press("run the te", lambda: at.typed == "run the te")
         at.talk.chat.event(question())
-        await at.until(lambda: at.typed == "")
+        await at.until(lambda: at.typed == "" and at.asked("q1"))
         await at.press("sts" + ENTER, lambda: at.screen._aside == "run the tests")
         assert at.talk.wire.of("answer") == []
         await at.press("y" + ENTER, lambda: at.talk.wire.of("answer"))
         await at.until(lambda: at.typed == "run the tests")
+
+
+async def test_what_is_on_its_way_allows_nothing_that_was_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A yes that is typed as a question comes, or as the next one does, is laid aside, and answers neither."""
+    async with desk(monkeypatch) as at:
+        await at.press("y", lambda: at.typed == "y")
+        at.talk.chat.event(question())
+        at.talk.chat.event(question("q2"))
+        at.screen._enter(Pressed(at.screen), follow_up=False)  # type: ignore[arg-type]
+        await at.until(lambda: at.asked("q1"))
+        assert at.talk.wire.of("answer") == at.talk.wire.of("submit") == []
+        await at.press("n" + ENTER, lambda: at.talk.wire.of("answer"))
+        await at.until(lambda: at.asked("q2"))
+        await at.press("n" + ENTER, lambda: len(at.talk.wire.of("answer")) == 2)
+        await at.until(lambda: at.typed == "y")
+        assert [each["allow"] for each in at.talk.wire.of("answer")] == [False, False]
+
+
+class Pressed:
+    """A key that is pressed at a screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.current_buffer = screen._session.default_buffer
 
 
 async def test_ctrl_c_clears_ends_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +215,7 @@ async def test_what_was_typed_is_remembered_for_its_owner(monkeypatch: pytest.Mo
     async with desk(monkeypatch, file) as at:
         await at.press("remember me" + ENTER, at.said)
         at.talk.chat.event(question())
+        await at.until(lambda: at.asked("q1"))
         await at.press("y" + ENTER, lambda: at.talk.wire.of("answer"))
     async with desk(monkeypatch, file) as at:
         await at.press(UP, lambda: at.typed == "remember me")
