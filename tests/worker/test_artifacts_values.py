@@ -44,6 +44,8 @@ def test_tables_are_told_by_their_columns() -> None:
     numpy, pandas, polars = map(pytest.importorskip, ("numpy", "pandas", "polars"))
     for value, kind, size, text in (
         (numpy.arange(8.0).reshape(2, 4), "numpy.ndarray", 64, "2 x 4 float64: 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, ..."),
+        (numpy.int64(7), "numpy.int64", 8, "7"),
+        (numpy.float32(0.5), "numpy.float32", 4, "0.5"),
         (numpy.array(3), "numpy.ndarray", 8, "a single number int64: 3"),
         (pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), "pandas.DataFrame", 16, "2 x 2: a int64, b "),
         (pandas.Series([1.5, 2.5]), "pandas.Series", 16, "2 long, float64: 1.5, 2.5"),

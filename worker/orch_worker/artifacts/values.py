@@ -5,6 +5,7 @@ A value may be anybody's: asking it for its length or its text may take for ever
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -19,6 +20,7 @@ MOST_ITEMS: Final = 6
 MOST_TEXT: Final = 80
 MOST_COLUMNS: Final = 12
 SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
+_NUMBER: Final = re.compile(r"(?:u?int|float|complex)\d+|bool_?")
 BOXES: Final = (list, tuple, set, frozenset)
 
 
@@ -64,6 +66,8 @@ def _known(kind: type, package: str) -> Callable[[Any], str] | None:
         return _function
     if kind is type:
         return _class
+    if package == "numpy" and _NUMBER.fullmatch(kind.__name__):
+        return lambda value: _scalar(value.item())
     return TABLES.get((package, kind.__name__))
 
 
