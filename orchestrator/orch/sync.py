@@ -385,11 +385,17 @@ class Orchestrator(Hookable, Templated, Skilled):
             work.close()
             raise
         future: Future[T] | None = None
+        done = threading.Lock()
+        done.acquire()
         try:
             with Presses(0) as presses:  # one that came before there was a future would leave somebody waiting for it
                 future = self._start(work)
+                future.add_done_callback(lambda _: done.release())
             if presses.held:
                 signal.raise_signal(signal.SIGINT)
+            # Not in `result`: an interrupt in the instant in which that takes the future's lock leaves it taken, and
+            # then the loop waits for it for ever.
+            done.acquire()
             return future.result()
         except BaseException:
             # Ctrl-C ends the waiting; what the agent does is its own business.

@@ -207,12 +207,14 @@ class TestSdkTemplate:
         """It boots without a word on its log, a thread or a socket, and its workers find the context made."""
         launcher = ZygoteLauncher("run", tmp_path, entry="stand_in:main_of_sdk")
         await launcher.start()
-        launcher.warm("sdk")
-        await launcher.launch(request(tmp_path, "", ear=ear, template="sdk"))
-        told = await ear.listen()
+        try:
+            launcher.warm("sdk")
+            await launcher.launch(request(tmp_path, "", ear=ear, template="sdk"))
+            told = await ear.listen()
+        finally:
+            await launcher.stop()
         assert told == {"agent": "a1", "made": 1, "sockets": [], "tasks": 1}
         assert (tmp_path / "processes.log").read_text() == ""
-        await launcher.stop()
 
 
 class TestExec:
