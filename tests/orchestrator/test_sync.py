@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,7 +137,6 @@ def test_ctrl_c_in_the_instant_in_which_a_lock_is_taken(open_one: Open, monkeypa
         if threading.current_thread() is threading.main_thread() and armed:
             armed.clear()
             press_ctrl_c()
-            time.sleep(0)
         return entered
 
     with open_one() as o:
