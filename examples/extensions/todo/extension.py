@@ -11,9 +11,14 @@ MOST_BYTES = 1 << 20
 MOST = 200
 
 
+def told(error):
+    """Let whoever asks read why a folder cannot be listed, rather than that nothing is there."""
+    raise error
+
+
 def places(folder, wanted):
     """Yield file, line and text of each mark below `folder` whose file or text has `wanted` in it."""
-    for root, folders, files in os.walk(folder):
+    for root, folders, files in os.walk(folder, onerror=told):
         folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))
         for name in sorted(files):
             path = os.path.join(root, name)
