@@ -33,7 +33,6 @@ from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text
 from orch_protocol.taint import bare
 from orch_protocol.workspace import WORKSPACE, Keep, Steps
-from orch_worker.artifacts.fold import without
 from orch_worker.excerpt import MESSAGES, digest, read_spans
 from orch_worker.rewriting import Rewriting, rewriting
 from orch_worker.store import scan
@@ -255,6 +254,9 @@ class _Copy:
         entry = _custom.decode(object)
         if entry.custom_type != WORKSPACE:
             return None
+        # Imported when there is one: most sessions have none.
+        from orch_worker.artifacts.fold import without
+
         said = msgspec.convert(entry.data, Steps)
         if self._silent.get(said.query):
             self._not_at_hand.update(step.artifact.name for step in said.steps if isinstance(step, Keep))
