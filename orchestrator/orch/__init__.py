@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from orch_protocol.memory import MemoryConfig
     from orch_protocol.messages import Message, Reply, Usage
     from orch_protocol.observing import CallEvent
+    from orch_protocol.phases import Assess, AssessRule, Reflect, ReflectRule
     from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.project import ContextConfig
     from orch_protocol.prompts import PromptConfig, PromptPart
@@ -103,6 +104,8 @@ __all__ = [
     "ArchivalConfig",
     "ArchiveDeletedError",
     "Archiver",
+    "Assess",
+    "AssessRule",
     "AsyncOrchestrator",
     "AsyncSession",
     "AsyncSubagent",
@@ -148,6 +151,8 @@ __all__ = [
     "QueryTimeoutError",
     "Question",
     "RateLimitError",
+    "Reflect",
+    "ReflectRule",
     "Reply",
     "Returned",
     "SandboxConfig",
@@ -191,6 +196,8 @@ _HOMES = {
     "CallEvent": "orch_protocol.observing",
     "CompactionConfig": "orch_protocol.config",
     "Config": "orch_protocol.config",
+    "Assess": "orch_protocol.phases",
+    "AssessRule": "orch_protocol.phases",
     "Consent": "orch_protocol.approval",
     "ContextConfig": "orch_protocol.project",
     "Effect": "orch_protocol.slash",
@@ -200,6 +207,8 @@ _HOMES = {
     "MemoryConfig": "orch_protocol.memory",
     "Message": "orch_protocol.messages",
     "Orchestrator": "orch.sync",
+    "Reflect": "orch_protocol.phases",
+    "ReflectRule": "orch_protocol.phases",
     "PolicyCall": "orch_protocol.policy",
     "PolicyConfig": "orch_protocol.policy",
     "PromptConfig": "orch_protocol.prompts",

@@ -38,10 +38,11 @@ class AssessRule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReflectRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of a turn whose reply has a place that `reply` fits, a regular expression, which changed a file that
-    the pattern `changed` fits, and of whose calls at least `failed` failed.
+    """What becomes of a turn that fits it.
 
-    `note` stands behind the reply, or with `again` is told to the agent, which then goes on.
+    Its reply has a place that `reply` fits, a regular expression, it changed a file that the pattern `changed` fits,
+    and of its calls at least `failed` failed. `note` stands behind the reply, or with `again` is told to the agent,
+    which then goes on.
     """
 
     reply: str = ""
