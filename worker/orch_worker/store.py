@@ -302,7 +302,7 @@ class AppendLog:
 
     # What tests of faults replace, and `unsynced`.
     _write: Callable[[int, bytes | memoryview], int] = staticmethod(os.write)
-    _fdatasync: Callable[[int], None] = staticmethod(os.fdatasync)
+    _fdatasync: Callable[[int], None] = staticmethod(getattr(os, "fdatasync", os.fsync))  # macOS has none
     _sync_folder: Callable[[Path], None] = staticmethod(sync_folder)
 
     def __init__(self, path: Path, descriptor: int, durability: Durability, loaded: Loaded) -> None:
