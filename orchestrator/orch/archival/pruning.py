@@ -168,6 +168,8 @@ class _Copy:
         """What only turns that are deleted had brought into the workspace, by name."""
         self._silent: dict[str, bool] = {}
         """Whether what a turn said last is deleted, by the turn."""
+        self._losing = _turns(file, going.lines)
+        """Of which turns something goes now: what was said beside one stands in front of what it said, too."""
         self._makers: dict[bytes, Callable[[bytes, int], msgspec.Struct | None]] = {
             **dict.fromkeys(MESSAGES, self._message),
             b'{"type":"turn_end"': self._turn_end,
@@ -245,7 +247,7 @@ class _Copy:
 
     def _phase(self, object: bytes, _: int) -> PhaseEntry | None:
         entry = _phase.decode(object)
-        if entry.deleted or not self._silent.get(entry.turn):
+        if entry.deleted or entry.turn not in self._losing:
             return None
         return msgspec.structs.replace(entry, note="", error="", deleted=self._when)
 
@@ -325,6 +327,19 @@ class _Copy:
         if at == len(self._before) or self._before[at] != offset:
             raise KeyError(offset)
         return self._after[at]
+
+
+def _turns(file: BinaryIO, lines: Iterable[int]) -> set[str]:
+    """Return whose messages those are that begin at `lines`, as far as they can be read."""
+    found = set()
+    for offset in lines:
+        file.seek(offset)
+        try:
+            found.add(_said.decode(file.readline()).turn)
+        except _DECODE_ERRORS:
+            pass
+    file.seek(0)
+    return found
 
 
 def _last(file: BinaryIO, beginning: bytes) -> int:
