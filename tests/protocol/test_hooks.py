@@ -11,7 +11,9 @@ from orch_protocol.hook_events import Event, ToolCall, TurnEnd
 from orch_protocol.hook_patches import Abort, Decision, Patch, PromptPatch
 from orch_protocol.hooks import ALIASES, STAGES, Stage
 
-PIPELINE = [f"{when}-{what}" for what in ("assess", "reason", "llm", "tool", "reflect", "output") for when in ("pre", "post")]
+PIPELINE = [
+    f"{when}-{what}" for what in ("assess", "reason", "llm", "tool", "reflect", "output") for when in ("pre", "post")
+]
 
 
 def test_every_event_has_one_row() -> None:
