@@ -189,7 +189,6 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
                 serve=serve_worker,
                 sessions=sessions,
                 logs=logs,
-                spool=spool,
                 catalog=Catalog(self._known, self._env, self._keys, self.config.budget.unknown_price),
                 approvals=Approvals(self.home, self._approver, opinion=opinion),
                 watchers=self._watchers,

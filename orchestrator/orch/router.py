@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +31,16 @@ Deliver = Callable[["Peer", str, str, Struct], None]
 
 
 class Peer:
-    """The root's end of the line to one incarnation of one agent."""
+    """The root's end of the line to one incarnation of one agent; bodies too large for it pass through `spool`."""
 
-    def __init__(self, agent_id: str, incarnation: int, ident: bytes, token: bytes, courier: Courier) -> None:
+    def __init__(
+        self, agent_id: str, incarnation: int, ident: bytes, token: bytes, spool: Path, courier: Courier
+    ) -> None:
         self.agent_id = agent_id
         self.incarnation = incarnation
         self.ident = ident
         self.token = token
+        self.spool = spool
         self.courier = courier
         self.pid: int | None = None
         self.trusted = False
@@ -48,11 +52,14 @@ class Peer:
 
 
 class PeerTable:
-    """Expected workers by routing identity; decides which frames to believe. `counters` counts what was not."""
+    """Expected workers by routing identity; decides which frames to believe. `counters` counts what was not.
+
+    Bodies too large for the socket pass through a folder for each worker in `spool`.
+    """
 
     def __init__(self, spool: Path, transmit: Callable[[bytes, bytes], None], deliver: Deliver) -> None:
         self.counters: Counter[str] = Counter()
-        self._spool = spool
+        self.spool = spool
         self._transmit = transmit
         self._deliver = deliver
         self._peers: dict[bytes, Peer] = {}
@@ -63,8 +70,9 @@ class PeerTable:
         def transmit(data: bytes) -> None:
             self._transmit(ident, data)
 
-        courier = Courier(Channel(incarnation, self._spool), transmit)
-        peer = self._peers[ident] = Peer(agent_id, incarnation, ident, token, courier)
+        spool = self.spool / ident.decode()
+        courier = Courier(Channel(incarnation, spool), transmit)
+        peer = self._peers[ident] = Peer(agent_id, incarnation, ident, token, spool, courier)
         return peer
 
     def confirm(self, peer: Peer, pid: int) -> None:
@@ -75,8 +83,9 @@ class PeerTable:
             self.accept(peer.ident, data, sender)
 
     def forget(self, peer: Peer) -> None:
-        """The worker is gone."""
+        """The worker is gone, and with it whatever it was sent, or sent, and nobody has fetched."""
         peer.courier.close()
+        shutil.rmtree(peer.spool, ignore_errors=True)
         if self._peers.get(peer.ident) is peer:
             del self._peers[peer.ident]
 

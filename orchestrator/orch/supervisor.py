@@ -103,7 +103,7 @@ class Supervisor:
     """Runs the agents of one run.
 
     `connect` opens the socket, given the callback for arriving frames; `serve` answers a worker's RootCall; `logs` is
-    the folder of the workers' logs and `spool` the one for bodies too large for the socket.
+    the folder of the workers' logs.
     """
 
     def __init__(
@@ -116,7 +116,6 @@ class Supervisor:
         serve: Serve,
         sessions: Path,
         logs: Path,
-        spool: Path,
         catalog: Catalog,
         approvals: Approvals,
         watchers: Watchers,
@@ -147,7 +146,6 @@ class Supervisor:
             launcher,
             connect(self._on_frame),
             logs=logs,
-            spool=spool,
             keys=keys or {},
             holds=self.holds,
             on_failed=lambda id, incarnation, why, late: self.handle(LaunchFailed(id, incarnation, why, late)),

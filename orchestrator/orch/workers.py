@@ -43,9 +43,9 @@ class End(NamedTuple):
 class Workers:
     """The processes of the agents in `nodes`, on the running event loop.
 
-    `logs` is the folder of their logs, `spool` the one for bodies too large for the socket, `keys` what they get by
-    their birth pipes. `on_failed` is called with id, incarnation, reason and whether its time was over when there was
-    to be a process and is none, `on_ended` with id and incarnation when one has ended; neither once `close` was called.
+    `logs` is the folder of their logs, `keys` what they get by their birth pipes. `on_failed` is called with id,
+    incarnation, reason and whether its time was over when there was to be a process and is none, `on_ended` with id and
+    incarnation when one has ended; neither once `close` was called.
     """
 
     def __init__(
@@ -55,14 +55,12 @@ class Workers:
         board: Switchboard,
         *,
         logs: Path,
-        spool: Path,
         keys: dict[str, str],
         holds: Holds,
         on_failed: Callable[[str, int, str, bool], object],
         on_ended: Callable[[str, int], object],
     ) -> None:
         self.launcher = launcher
-        self.spool = spool
         self.board = board
         self.processes: dict[str, tuple[int, WorkerProcess]] = {}
         """Of each agent that has one: which incarnation it is, and the process."""
@@ -122,7 +120,7 @@ class Workers:
             birth=Birth(token, self._keys),
             template=node.spec.template,
             log=str(self._log(id)),
-            spool=str(self.spool),
+            spool=str(peer.spool),
         )
         launching = self._launches[id] = asyncio.get_running_loop().create_task(self._launch(node, request))
         launching.add_done_callback(partial(self._launched, peer))

@@ -172,7 +172,7 @@ class Channel:
         name = f"{new_id()}.spill"
         path = self._spool / name
         try:
-            self._spool.mkdir(mode=0o700, exist_ok=True)
+            self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(data)

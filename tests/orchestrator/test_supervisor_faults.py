@@ -130,13 +130,30 @@ async def test_a_spec_that_is_lost_on_its_way_fails_the_launch(tmp_path: Path) -
 async def test_a_spec_that_cannot_be_handed_over_fails_the_launch(tmp_path: Path) -> None:
     """The worker does not wait for a word that will never come."""
     async with opened(tmp_path) as world:
-        spool = world.supervisor.workers.spool
+        spool = world.supervisor.workers.board.peers.spool
         spool.rmdir()
         spool.write_text("in the way")
         with pytest.raises(LaunchError, match="cannot be spilled"):
             await world.scripted(**big("init"))
         assert asyncio.get_running_loop().time() < 5
         spool.unlink()
+
+
+@pytest.mark.parametrize("kind", ["query", "finished"])
+@virtual
+async def test_a_large_body_that_nobody_fetched_goes_with_the_process(tmp_path: Path, kind: str) -> None:
+    """Sent to a worker that dies before it reads it, or by one before the root does: no file stays until the end."""
+    async with opened(tmp_path) as world:
+        spool = world.supervisor.workers.board.peers.spool
+        other, agent = await world.scripted("one"), await world.scripted(**({"items": ["done"]} | big(kind)))
+        world.lose(lambda found: found == kind)
+        asked = agent.submit("x" * (MAX_BODY + 1) if kind == "query" else "go")
+        await until(lambda: any(spool.glob("*/*.spill")))
+        world.lose(lambda _: False)
+        world.launcher.worker(agent.id).die(-9)
+        assert (await asked).text
+        assert not any(spool.glob(f"{agent.id}.1.*"))
+        assert (await other.query("go")).text == "one"
 
 
 @virtual
@@ -147,7 +164,7 @@ async def test_what_cannot_be_said_now_is_said_to_the_next_process(tmp_path: Pat
         world.launcher.worker(agent.id).die(-9)
         await until(lambda: world.status(agent) == "died")
         await agent.steer("x" * (MAX_BODY + 1))
-        spool = world.supervisor.workers.spool
+        spool = world.supervisor.workers.board.peers.spool
         spool.rmdir()
         spool.write_text("in the way")
         assert (await agent.query("first")).text == "one"
@@ -224,7 +241,7 @@ async def test_a_prompt_that_cannot_be_handed_over_fails_its_query(tmp_path: Pat
     """A large prompt goes through a file; when that cannot be written the agent is free again at once."""
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine")
-        spool = world.supervisor.workers.spool
+        spool = world.supervisor.workers.board.peers.spool
         spool.rmdir()
         spool.write_text("in the way")
         with pytest.raises(StoreError, match="spill"):

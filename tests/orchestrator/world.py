@@ -47,7 +47,7 @@ class World(AsyncOrchestrator):
 
         def spoil(data: bytes) -> bool:
             if kind_of(data) == kind:
-                for file in self.supervisor.workers.spool.iterdir():
+                for file in self.supervisor.workers.board.peers.spool.glob("*/*.spill"):
                     file.unlink()
             return False
 
