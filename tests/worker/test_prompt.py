@@ -42,6 +42,13 @@ def test_blocked_agents_report() -> None:
     assert "report that you are blocked" in system_prompt(SPEC, TOOLS)
 
 
+def test_whom_a_person_talks_to_is_told_so() -> None:
+    """It is no subagent, and what is said to it while it works is no surprise."""
+    told = system_prompt(replace(SPEC, depth=0), TOOLS)
+    assert told.startswith("You are an agent that a person talks to.")
+    assert "subagent" not in told
+
+
 def test_an_identity_of_the_users() -> None:
     """What the user says of who an agent is takes the place of ours; what its tools are is said all the same."""
     told = system_prompt(replace(SPEC, prompt=PromptSpec("Be a pirate.")), TOOLS)

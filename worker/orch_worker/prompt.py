@@ -50,6 +50,16 @@ and nothing else you do.
 - If something keeps you from going on (a tool that is not granted, a limit, missing information), do not try the same \
 again: report that you are blocked, and by what."""
 
+WHO_TALKS: Final = """\
+You are an agent that a person talks to. They read what you say as you say it, see which tools you call, and may say \
+more while you work: that is part of what they asked.
+
+- Do what is asked, and no more. Where it can be meant in two ways and that matters, ask.
+- Be concise. Say what you found or did, where (file:line), and what is still open.
+- Report facts you have seen. If you did not find something, say so.
+- If something keeps you from going on (a tool that is not granted, a limit, missing information), do not try the same \
+again: say what it is."""
+
 NO_TOOLS: Final = "You have no tools. Answer from this conversation alone."
 TOOLS: Final = "Your tools, fixed for your life: {names}. File paths are relative to your working folder."
 TAKEN: Final = "# Tools taken"
@@ -94,7 +104,8 @@ def stable_parts(spec: AgentSpec, names: Sequence[str]) -> tuple[PromptPart, ...
     if spec.source is not None:
         return (_stable("identity", WITNESS[spec.source.kind].format(task=spec.source.task)),)
     said = spec.prompt
-    who = _stable("identity", WHO) if said.identity is None else _stable("identity", said.identity, said.source, "user")
+    own = WHO if spec.depth > 0 else WHO_TALKS
+    who = _stable("identity", own) if said.identity is None else _stable("identity", said.identity, said.source, "user")
     parts = [who, _stable("tool_guidance", TOOLS.format(names=", ".join(names)) if names else NO_TOOLS)]
     if "spawn_subagent" in names:
         parts.append(_stable("subagents", SUBAGENTS))
