@@ -39,7 +39,7 @@ __all__ = [
 
 BUILT_IN = "built-in"
 Kind: TypeAlias = Literal[
-    "text", "number", "choice", "agent", "entry", "archive", "model", "tools", "template", "command", "pair"
+    "text", "code", "number", "choice", "agent", "entry", "archive", "model", "tools", "template", "command", "pair"
 ]
 """What an argument is, for completion: the name of a thing there is some of, one of its choices, or free text."""
 EffectKind: TypeAlias = Literal["quit", "switch", "ask", "edit", "copy", "paste"]
@@ -49,7 +49,8 @@ WidgetPlace: TypeAlias = Literal["status", "panel"]
 class Argument(Struct, frozen=True):
     """Something that a command takes: by its place, or as `--name VALUE` when it is an `option`.
 
-    A `rest` takes the remainder of the line as it stands, quotes and all. `choices` are all that it may be, if any.
+    A `rest` takes the remainder of the line as it stands, though not the quotes around all of it, nor options in it; one
+    of kind `code` takes those too, since they are the code's own. `choices` are all that it may be, if any.
     """
 
     name: str

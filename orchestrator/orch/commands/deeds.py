@@ -47,8 +47,8 @@ async def use_tool(here: Here, name: str, input: dict[str, Any]) -> Did:
 @command(
     "py",
     "run Python in the agent's namespace; it is told of that, unless --quiet",
-    rest("code", required=True),
     flag("quiet"),
+    rest("code", "code", required=True),
     group=GROUP,
 )
 async def py(here: Here) -> Said:
@@ -58,8 +58,8 @@ async def py(here: Here) -> Said:
 @command(
     SHELL,
     "run a shell command in the agent's folder and sandbox (also: !command); it is told of that, unless --quiet (!!)",
-    rest("command", required=True),
     flag("quiet"),
+    rest("command", "code", required=True),
     group=GROUP,
 )
 async def sh(here: Here) -> Said:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final, Literal
 
@@ -64,7 +64,7 @@ def find(name: str, known: Mapping[str, object]) -> str:
 def bind(name: str, arguments: Sequence[Argument], text: str) -> dict[str, str]:
     """Return what of `text` each of `arguments` is, by name; those that are not said are left out.
 
-    Options may stand anywhere; behind `--` nothing is one. Raises ConfigError that shows how the command is written.
+    Options may stand anywhere, before code alone; behind `--` nothing is one. Raises ConfigError that shows how the command is written.
     """
     if len(text) > MOST:
         raise ConfigError(f"/{name}: a line of {len(text):,} characters is too long for a command: at most {MOST:,}")
@@ -76,7 +76,7 @@ def bind(name: str, arguments: Sequence[Argument], text: str) -> dict[str, str]:
         if not text:
             break
         if each.rest:
-            found[each.name], text = _unquoted(text), ""
+            found[each.name], text = text if each.kind == "code" else _unquoted(text), ""
         else:
             word, text = _word(name, arguments, text)
             found[each.name] = word
@@ -100,7 +100,10 @@ def _take_options(name: str, arguments: Sequence[Argument], text: str, found: di
         return text.removeprefix("-- ")
     kept: list[str] = []
     at = 0
-    text, dash, behind = f" {text}".partition(" -- ")
+    if any(each.kind == "code" for each in arguments):
+        text, dash, behind = _before_code(known, text)
+    else:
+        text, dash, behind = f" {text}".partition(" -- ")
     text = text.strip()
     for match in OPTION.finditer(text):
         each = known.get(match[1])
@@ -119,6 +122,13 @@ def _take_options(name: str, arguments: Sequence[Argument], text: str, found: di
     kept.append(text[at:])
     left = " ".join(part.strip() for part in kept if part.strip())
     return f"{left} {behind}".strip() if dash else left
+
+
+def _before_code(known: Iterable[str], text: str) -> tuple[str, str, str]:
+    """Return the options that `text` begins with, a mark of their end, and the code behind: what is in that is its."""
+    opening = re.match(rf"\s*(?:--(?:{'|'.join(known)})(?:\s+|\Z))*", text)
+    end = opening.end() if opening is not None else 0
+    return text[:end], "--", text[end:].removeprefix("-- ")
 
 
 def _word(name: str, arguments: Sequence[Argument], text: str) -> tuple[str, str]:

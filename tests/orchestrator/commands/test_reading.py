@@ -6,6 +6,7 @@ import pytest
 
 from orch.commands.reading import bind, find, read
 from orch.commands.registry import flag, given, option, rest
+from orch.commands.table import BY_NAME
 from orch_protocol.errors import ConfigError
 from orch_protocol.slash import Argument, usage
 
@@ -57,6 +58,29 @@ def test_arguments_are_found_by_place_and_by_name() -> None:
     assert bind("label", LABEL, 'e1 "in \\"quotes\\""') == {"entry": "e1", "label": 'in "quotes"'}
     assert bind("spawn", SPAWN, "-- --model is a flag") == {"task": "--model is a flag"}
     assert bind("spawn", SPAWN, "what does --verbose do") == {"task": "what does --verbose do"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "command", "quiet"),
+    [
+        ("!rm -- -rf", "rm -- -rf", False),
+        ("!git checkout -- pumps.txt", "git checkout -- pumps.txt", False),
+        ("!grep --quiet pump pumps.txt", "grep --quiet pump pumps.txt", False),
+        ("!!git log -- pumps.txt", "git log -- pumps.txt", True),
+        ('!"my program"', '"my program"', False),
+        ("/sh --quiet ls --quiet", "ls --quiet", True),
+        ("/sh -- --quiet", "--quiet", False),
+        ("/py 'pump'", "'pump'", False),
+        ("/py --x", "--x", False),
+        ("/py --quiet\nx  =  1 # --quiet", "x  =  1 # --quiet", True),
+    ],
+)
+def test_code_is_taken_to_the_letter(typed: str, command: str, quiet: bool) -> None:
+    """Its quotes, options and dashes are its own: `rm -- -rf` names a file, `rm -rf` does not. Ours stand before it."""
+    line = read(typed)
+    said = bind(line.name, BY_NAME[line.name].row.arguments, line.text)
+    assert said.pop("quiet", None) == ("yes" if quiet else None)
+    assert list(said.values()) == [command]
 
 
 @pytest.mark.parametrize(
