@@ -8,6 +8,7 @@ import io
 import pytest
 
 from orch.cli import run
+from orch.cli.failure import Failure
 from orch.console.lines import Lines, Printed
 from orchestrator.console.test_chat import AGENT, Talk, question
 
@@ -84,6 +85,47 @@ async def test_each_line_is_said_when_the_last_was_answered() -> None:
     assert out == "said\\x1b[2J\n" * 2
     assert err.endswith("agent 1 (n) is kept: orch chat 1 comes back to it\n")
     assert talk.wire.of("kill") == []
+
+
+async def test_lines_that_are_taken_as_they_come_end_where_the_input_does() -> None:
+    """A backslash at the end of one stays; nothing that was typed is lost."""
+    talk = await Talk(echo=False).begin()
+    talk.wire.executes("paste", kind="paste")
+    await printed(talk, "/paste\n", "#define X \\\n", "  3\n", waits=True)
+    assert [each["prompt"] for each in talk.wire.of("submit")] == ["#define X \\\n  3"]
+
+
+async def test_where_nobody_reads_any_more_the_chat_ends() -> None:
+    """In the middle of a turn too, whose end it does not wait for."""
+
+    class Closed(Screen):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    talk = await Talk(echo=False).begin()
+    talk.chat.sheet = talk.chat._story._sheet = Printed(Closed(), Screen())
+    reading = Lines(talk.chat, Typist(talk, "one\n", "two\n"), waits=True)  # type: ignore[arg-type]
+    running = asyncio.create_task(reading.run())
+    while talk.chat.working is None:
+        await asyncio.sleep(0)
+    talk.began()
+    talk.chat.event({"n": 1, "kind": "text", "text": "said"})
+    with pytest.raises(BrokenPipeError):
+        await running
+    assert len(talk.wire.of("submit")) == 1
+
+
+@pytest.mark.parametrize(("method", "line"), [("submit", "go"), ("execute", "/nonsense")])
+async def test_what_is_refused_has_failed(method: str, line: str) -> None:
+    """As a turn that fails has: the exit code of the command says so. What is said next may go well."""
+    talk = await Talk().begin()
+    talk.wire.answers[method] = Failure("ConfigError", "there is no such thing")
+    await talk.chat.take(line)
+    assert talk.chat.failed
+    talk.wire.answers["submit"] = {"id": "abc", "query_id": "q"}
+    await talk.chat.take("go")
+    await talk.ended(error=None)
+    assert not talk.chat.failed
 
 
 async def test_a_question_is_asked_once_and_answered_by_a_line() -> None:

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     OnEvent = Callable[[dict[str, Any]], None]
     OnSilence = Callable[[], None]
 
-__all__ = ["PROTOCOL", "Connection", "await_end", "daemon_status"]
+__all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status"]
 
 PROTOCOL = 1
 """`orch_protocol.wire.VERSION`, which importing would cost more than everything else here."""
 LEAVING = "DaemonLeaving"
 NOT_RUNNING = "DaemonNotRunning"
 GONE = "DaemonGone"
+SILENT = "DaemonSilent"
+ENDED = (GONE, SILENT)
+"""Kinds of failure after which no connection to that daemon is of any use."""
 MAX_LINE = 64 << 20
 PATIENCE = 4.5
 """Seconds of silence after which the daemon is asked whether it lives, and after which it does not."""
@@ -203,7 +206,7 @@ class Connection:
         pid = int.from_bytes(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
         self.close()
         return Failure(
-            "DaemonSilent",
+            SILENT,
             f"the daemon, process {pid}, says nothing for {2 * PATIENCE:g} s: it hangs or was stopped; see "
             f"{self.log}. To end it and its agents' processes: kill -9 {pid}; the next command starts another",
         )
@@ -242,6 +245,6 @@ def await_end(pid: int) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         if not poll.poll(STOP_SECONDS * 1000):
-            raise Failure("DaemonSilent", f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
+            raise Failure(SILENT, f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
     finally:
         os.close(descriptor)

@@ -52,7 +52,7 @@ class Chat:
         self.idle = asyncio.Event()
         """Set while the agent is not at work, as far as is known."""
         self.failed = False
-        """Whether the last turn failed."""
+        """Whether what was said last came to nothing: its turn, or its command, failed."""
         self.draft = ""
         """What is to be put where the next prompt is written."""
         self.copied: str | None = None
@@ -158,8 +158,12 @@ class Chat:
             elif typed.strip():
                 await self.say(said_as(typed), follow_up=follow_up)
         except Failure as failure:
-            self.sheet.note(f"{failure.kind}: {failure}", "error")
+            self._fail(failure)
         self.changed()
+
+    def _fail(self, failure: Failure) -> None:
+        self.failed = True
+        self.sheet.note(f"{failure.kind}: {failure}", "error")
 
     async def say(self, typed: str, *, follow_up: bool = False) -> None:
         """Ask the agent, or while it works steer it, or let it hear that when it would stop. Raises Failure."""
@@ -210,8 +214,9 @@ class Chat:
         self.link.watch(asked, self.event, self._lost)
 
     def _lost(self, failure: Failure) -> None:
-        self.sheet.note(f"{failure.kind}: {failure}", "error")
+        self._fail(failure)
         self.sheet.note("what the agent finished is kept; the next prompt goes on with it")
+        self.questions.clear()  # those that still wait are told of again
         self._rests()
 
     def event(self, event: dict[str, Any]) -> None:
@@ -257,8 +262,16 @@ class Chat:
         mine = [each["id"] for each in waiting if each["id"] in steers]
         if mine:
             taken = await self.link.call("clear_queue", ref=self.id, ids=mine)
-            if texts := [each["text"] for each in taken["waiting"]]:
-                await self._ask("\n\n".join(texts))
+            if text := "\n\n".join(each["text"] for each in taken["waiting"]):
+                await self._ask_late(text)
+
+    async def _ask_late(self, text: str) -> None:
+        """Ask what nobody will hear otherwise; refused, it is there to be said again. Raises Failure."""
+        try:
+            await self._ask(text)
+        except Failure:
+            self.draft = text
+            raise
 
     # Ctrl-C, and leaving.
 
@@ -267,6 +280,11 @@ class Chat:
         if self._leaving:
             self._leaving = False
             return "stay"
+        if self.commands.pasting:
+            self.commands.drop()
+            self.sheet.note("none of these lines is said")
+            self.changed()
+            return "clear"
         if self.commands.running and self._since is None:
             self.commands.stop()
             return "stop"
@@ -313,13 +331,20 @@ class Chat:
         self._leaving = False
         if said == "stay":
             return
-        if said == "end":
-            if self._since is not None:
-                await self.link.call("cancel", ref=self.id, hard=True)
-            if living := [row["id"] for row in bar.live(self.rows, self.id)]:
-                await self.link.call("kill", refs=living)
-        self.sheet.note(await self._farewell())
+        try:
+            if said == "end":
+                await self._end_all()
+            self.sheet.note(await self._farewell())
+        except Failure as failure:
+            self._fail(failure)  # a daemon that does not answer keeps nobody here
         self.done.set()
+
+    async def _end_all(self) -> None:
+        """End the turn, and those below the agent. Raises Failure."""
+        if self._since is not None:
+            await self.link.call("cancel", ref=self.id, hard=True)
+        if living := [row["id"] for row in bar.live(self.rows, self.id)]:
+            await self.link.call("kill", refs=living)
 
     async def _farewell(self) -> str:
         """Return how to come back; an agent that was never asked anything is not kept for that."""

@@ -15,7 +15,7 @@ from .pastes import folded
 if TYPE_CHECKING:
     from .chat import Chat
 
-__all__ = ["KEYS", "Commands", "said_as"]
+__all__ = ["END", "KEYS", "Commands", "said_as"]
 
 KEYS: Final = """\
   Enter        say it; while the agent works it hears it before its next step
@@ -93,9 +93,18 @@ class Commands:
         return bool(self._running)
 
     @property
+    def pasting(self) -> bool:
+        """Whether lines are taken as they come."""
+        return self._lines is not None
+
+    @property
     def asks(self) -> str:
         """What is wanted at the moment, "" for nothing."""
         return "" if self._lines is None else f"{END} on a line of its own says all of it"
+
+    def drop(self) -> None:
+        """Forget the lines that were taken."""
+        self._lines = None
 
     def stop(self) -> None:
         """Wait for no command any more."""
@@ -128,6 +137,8 @@ class Commands:
             await self._effect(done["command"], effect)
 
     def _show(self, done: dict[str, Any]) -> None:
+        if done["command"] != "quit":
+            self._chat.failed = done["is_error"]
         text = done["text"].removesuffix("\n")
         if done["command"] == "diff":
             self._chat.sheet.pieces([(coloured(line), line)] for line in text.splitlines())

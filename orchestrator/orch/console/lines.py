@@ -10,6 +10,7 @@ from typing import TextIO
 
 from ..cli import render
 from .chat import Chat
+from .commanding import END
 from .sheet import Sheet
 
 __all__ = ["Lines", "Printed"]
@@ -23,13 +24,18 @@ class Printed(Sheet):
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._open = False
+        self.gone = asyncio.Event()
+        """Set when nobody reads what the agent says any more."""
 
     def text(self, text: str, style: str = "") -> None:
         """Print `text`."""
         stream = self._err if style else self._out
         safe = self._out.isatty() or style
-        stream.write(render.safe(text.replace("\r\n", "\n")) if safe else text)
-        stream.flush()
+        try:
+            stream.write(render.safe(text.replace("\r\n", "\n")) if safe else text)
+            stream.flush()
+        except BrokenPipeError:
+            self.gone.set()
         if not style:
             self._open = not text.endswith("\n")
 
@@ -61,33 +67,36 @@ class Lines:
         chat.changed = self._changed
 
     async def run(self) -> None:
-        """Talk until the lines end."""
+        """Talk until the lines end. Raises BrokenPipeError when nobody reads what comes of them."""
         loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
         loop.add_signal_handler(signal.SIGINT, lambda: asyncio.ensure_future(self._chat.interrupt()))
         threading.Thread(target=_read, args=(loop, self._source, lines), daemon=True).start()
-        done = asyncio.ensure_future(self._chat.done.wait())
+        gone = self._chat.sheet.gone if isinstance(self._chat.sheet, Printed) else asyncio.Event()
+        talk = asyncio.ensure_future(self._talk(lines))
+        ends = [talk, *(asyncio.ensure_future(each.wait()) for each in (self._chat.done, gone))]
         try:
-            typed = ""
-            while True:
-                line = asyncio.ensure_future(lines.get())
-                await asyncio.wait([line, done], return_when=asyncio.FIRST_COMPLETED)
-                if done.done():
-                    line.cancel()
-                    return
-                if (said := line.result()) is None:
-                    break
-                typed += said.rstrip("\r\n")
-                if typed.endswith("\\"):
-                    typed = f"{typed[:-1]}\n"
-                    continue
-                await self._take(typed)
-                typed = ""
-            if typed.strip():
-                await self._take(typed)
-            await self._end()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if talk.done():
+                talk.result()
+            if gone.is_set():
+                raise BrokenPipeError
         finally:
-            done.cancel()
+            for each in ends:
+                each.cancel()
             loop.remove_signal_handler(signal.SIGINT)
+
+    async def _talk(self, lines: asyncio.Queue[str | None]) -> None:
+        typed = ""
+        while (said := await lines.get()) is not None:
+            typed += said.rstrip("\r\n")
+            if typed.endswith("\\") and not self._chat.commands.pasting:
+                typed = f"{typed[:-1]}\n"
+                continue
+            await self._take(typed)
+            typed = ""
+        if typed.strip():
+            await self._take(typed)
+        await self._end()
 
     async def _take(self, typed: str) -> None:
         self._asked = ""
@@ -104,6 +113,8 @@ class Lines:
 
     async def _end(self) -> None:
         """Leave, and keep what lives: nobody can be asked any more."""
+        if self._chat.commands.pasting:
+            await self._take(END)
         if self._waits:
             await self._chat.idle.wait()
         await self._chat.leave()

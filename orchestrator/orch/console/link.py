@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
-from ..cli.connection import Connection
+from ..cli.connection import ENDED, Connection
 from ..cli.failure import Failure
 from ..cli.words import clean
 
@@ -72,8 +73,13 @@ class Link:
         """Hang up. What was asked for and is under way goes on."""
         self.leave()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        while self._idle:
-            self._idle.pop().close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close what is idle: where one connection has ended, the others lead nowhere either."""
+        with suppress(IndexError):  # threads take them too
+            while True:
+                self._idle.pop().close()
 
     def _asked(self, method: str, params: dict[str, Any], dropped: threading.Event | None) -> Any:
         try:
@@ -85,8 +91,10 @@ class Link:
         except _Left:
             connection.close()  # which ends what waits at the other end
             raise Failure("Interrupted", f"{method} is not waited for any more", 130) from None
-        except Failure:
+        except Failure as failure:
             connection.close()  # it may be half read
+            if failure.kind in ENDED:
+                self._hang_up()
             raise
         self._idle.append(connection)
         return result
@@ -111,6 +119,7 @@ class Link:
             pass
         except (Failure, OSError) as error:
             failure = error if isinstance(error, Failure) else Failure("OSError", str(error))
+            self._hang_up()
             _tell(loop, lost, failure)
         finally:
             connection.close()

@@ -210,7 +210,7 @@ class Screen:
             chosen = buffer.complete_state is not None and buffer.complete_state.current_completion is not None
             if chosen and not buffer.text.startswith("/"):
                 buffer.complete_state = None  # the path is chosen, the prompt goes on
-            elif buffer.document.text_before_cursor.endswith("\\") and buffer.document.is_cursor_at_the_end:
+            elif _goes_on(buffer.document) and not self._chat.commands.pasting:
                 buffer.delete_before_cursor()
                 buffer.newline(copy_margin=False)
             else:
@@ -286,6 +286,10 @@ class _Completer(Completer):
         before = document.text_before_cursor
         for each in suggestions(before, known.known, self._chat.rows, known.arguments, cwd=os.getcwd()):
             yield Completion(each.text, start_position=-each.length, display_meta=each.about)
+
+
+def _goes_on(document: Document) -> bool:
+    return document.is_cursor_at_the_end and document.text_before_cursor.endswith("\\")
 
 
 def _history(file: Path | None) -> History:

@@ -317,6 +317,57 @@ async def test_a_daemon_that_ended_is_said_and_the_next_prompt_goes_on() -> None
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["go", "again"]
 
 
+async def test_a_daemon_that_ended_asks_nothing() -> None:
+    """What is typed then is a prompt, and no answer to what nobody waits for."""
+    talk = await Talk().begin()
+    talk.began(request_id=None)
+    talk.chat.event(question())
+    talk.chat._lost(Failure("DaemonGone", "the daemon ended"))
+    assert not talk.chat.asks
+    assert talk.chat.failed
+
+
+@pytest.mark.parametrize("works", [False, True])
+async def test_a_daemon_that_does_not_answer_keeps_nobody_here(works: bool) -> None:
+    """Who leaves has left; that nothing was ended is said."""
+    talk = await Talk().begin()
+    if works:
+        talk.began(request_id=None)
+    for method in ("list", "state", "cancel"):
+        talk.wire.answers[method] = Failure("DaemonSilent", "it says nothing")
+    await talk.chat.leave()
+    if works:
+        await talk.chat.take("end")
+    assert talk.chat.done.is_set()
+    assert talk.shown()[-1] == "DaemonSilent: it says nothing"
+
+
+async def test_what_was_heard_too_late_and_is_refused_is_there_again() -> None:
+    """It is taken from the agent's queue to be asked: when that is refused it stands in the line."""
+    talk = await Talk().begin()
+    await talk.chat.take("go")
+    talk.began()
+    await talk.chat.take("and the valve")
+    waiting = {"waiting": [{"id": "s1", "text": "and the valve"}]}
+    talk.wire.answers |= {"queue": waiting, "clear_queue": waiting}
+    talk.wire.answers["submit"] = Failure("BudgetExceededError", "no dollar is left")
+    await talk.ended()
+    assert talk.chat.draft == "and the valve"
+    assert "BudgetExceededError: no dollar is left" in talk.shown()
+
+
+async def test_ctrl_c_forgets_lines_that_are_taken_as_they_come() -> None:
+    """Else the only way out would be to say them."""
+    talk = await Talk().begin()
+    talk.wire.executes("paste", kind="paste")
+    await talk.chat.take("/paste")
+    await talk.chat.take("one")
+    assert await talk.chat.interrupt(typed=True) == "clear"
+    assert not talk.chat.asks
+    await talk.chat.take("two")
+    assert [each["prompt"] for each in talk.wire.of("submit")] == ["two"]
+
+
 async def test_what_goes_wrong_is_said_and_the_talk_goes_on() -> None:
     """As when the agent was killed."""
     talk = await Talk().begin()

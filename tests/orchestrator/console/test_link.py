@@ -77,6 +77,21 @@ async def test_a_request_that_is_dropped_fails_and_hangs_up(wire: Wire) -> None:
     link.close()
 
 
+async def test_a_daemon_that_ended_leaves_no_connection_behind(wire: Wire) -> None:
+    """What is asked next, of the next daemon, goes by a new one: those that were idle are as dead."""
+    link, lost = Link(wire), asyncio.Event()
+    wire.go.set()
+    await asyncio.gather(*(link.call("list") for _ in range(3)))
+    made = wire.made
+    wire.failure = Failure("DaemonGone", "gone")
+    link.watch({"ref": "1"}, lambda _: None, lambda _: lost.set())
+    await lost.wait()
+    wire.failure = None
+    await link.call("submit", ref="1")
+    assert wire.made == made + 2
+    link.close()
+
+
 async def test_a_watch_tells_until_it_is_left(wire: Wire) -> None:
     """Events come in the loop; of an agent that is not watched any more none does; that it was lost is told."""
     link = Link(wire)
