@@ -49,8 +49,8 @@ WidgetPlace: TypeAlias = Literal["status", "panel"]
 class Argument(Struct, frozen=True):
     """Something that a command takes: by its place, or as `--name VALUE` when it is an `option`.
 
-    A `rest` takes the remainder of the line as it stands, though not the quotes around all of it, nor options in it; one
-    of kind `code` takes those too, since they are the code's own. `choices` are all that it may be, if any.
+    A `rest` takes the remainder of the line as it stands, but for quotes around all of it, and options in it; one of
+    kind `code` takes those too, since they are the code's own. `choices` are all that it may be, if any.
     """
 
     name: str

@@ -106,7 +106,7 @@ async def test_where_nobody_reads_any_more_the_chat_ends() -> None:
     talk.chat.sheet = talk.chat._story._sheet = Printed(Closed(), Screen())
     reading = Lines(talk.chat, Typist(talk, "one\n", "two\n"), waits=True)  # type: ignore[arg-type]
     running = asyncio.create_task(reading.run())
-    while talk.chat.working is None:
+    while talk.chat.working is None:  # noqa: ASYNC110  # gives way
         await asyncio.sleep(0)
     talk.began()
     talk.chat.event({"n": 1, "kind": "text", "text": "said"})

@@ -64,7 +64,8 @@ def find(name: str, known: Mapping[str, object]) -> str:
 def bind(name: str, arguments: Sequence[Argument], text: str) -> dict[str, str]:
     """Return what of `text` each of `arguments` is, by name; those that are not said are left out.
 
-    Options may stand anywhere, before code alone; behind `--` nothing is one. Raises ConfigError that shows how the command is written.
+    Options may stand anywhere, before code alone; behind `--` nothing is one. Raises ConfigError that shows how the
+    command is written.
     """
     if len(text) > MOST:
         raise ConfigError(f"/{name}: a line of {len(text):,} characters is too long for a command: at most {MOST:,}")
