@@ -157,6 +157,36 @@ class TestInstall:
         with pytest.raises(ConfigError, match="leads out of it, or is a link: nothing is unpacked"):
             install(str(tmp_path / "bad.zip"), into, home)
 
+    def test_a_zip_file_that_is_damaged_is_refused_and_nothing_is_left(
+        self, tmp_path: Path, home: Path, into: Path
+    ) -> None:
+        """Whatever the unpacker makes of it: with what it says, not as an accident."""
+        for kind in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
+            bad = tmp_path / "bad.zip"
+            with zipfile.ZipFile(bad, "w", kind) as archive:
+                archive.writestr("fold/SKILL.md", "---\nname: fold\ndescription: d\n---\n" + "Fold. " * 500)
+            data = bytearray(bad.read_bytes())
+            data[50:80] = b"\xff" * 30
+            bad.write_bytes(data)
+            with pytest.raises(ConfigError, match="bad.zip cannot be unpacked"):
+                install(str(bad), into, home)
+        assert list(into.iterdir()) == []
+
+    @pytest.mark.parametrize("name", ['"a\\0b"', "x" * 300, '".source"', '""'])
+    def test_a_name_that_no_folder_can_have_is_told_as_a_broken_rule(
+        self, tmp_path: Path, home: Path, into: Path, name: str
+    ) -> None:
+        """Also in a zip file whose top is the skill, which has no folder to be called after."""
+        text = f"---\nname: {name}\ndescription: d\n---\nFold.\n"
+        folder = put(tmp_path / "a")
+        (folder / "SKILL.md").write_text(text)
+        with zipfile.ZipFile(tmp_path / "top.zip", "w") as archive:
+            archive.writestr("SKILL.md", text)
+        for source in (folder, tmp_path / "top.zip"):
+            with pytest.raises(ConfigError, match=r"SKILL\.md: .*name"):
+                install(str(source), into, home)
+        assert list(into.iterdir()) == []
+
     def test_a_name_that_is_a_path_is_none(self, tmp_path: Path, home: Path, into: Path) -> None:
         """A skill that calls itself ../../x lies nowhere else for that."""
         folder = put(tmp_path / "a")
@@ -176,6 +206,9 @@ class TestInstall:
             install("https://me:hunter2@127.0.0.1:1/x.git", into, home)
         assert "127.0.0.1:1/x.git cannot be had" in str(caught.value)
         assert "hunter2" not in str(caught.value)
+        with pytest.raises(ConfigError) as caught:
+            install("https://me:hun@ter2@127.0.0.1:1/x.git", into, home)
+        assert "ter2" not in str(caught.value)
 
     def test_only_what_was_installed_and_is_as_it_was_is_removed(self, tmp_path: Path, home: Path, into: Path) -> None:
         """What somebody wrote, or changed, goes when that is forced."""
@@ -191,6 +224,8 @@ class TestInstall:
         assert installed(into / "fold", home) is None
         with pytest.raises(ConfigError, match="there is no skill"):
             remove("../skills/mine", into, home, force=True)
+        with pytest.raises(ConfigError, match="there is no skill"):
+            remove("", into, home, force=True)  # as of a variable that is not set
         remove("mine", into, home, force=True)
         assert list(into.iterdir()) == []
 

@@ -28,8 +28,9 @@ __all__ = ["install", "remove"]
 GIT_SECONDS: Final = 120.0
 MOST_FILES: Final = 2_000
 DEPTH: Final = 3
+LONGEST: Final = 255
 _GIT: Final = re.compile(r"(?:https?|ssh|git|file)://|[\w.-]+@[\w.-]+:|.*\.git/?$")
-_KEYS: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_KEYS: Final = re.compile(r"(?<=://)[^/\s]+@")
 """What may stand in an address to let one in."""
 
 
@@ -48,10 +49,13 @@ def install(
         with _opened(source, ref, stage) as (root, commit):
             found = _within(root, path, source)
             name = name_in(file_of(found)) or found.name
-            if PurePosixPath(name).name != name or name in (".", ".."):
-                name = found.name  # which its file does not say, as whoever checks it will tell
+            if not _is_one(name):
+                name = "skill"  # which its file does not say, as whoever checks it will tell
             copy = stage / name
-            _copy(found, copy)
+            try:
+                _copy(found, copy)
+            except OSError as error:
+                raise ConfigError(f"{source} cannot be copied: {error.strerror}") from error
         skill = Shelves().look(copy)
         target = into / name
         known = installed(target, home)
@@ -81,7 +85,7 @@ def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
     Raises ConfigError.
     """
     target = into / name
-    if PurePosixPath(name).name != name or name in (".", "..") or not os.path.lexists(target):
+    if not _is_one(name) or not os.path.lexists(target):
         raise ConfigError(f"there is no skill {name!r} in {into}")
     row = installed(target, home)
     if not force and row is None:
@@ -95,6 +99,16 @@ def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
     note(target, home, None)
     untrust(target, home)
     return target
+
+
+def _is_one(name: str) -> bool:
+    """Say whether `name` can be that of a folder which is a skill: nothing else is ever made, or removed."""
+    return (
+        0 < len(os.fsencode(name)) <= LONGEST
+        and name[0] != "."
+        and PurePosixPath(name).name == name
+        and "\0" not in name
+    )
 
 
 @contextmanager
@@ -172,7 +186,9 @@ def _unpack(file: Path, to: Path) -> None:
                 with archive.open(each) as packed, target.open("xb") as made:
                     made.write(packed.read(each.file_size + 1)[: each.file_size])
                 target.chmod(0o755 if (each.external_attr >> 16) & 0o100 else 0o644)
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever unpackers say of bytes that they do not understand
         raise ConfigError(f"{file} cannot be unpacked: {error}") from error
 
 
