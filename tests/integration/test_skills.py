@@ -168,7 +168,7 @@ class TestInstall:
             data = bytearray(bad.read_bytes())
             data[50:80] = b"\xff" * 30
             bad.write_bytes(data)
-            with pytest.raises(ConfigError, match="bad.zip cannot be unpacked"):
+            with pytest.raises(ConfigError, match=r"bad\.zip cannot be unpacked"):
                 install(str(bad), into, home)
         assert list(into.iterdir()) == []
 

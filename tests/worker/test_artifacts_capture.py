@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orch_worker.artifacts import capture
 from orch_worker.artifacts.capture import artifact_of, handle_in, handle_of, one_line, paths_read
 from orch_worker.tokens import clip
 
@@ -105,6 +106,13 @@ def test_the_text_that_was_written_is_not_kept_as_an_argument() -> None:
     found = artifact_of("write_file", {"path": "a", "content": "secret plans"}, "Wrote 12 bytes.", most=80)
     assert found is not None
     assert (found.arguments, found.size) == ({"path": "a"}, 12)
+
+
+def test_empty_lines_are_passed_over_once() -> None:
+    """What is looked for stands on one line: were it to begin lines before, many would cost their square."""
+    text = "\n" * 10
+    assert capture._DEFINED.match(f"{text}def flow(): ...") is None
+    assert capture._NUMBERED.match(f"{text}1: flow") is None
 
 
 def test_files_that_a_result_was_made_from_are_found() -> None:

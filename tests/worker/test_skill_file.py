@@ -63,6 +63,10 @@ FRAMES = {
 STRICTER = {
     "metadata that is no mapping": ("name: ok\ndescription: d\nmetadata: x", "metadata: it is to be a mapping"),
     "a license with parts": ("name: ok\ndescription: d\nlicense:\n  a: b", "license: it is to be text"),
+    "too much": (
+        f"name: ok\ndescription: d\nmetadata:\n  a: {'b' * 20_000}",
+        "front matter has 20,0.. characters: at most",
+    ),
     "tools with parts": ("name: ok\ndescription: d\nallowed-tools:\n  a: b", "allowed-tools: it is to be names"),
 }
 """What the format rules out, and the reference library lets pass."""
@@ -149,6 +153,12 @@ def test_tools_that_it_names() -> None:
         found, _ = parse_skill(framed(f"name: ok\ndescription: d\nallowed-tools: {said}"), "ok")
         assert found is not None
         assert found.allowed == ("Read", "Bash(git add:*)", "Grep")
+
+
+def test_a_parenthesis_that_does_not_close_goes_to_the_end(tmp_path: Path) -> None:
+    """It is looked for once, not again from each name behind it: the file may be anybody's."""
+    folder = put(tmp_path, framed("name: ok\ndescription: d\nallowed-tools: Read Bash(git a(b a(b"))
+    assert read_skill_file(folder).allowed == ("Read", "Bash(git a(b a(b")
 
 
 def test_what_is_no_text_says_where(tmp_path: Path) -> None:

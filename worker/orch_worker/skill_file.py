@@ -27,9 +27,11 @@ __all__ = [
 FILES: Final = ("SKILL.md", "skill.md")
 FIELDS: Final = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
 MOST_BYTES: Final = 1 << 20
+MOST_HEAD: Final = 1 << 14
+"""Of the front matter, in characters: reading it takes its time, and anybody may have written it."""
 MOST: Final = {"name": 64, "description": 1024, "compatibility": 500}
 FENCE: Final = re.compile(r"---[ \t]*")
-TOOL: Final = re.compile(r"[^\s,(]+(?:\([^)]*\))?")
+TOOL: Final = re.compile(r"[^\s,(]+(?:\([^)]*\)?)?")
 """The name of a tool, and in parentheses what of it."""
 
 
@@ -86,7 +88,8 @@ def file_of(folder: Path) -> Path:
 def name_in(file: Path) -> str:
     """Return the name that the skill in `file` gives itself, "" when it has none that can be read."""
     try:
-        said = _mapping(_parted(file.read_text("utf-8"))[0]).get("name")
+        with file.open("rb") as opened:
+            said = _mapping(_parted(opened.read(MOST_BYTES).decode())[0]).get("name")
     except (Broken, OSError, UnicodeDecodeError):
         return ""
     return said.is_.strip() if said is not None and isinstance(said.is_, str) else ""
@@ -232,6 +235,8 @@ def _parted(text: str) -> tuple[str, str]:
 
 
 def _mapping(head: str) -> dict[str, Value]:
+    if len(head) > MOST_HEAD:
+        raise Broken(2, "", f"the front matter has {len(head):,} characters: at most {MOST_HEAD:,}, the rest below it")
     # It takes its time to import, and most agents have no skills.
     import yaml
 

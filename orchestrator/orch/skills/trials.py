@@ -31,7 +31,7 @@ SECONDS: Final = 60.0
 SHOWN: Final = 600
 SEEN: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
 """What a test sees of the environment: no keys."""
-_LINK: Final = re.compile(r"\]\(([^)\s#]+)[^)]*\)|(?<![\w/.-])((?:scripts|references|assets)/[\w./-]*\w)")
+_LINK: Final = re.compile(r"\]\(([^)\s#]{1,300}+)[^)]{0,300}+\)|(?<![\w/.-])((?:scripts|references|assets)/[\w./-]*\w)")
 
 
 class Trial(Struct, frozen=True):

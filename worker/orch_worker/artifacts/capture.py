@@ -29,10 +29,10 @@ MOST_PATHS: Final = 20
 LEAST: Final = 16
 """A shorter result is no object, but an answer."""
 READ: Final = 20_000
-_NUMBERED: Final = re.compile(r"^\s*\d+[\t:| ] ?", re.MULTILINE)
+_NUMBERED: Final = re.compile(r"^[ \t]*+\d++[\t:| ] ?", re.MULTILINE)
 _NOTE: Final = re.compile(r"^\[.*\]$", re.MULTILINE)
 _DEFINED: Final = re.compile(
-    r"^\s*(?:export |pub |public |static |async |abstract |final )*"
+    r"^[ \t]*+(?:export |pub |public |static |async |abstract |final )*"
     r"(?:def|class|function|func|fn|struct|enum|trait|interface|type|impl|module)\s+([A-Za-z_]\w*)",
     re.MULTILINE,
 )
