@@ -16,6 +16,7 @@ from orch_protocol.approval import Consent, Question
 from orch_protocol.errors import OrchError
 
 from ..cli import render
+from ..commands.reading import read
 from .line import Line, parse
 from .session import NotebookSession
 from .view import TurnView
@@ -48,7 +49,7 @@ class OrchMagics(Magics):
         Options come first. --new begins another conversation, as do --model, --preset, --tools A,B, --max-cost USD and
         --script FILE, which say what the agent is to be. --approve ask, auto or deny says how what needs approval is
         answered. Without a prompt the agents are listed; --close ends them all. What begins with a slash is a command
-        of the session, such as /context; /help lists them.
+        of the session, such as /context; /help lists them. !COMMAND is for the shell, in the agent's sandbox.
         """
         try:
             self._obey(parse(line), cell or "")
@@ -67,10 +68,11 @@ class OrchMagics(Magics):
         if line.choice is not None:
             self._session.begin(line.choice)
         prompt = "\n".join(filter(None, (line.prompt, cell.strip())))
-        if prompt.startswith("/"):
+        said = read(prompt)
+        if said.kind == "command":
             self._execute(prompt)
         elif prompt:
-            self._names[REPLY] = self._session.run(prompt, _Shown())
+            self._names[REPLY] = self._session.run(said.text, _Shown())
         elif line.choice is None and line.approve is None:
             rows = msgspec.json.decode(msgspec.json.encode(self._session.orchestrator.agents()))
             print(render.tree(rows) if rows else "no agents yet: %orch PROMPT begins")

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -130,8 +131,9 @@ class NotebookSession:
             try:
                 self._watch(inbox, asked, view, show)
             except KeyboardInterrupt:
-                agent.cancel()
-                self._finish(asked, view, show)
+                with suppress(OrchError, TimeoutError):  # what came of it is shown
+                    agent.cancel()
+                    self._finish(asked, view, show)
                 raise
             return self._finish(asked, view, show)
         finally:
@@ -207,13 +209,16 @@ class NotebookSession:
             return []
 
     def _approve(self, question: Question) -> Consent:
-        """Hand a question to the thread that waits for the reply; where none does, the answer is no."""
+        """Hand a question to the thread that waits for the reply; where none does, or no longer, the answer is no."""
         inbox = self._inbox
         if inbox is None:
             return Consent(False)
         answer: Future[Consent] = Future()
         inbox.put((question, answer))
-        return answer.result()
+        while self._inbox is inbox:
+            with suppress(TimeoutError):
+                return answer.result(LOOK_SECONDS)
+        return Consent(False)
 
 
 def _query(agent: Subagent, prompt: str, inbox: queue.SimpleQueue[Any], asked: Future[Reply]) -> None:
