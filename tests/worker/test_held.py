@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,10 @@ class TestFiles:
             ("os.rename('{there}/work/mine.txt', '{there}/x')", "may not change"),
             ("os.symlink('{there}/secret.txt', '{there}/work/link')", "may not change"),
             ("sqlite3.connect('{there}/work/new.db')", "may not change"),
+            ("sqlite3.connect('file:{there}/new.db?mode=rwc', uri=True)", "may not change .*/new.db: "),
+            ("sqlite3.connect('file:{there}/secret.txt?mode=ro', uri=True)", "may not read .*/secret.txt: "),
+            ("os.remove('mine.txt', dir_fd=os.open('{there}/work', os.O_RDONLY))", "may not change .*mine.txt"),
+            ("os.open('new.txt', os.O_CREAT, dir_fd=os.open('{there}/work', 0))", "may not change .*new.txt"),
             ("eval(compile('open(\"{there}/secret.txt\")', 'elsewhere', 'eval'))", "may not read"),
         ],
     )
@@ -106,6 +111,27 @@ class TestFiles:
         (there / "out").mkdir()
         ran(made(f"pathlib.Path('{there}/out/new.txt').write_text('x')", writes=["out"]))
         assert (there / "out" / "new.txt").read_text() == "x"
+
+    def test_folders_of_its_own_are_removed_with_all_that_is_in_them(
+        self, made: Made, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is seen from an open folder is in that one, not in the folder where the process works."""
+        monkeypatch.chdir("/")
+        ran(
+            made(
+                "d = tempfile.mkdtemp(); os.mkdir(d + '/a'); open(d + '/a/b', 'w').close(); shutil.rmtree(d); "
+                "assert not os.path.exists(d)",
+                top="import shutil, tempfile",
+                writes=["$TMPDIR"],
+            )
+        )
+
+    @pytest.mark.parametrize(
+        "name", ["':memory:'", "''", "'file::memory:', uri=True", "'file:x?mode=memory', uri=True"]
+    )
+    def test_a_database_in_memory_is_no_file(self, made: Made, name: str) -> None:
+        """Nothing has to be permitted for it."""
+        ran(made(f"sqlite3.connect({name}).execute('create table x (a)')"))
 
     def test_a_link_leads_nowhere_else(self, made: Made, tmp_path: Path) -> None:
         """What counts is where a name leads."""
@@ -161,7 +187,15 @@ class TestPrograms:
     """What nobody could hold."""
 
     @pytest.mark.parametrize(
-        "body", ["subprocess.run(['true'])", "os.system('true')", "os.fork()", "os.kill(os.getpid(), 0)"]
+        "body",
+        [
+            "subprocess.run(['true'])",
+            "os.system('true')",
+            "os.fork()",
+            "os.posix_spawn('/bin/true', ['true'], {})",
+            "os.kill(os.getpid(), 0)",
+            "__import__('multiprocessing.util').util.spawnv_passfds(b'/bin/true', [b'true'], ())",
+        ],
     )
     def test_programs_are_not_started_unasked(self, made: Made, body: str) -> None:
         """They would do what they like."""
@@ -197,6 +231,21 @@ class TestWhoseDoing:
         made(body).hooks[0].handler(tasks, None)
         with pytest.raises(PermissionError, match="may not change"):
             await tasks[0]
+
+    async def test_work_in_a_pool_is_held_as_who_hands_it_in(self, made: Made, tmp_path: Path) -> None:
+        """Whoever made the thread: what the agent looks up in one that an extension's tool began is the agent's doing,
+        and what an extension hands to one that was there before is its own."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        body = f"event.append(asyncio.get_running_loop().run_in_executor(None, os.remove, '{tmp_path}/secret.txt'))"
+        extension = made(body, reads=["."])
+        path = str(tmp_path / "work" / "mine.txt")
+        assert (await extension.tools[0].run(ToolContext(tmp_path / "work"), {"path": path})).text == "mine"
+        assert await loop.getaddrinfo("localhost", 80)
+        began: list[asyncio.Future[None]] = []
+        extension.hooks[0].handler(began, None)
+        with pytest.raises(PermissionError, match=r"may not change .*secret\.txt"):
+            await began[0]
 
     def test_nobody_else_is_held(self, made: Made, tmp_path: Path) -> None:
         """The worker opens, connects and starts what it likes, with extensions there."""

@@ -122,10 +122,22 @@ _looking = threading.local()
 def hold(grip: Grip) -> None:
     """Hold code in the extension's folder from now on. An audit hook is there as soon as there is an extension."""
     if not _grips:
-        sys.addaudithook(_heard)
-        threading.Thread.start = _started(threading.Thread.start)  # type: ignore[method-assign, assignment]
+        _listen()
     _grips[grip.place] = grip
     _files.clear()
+
+
+def _listen() -> None:
+    """Let Python tell of everything from now on, also of what it does not tell by itself, or not all of it."""
+    import _posixsubprocess
+    from concurrent.futures import ThreadPoolExecutor
+
+    sys.addaudithook(_heard)
+    threading.Thread.start = _started(threading.Thread.start)  # type: ignore[method-assign, assignment]
+    ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+    _posixsubprocess.fork_exec = _told("os.posix_spawn", _posixsubprocess.fork_exec)
+    os.open = _opened(os.open)
+    os.supports_dir_fd.add(os.open)
 
 
 def _heard(event: str, args: tuple[Any, ...]) -> None:
@@ -138,6 +150,51 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
             check(grip, event, args)
     finally:
         _looking.now = False
+
+
+def _told(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, of whose calls Python says nothing by itself; processes of multiprocessing are started so."""
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        _heard(event, ())
+        return function(*args, **kwargs)
+
+    return telling
+
+
+def _opened(open: Callable[..., int]) -> Callable[..., int]:
+    """Return `open`, which tells where a path begins that is seen from an open folder; Python tells the path alone."""
+
+    @wraps(open)
+    def opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None or getattr(_looking, "now", False):
+            return open(path, flags, mode, dir_fd=dir_fd)
+        _heard("open", (_seen_from(path, dir_fd), None, flags))
+        _looking.now = True
+        try:
+            return open(path, flags, mode, dir_fd=dir_fd)
+        finally:
+            _looking.now = False
+
+    return opening
+
+
+def _submitted(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `submit`, by which work in a pool is held as whoever hands it in, not as whoever made the thread."""
+
+    @wraps(submit)
+    def handed_in(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return submit(pool, _as, _by.get() or _of_the_stack(), function, *args, **kwargs)
+
+    return handed_in
+
+
+def _as(grip: Grip | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    token = _by.set(grip)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _by.reset(token)
 
 
 def _started(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -154,7 +211,7 @@ def _started(start: Callable[[threading.Thread], None]) -> Callable[[threading.T
 
 
 def _of_the_stack() -> Grip | None:
-    frame = sys._getframe(2)
+    frame = sys._getframe()  # a thread may have been begun with a function in C, and there is no other then
     while frame is not None:
         name = frame.f_code.co_filename
         if name not in _files:
@@ -180,8 +237,33 @@ def _reads(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
 
 
 def _changes(grip: Grip, event: str, args: tuple[Any, ...]) -> None:
-    for path in args[: 2 if event in TWO_PATHS else 1]:
-        grip.may_open(path, write=True)
+    for path, folder in zip(args, FOLDERS[event], strict=False):
+        grip.may_open(path if folder is None else _seen_from(path, args[folder]), write=True)
+
+
+def _seen_from(path: Any, folder: Any) -> Any:
+    """Return where `path` leads, seen from the open `folder`; of one that the system does not name, nowhere."""
+    if isinstance(path, int) or not isinstance(folder, int) or folder < 0 or os.path.isabs(os.fspath(path)):
+        return path
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+    except OSError:
+        return os.path.join(f"/dev/fd/{folder}", os.fsdecode(path))
+
+
+def _connects(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
+    """Look where a database is; one in memory, or without a name, is in no file that anybody sees."""
+    name = os.fsdecode(args[0])
+    if not name.startswith("file:"):
+        if name not in ("", ":memory:"):
+            grip.may_open(name, write=True)
+        return
+    from urllib.parse import parse_qs, unquote, urlsplit
+
+    said = urlsplit(name)
+    path, mode = unquote(said.path), parse_qs(said.query).get("mode", [""])[-1]
+    if path not in ("", ":memory:") and mode != "memory":
+        grip.may_open(path, write=mode != "ro")
 
 
 def _resolves(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
@@ -197,14 +279,22 @@ def _starts(grip: Grip, event: str, _: tuple[Any, ...]) -> None:
     grip.may_start(event)
 
 
-TWO_PATHS: Final = frozenset({"os.rename", "os.link"})
+FOLDERS: Final[dict[str, tuple[int | None, ...]]] = {
+    **dict.fromkeys(("os.remove", "os.rmdir"), (1,)),
+    **dict.fromkeys(("os.mkdir", "os.chmod"), (2,)),
+    **dict.fromkeys(("os.chown", "os.utime"), (3,)),
+    **dict.fromkeys(("os.rename", "os.link"), (2, 3)),
+    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr"), (None,)),
+}
+"""For each path that is to be changed, which argument has the open folder that it is seen from."""
 Check = Callable[[Grip, str, tuple[Any, ...]], None]
 CHECKS: Final[dict[str, Check]] = {
     "open": _opens,
     **dict.fromkeys(("os.listdir", "os.scandir"), _reads),
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), _changes),
-    **dict.fromkeys(("os.rename", "os.link", "os.setxattr", "os.removexattr", "sqlite3.connect"), _changes),
-    "os.symlink": lambda grip, _, args: grip.may_open(args[1], write=True),
+    **dict.fromkeys(("os.rename", "os.link", "os.setxattr", "os.removexattr"), _changes),
+    "sqlite3.connect": _connects,
+    "os.symlink": lambda grip, _, args: grip.may_open(_seen_from(args[1], args[2]), write=True),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _resolves),
     **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _reaches),
     **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn"), _starts),
