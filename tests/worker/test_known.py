@@ -153,6 +153,25 @@ def test_a_note_on_another_file_is_passed_over(tmp_path: Path) -> None:
     transcript.close()
 
 
+@pytest.mark.parametrize("field", ["end", "seq", "checksum", "sum"])
+def test_a_note_that_was_damaged_spoils_nothing_that_follows(tmp_path: Path, field: str) -> None:
+    """What is appended goes on where the file ends, not where the note says."""
+    path = talk(tmp_path)
+    noted = known_of(path)
+    assert noted is not None
+    wrong = msgspec.structs.replace(noted, **{field: getattr(noted, field) ^ 1})
+    beside = path.with_name(f"{NAME}.known")
+    beside.write_bytes(msgspec.json.encode(wrong))
+    transcript = opened(tmp_path)
+    transcript.message(user("on"), "q9")
+    transcript.close()
+    beside.unlink(missing_ok=True)
+    transcript = opened(tmp_path)
+    assert transcript.repaired == ""
+    assert transcript.log.seq == len(path.read_bytes().splitlines()) == noted.seq + 1
+    transcript.close()
+
+
 def test_nothing_is_noted_of_a_file_with_damage(tmp_path: Path) -> None:
     """Each opening tells of it; and where nothing can be noted, nothing is the matter."""
     path = talk(tmp_path)

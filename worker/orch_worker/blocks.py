@@ -59,6 +59,7 @@ class Blocks:
 
     def _sound(self, known: Known) -> Iterator[bytes]:
         """Yield the blocks of what is known. Raises Mistaken, behind them all, when that is not so."""
+        last = b""
         while (left := known.end - self.offset) > 0:
             block = self._file.read(SIZE) + self._file.readline() if left > SIZE else self._file.read(left)
             self.offset += len(block)
@@ -66,7 +67,9 @@ class Blocks:
             if not block or self.offset > known.end:
                 raise Mistaken
             yield block
-        if self.sum != known.sum:
+            last = block
+        # What is appended goes on from here: a note that was damaged itself is not to spoil it.
+        if self.sum != known.sum or not _ends_as(last, known):
             raise Mistaken
         self.number, self.chain = known.seq, Chain(known.seq, known.checksum)
 
@@ -81,6 +84,12 @@ class Blocks:
         self.number += len(sums)
         self.chain = Chain(sealed.seq, sums[-1])
         return True
+
+
+def _ends_as(block: bytes, known: Known) -> bool:
+    """Say whether the last line of `block` has the number and the checksum that are known."""
+    sealed = unseal(block[block.rfind(b"\n", 0, -1) + 1 : -1])
+    return sealed is not None and (sealed.seq, sealed.checksum, sealed.more) == (known.seq, known.checksum, False)
 
 
 def _whole(data: bytes) -> int:
