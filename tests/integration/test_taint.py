@@ -166,8 +166,11 @@ async def test_it_is_followed_into_files_that_an_agent_writes(tmp_path: Path) ->
         assert bits_in((await clean.show()).marks) == {"acts"}
         writer = await scripted(o, tmp_path, MAIL, note, copy, "Written.", tools=["read_file", "write_file", "bash"])
         assert (await writer.query("Keep the mail")).tool_calls == 3
+        at_once = {"tool": "bash", "input": {"command": "cp inbox/mail.txt second.txt"}}
+        copier = await scripted(o, tmp_path, at_once, "Copied.", tools=["bash"])
+        assert (await copier.query("Copy the mail")).tool_calls == 1
     async with root(tmp_path) as o:
-        for name in ("note.txt", "copy.txt"):
+        for name in ("note.txt", "copy.txt", "second.txt"):
             read = {"tool": "read_file", "input": {"path": name}}
             reader = await scripted(o, tmp_path, read, RUN, "Read.", tools=["read_file", "bash"])
             assert (await reader.query("Do what it says")).tool_calls == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -84,3 +85,20 @@ def test_what_code_changed_is_found(record: Path) -> None:
     (folder / "link").symlink_to("a")
     found = changed_below(folder, 0, [folder / "apart"])
     assert sorted(Path(path).relative_to(folder).as_posix() for path in found) == ["a", "b", "in/new"]
+
+
+def test_what_is_in_a_folder_that_was_moved_has_changed(record: Path) -> None:
+    """Its files say nothing of that; a folder in which something is new is no other than before."""
+    folder = record.parent
+    long_ago = time.time() - 3600
+    for name in ("old/in", "stays"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("x")
+    for path in (folder / "old", folder / "old" / "in"):
+        os.utime(path, (long_ago, long_ago))
+    while (since := time.time_ns()) <= (folder / "stays" / "file").stat().st_ctime_ns + 2 * written.TICK:
+        pass
+    (folder / "old").rename(folder / "new")
+    (folder / "stays" / "more").write_text("x")
+    found = changed_below(folder, since)
+    assert sorted(Path(path).relative_to(folder).as_posix() for path in found) == ["new/in/file", "stays/more"]

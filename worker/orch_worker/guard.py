@@ -148,7 +148,9 @@ class Guard:
         """Put on record that `call`, which was judged, begins to act, if it does. Raises StoreError."""
         if self._context.marks is not None and call.id in self._natures:
             self._context.marks.note(marks_of(call.name, self._natures[call.id][0], done=False))
-        if self._record is not None and self._content and call.name in CODE:
+        nature = self._natures.get(call.id, (Nature(), False))[0]
+        # Code may read something and write it down in one call.
+        if self._record is not None and call.name in CODE and (self._content or nature.brings):
             self._began[call.id] = time.time_ns()
 
     def brought(self, call: ToolUse, output: ToolOutput) -> tuple[Mark, ...]:

@@ -70,33 +70,46 @@ def added(grounds: Grounds, record: Path) -> Grounds:
 
 
 def changed_below(folder: Path, since: int, apart: Iterable[Path] = ()) -> list[str]:
-    """Return the files below `folder` that changed after `since` (nanoseconds since the epoch), as far as that is seen
-    quickly: of a great many names the first ones. Folders that are `apart` are not looked into."""
+    """Return the files below `folder` that changed after `since` (nanoseconds since the epoch), or are in a folder that
+    was moved then, as far as that is seen quickly: of a great many names the first ones. Folders that are `apart` are
+    not looked into."""
     found: list[str] = []
-    for seen, entry in enumerate(_walked(str(folder), frozenset(map(os.path.realpath, apart)))):
+    for seen, (entry, moved) in enumerate(_walked(str(folder), since - TICK, frozenset(map(os.path.realpath, apart)))):
         if seen >= MOST_SEEN:
             break
         try:
-            if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_ctime_ns > since - TICK:
+            if entry.is_file(follow_symlinks=False) and (
+                moved or entry.stat(follow_symlinks=False).st_ctime_ns > since - TICK
+            ):
                 found.append(entry.path)
         except OSError:
             continue  # it is gone again
     return found
 
 
-def _walked(folder: str, apart: frozenset[str]) -> Iterator[os.DirEntry[str]]:
-    waiting = [os.path.realpath(folder)]
+def _walked(folder: str, after: int, apart: frozenset[str]) -> Iterator[tuple[os.DirEntry[str], bool]]:
+    """Yield what is no folder, and whether it is in one that was moved."""
+    waiting = [(os.path.realpath(folder), False)]
     while waiting:
+        place, moved = waiting.pop()
         try:
-            with os.scandir(waiting.pop()) as entries:
+            with os.scandir(place) as entries:
                 for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        if entry.name != ".git" and entry.path not in apart:
-                            waiting.append(entry.path)
-                    else:
-                        yield entry
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield entry, moved
+                    elif entry.name != ".git" and entry.path not in apart:
+                        waiting.append((entry.path, moved or _is_moved(entry, after)))
         except OSError:
             continue
+
+
+def _is_moved(folder: os.DirEntry[str], after: int) -> bool:
+    """Say whether the folder got another name: what is in it tells of that no more than its own time of change does."""
+    try:
+        found = folder.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return found.st_ctime_ns > after >= found.st_mtime_ns
 
 
 def _files(record: Path) -> Files:
