@@ -107,8 +107,12 @@ class Node:
 
     @property
     def resting(self) -> bool:
-        """Whether nothing happens to it until somebody asks for it: it was killed, or is a holder without a process."""
-        return not self.running and self.pending is None and (self.status == "killed" or self.is_holder)
+        """Whether nothing happens to it until somebody asks for it: it was killed, or is a holder without a process.
+
+        So long nobody below it is at work either.
+        """
+        at_work = self.running or self.pending is not None or self.worked.turns > 0
+        return not at_work and (self.status == "killed" or self.is_holder)
 
     @property
     def was_ended(self) -> bool:

@@ -103,6 +103,7 @@ class Roll(Mapping[str, Node]):
     def put(self, node: Node) -> None:
         """Take note that something happened to `node`."""
         id, resting = node.spec.id, self._resting[node.is_holder]
+        self._kept[id] = self._awake[id] = node  # another that was put meanwhile may have had it packed
         resting.pop(id, None)
         if node.resting:
             resting[id] = node

@@ -9,6 +9,7 @@ import pytest
 
 from orch import roll
 from orch.events import Collect, Kill, Resume, Title
+from orch.journal import Spawned
 from orch.refs import resolve
 from orchestrator.forest import Forest
 
@@ -70,6 +71,33 @@ def test_whoever_has_one_sees_what_happens_to_it(forest: Forest) -> None:
     forest.handle(Resume(ids[0]))
     assert held.status == "cold"
     assert ids[0] in awake(forest)
+
+
+def test_many_that_one_entry_is_about_may_be_packed_meanwhile(forest: Forest) -> None:
+    """As archives that are deleted together: one that is packed on the way is not lost when its turn comes."""
+    ids = [ended(forest) for _ in range(9)]
+    nodes = forest.tree.nodes.by_id
+    for _ in range(4):
+        taken = [nodes.take(id) for id in ids]
+        for number, node in enumerate(taken):
+            assert node is not None
+            node.title = f"the {number}th"
+            nodes.put(node)
+        del taken, node
+    assert [node.title for node in nodes.values()] == [f"the {number}th" for number in range(9)]
+    assert awake(forest) <= set(ids[-3:])
+
+
+def test_one_below_which_there_is_work_is_not_packed(forest: Forest) -> None:
+    """A holder works for an agent that was killed: the time in which there is no root is not taken for its work."""
+    owner = ended(forest)
+    holder = forest.spec(parent_id=owner, kind="holder", seq=2)
+    forest.write([Spawned(at=1.0, id=holder.id, spec=holder)])
+    forest.ask(holder.id, "q")
+    for _ in range(9):
+        ended(forest)
+    assert owner in awake(forest)
+    assert forest.tree.nodes[owner].worked.turns == 1
 
 
 def test_a_name_is_its_youngest_agents(forest: Forest) -> None:
