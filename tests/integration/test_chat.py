@@ -104,6 +104,7 @@ def test_a_closed_terminal_loses_nothing(shell: Shell, served: Served, stack: Ex
     pane = stack.enter_context(closing(Pane(tmp_path / "two", shell, "chat", "smith", **served.env())))
     until(pane, asked)
     assert "> Open it later" in pane.shown()
+    assert "ended before a result" not in pane.shown()  # the call waits: its process is alive
     pane.type("y\n")
     until(pane, r"allowed \(once\)\n(.*\n)*Changed\.")
     assert "4 bar" in valves.read_text()

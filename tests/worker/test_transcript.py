@@ -18,6 +18,7 @@ from orch_protocol.entries import Custom, CustomMessage, Label, MessageEntry, Se
 from orch_protocol.errors import ForeignFileError, LockedError, StoreError
 from orch_protocol.messages import Message, Opaque, Reply, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
 from orch_protocol.sessions import Edit, Inform, Rename
+from orch_worker.history import acceptable, without_lost
 from orch_worker.session import Session
 from orch_worker.store import AppendLog
 from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage
@@ -506,3 +507,16 @@ class TestBranches:
         assert isinstance(told, CustomMessage)
         assert (told.message, told.display) == (user("It is noon."), False)
         assert state(read_session(folder)) == state(transcript.session)
+
+
+@pytest.mark.parametrize("name", ["bash", "run_python"])
+def test_a_call_that_runs_is_not_told_as_lost(name: str) -> None:
+    """Whoever looks at a turn under way sees the results there are, and none that was made up for its open calls."""
+    calls = Message("assistant", (ToolUse("a", "list_files", {}), ToolUse("b", name, {})))
+    listed = ToolResult("a", (Text("valves.txt"),))
+    said = (user("look"), calls, Message("user", (listed,)))
+    assert acceptable(said) != said
+    assert without_lost(acceptable(said)) == said
+    assert without_lost(acceptable(said[:2])) == said[:2]
+    assert without_lost(said) == said
+    assert without_lost(()) == ()

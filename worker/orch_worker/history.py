@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from orch_protocol.messages import Block, Message, Text, ToolResult, tool_uses, user
 
-__all__ = ["History", "acceptable"]
+__all__ = ["History", "acceptable", "without_lost"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
 LIVE = "run_python"
@@ -16,6 +16,18 @@ LOST_LIVE = (
 )
 LOST_CALL = "[The result of a call that is not on record:]"
 LOST_START = "[The beginning of this conversation is not on record.]"
+
+
+def without_lost(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return `messages` without the results made up for calls at their end: of a turn whose calls still run."""
+    if not messages or messages[-1].role != "user":
+        return tuple(messages)
+    blocks = tuple(block for block in messages[-1].content if not _is_lost(block))
+    return (*messages[:-1], *([Message("user", blocks)] if blocks else []))
+
+
+def _is_lost(block: Block) -> bool:
+    return isinstance(block, ToolResult) and block.content in ((Text(LOST_RESULT),), (Text(LOST_LIVE),))
 
 
 class History:

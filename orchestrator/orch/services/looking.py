@@ -13,6 +13,7 @@ from orch_protocol.budget import budget_in
 from orch_protocol.happened import EventsSince, RunEvent
 from orch_protocol.services import AgentRow, List, Ref, Show, Shown
 from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.history import without_lost
 from orch_worker.transcript import read_session
 
 from ..happenings import RECORDED, read_events
@@ -84,7 +85,8 @@ async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
     node = await found(root, params.ref)
     folder = Path(node.spec.folder)
     session = await root.disk.do(read_session, folder)
-    messages = tuple(session.messages[-params.messages :]) if params.messages > 0 else ()
+    said = without_lost(session.messages) if node.pending is not None and node.running else session.messages
+    messages = tuple(said[-params.messages :]) if params.messages > 0 else ()
     shown = Shown(
         row(root, node),
         messages,
