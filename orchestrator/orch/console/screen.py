@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import signal
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -282,9 +281,9 @@ class _Completer(Completer):
 
     def get_completions(self, document: Document, _: CompleteEvent) -> Iterable[Completion]:
         """Yield what may stand at the cursor."""
-        known = self._chat.commands
+        known, folder = self._chat.commands, str(self._chat.agent["cwd"])  # which paths are for the agent to find in
         before = document.text_before_cursor
-        for each in suggestions(before, known.known, self._chat.rows, known.arguments, cwd=os.getcwd()):
+        for each in suggestions(before, known.known, self._chat.rows, known.arguments, cwd=folder):
             yield Completion(each.text, start_position=-each.length, display_meta=each.about)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.data_structures import Size
+from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
@@ -227,3 +229,12 @@ async def test_what_is_copied_goes_to_the_terminals_clipboard(monkeypatch: pytes
         at.talk.chat.copied = "text\x1b"
         at.talk.chat.changed()
         await at.until(lambda: "\x1b]52;c;dGV4dBs=\x07" in at.paper.written)
+
+
+async def test_paths_are_completed_where_the_agent_works(tmp_path: Path) -> None:
+    """Which may be another folder than that of the terminal: it is the agent that opens them."""
+    (tmp_path / "valves.txt").touch()
+    talk = await Talk().begin()
+    talk.chat.agent = talk.chat.agent | {"cwd": str(tmp_path)}
+    found = screens._Completer(talk.chat).get_completions(Document("look at val"), CompleteEvent())
+    assert [each.text for each in found] == ["valves.txt"]
