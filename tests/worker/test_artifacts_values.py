@@ -92,6 +92,25 @@ class Broken(dict[str, int]):
         raise RuntimeError
 
 
+def test_no_code_of_a_type_is_run_either() -> None:
+    """What a value says of its class, a class of its module, an item of its size: by code, that may do anything."""
+
+    def ran(_: object) -> object:
+        raise AssertionError("this was run")
+
+    meta = type("Meta", (type,), {"__module__": property(ran), "__name__": property(ran)})
+    for kind in (
+        type("Proxy", (), {"__class__": property(ran), "__sizeof__": ran}),
+        meta("Odd", (), {}),
+        type("Nowhere", (), {"__module__": None}),
+    ):
+        value = kind()
+        assert is_ours(value)
+        assert outline(value).kind.endswith(type.__dict__["__name__"].__get__(kind))
+        assert outline([value]).text.startswith("1 long: ")
+    is_ours(meta("Odd", (), {}))
+
+
 def test_a_type_that_is_made_of_a_known_one_is_not_known() -> None:
     """Its methods are its own."""
     assert outline(Broken(a=1)).text == ""

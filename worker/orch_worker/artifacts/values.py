@@ -22,6 +22,9 @@ MOST_COLUMNS: Final = 12
 SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 _NUMBER: Final = re.compile(r"(?:u?int|float|complex)\d+|bool_?")
 BOXES: Final = (list, tuple, set, frozenset)
+SIZED: Final = (*SCALARS, *BOXES, dict)
+MODULE_OF: Final[Callable[[type], object]] = type.__dict__["__module__"].__get__
+NAME_OF: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
 class Outline(Struct, frozen=True):
@@ -35,24 +38,34 @@ class Outline(Struct, frozen=True):
 def is_ours(value: Any) -> bool:
     """Return whether a name that is bound to `value` was bound to something of the code's own: no module, and no
     function or class from one."""
-    if isinstance(value, ModuleType):
+    kind = type(value)  # not isinstance: a value may say of itself that it is something else, by code
+    if issubclass(kind, ModuleType):
         return False
-    if isinstance(value, FunctionType | type):
-        return value.__module__ == "__main__"
-    return not isinstance(value, BuiltinFunctionType)
+    if kind is FunctionType:
+        return bool(value.__module__ == "__main__")
+    if issubclass(kind, type):
+        return _module(value) == "__main__"
+    return kind is not BuiltinFunctionType
 
 
 def outline(value: Any) -> Outline:
     """Return what `value` is. Never raises."""
     kind = type(value)
-    package = kind.__module__.partition(".")[0]
-    name = kind.__name__ if package in ("builtins", "__main__") else f"{package}.{kind.__name__}"
+    package = _module(kind).partition(".")[0]
+    own = NAME_OF(kind)
+    name = own if package in ("builtins", "__main__") else f"{package}.{own}"
     try:
         describe = _known(kind, package)
         text = describe(value) if describe is not None else ""
         return Outline(name, _bytes(value, package), text)
     except Exception:  # one that is broken, or of a version that is not known
         return Outline(name)
+
+
+def _module(kind: type) -> str:
+    """Return which module `kind` says it is of, without asking its own type, which may be somebody's."""
+    said = MODULE_OF(kind)
+    return said if type(said) is str else ""
 
 
 def _known(kind: type, package: str) -> Callable[[Any], str] | None:
@@ -66,9 +79,9 @@ def _known(kind: type, package: str) -> Callable[[Any], str] | None:
         return _function
     if kind is type:
         return _class
-    if package == "numpy" and _NUMBER.fullmatch(kind.__name__):
+    if package == "numpy" and _NUMBER.fullmatch(NAME_OF(kind)):
         return lambda value: _scalar(value.item())
-    return TABLES.get((package, kind.__name__))
+    return TABLES.get((package, NAME_OF(kind)))
 
 
 def _bytes(value: Any, package: str) -> int:
@@ -78,9 +91,8 @@ def _bytes(value: Any, package: str) -> int:
     if package == "polars" and hasattr(value, "estimated_size"):
         return int(value.estimated_size())
     if type(value) in (*BOXES, dict):
-        return sys.getsizeof(value) + sum(sys.getsizeof(each) for each in islice(value, 100)) * max(
-            1, len(value) // 100
-        )
+        known = (sys.getsizeof(each) for each in islice(value, 100) if type(each) in SIZED)
+        return sys.getsizeof(value) + sum(known) * max(1, len(value) // 100)
     return sys.getsizeof(value) if type(value) in SCALARS else 0
 
 
@@ -97,7 +109,7 @@ def _short(value: Any) -> str:
     if type(value) in SCALARS:
         return _scalar(value)
     size = f" of {len(value):,}" if type(value) in (*BOXES, dict) else ""
-    return f"{type(value).__name__}{size}"
+    return f"{NAME_OF(type(value))}{size}"
 
 
 def _listed(values: Iterable[Any], count: int) -> str:
