@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orch_worker.tools import movable
 from orch_worker.tools.movable import NotMovable, packed, unpacked
 
 np = pytest.importorskip("numpy")
@@ -156,6 +157,23 @@ class TestLibraries:
         with pytest.raises(NotMovable, match=r"column 'p' is of type period"):
             packed(pd.DataFrame({"p": pd.period_range("2026", periods=2)}))
 
+    def test_arrays_that_are_more_than_their_numbers(self) -> None:
+        """What a masked array hides would be there again: it says what to do."""
+        for array in (np.ma.masked_array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])):
+            with pytest.raises(NotMovable, match=r"is more than its numbers.*\.filled\(\)"):
+                packed(array)
+
+    def test_lists_that_hold_one_another_many_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A small value that is without end when it is written out is refused before it is."""
+        monkeypatch.setattr(movable, "MOST_PARTS", 10_000)
+        many: Any = [b"1"]
+        for _ in range(60):
+            many = [many, many]
+        with pytest.raises(NotMovable, match=r"parts, or .* of text"):
+            packed(many)
+        with pytest.raises(NotMovable, match=r"parts, or .* of text"):
+            packed([[[["x" * 1_000_000] * 1_000]]])
+
 
 class TestReading:
     """What another process sent is not believed."""
@@ -179,6 +197,17 @@ class TestReading:
         """Bytes that are no such thing are an error that says so."""
         with pytest.raises(NotMovable, match="cannot be read"):
             unpacked(kind, b"\xc1\xff rubbish")
+
+    def test_a_reader_that_panics(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What polars raises of some bytes is no Exception, and an error like others all the same."""
+        kind = type("PanicException", (BaseException,), {})
+
+        def panics(_: bytes) -> None:
+            raise kind("slice index")
+
+        monkeypatch.setitem(movable.READERS, "arrow", panics)
+        with pytest.raises(NotMovable, match="cannot be read: PanicException: slice index"):
+            unpacked("arrow", b"")
 
     def test_unknown_kind(self) -> None:
         """A kind of a later version is refused by name."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orch_protocol.messages import Text, ToolUse
+from orch_worker.tools import stash
 from orch_worker.tools.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.glimpse import brief, glimpse, is_large, memory
 from orch_worker.tools.handles import read_handle
@@ -271,6 +273,62 @@ class TestCode:
         assert (await agent.run("1")).marks == ()
         assert [mark.bit for mark in (await agent.run("t = handles[1]")).marks] == ["untrusted"]
         assert [mark.bit for mark in (await agent.run("t")).marks] == ["untrusted"]
+
+    @pytest.mark.parametrize("large", ["[seen] * 2000", "[object(), seen] * 2000"])
+    async def test_what_code_keeps_brings_what_it_may_be_of(self, agent: Agent, large: str) -> None:
+        """What was kept by name, data or an object, is as untrusted and as local as what had been read before it."""
+        agent.values.keep("from the web", bits=["untrusted"], local=True)
+        await agent.run("seen = handles[1]")
+        await agent.run(f"handles.keep({large})")
+        read = await read_handle.run(agent.context, {"handle": ".h_002", "op": "summary"})
+        assert ([mark.bit for mark in read.marks], read.local) == (["untrusted"], True)
+
+    @pytest.mark.parametrize("what", ["a text", [1, 2], [object()]])
+    def test_the_same_value_kept_again_is_local_when_either_is(self, agent: Agent, tmp_path: Path, what: Any) -> None:
+        """Also one that a result had brought, without a word about it; also in another process."""
+        if what == "a text":
+            agent.context.own(Stash).keep(what)
+        agent.values.keep(what)
+        assert agent.values.keep(what, local=True).note.local
+        assert agent.values.get(".h_001").note.local
+        if "object" not in str(what):
+            assert Agent(tmp_path).values.get(".h_001").note.local
+
+    def test_a_value_is_known_to_be_local_before_it_is_there(
+        self, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process that is killed between the two leaves no value that anybody may read."""
+
+        write = stash._written
+
+        def killed(path: Path, data: bytes) -> None:
+            if path.suffix == ".note":
+                raise SystemExit
+            write(path, data)
+
+        monkeypatch.setattr("orch_worker.tools.stash._written", killed)
+        with pytest.raises(SystemExit):
+            agent.values.keep([1, 2], local=True)
+        monkeypatch.undo()
+        assert list(Agent(tmp_path).values) == []
+
+    def test_two_that_keep_at_once_have_two_handles(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A result and a value: while the one is being written, nothing else takes its handle."""
+        files, found = agent.context.own(Stash), []
+        other = threading.Thread(target=lambda: found.append(agent.values.keep([1, 2]).handle))
+        take = files.next
+
+        def interrupted() -> str:
+            name = take()
+            if not other.ident:
+                other.start()
+                other.join(0.05)
+            return name
+
+        monkeypatch.setattr(files, "next", interrupted)
+        first = files.keep("a result")
+        other.join()
+        assert {first, *found} == {".h_001", ".h_002"}
 
 
 class TestRevival:

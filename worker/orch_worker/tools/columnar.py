@@ -28,16 +28,22 @@ class Unfit(Exception):
 
 def array_bytes(array: Any) -> bytes:
     """Return an array of numpy's as .npy. Raises Unfit for one of Python objects."""
+    numpy = sys.modules["numpy"]
+    if type(array) not in (numpy.ndarray, numpy.memmap):
+        raise Unfit(
+            f"an array of type {type(array).__name__} is more than its numbers: make a plain one of it, as "
+            ".filled() of a masked one and numpy.asarray() of others do"
+        )
     if array.dtype.hasobject:
         raise Unfit(f"an array of type {array.dtype} holds Python objects: make a list of it (.tolist())")
     into = io.BytesIO()
-    sys.modules["numpy"].save(into, array, allow_pickle=False)
+    numpy.save(into, array, allow_pickle=False)
     return into.getvalue()
 
 
 def read_array(data: bytes) -> Any:
     """Return the array in `data`."""
-    return import_module("numpy").load(io.BytesIO(data), allow_pickle=False)
+    return import_module("numpy.lib.format").read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def arrow_bytes(frame: Any) -> bytes:

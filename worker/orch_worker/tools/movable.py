@@ -27,6 +27,8 @@ SET: Final = 2
 FROZENSET: Final = 3
 MARKED: Final[dict[type, int]] = {tuple: TUPLE, set: SET, frozenset: FROZENSET}
 INTEGER: Final = 4
+PANIC: Final = "PanicException"
+"""What polars raises of bytes that it did not expect: no Exception."""
 COMPLEX: Final = 5
 WRITTEN: Final[dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]]] = {
     datetime: (6, datetime.isoformat, datetime.fromisoformat),
@@ -36,6 +38,10 @@ WRITTEN: Final[dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]
 }
 """What is written as text: its mark, and how it is written and read."""
 DEEPEST: Final = 100
+MOST_PARTS: Final = 8 << 20
+"""Values in a value, counted each time that one is met: a list that holds another one twice is as large as two."""
+MOST_TEXT: Final = 64 << 20
+"""Characters, and bytes, in all of them."""
 WIDE: Final = 1 << 63
 SCALARS: Final = frozenset({bool, int, float, str, type(None)})
 EXTENSIONS: Final[dict[Kind, str]] = {
@@ -98,7 +104,9 @@ def unpacked(kind: Kind, data: bytes) -> Any:
         return read(data)
     except ImportError as error:
         raise NotMovable(f"reading it needs {error.name}, which is not installed here") from error
-    except Exception as error:  # whatever a reader says of bytes that it does not understand
+    except BaseException as error:  # whatever a reader says of bytes that it does not understand
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         raise NotMovable(f"what is kept of it cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -107,6 +115,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.json = True
+        self._parts, self._text = MOST_PARTS, MOST_TEXT
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
         kind = type(value)
@@ -120,6 +129,7 @@ class _Walk:
             return self._mapping(value, where, depth)
         self.json = False
         if kind in (bytes, bytearray):
+            self._count(0, len(value))
             return bytes(value)
         if kind is complex:
             return _ext(COMPLEX, [value.real, value.imag])
@@ -133,7 +143,8 @@ class _Walk:
 
     def _items(self, values: list[Any], where: str, depth: int) -> list[Any]:
         kinds = set(map(type, values))
-        if kinds <= SCALARS and int not in kinds and float not in kinds:
+        self._count(len(values), sum(map(len, values)) if kinds == {str} else 0)
+        if kinds == {str} or (kinds <= SCALARS and kinds.isdisjoint((int, float, str))):
             return values
         if kinds == {int} and values and min(values) >= -WIDE and max(values) < WIDE:
             return values
@@ -143,6 +154,7 @@ class _Walk:
 
     def _mapping(self, value: dict[Any, Any], where: str, depth: int) -> dict[Any, Any]:
         found = {}
+        self._count(len(value), 0)
         for key, each in value.items():
             if type(key) is not str:
                 self.json = False
@@ -153,8 +165,18 @@ class _Walk:
             found[key] = self.plain(each, f"{where}[{key!r}]", depth - 1)
         return found
 
+    def _count(self, parts: int, text: int) -> None:
+        self._parts -= parts
+        self._text -= text
+        if self._parts < 0 or self._text < 0:
+            raise NotMovable(
+                f"it has more than {MOST_PARTS:,} parts, or {MOST_TEXT >> 20} MB of text in them: write it to a file"
+            )
+
     def _scalar(self, value: Any) -> Any:
-        if type(value) is float and not math.isfinite(value):
+        if type(value) is str:
+            self._count(0, len(value))
+        elif type(value) is float and not math.isfinite(value):
             self.json = False
         elif type(value) is int and not -WIDE <= value < WIDE:
             self.json = False

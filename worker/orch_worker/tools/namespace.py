@@ -63,7 +63,7 @@ class Namespace:
         lent = _lent.get(context.agent_id)
         self._hosted = lent is not None
         self._values = context.own(Values)
-        self._handles = Handles(self._values, self._saw)
+        self._handles = Handles(self._values, self._saw, lambda: self.brought)
         self.names: dict[str, Any] = {"__name__": "__main__"} if lent is None else lent
         self.names.setdefault("__builtins__", builtins)
         self.names.setdefault("handles", self._handles)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orch_protocol.taint import Bit, Mark, mark
 
@@ -82,6 +84,8 @@ class Stash:
         if context.folder is None:
             raise ToolError("nothing is stashed here: this agent has no session folder")
         self._folder = context.folder / FOLDER
+        self.lock = threading.RLock()
+        """Held by whoever takes a new handle until it stands for something."""
 
     def keep(self, text: str, bits: Collection[Bit] = ()) -> str:
         """Keep `text`, which brought `bits`, and return its handle, such as `.h_001`. Raises OSError."""
@@ -94,14 +98,17 @@ class Stash:
         """
         letters = "".join(letter for bit, letter in LETTERS.items() if bit in bits)
         tail = f"{hashlib.sha256(data).hexdigest()[:32]}{f'-{letters}' if letters else ''}.{ending}"
-        for handle, file in self.files().items():
-            if file.path.name.endswith(f"-{tail}"):
-                return f".{handle}"
-        handle = self.next()
-        _written(self._folder / f"{handle}-{tail}", data)
-        if note is not None:
-            self.note(handle, note)
-        return f".{handle}"
+        with self.lock:
+            for handle, file in self.files().items():
+                if file.path.name.endswith(f"-{tail}"):
+                    if note is not None and note.local:
+                        self.note(handle, replace(self.noted(handle) or note, local=True))
+                    return f".{handle}"
+            handle = self.next()
+            if note is not None:  # before its file: that it is local is never not known
+                self.note(handle, note)
+            _written(self._folder / f"{handle}-{tail}", data)
+            return f".{handle}"
 
     def next(self) -> str:
         """Return a handle that stands for nothing yet."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.taint import Bit, Mark
+from orch_protocol.taint import Bit, Mark, bits_in, mark
 
 from .base import ToolContext, ToolError
 from .glimpse import bytes_text, glimpse
@@ -67,7 +67,8 @@ class Values:
         self._on_disk, self._in_memory = on_disk, in_memory
         self._alive: dict[str, Any] = {}
         self._notes: dict[str, Note] = {}
-        self._lock = threading.RLock()
+        self._bits: dict[str, frozenset[Bit]] = {}
+        self._lock = self._stash.lock if self._stash is not None else threading.RLock()
         self._told: list[str] = []
         self._read: tuple[str, Any] | None = None
 
@@ -78,7 +79,7 @@ class Values:
         try:
             return self._stored(value, note, bits)
         except NotMovable as error:
-            return self._hold(value, replace(note, why=str(error)))
+            return self._hold(value, replace(note, why=str(error)), bits)
 
     def store(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> Kept:
         """Keep `value` as data. Raises NotMovable when it is none, or too large; OSError."""
@@ -133,6 +134,9 @@ class Values:
 
     def marks(self, handle: str) -> tuple[Mark, ...]:
         """Return what reading `handle` brings into a conversation."""
+        held = self._bits.get(named(handle))
+        if held is not None:
+            return tuple(mark(bit, f"what is kept as {handle}") for bit in sorted(held))
         return self._stash.marks(handle) if self._stash is not None else ()
 
     def pin(self, handle: str, pinned: bool = True) -> Kept:
@@ -183,17 +187,19 @@ class Values:
             raise NotMovable(f"values of more than {bytes_text(MOST_STORED)} are not stored: write it to a file")
         return self.adopt(data.kind, data.data, note, bits=bits)
 
-    def _hold(self, value: Any, note: Note) -> Kept:
+    def _hold(self, value: Any, note: Note, bits: Collection[Bit]) -> Kept:
         with self._lock:
             for name, held in self._alive.items():
                 if held is value:
-                    return Kept(f".{name}", stored=False, note=self._notes[name])
+                    self._bits[name] |= frozenset(bits)
+                    known = self._notes[name] = replace(self._notes[name], local=self._notes[name].local or note.local)
+                    return Kept(f".{name}", stored=False, note=known)
             if self._stash is not None:
                 name = self._stash.next()
                 self._stash.note(name, note)
             else:
                 name = f"h_{1 + max((int(name[2:]) for name in self._notes), default=0):03}"
-            self._alive[name], self._notes[name] = value, note
+            self._alive[name], self._notes[name], self._bits[name] = value, note, frozenset(bits)
             self._make_room_in_memory(name)
         return Kept(f".{name}", stored=False, note=note)
 
@@ -224,6 +230,7 @@ class Values:
     def _let_go(self, name: str, note: Note, why: str) -> None:
         self._alive.pop(name, None)
         self._notes.pop(name, None)
+        self._bits.pop(name, None)
         if self._read is not None and self._read[0] == name:
             self._read = None
         if self._stash is not None:
@@ -265,12 +272,16 @@ class NoHandle(KeyError):
 class Handles:
     """What code sees of the values: `handles["h_001"]`, or `handles[1]`, is a copy of what was kept.
 
-    What could not be stored is the object itself. `seen` is called with each handle that is read.
+    What could not be stored is the object itself. `seen` is called with each handle that is read, `brought` returns
+    what those have brought along, which whatever is kept may be of, and whether one is local.
     """
 
-    def __init__(self, values: Values, seen: Callable[[str], None]) -> None:
+    def __init__(
+        self, values: Values, seen: Callable[[str], None], brought: Callable[[], tuple[tuple[Mark, ...], bool]]
+    ) -> None:
         self._values = values
         self._seen = seen
+        self._brought = brought
 
     def __getitem__(self, handle: str | int) -> Any:
         try:
@@ -295,7 +306,8 @@ class Handles:
 
     def keep(self, value: Any) -> str:
         """Keep `value`, however small, and return its handle."""
-        return self._values.keep(value).handle[1:]
+        marks, local = self._brought()
+        return self._values.keep(value, bits=bits_in(marks), local=local).handle[1:]
 
     def pin(self, handle: str | int) -> None:
         """Let a value never go to make room."""
