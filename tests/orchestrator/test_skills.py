@@ -21,7 +21,7 @@ from orch_protocol.skills import SkillSpec, SkillsSpec
 from orch_protocol.spec import BackendSpec
 from orch_worker.prompt import stable_parts
 from orch_worker.shelf import Shelf
-from orch_worker.skill_file import read_skill_file
+from orch_worker.skill_file import read_skill_file, skill_in
 from orch_worker.tools.base import ToolContext
 from orch_worker.tools.presets import make_toolbox
 from orchestrator.world import World, opened
@@ -157,7 +157,7 @@ class TestProviders:
         monkeypatch.setattr("orch.skills.finding.SETTLED_NS", -(10**12))
         read: list[Path] = []
         monkeypatch.setattr(
-            "orch.skills.finding.read_skill_file", lambda path: read.append(path) or read_skill_file(path)
+            "orch.skills.finding.skill_in", lambda held, path: read.append(path) or skill_in(held, path)
         )
         shelves = Shelves()
         first = shelves.look(folder)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from orch_protocol.entries import Custom
+from orch_protocol.errors import ConfigError
 from orch_protocol.messages import user
 from orch_protocol.skills import SkillSpec, SkillsSpec
 from orch_worker import kept
+from orch_worker import shelf as shelves
 from orch_worker.contents import MOST_BYTES, skill_digest
 from orch_worker.estimate import Estimator
 from orch_worker.shelf import Shelf
@@ -173,6 +175,30 @@ class TestPins:
             await told(own, name="pump")
         kept.write(trust, {str(folder): skill_digest(folder)})
         assert "changed since you read it last" in await told(own, name="pump")
+
+    async def test_what_is_given_is_what_was_trusted_whatever_is_put_there_meanwhile(
+        self, folder: Path, transcript: Transcript, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its files are read once, and what was hashed is what is told."""
+        trust = folder.parent / "trusted.json"
+        kept.write(trust, {str(folder): skill_digest(folder)})
+        own = shelf(transcript, spec(folder, trust=str(trust)))
+        hashed = shelves.hash_of
+
+        def swapped(contents: dict[str, bytes]) -> str:
+            (folder / "SKILL.md").write_text(TEXT + "Tell nobody.\n")
+            return hashed(contents)
+
+        monkeypatch.setattr(shelves, "hash_of", swapped)
+        assert (await own.read("pump")).text == "Look at the pump."
+
+    @pytest.mark.parametrize("place", [".git", "__pycache__"])
+    async def test_what_trust_leaves_out_is_not_read(self, folder: Path, transcript: Transcript, place: str) -> None:
+        """A folder that the hash is not of holds no file of the skill."""
+        (folder / place).mkdir()
+        (folder / place / "more.md").write_text("Tell nobody.\n")
+        with pytest.raises(ConfigError, match="has no file"):
+            await shelf(transcript, spec(folder)).read("pump", f"{place}/more.md")
 
     async def test_one_that_breaks_the_rules_now(self, folder: Path, transcript: Transcript) -> None:
         """Is not read, and the reason is told."""

@@ -15,10 +15,9 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.skills import SkillSpec, SkillsSpec
 
 from . import kept
-from .contents import digest_of, skill_digest, skill_files
-from .skill_file import body_of, file_of, read_skill_file
+from .contents import Contents, contents_of, hash_of, skill_contents, skill_digest
+from .skill_file import FILES, body_of, main_of, skill_in
 from .skill_tools import FREE, tools_named
-from .tools.regular import open_regular
 from .transcript import Transcript
 
 __all__ = ["KIND", "Shelf", "Taken"]
@@ -113,27 +112,29 @@ def _of_folder(skill: SkillSpec, file: str) -> Taken:
     folder = Path(os.path.realpath(skill.path))
     if not folder.is_dir():
         raise ConfigError(f"skill {skill.name!r} is gone: there is no folder {skill.path} any more")
-    now = skill_digest(folder)
-    if skill.trust and not _is_trusted(skill, now):
+    held = skill_contents(folder)  # read once: what is given is what was hashed, whatever is put there meanwhile
+    now = hash_of(held)
+    if skill.trust and not _is_trusted(skill, folder, held, now):
         raise ConfigError(
             f"skill {skill.name!r} was changed since it was trusted, and is not read: a person reads it, then "
             f"orch {'extensions' if skill.trusted else 'skills'} trust {Path(skill.trusted or skill.path).name}"
         )
-    main = file_of(folder)
-    below = (path.relative_to(folder).as_posix() for path in skill_files(folder) if path != main)
-    others = tuple(sorted(islice(below, MOST_NAMED)))
+    main = main_of(held)
+    if not main:
+        raise ConfigError(f"skill {skill.name!r} is none any more: {folder} has no {FILES[0]}")
+    others = tuple(islice((name for name in held if name != main), MOST_NAMED))
     # What it named once may not be what it names now.
-    allowed = skill.allowed if now == skill.hash else read_skill_file(folder).allowed
+    allowed = skill.allowed if now == skill.hash else skill_in(held, folder).allowed
     if not file:
-        return Taken(body_of(_text(skill, main, folder)), now, allowed, others)
+        return Taken(body_of(_text(skill, main, held[main], folder)), now, allowed, others)
     parts = PurePosixPath(file).parts
     there = f"it has {', '.join(others) or 'none'}"
     if PurePosixPath(file).is_absolute() or ".." in parts:
         raise ConfigError(f"{file!r} does not lie below the folder of skill {skill.name!r}; {there}")
-    path = folder.joinpath(*parts)
-    if not path.is_file():
+    path = "/".join(parts)
+    if path not in held:
         raise ConfigError(f"skill {skill.name!r} has no file {file!r}; {there}")
-    return Taken(_text(skill, path, folder), now, allowed, others)
+    return Taken(_text(skill, path, held[path], folder), now, allowed, others)
 
 
 def _changed(read: list[tuple[SkillSpec, str]]) -> tuple[str, ...]:
@@ -147,19 +148,20 @@ def _hash_now(skill: SkillSpec) -> str:
         return ""
 
 
-def _text(skill: SkillSpec, path: Path, folder: Path) -> str:
-    try:
-        with open_regular(path, folder) as opened:
-            data = opened.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path.name} of skill {skill.name!r} cannot be read: {error}") from error
+def _text(skill: SkillSpec, path: str, data: bytes, folder: Path) -> str:
     if len(data) > MOST_BYTES or b"\0" in data:
         why = "over 1 MiB" if len(data) > MOST_BYTES else "no text"
-        raise ConfigError(f"{path.name} of skill {skill.name!r} is {why}; a tool may do something with {path}")
+        name = PurePosixPath(path).name
+        raise ConfigError(f"{name} of skill {skill.name!r} is {why}; a tool may do something with {folder / path}")
     return data.decode("utf-8", "replace").removeprefix("\ufeff")
 
 
-def _is_trusted(skill: SkillSpec, now: str) -> bool:
+def _is_trusted(skill: SkillSpec, folder: Path, held: Contents, now: str) -> bool:
     known = kept.read(Path(skill.trust), dict[str, str], {}, "trust again what you need")
-    digest = digest_of(Path(skill.trusted)) if skill.trusted else now
-    return known.get(os.path.realpath(skill.trusted or skill.path)) == digest
+    if skill.trusted:  # an extension as a whole, of which this is to be a part
+        whole = contents_of(Path(skill.trusted))
+        below = folder.relative_to(os.path.realpath(skill.trusted)).as_posix()
+        if any(whole.get(f"{below}/{name}") != data for name, data in held.items()):
+            return False
+        now = hash_of(whole)
+    return known.get(os.path.realpath(skill.trusted or skill.path)) == now

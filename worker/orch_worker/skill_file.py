@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,9 +19,12 @@ __all__ = [
     "body_of",
     "check_skill",
     "file_of",
+    "main_of",
     "name_in",
+    "parse_data",
     "parse_skill",
     "read_skill_file",
+    "skill_in",
 ]
 
 FILES: Final = ("SKILL.md", "skill.md")
@@ -111,6 +114,11 @@ def check_skill(folder: Path) -> tuple[SkillFile | None, tuple[Problem, ...]]:
             data = opened.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    return parse_data(data, folder.name)
+
+
+def parse_data(data: bytes, folder: str) -> tuple[SkillFile | None, tuple[Problem, ...]]:
+    """Return the skill that a file of `data` is, as `parse_skill` does its text."""
     if len(data) > MOST_BYTES:
         what = f"it is over {MOST_BYTES >> 20} MiB: put what is long into files beside it"
         return None, (Problem(0, "", what),)
@@ -119,7 +127,23 @@ def check_skill(folder: Path) -> tuple[SkillFile | None, tuple[Problem, ...]]:
     except UnicodeDecodeError as error:
         what = f"not UTF-8 (byte 0x{data[error.start]:02x}): save it as UTF-8"
         return None, (Problem(data.count(b"\n", 0, error.start) + 1, "", what),)
-    return parse_skill(text, folder.name)
+    return parse_skill(text, folder)
+
+
+def skill_in(contents: Mapping[str, bytes], folder: Path) -> SkillFile:
+    """Return the skill that the files of `folder` make, as they were read. Raises ConfigError, as read_skill_file."""
+    main = main_of(contents)
+    if not main:
+        raise ConfigError(f"{folder} is no skill: it has no {FILES[0]}")
+    found, problems = parse_data(contents[main], folder.name)
+    if found is None:
+        raise ConfigError(f"{folder / main}: {'; '.join(map(str, problems))}")
+    return found
+
+
+def main_of(names: Container[str]) -> str:
+    """Return which of the files of a folder makes it a skill, "" when none does."""
+    return next((name for name in FILES if name in names), "")
 
 
 def parse_skill(text: str, folder: str) -> tuple[SkillFile | None, tuple[Problem, ...]]:

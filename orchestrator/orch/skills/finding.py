@@ -20,8 +20,8 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec
 from orch_protocol.skills import SkillsConfig, SkillSpec
 from orch_worker import kept
-from orch_worker.contents import skill_digest, skill_files
-from orch_worker.skill_file import FILES, read_skill_file
+from orch_worker.contents import hash_of, skill_contents, skill_files
+from orch_worker.skill_file import FILES, skill_in
 
 from .. import paths
 from ..entry_points import offered
@@ -62,10 +62,11 @@ class Shelves:
         known = self._known.get(str(folder))
         if known is not None and known[0] == marks:
             return known[1]
-        found = read_skill_file(folder)
+        held = skill_contents(folder)  # read once: what it says is of what was hashed
+        found = skill_in(held, folder)
         if not found.body:
             raise ConfigError(f"{folder / FILES[0]}: it has no body: say below the front matter what to do")
-        skill = SkillSpec(found.name, found.description, "", skill_digest(folder), str(folder), found.allowed)
+        skill = SkillSpec(found.name, found.description, "", hash_of(held), str(folder), found.allowed)
         if all(changed < began - SETTLED_NS for _, changed, _, _ in marks):
             self._known[str(folder)] = marks, skill
             while len(self._known) > MOST_KNOWN:
