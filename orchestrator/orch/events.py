@@ -73,7 +73,8 @@ class Spawn(Struct, frozen=True, gc=False):
 
 
 class Ask(Struct, frozen=True, gc=False):
-    """`asker` puts a query to agent `id`. `waits` says that it will block until the answer."""
+    """`asker` puts a query to agent `id`. `waits` says that it will block until the answer, `stays` that the answer is
+    there until somebody takes it."""
 
     id: str
     query_id: str
@@ -83,6 +84,7 @@ class Ask(Struct, frozen=True, gc=False):
     wake: str | int | None = None
     from_inbox: bool = False
     request_id: str | None = None
+    stays: bool = False
 
 
 class WorkerUp(Struct, frozen=True, gc=False):
@@ -215,11 +217,12 @@ class Deleted(Struct, frozen=True, gc=False):
 
 
 class Collect(Struct, frozen=True, gc=False):
-    """`by` wants the answer to the last query of agent `id`."""
+    """`by`, which is agent `asker` or the user's program, wants an answer of agent `id`."""
 
     id: str
     by: str
     again: bool = False
+    asker: str | None = None
 
 
 class Kill(Struct, frozen=True, gc=False):

@@ -170,7 +170,10 @@ class AsyncSubagent:
         return reply
 
     async def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
-        """Take the reply to the last query, once; None when it is not there within `timeout` seconds."""
+        """Take the reply to the last query, once; None when it is not there within `timeout` seconds.
+
+        Answers to queries that were put without waiting (`orch query --no-wait`) come first, the oldest before others.
+        """
         try:
             reply: Reply = await self._call("collect", Collect(self.id, timeout, again))
         except QueryTimeoutError:

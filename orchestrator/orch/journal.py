@@ -114,7 +114,10 @@ class Up(_Agent, frozen=True, gc=False, kw_only=True, tag="up"):
 
 
 class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
-    """A query was accepted. `asker` is the agent that asks, None for the user's program."""
+    """A query was accepted. `asker` is the agent that asks, None for the user's program.
+
+    `stays` says that the answer is there until somebody takes it, however many queries follow.
+    """
 
     query_id: str
     head: str
@@ -123,6 +126,7 @@ class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
     wake: str | int | None = None
     from_inbox: bool = False
     request_id: str | None = None
+    stays: bool = False
 
 
 class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):

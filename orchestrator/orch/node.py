@@ -30,6 +30,8 @@ class Result:
     asker: str | None
     ended: bool = False
     """Whether the user ended the turn together with the agent's process."""
+    stays: bool = False
+    """Whether it is there until somebody takes it."""
 
     @property
     def outcome(self) -> Outcome:
@@ -52,6 +54,8 @@ class Node:
     pending: Asked | None = None
     stopping: bool = False
     last: Result | None = None
+    earlier: list[Result] = field(default_factory=list)
+    """Answers before that one which nobody has taken yet, the oldest first, and of them the one that was taken last."""
     usage: Usage = field(default_factory=Usage)
     worked: Worked = field(default_factory=Worked)
     """For how long it, or any agent below it, was at work."""
@@ -128,12 +132,14 @@ def forget(node: Node, pruned: Pruned) -> None:
     """Let the agent know no more of what was deleted for good of its conversation."""
     node.forgotten |= pruned.turns
     node.archives |= dict.fromkeys(pruned.holders, "")
-    if node.last is not None and node.last.reply is not None and (when := pruned.turns.get(node.last.query_id)):
-        node.last.reply = silent(node.last.reply, when)
+    for result in (*node.earlier, node.last):
+        if result is not None and result.reply is not None and (when := pruned.turns.get(result.query_id)):
+            result.reply = silent(result.reply, when)
 
 
 def bury(holder: Node, when: str) -> None:
     """Let the holder be one whose archive was deleted."""
     holder.status, holder.deleted, holder.last = "killed", when, None
+    holder.earlier.clear()
     holder.unheard.clear()
     holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)

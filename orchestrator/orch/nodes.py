@@ -56,6 +56,8 @@ from .worked import Worked
 __all__ = ["Aside", "Node", "Nodes", "Result", "head_of", "iso"]
 
 HEAD = 80
+MOST_EARLIER = 16
+"""Answers that wait to be taken, of one agent, beside its last."""
 MOST_REQUESTS = 4096
 NUMBERED = re.compile(r"agent-([1-9][0-9]{0,17})")
 
@@ -322,7 +324,12 @@ class Nodes:
                 worked.end(entry.at)
         taken_at = entry.at if entry.taken_by else None
         asked_by = pending.asker if pending else None
-        node.last = Result(entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended)
+        stays = pending is not None and pending.stays
+        if node.last is not None and node.last.stays and node.last.taken_by is None:
+            node.earlier = [*node.earlier, node.last][-MOST_EARLIER:]
+        node.last = Result(
+            entry.query_id, entry.reply, entry.error, entry.taken_by, taken_at, asked_by, entry.ended, stays
+        )
         node.pending, node.last_activity = None, entry.at
         self.aside.pop(entry.id, None)
         self._use(node, entry.usage)
@@ -338,8 +345,10 @@ class Nodes:
             asker.news.append(news_line(node, entry))
 
     def _apply_collected(self, node: Node, entry: Collected) -> None:
-        if node.last is not None and node.last.query_id == entry.query_id:
-            node.last.taken_by, node.last.taken_at = entry.by, entry.at
+        node.earlier = [result for result in node.earlier if result.taken_by is None]
+        for result in (*node.earlier, node.last):
+            if result is not None and result.query_id == entry.query_id:
+                result.taken_by, result.taken_at = entry.by, entry.at
 
     def _apply_stopping(self, node: Node, _: Stopping) -> None:
         node.stopping = True

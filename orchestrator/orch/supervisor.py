@@ -325,10 +325,12 @@ class Supervisor:
         from_inbox: bool = False,
         request_id: str | None = None,
         watcher: Watcher | None = None,
+        stays: bool = False,
     ) -> str:
         """Put `prompt` to the agent, reviving it if need be, and return the query's id. Raises AgentError.
 
-        `watcher` is called with each TurnEvent of the turn, until its end. Must not raise.
+        `watcher` is called with each TurnEvent of the turn, until its end. Must not raise. With `stays` the answer is
+        there until somebody collects it.
         """
         self.budgets.require_time(node.spec.id)
         query_id, prompt = new_id(), scrub(prompt)
@@ -338,7 +340,7 @@ class Supervisor:
         self._turns.accept(query_id, prompt, within.query_id if within else None)
         try:
             accepted: str = self.handle(
-                Ask(node.spec.id, query_id, head_of(prompt), asker, waits, wake, from_inbox, request_id)
+                Ask(node.spec.id, query_id, head_of(prompt), asker, waits, wake, from_inbox, request_id, stays)
             )
         except BaseException:
             self._turns.forget(query_id)

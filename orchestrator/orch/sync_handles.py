@@ -98,7 +98,10 @@ class Subagent:
         return self._orchestrator._start(self._submit(prompt))
 
     def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
-        """Take the reply to the last query, once; None when it is not there within `timeout` seconds."""
+        """Take the reply to the last query, once; None when it is not there within `timeout` seconds.
+
+        Answers to queries that were put without waiting (`orch query --no-wait`) come first, the oldest before others.
+        """
         return self._orchestrator._wait(self._agent.collect(timeout=timeout, again=again))
 
     def state(self) -> AgentRow:

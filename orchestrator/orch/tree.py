@@ -18,7 +18,6 @@ from orch_protocol.errors import (
     AgentBusyError,
     AgentDiedError,
     AgentGoneError,
-    NoResultError,
     QueryCycleError,
     SpawnError,
     error_info,
@@ -27,7 +26,7 @@ from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 from orch_protocol.taint import joined
 
-from . import admission, cold, deletions, hearing, journal, narrowing
+from . import admission, cold, collecting, deletions, hearing, journal, narrowing
 from .events import (
     Adopt,
     ApprovePlan,
@@ -74,7 +73,6 @@ from .journal import (
     Answered,
     Asked,
     Budgeted,
-    Collected,
     Ended,
     Entry,
     Killed,
@@ -87,7 +85,7 @@ from .journal import (
     Up,
 )
 from .losses import launch, lost, relaunch
-from .nodes import Node, Nodes, iso
+from .nodes import Node, Nodes
 from .restarts import check_starts
 from .settling import settle
 from .tombstones import refusal
@@ -199,6 +197,7 @@ class Tree:
             wake=event.wake,
             from_inbox=event.from_inbox,
             request_id=event.request_id,
+            stays=event.stays,
         )
         if node.status == "idle" and not node.stopping:
             return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
@@ -417,21 +416,7 @@ class Tree:
         return Decision([journal.PlanApproved(at=now, id=event.id)])
 
     def _on_collect(self, event: Collect, now: float) -> Decision:
-        node = self.nodes[event.id]
-        who = f"agent {node.spec.name!r} ({event.id})"
-        if node.pending is not None:
-            raise AgentBusyError(f"{who} is still at work on: {node.pending.head}")
-        if node.last is None:
-            raise NoResultError(f"{who} has nothing to collect: no query was put to it")
-        result = node.last
-        if result.taken_by is None:
-            return Decision([Collected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
-        if event.again:
-            return Decision([], [], result)
-        raise NoResultError(
-            f"the last answer of {who} was taken by {result.taken_by} at {iso(result.taken_at or now)}; "
-            "`--again` (again=True) prints the same bytes"
-        )
+        return collecting.collect(self.nodes, event, now)
 
     def _on_recover(self, event: Recover, now: float) -> Decision:
         answers: list[Answered] = []

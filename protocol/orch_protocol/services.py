@@ -183,14 +183,18 @@ class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Submitted(Struct, frozen=True):
-    """The query is under way."""
+    """The query is under way. So many earlier answers (`uncollected`) have yet to be collected, and are taken first."""
 
     id: str
     query_id: str
+    uncollected: int = 0
 
 
 class Collect(Struct, frozen=True, forbid_unknown_fields=True):
-    """Take the last answer of `ref`, once. `timeout` 0 asks without waiting; `again` reads a collected one anew."""
+    """Take an answer of `ref`, once: the oldest to what the caller has submitted, else the last.
+
+    `timeout` 0 asks without waiting; `again` reads the one that was collected last anew.
+    """
 
     ref: str
     timeout: float | None = None

@@ -344,6 +344,15 @@ def test_query_without_waiting_submits(desk: Desk, capsys: Captured) -> None:
     assert (capsys.readouterr().out, desk.asked[0][0]) == ("abc\n", "submit")
 
 
+def test_query_without_waiting_says_that_an_answer_waits_already(desk: Desk, capsys: Captured) -> None:
+    """Which collect takes first; as data it is a number."""
+    desk.answers["submit"] = {"id": "abc", "query_id": "q2", "uncollected": 1}
+    assert run(["query", "n", "why?", "--no-wait"]) == 0
+    assert "an earlier answer was not collected yet" in capsys.readouterr().err
+    assert run(["query", "n", "why?", "--no-wait", "--json"]) == 0
+    assert '"uncollected":1' in capsys.readouterr().out.replace(" ", "")
+
+
 def test_a_prompt_can_come_from_stdin(desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dash reads it, ten megabytes of it and bytes that are not UTF-8 included."""
     text = b"x" * 10_000_000 + b"\xff"

@@ -79,6 +79,9 @@ def query(arguments: Namespace) -> int:
             raise Failure("UsageError", "--return-name is for when the answer is there: give it to orch collect", 2)
         submitted = connection.call("submit", words.clean(params))
         words.say(arguments, submitted, submitted["id"])
+        if (earlier := submitted["uncollected"]) and not arguments.json:
+            answers = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
+            print(f"orch: {answers} not collected yet: collect takes what is oldest first", file=sys.stderr)
     else:
         ask(arguments, connection, params | {"timeout": arguments.timeout})
     return 0
@@ -229,7 +232,7 @@ VERBS = {
         query,
     ),
     "collect": Verb(
-        "Take the answer to a query nobody waited for. An answer is taken once; --again prints it anew.",
+        "Take the answer to a query nobody waited for, the oldest first. It is taken once; --again prints it anew.",
         "orch collect 1 --timeout 60",
         _collect_arguments,
         _collect,

@@ -22,6 +22,7 @@ from orch_protocol.services import Collect, MapAgents, Mapped, QueryAgent, Submi
 from orch_protocol.taint import Mark, joined, passed_on
 
 from .. import events
+from ..collecting import at_hand, uncollected
 from ..nodes import Node, Result
 from ..refs import resolve
 from ..turns import PATIENCE_SECONDS
@@ -103,27 +104,32 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
     await stay(root, caller, node)
     _mark(root, caller, node, params.marks)
     with Keeping(root, caller, node):
-        return Submitted(node.spec.id, ask(root, node, caller, params, waits=False))
+        before = len(uncollected(node, caller))
+        return Submitted(node.spec.id, ask(root, node, caller, params, stays=True), before)
 
 
 async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
-    """Take the answer to the last query, once. Raises QueryTimeoutError while it is not there, NoResultError later."""
+    """Take an answer, once: that of the last query, but first those to queries that the caller submitted before it.
+
+    Raises QueryTimeoutError while it is not there, NoResultError later.
+    """
     node = await found(root, params.ref)
-    asked = node.pending or node.last
+    waiting = at_hand(node, caller, again=params.again)
+    asked = waiting or node.pending or node.last
     if asked is None or asked.asker != caller:  # who asked may have the answer, wherever it stands in the tree
         own_subtree(root, caller, node, "collect from")
     pending = node.pending
-    if pending is not None and params.timeout != 0:
+    if pending is not None and waiting is None and params.timeout != 0:
         try:
             await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
             pass  # out of time, which is told below, or failed, which is the answer to collect
     with Keeping(root, caller, node):
-        if node.pending is not None:
+        if node.pending is not None and at_hand(node, caller, again=params.again) is None:
             raise QueryTimeoutError(
                 f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}"
             )
-        result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again))
+        result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again, caller))
         return _reply(result)
 
 
@@ -193,9 +199,11 @@ def ask(
     params: QueryAgent,
     *,
     waits: bool = False,
+    stays: bool = False,
     watcher: Watcher | None = None,
 ) -> str:
-    """Put the query to `node` and return its id; `waits` says that `caller` will block until the answer."""
+    """Put the query to `node` and return its id; `waits` says that `caller` will block until the answer, `stays` that
+    the answer is there until somebody collects it."""
     if not isinstance(params.prompt, str):
         raise ConfigError(f"the prompt for agent {node.spec.name!r} is text, not {type(params.prompt).__name__}")
     if not params.prompt.strip():
@@ -209,6 +217,7 @@ def ask(
         waits=waits,
         wake=params.wake,
         request_id=params.request_id,
+        stays=stays,
         watcher=watcher,
     )
 

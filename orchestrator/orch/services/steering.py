@@ -38,7 +38,7 @@ async def steer(root: Supervisor, caller: str | None, params: SteerAgent) -> Age
     if not params.text.strip():
         raise ConfigError(f"there is nothing to say to agent {node.spec.name!r}: the text is empty")
     if params.follow_up and node.pending is None:
-        return AgentSteered(node.spec.id, query_id=root.ask(node, params.text, asker=caller))
+        return AgentSteered(node.spec.id, query_id=root.ask(node, params.text, asker=caller, stays=True))
     steer_id: str = root.handle(events.Steer(node.spec.id, new_id(), scrub(params.text), params.follow_up))
     return AgentSteered(node.spec.id, steer_id)
 
