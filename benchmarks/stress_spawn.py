@@ -110,7 +110,9 @@ async def measure(args: Args) -> list[Row]:
             spawns = Toil()
             await spawns.again_and_again(cycles // 10, [one_life_each(orchestrator)] * AT_ONCE)
             fds, mib = held()
-            await spawns.again_and_again(cycles - cycles // 10, [one_life_each(orchestrator)] * AT_ONCE)
+            await spawns.again_and_again(cycles // 2 - cycles // 10, [one_life_each(orchestrator)] * AT_ONCE)
+            agents_growth = 100 * (held()[1] / mib - 1)
+            await spawns.again_and_again(cycles - cycles // 2, [one_life_each(orchestrator)] * AT_ONCE)
             left, (more_fds, more_mib) = zombies(), held()
             bad = orchestrator.supervisor.counters.total()
         missing = lost(home)
@@ -135,6 +137,11 @@ async def measure(args: Args) -> list[Row]:
         harness.counted(f"{title}zombies", left, must="== 0"),
         harness.counted(f"{title}more descriptors of the root after nine tenths", more_fds - fds, must="<= 5"),
         harness.counted(f"{title}memory of the root for an agent on record (KiB)", each, must="<= 5"),
+        harness.counted(
+            f"{title}growth of the root between number {cycles // 10} and {cycles // 2} (%)",
+            agents_growth,
+            must="<= 10",
+        ),
         harness.counted(f"{lives} processes of the same agents: growth of the root (%)", growth, must="<= 10"),
     ]
 

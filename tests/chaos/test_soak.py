@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from pathlib import Path
@@ -11,12 +12,18 @@ import psutil
 import pytest
 
 from orch import AsyncOrchestrator, ScriptedBackend
+from orch.router import Peer
+from orch_protocol.wire import Channel
+from orch_worker.courier import Courier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 
 AT_ONCE = 6
 WARM, LIVES = 6, 36
 MORE_DESCRIPTORS = 5
+MORE_MEMORY = 1.1
+OF_A_PROCESS = (Peer, Courier, Channel, asyncio.Task)
+"""Whatever of these a process leaves behind it leaves ten thousand times."""
 
 
 def held() -> int:
@@ -24,7 +31,13 @@ def held() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_lives_leave_neither_zombie_nor_descriptor(tmp_path: Path) -> None:
+def things() -> int:
+    """Return how many objects there are in this process of which each process below it has its own."""
+    gc.collect()
+    return sum(isinstance(each, OF_A_PROCESS) for each in gc.get_objects())
+
+
+async def test_lives_leave_neither_zombie_nor_descriptor_nor_memory(tmp_path: Path) -> None:
     """Spawned, asked, killed, resumed, asked: what is there afterwards is what was there before."""
     async with AsyncOrchestrator(home=tmp_path, env={}) as o:
 
@@ -41,9 +54,11 @@ async def test_lives_leave_neither_zombie_nor_descriptor(tmp_path: Path) -> None
                 await asyncio.gather(*(life() for _ in range(AT_ONCE)))
 
         await lives(WARM)
-        before = held()
+        before, objects, memory = held(), things(), psutil.Process().memory_info().rss
         await lives(LIVES)
         assert held() <= before + MORE_DESCRIPTORS
+        assert things() <= objects
+        assert psutil.Process().memory_info().rss <= MORE_MEMORY * memory
         below = psutil.Process().children(recursive=True)
         assert not [process for process in below if process.status() == psutil.STATUS_ZOMBIE]
         assert o.supervisor.counters.total() == 0
