@@ -33,6 +33,8 @@ class Drain:
 
     def __init__(self, socket: zmq.Socket[bytes], receive: Callable[[], None], *, keep: bool) -> None:
         self._socket = socket
+        # What pyzmq's `send` does around this one, for options that nobody uses here, costs more than it.
+        self._put: Callable[[bytes, int], object] = super(zmq.Socket, socket).send
         self._receive = receive
         self._keep = keep
         self._queue: deque[list[bytes]] = deque()
@@ -72,8 +74,8 @@ class Drain:
         self._seen = -1
         try:
             for part in parts[:-1]:
-                self._socket.send(part, MORE)
-            self._socket.send(parts[-1], NOBLOCK)
+                self._put(part, MORE)
+            self._put(parts[-1], NOBLOCK)
         except zmq.Again:
             if self._keep and not self._closed:
                 self._queue.appendleft(parts)
