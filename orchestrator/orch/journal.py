@@ -379,7 +379,7 @@ class Journal:
 
     def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str], synced: tuple[type[Entry], ...]) -> None:
         self.log = log
-        self._synced = synced
+        self._synced = frozenset(synced)
         self.entries = entries
         self.notes = notes
         self._owed: list[Entry] = []
@@ -407,7 +407,7 @@ class Journal:
         """
         entries = self._owed + [entry for entry in entries if self._is_kept(entry)]
         if entries:
-            sync = any(type(entry) in self._synced for entry in entries)
+            sync = not self._synced.isdisjoint(map(type, entries))
             self.log.append(*map(_encode, entries), sync=sync)
             self._owed = []
 

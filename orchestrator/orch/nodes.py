@@ -137,7 +137,7 @@ class Nodes:
 
     def get(self, id: str | None) -> Node | None:
         """Return the agent with exactly that id, if there is one."""
-        return self.by_id.get(id) if id is not None else None
+        return self.by_id.find(id) if id is not None else None
 
     def called(self, name: str) -> Node | None:
         """Return the agent that goes by `name`; else the youngest that did before it was killed."""

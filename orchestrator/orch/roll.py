@@ -62,6 +62,11 @@ class Roll(Mapping[str, Node]):
             node = self._lent[id] = self._unpacked(id, kept)
         return node
 
+    def find(self, id: str) -> Node | None:
+        """Return the agent with that id, if there is one."""
+        kept = self._kept.get(id)
+        return kept if isinstance(kept, Node) or kept is None else self[id]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)
 
@@ -94,10 +99,9 @@ class Roll(Mapping[str, Node]):
 
     def take(self, id: str) -> Node | None:
         """Return the agent to change it, if there is one; whoever does calls `put` then."""
-        if id not in self._kept:
-            return None
-        node = self[id]
-        self._kept[id] = self._awake[id] = node
+        node = self.find(id)
+        if node is not None:
+            self._kept[id] = self._awake[id] = node
         return node
 
     def put(self, node: Node) -> None:

@@ -36,13 +36,14 @@ class Waiters:
 
         The time runs out for the future itself, so that nothing is told to somebody who has just given up.
         """
-        future = self.watch(topic, taker)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._topics.setdefault(topic, {})[future] = taker
         timer = self._loop.call_later(seconds, expire, future)
         try:
             return await future
         finally:
             timer.cancel()
-            future.cancel()
+            self._forget(topic, future)  # here rather than by a callback, which would be one more round of the loop
 
     def taker(self, topic: str) -> str | None:
         """Return who takes what is told of `topic` now, None if nobody does."""
@@ -67,7 +68,7 @@ class Waiters:
             self.tell(topic, error=error)
 
     def _forget(self, topic: str, future: asyncio.Future[Any]) -> None:
-        if not future.cancelled():
+        if not future.cancel() and not future.cancelled():
             future.exception()  # whoever waited has it; one that nobody waited for is no news to the event loop
         waiting = self._topics.get(topic)
         if waiting is not None and future in waiting:

@@ -55,8 +55,10 @@ def bits_in(marks: Iterable[Mark]) -> frozenset[Bit]:
 
 def joined(known: tuple[Mark, ...], marks: Iterable[Mark]) -> tuple[Mark, ...]:
     """Return `known` with what of `marks` is new, as far as one bit needs no more than a few."""
+    if not (new := [each for each in marks if each not in known]):
+        return known
     counts = {bit: sum(each.bit == bit for each in known) for bit in BITS}
-    for each in marks:
+    for each in new:
         if each not in known and counts.get(each.bit, MOST) < MOST:
             counts[each.bit] += 1
             known = (*known, each)

@@ -49,6 +49,8 @@ class Overlay(Struct, frozen=True):
 
     def over(self, parts: Sequence[PromptPart]) -> tuple[PromptPart, ...]:
         """Return `parts` with it."""
+        if self is NONE:
+            return tuple(parts)
         taken = frozenset(self.dropped) | {part.name for part in self.added}
         return put([self.replaced.get(part.name, part) for part in parts if part.name not in taken], self.added)
 
@@ -76,7 +78,8 @@ class Prompt:
         self._estimator = estimator
         self._tools = toolbox.specs()
         self._built = stable_parts(spec, [tool.name for tool in self._tools])
-        self._stable, self._notes = fitted(self._built, "stable", self._rules, estimator)
+        self._own = fitted(self._built, "stable", self._rules, estimator)
+        self._stable, self._notes = self._own
         self._context = ""
         self._sent: tuple[tuple[PromptPart, ...], str, tuple[PromptPart, ...]] | None = None
         """Stable parts, context and volatile parts of the last request."""
@@ -114,7 +117,8 @@ class Prompt:
             parts, dropped = await hooks.prompt((*stable, *shown, *volatile), recorded=recorded)
             stable, context = of_tier(parts, "stable"), of_tier(parts, "context")
             self._overlay = Overlay.of(volatile, of_tier(parts, "volatile"), dropped)
-        self._stable, self._notes = fitted(stable, "stable", self._rules, self._estimator)
+        changed = stable is not self._built
+        self._stable, self._notes = fitted(stable, "stable", self._rules, self._estimator) if changed else self._own
         text = rendered(self._stable)
         if hooks is not None:
             text = await hooks.system_prompt(text)

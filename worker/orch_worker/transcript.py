@@ -116,10 +116,11 @@ class Transcript:
         What no file can carry is replaced: lone surrogates by U+FFFD, not-a-number by null. Raises StoreError when an
         entry cannot be encoded or the file not written; then nothing was recorded.
         """
-        lines = [_encode(entry) for entry in entries]
-        stored = [
-            entry if _is_plain(entry) else _decode_exactly(line) for entry, line in zip(entries, lines, strict=True)
-        ]
+        lines: list[bytes] = []
+        stored: list[Entry] = []
+        for entry in entries:
+            lines.append(line := _encode(entry))
+            stored.append(entry if _is_plain(entry) else _decode_exactly(line))
         self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))
         for entry in stored:
             self.session.apply(entry)
