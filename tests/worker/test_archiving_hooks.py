@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from archivist import HOLDERS, Agent, answered, settle
+from archivist import HOLDERS, Agent, answered
 from orch_protocol.hook_patches import Block
 from orch_protocol.messages import user
 from orch_worker.hooked import AgentHooks
@@ -34,8 +35,8 @@ def archives(tmp_path: Path) -> Callable[..., Any]:
         agent.plan(*HOLDERS)
         agent.archiving.turn_began()
         await agent.archiving.turn_ended("end_turn")
-        for _ in range(200):
-            await settle()
+        while at_work := asyncio.all_tasks() - {asyncio.current_task()}:  # archiving, and hooks in their threads
+            await asyncio.wait(at_work)
         agent.close()
         return agent
 
