@@ -69,6 +69,8 @@ class Chat:
         """Whether the turn was asked for here."""
         self._since: float | None = None
         self._presses = Interrupts()
+        self._order = asyncio.Lock()
+        """Prompts go out one after the other, as they were typed."""
         self._fresh = False
 
     # With whom.
@@ -145,8 +147,15 @@ class Chat:
 
     # What is typed.
 
-    async def take(self, typed: str, *, follow_up: bool = False) -> None:
-        """Do what `typed` asks for. What goes wrong is said on the sheet."""
+    async def take(self, typed: str, *, follow_up: bool = False, topic: str | None = None) -> None:
+        """Do what `typed` asks for. What goes wrong is said on the sheet.
+
+        What answered the question `topic` answers no other: is that over, it goes back into the line.
+        """
+        if topic and topic != self.topic:
+            self.draft = typed
+            self.changed()
+            return
         try:
             if self._leaving:
                 await self._left(typed)
@@ -156,7 +165,8 @@ class Chat:
                 self._fresh = False
                 await self.commands.run(typed)
             elif typed.strip():
-                await self.say(said_as(typed), follow_up=follow_up)
+                async with self._order:
+                    await self.say(said_as(typed), follow_up=follow_up)
         except Failure as failure:
             self._fail(failure)
         self.changed()

@@ -261,7 +261,7 @@ class Screen:
         if self._chat.topic and self._chat.topic != self._topic:
             self._aside += text  # it was on its way before the question was there to be read
             return
-        self._start(self._chat.take(text, follow_up=follow_up))
+        self._start(self._chat.take(text, follow_up=follow_up, topic=self._chat.topic))
 
     async def _interrupt(self, typed: str) -> None:
         if await self._chat.interrupt(typed=bool(typed)) == "clear":

@@ -54,8 +54,9 @@ class Wire(Link):
 
     async def call(self, method: str, *, dropped: Any = None, **params: Any) -> Any:
         """Answer."""
-        if dropped is not None and method in self.slow:
-            self.dropped.append(dropped)
+        if method in self.slow:
+            if dropped is not None:
+                self.dropped.append(dropped)
             await self.slow[method].wait()
         msgspec.convert(params, SERVICES[method][0])
         self.asked.append((method, params))
@@ -160,6 +161,37 @@ async def test_what_is_typed_while_it_works_steers_it() -> None:
     await talk.ended()
     assert talk.wire.of("clear_queue") == [{"ref": "abc", "ids": ["s1"]}]
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["go", "left"]
+
+
+async def test_prompts_reach_the_agent_in_the_order_in_which_they_were_typed() -> None:
+    """One that is still on its way is not overtaken by the next."""
+    talk = await Talk().begin()
+    talk.wire.slow["submit"] = asyncio.Event()
+    typed = [asyncio.ensure_future(talk.chat.take(each)) for each in ("one", "two")]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert talk.wire.of("steer") == []
+    talk.wire.slow["submit"].set()
+    await asyncio.gather(*typed)
+    said = [
+        (name, params.get("prompt") or params["text"])
+        for name, params in talk.wire.asked
+        if name in ("submit", "steer")
+    ]
+    assert said == [("submit", "one"), ("steer", "two")]
+
+
+async def test_what_answers_one_question_answers_no_other() -> None:
+    """What was typed for one that is over by then goes back into the line."""
+    talk = await Talk().begin()
+    talk.chat.event(question("q1"))
+    topic = talk.chat.topic
+    talk.chat.event(question("q2"))
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
+    await talk.chat.take("y", topic=topic)
+    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "y")
+    await talk.chat.take("y", topic=talk.chat.topic)
+    assert [params["id"] for params in talk.wire.of("answer")] == ["q2"]
 
 
 async def test_an_agent_that_was_asked_meanwhile_is_steered() -> None:
