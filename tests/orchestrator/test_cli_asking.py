@@ -248,6 +248,15 @@ class TestRun:
         assert desk.asked[-1] == ("kill", {"refs": ["abc"]})
         assert capsys.readouterr() == ("", "orch: too many\n")
 
+    def test_an_end_that_fails_takes_no_answers_place(self, desk: Desk, capsys: Captured) -> None:
+        """The answer is there, or the error that came first, and that the agent was not ended."""
+        desk.answers["kill"] = Failure("DaemonGone", "the daemon is gone")
+        assert run(["run", "t", "--model", "a:b"]) == 0
+        assert capsys.readouterr() == ("42\n", "orch: agent abc was not ended: the daemon is gone\n")
+        desk.answers["query"] = Failure("RateLimitError", "too many", 5)
+        assert run(["run", "t", "--model", "a:b"]) == 5
+        assert capsys.readouterr().err.splitlines()[-1] == "orch: too many"
+
     def test_ctrl_c_ends_it(self, desk: Desk, capsys: Captured) -> None:
         """Unless it is to be kept: then it works on, and how to get at its answer is said."""
         desk.answers["query"] = KeyboardInterrupt()

@@ -142,7 +142,15 @@ def _ask_and_end(arguments: Namespace, connection: Connection, agent: dict[str, 
         raise Failure(INTERRUPTED, f"interrupted; agent {agent['id']} was ended", failure.exit_code) from None
     finally:
         connection.close()  # what it says may be half read
-        connection.call("kill", {"refs": [agent["id"]]})
+        _end(connection, agent["id"])
+
+
+def _end(connection: Connection, id: str) -> None:
+    """Kill the agent. That this failed is said, and takes no answer's place, nor that of an error before it."""
+    try:
+        connection.call("kill", {"refs": [id]})
+    except Failure as failure:
+        print(f"orch: agent {id} was not ended: {failure}", file=sys.stderr)
 
 
 def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
