@@ -155,9 +155,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an answer is taken twice",
-        TREE,
-        "        if result.taken_by is None:\n            return Decision([Collected(",
-        "        if True:\n            return Decision([Collected(",
+        "orchestrator/orch/collecting.py",
+        "if result.stays and result.taken_by is None and result.asker == asker]",
+        "if result.stays and result.asker == asker]",
         "tests/integration/test_cli.py::test_an_answer_is_collected_once",
     ),
     Mutant(
