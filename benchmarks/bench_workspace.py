@@ -26,7 +26,7 @@ VAGUE = 0.15
 """So many questions do not name what they are about: whoever answers has to have it in sight."""
 SIDES = 300
 
-HELD = "share of later-needed objects that {tokens} tokens hold, {turns} turns (us; peer: {peer})"
+HELD = "share of later-needed objects that {tokens} tokens hold, {turns} turns (peer: {peer}; times more)"
 COST = "a turn that reads a file, with a workspace (us; peer: without)"
 IDLE = "a turn without tools, with a workspace of {count} objects (us; peer: without)"
 
