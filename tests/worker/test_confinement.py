@@ -165,16 +165,16 @@ class TestReach:
 
     def test_a_world_of_its_own(self) -> None:
         """Nothing is shared but what is named; what may be read is bound so; the network only when it is let in."""
-        shut = Reach(("/usr",), ("/work", "/own"), "/own", network=False)
-        words = namespaces.arguments(shut, "/work", 9, ["sh", "-c", "true"])
-        assert words[-6:] == ["--chdir", "/work", "--", "sh", "-c", "true"]
+        shut = Reach(("/usr",), ("/desk", "/own"), "/own", network=False)
+        words = namespaces.arguments(shut, "/desk", 9, ["sh", "-c", "true"])
+        assert words[-6:] == ["--chdir", "/desk", "--", "sh", "-c", "true"]
         assert {"--unshare-all", "--die-with-parent"} < set(words)
         assert "--share-net" not in words
         text = " ".join(words)
-        assert "--ro-bind-try /usr /usr --bind-try /work /work --bind /own /own --remount-ro /" in text
-        hiding = " ".join(namespaces.arguments(shut._replace(hidden=("/work/.orch",)), "/work", 9, ["true"]))
-        assert "--bind-try /work /work --tmpfs /work/.orch --bind /own /own" in hiding
-        assert "--share-net" in namespaces.arguments(shut._replace(network=True), "/work", 9, ["true"])
+        assert "--ro-bind-try /usr /usr --bind-try /desk /desk --bind /own /own --remount-ro /" in text
+        hiding = " ".join(namespaces.arguments(shut._replace(hidden=("/desk/.orch",)), "/desk", 9, ["true"]))
+        assert "--bind-try /desk /desk --tmpfs /desk/.orch --bind /own /own" in hiding
+        assert "--share-net" in namespaces.arguments(shut._replace(network=True), "/desk", 9, ["true"])
 
 
 def test_limits_are_put_before_a_program() -> None:

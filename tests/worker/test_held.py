@@ -47,9 +47,9 @@ def listening() -> Iterator[int]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    """Make an extension whose one hook runs `body`, with some permissions, for an agent in tmp_path/work."""
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "mine.txt").write_text("mine")
+    """Make an extension whose one hook runs `body`, with some permissions, for an agent in tmp_path/desk."""
+    (tmp_path / "desk").mkdir()
+    (tmp_path / "desk" / "mine.txt").write_text("mine")
     (tmp_path / "secret.txt").write_text("secret")
 
     def make(body: str = "pass", top: str = "", **may: Any) -> Extension:
@@ -62,7 +62,7 @@ def made(tmp_path: Path) -> Made:
         said = "".join(f"{key} = {json.dumps(value)}\n" for key, value in msgspec.to_builtins(permissions).items())
         (place / "extension.toml").write_text(f'name = "pack"\n[permissions]\n{said}')
         spec = ExtensionSpec(str(place), Manifest("pack", permissions=permissions), ("act",))
-        return load(spec, tmp_path / "work")
+        return load(spec, tmp_path / "desk")
 
     return make
 
@@ -82,17 +82,17 @@ class TestFiles:
             ("pathlib.Path('{there}/secret.txt').read_bytes()", "may not read"),
             ("os.open('{there}/secret.txt', os.O_RDONLY)", "may not read"),
             ("os.listdir('{there}')", "may not read"),
-            ("open('{there}/work/../secret.txt')", "may not read .*/secret.txt"),
-            ("open('{there}/work/new.txt', 'w')", "may not change .*new.txt: permissions.writes"),
-            ("os.open('{there}/work/new.txt', os.O_CREAT | os.O_WRONLY)", "may not change"),
-            ("os.remove('{there}/work/mine.txt')", "may not change"),
-            ("os.rename('{there}/work/mine.txt', '{there}/x')", "may not change"),
-            ("os.symlink('{there}/secret.txt', '{there}/work/link')", "may not change"),
-            ("sqlite3.connect('{there}/work/new.db')", "may not change"),
+            ("open('{there}/desk/../secret.txt')", "may not read .*/secret.txt"),
+            ("open('{there}/desk/new.txt', 'w')", "may not change .*new.txt: permissions.writes"),
+            ("os.open('{there}/desk/new.txt', os.O_CREAT | os.O_WRONLY)", "may not change"),
+            ("os.remove('{there}/desk/mine.txt')", "may not change"),
+            ("os.rename('{there}/desk/mine.txt', '{there}/x')", "may not change"),
+            ("os.symlink('{there}/secret.txt', '{there}/desk/link')", "may not change"),
+            ("sqlite3.connect('{there}/desk/new.db')", "may not change"),
             ("sqlite3.connect('file:{there}/new.db?mode=rwc', uri=True)", "may not change .*/new.db: "),
             ("sqlite3.connect('file:{there}/secret.txt?mode=ro', uri=True)", "may not read .*/secret.txt: "),
-            ("os.remove('mine.txt', dir_fd=os.open('{there}/work', os.O_RDONLY))", "may not change .*mine.txt"),
-            ("os.open('new.txt', os.O_CREAT, dir_fd=os.open('{there}/work', 0))", "may not change .*new.txt"),
+            ("os.remove('mine.txt', dir_fd=os.open('{there}/desk', os.O_RDONLY))", "may not change .*mine.txt"),
+            ("os.open('new.txt', os.O_CREAT, dir_fd=os.open('{there}/desk', 0))", "may not change .*new.txt"),
             ("eval(compile('open(\"{there}/secret.txt\")', 'elsewhere', 'eval'))", "may not read"),
         ],
     )
@@ -101,11 +101,11 @@ class TestFiles:
         extension = made(body.format(there=tmp_path), reads=["."])
         with pytest.raises(PermissionError, match=f"extension 'pack' {what}"):
             ran(extension)
-        assert sorted(os.listdir(tmp_path / "work")) == ["mine.txt"]
+        assert sorted(os.listdir(tmp_path / "desk")) == ["mine.txt"]
 
     def test_what_is_permitted_is_done(self, made: Made, tmp_path: Path) -> None:
         """Paths are seen from the agent's folder; what may be written may be read; its own folder always may be."""
-        there = tmp_path / "work"
+        there = tmp_path / "desk"
         for path in (there / "mine.txt", tmp_path / "ext" / "pack" / "own.txt"):
             ran(made(f"pathlib.Path('{path}').read_text()", reads=["mine.txt"]))
         (there / "out").mkdir()
@@ -135,9 +135,9 @@ class TestFiles:
 
     def test_a_link_leads_nowhere_else(self, made: Made, tmp_path: Path) -> None:
         """What counts is where a name leads."""
-        (tmp_path / "work" / "link").symlink_to(tmp_path / "secret.txt")
+        (tmp_path / "desk" / "link").symlink_to(tmp_path / "secret.txt")
         with pytest.raises(PermissionError, match=r"may not read .*secret\.txt"):
-            ran(made(f"open('{tmp_path}/work/link')", reads=["."]))
+            ran(made(f"open('{tmp_path}/desk/link')", reads=["."]))
 
     def test_modules_can_be_imported_in_it(self, made: Made) -> None:
         """Python's own files may be read, whatever the manifest says."""
@@ -152,8 +152,8 @@ class TestFiles:
     async def test_its_tools_are_held(self, made: Made, tmp_path: Path) -> None:
         """As its hooks are, whatever the agent's policy lets it be called for."""
         [tool] = made(reads=["."]).tools
-        context = ToolContext(tmp_path / "work")
-        assert (await tool.run(context, {"path": str(tmp_path / "work" / "mine.txt")})).text == "mine"
+        context = ToolContext(tmp_path / "desk")
+        assert (await tool.run(context, {"path": str(tmp_path / "desk" / "mine.txt")})).text == "mine"
         with pytest.raises(PermissionError, match="may not read"):
             await tool.run(context, {"path": str(tmp_path / "secret.txt")})
 
@@ -212,7 +212,7 @@ class TestWhoseDoing:
 
     def test_threads_that_it_starts_are_held(self, made: Made, tmp_path: Path) -> None:
         """Also where none of its code is in them."""
-        target = tmp_path / "work" / "mine.txt"
+        target = tmp_path / "desk" / "mine.txt"
         body = f"t = threading.Thread(target=os.remove, args=({str(target)!r},)); t.start(); t.join()"
         raised: list[Any] = []
         hook, threading.excepthook = threading.excepthook, lambda args: raised.append(args.exc_value)
@@ -239,8 +239,8 @@ class TestWhoseDoing:
         loop.set_default_executor(ThreadPoolExecutor(1))
         body = f"event.append(asyncio.get_running_loop().run_in_executor(None, os.remove, '{tmp_path}/secret.txt'))"
         extension = made(body, reads=["."])
-        path = str(tmp_path / "work" / "mine.txt")
-        assert (await extension.tools[0].run(ToolContext(tmp_path / "work"), {"path": path})).text == "mine"
+        path = str(tmp_path / "desk" / "mine.txt")
+        assert (await extension.tools[0].run(ToolContext(tmp_path / "desk"), {"path": path})).text == "mine"
         assert await loop.getaddrinfo("localhost", 80)
         began: list[asyncio.Future[None]] = []
         extension.hooks[0].handler(began, None)
