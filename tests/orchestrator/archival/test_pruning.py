@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,47 +14,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch.archival import deletion, pruning
+from orch.archival import deletion
 from orch.archival.index import NAME as INDEX
 from orch.archival.pruning import doomed
-from orch.nodes import iso
 from orch.tombstones import emptied
 from orch_protocol.entries import PhaseEntry
-from orch_protocol.errors import ArchiveDeletedError, DamagedError, LockedError, StoreError
+from orch_protocol.errors import ArchiveDeletedError, LockedError
 from orch_protocol.messages import Message, Usage, assistant, text_of, user
 from orch_protocol.taint import Mark, mark
-from orch_worker import rewriting
 from orch_worker.lock import FolderLock
-from orch_worker.store import AppendLog, load
+from orch_worker.store import load
 from orch_worker.tasks import made
 from orch_worker.transcript import Transcript
+from orchestrator.archival.pruned import EVER, file, later
 from past import DELETED, PROFILES, Life, call, result, steps
 
 MARK = "[deleted on 2026-11-21]"
-EVER = "9999-01-01T00:00:00.000Z"
 NEVER = "2000-01-01T00:00:00.000Z"
 
 
-@pytest.fixture(autouse=True)
-def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(lambda _: None))
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-@pytest.fixture
-def life(tmp_path: Path) -> Iterator[Life]:
-    """An agent that archives every finished turn."""
-    life = Life(tmp_path)
-    yield life
-    life.close()
-
-
-@pytest.fixture
-def long(tmp_path: Path) -> Iterator[Life]:
-    """One whose turns have phases and merge into eras."""
-    life = Life(tmp_path, PROFILES["tight"])
-    yield life
-    life.close()
+pytestmark = pytest.mark.usefixtures("no_disk")
 
 
 def session(life: Life) -> dict[str, Any]:
@@ -74,10 +51,6 @@ def session(life: Life) -> dict[str, Any]:
         "replies": {id: (reply.usage, reply.stop_reason, reply.archived_to) for id, reply in session.replies.items()},
         "holders": set(session.view.holders()),
     }
-
-
-def file(life: Life) -> str:
-    return life.transcript.path.read_text()
 
 
 def test_messages_are_gone_and_the_conversation_is_not(life: Life) -> None:
@@ -174,14 +147,6 @@ def test_search_finds_it_no_more(life: Life, tmp_path: Path) -> None:
     life.forget()
     assert b"eedle" not in (tmp_path / INDEX).read_bytes()
     assert found("thorn0.txt") == [other]
-
-
-def later(life: Life) -> str:
-    """Return when the first archive was made, once that is over."""
-    first = life.records()[0].timestamp
-    while iso(time.time()) <= first:
-        pass
-    return first
 
 
 def test_an_era_keeps_what_is_younger(long: Life) -> None:
@@ -410,98 +375,6 @@ def test_bytes_that_were_cut_off_go_when_they_are_as_old(life: Life, tmp_path: P
         os.utime(torn, (at, at))
     life.prune("2030-01-01T00:00:00.000Z")
     assert (old.exists(), young.exists()) == (False, True)
-
-
-@pytest.mark.parametrize("was", [b"word0", b'{"type":"message","id":"'])
-def test_what_a_damaged_line_holds_goes_too(long: Life, was: bytes) -> None:
-    """It may be any of it. The line stays, as damaged as it was: others keep their numbers where it was theirs too."""
-    for number in range(12):
-        long.turn(*steps(1, f"t{number}.", 60))
-        long.archive()
-    records = long.records()
-    era = next(record for record in reversed(records) if record.kind == "era")
-    first = next(record for record in records if record.kind == "turn")
-    whole = long.read(era.id)
-    line = long.transcript.path.read_bytes()[first.own[0][0] :].split(b"\n")[2]
-    assert b"word0" in line
-    long.spoil(line, line.replace(was, b"{" * len(was), 1))
-    long.restart()
-    long.forget()
-    before = long.transcript.session.messages
-    long.prune(first.timestamp)
-    assert line[30:-30] not in long.transcript.path.read_bytes()
-    assert long.transcript.session.messages == before
-    assert "checksum does not match" in load(long.transcript.path).report
-    with pytest.raises(DamagedError, match=r"entry 3, in .* is damaged"):
-        long.read(era.id, 3, 3)
-    assert long.read(era.id, len(whole)) == whole[-1:]
-    assert not long.prune(first.timestamp).going.due
-
-
-def test_damage_that_is_nobodys_stays(life: Life) -> None:
-    """It is kept and told of as before, and the lines behind it are read as before."""
-    life.turn(*steps(1, "needle"))
-    life.archive()
-    life.begin("what of it?")
-    life.say(*steps(1, "thorn"))
-    life.spoil(b"what of it?", b"what of it!")
-    life.restart()
-    life.forget()
-    life.turn(*steps(1, "rose"))
-    *_, other = life.archive()
-    before, held = life.transcript.session.messages, life.read(other)
-    life.prune(life.records()[0].timestamp)
-    assert "what of it!" in file(life)
-    assert life.transcript.session.messages == before
-    assert life.read(other) == held
-
-
-def test_a_damaged_archive_stays_damaged(life: Life) -> None:
-    """What was not what had been archived does not become it because others are deleted."""
-    life.turn(*steps(1, "needle"))
-    life.archive()
-    first = later(life)
-    life.turn(*steps(1, "thorn"))
-    [other] = life.archive()
-    path = life.transcript.path
-    life.transcript.close()
-    path.write_bytes(path.read_bytes().replace(b'"path":"thorn0.txt"', b'"path":"thorn1.txt"'))
-    life.transcript = life.opened()
-    life.forget()
-    with pytest.raises(DamagedError):
-        life.read(other)
-    life.prune(first)
-    with pytest.raises(DamagedError):
-        life.read(other)
-
-
-@pytest.mark.parametrize("fault", ["open", "write", "fsync", "replace", "check"])
-def test_a_fault_on_the_way_leaves_everything(life: Life, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """A full disk, or a defect that would have changed the conversation: not a byte of the old file is touched."""
-    life.turn(*steps(1))
-    [holder] = life.archive()
-    before = file(life)
-    life.transcript.close()
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    if fault == "check":
-        monkeypatch.setattr(pruning._Copy, "_forgotten", lambda _self, collapse, _when: _without_stub(collapse))
-    else:
-        monkeypatch.setattr(rewriting.os, fault, fail)
-    with pytest.raises(StoreError, match="would not be the same" if fault == "check" else "disk full"):
-        life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
-    monkeypatch.undo()
-    assert file(life) == before
-    assert not list(life.folder.glob("*.new"))
-    life.restart()
-    life.check()
-    assert life.prune(EVER).archives == {holder: DELETED}
-
-
-def _without_stub(collapse: Any) -> Any:
-    return msgspec.structs.replace(collapse, messages=(user("x"),))
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -9,121 +9,10 @@ import msgspec
 import pytest
 
 from orch.cli.failure import Failure
-from orch.console.chat import Chat
-from orch.console.link import Link
-from orch.console.sheet import Sheet
-from orch_protocol.approval import AnswerQuestion, Question
 from orch_protocol.messages import assistant, user
-from orch_protocol.services import SERVICES
-from orch_protocol.watching import QuestionOver, TurnBegan, TurnEnded, WatchAgent
-from orchestrator.desk import REPLY, ROW
+from orchestrator.console.stand import AGENT, Talk, event, question
 
-AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
-COMMAND = {"name": "kill", "aliases": ["end"], "summary": "end an agent", "arguments": []}
 CHILD = AGENT | {"id": "kid", "name": "kim", "parent_id": "abc", "seq": 2}
-
-
-class Wire(Link):
-    """Stands where the daemon would: keeps what it is asked, answers what it was told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.answers: dict[str, Any] = {
-            "state": AGENT,
-            "list": [AGENT],
-            "show": {"messages": []},
-            "submit": {"id": "abc", "query_id": "q"},
-            "steer": {"id": "abc", "steer_id": "s1", "query_id": None},
-            "queue": {"waiting": []},
-            "answer": {"taken": True, "note": ""},
-            "collect": REPLY,
-            "cancel": AGENT,
-            "kill": {"ids": []},
-            "commands": {"commands": [COMMAND], "keys": [], "widgets": [], "digest": "1"},
-        }
-        self.watched: list[dict[str, Any]] = []
-        self.there = False
-        self.slow: dict[str, asyncio.Event] = {}
-        self.dropped: list[Any] = []
-
-    def executes(self, command: str, shown: str = "", **effect: str) -> None:
-        """Let a command come to that."""
-        made = {"agent": "", "text": ""} | effect if effect else None
-        self.answers["execute"] = {"command": command, "text": shown, "data": None, "effect": made, "is_error": False}
-
-    async def call(self, method: str, *, dropped: Any = None, **params: Any) -> Any:
-        """Answer."""
-        if method in self.slow:
-            if dropped is not None:
-                self.dropped.append(dropped)
-            await self.slow[method].wait()
-        msgspec.convert(params, SERVICES[method][0])
-        self.asked.append((method, params))
-        answer = self.answers[method]
-        if isinstance(answer, Failure):
-            raise answer
-        return answer
-
-    @property
-    def watching(self) -> bool:
-        """Whether somebody is watched."""
-        return self.there
-
-    def watch(self, params: dict[str, Any], *_: Any) -> None:
-        """Take note of it."""
-        msgspec.convert(params, WatchAgent)
-        self.watched.append(params)
-        self.there = True
-
-    def of(self, method: str) -> list[dict[str, Any]]:
-        """Return the parameters of all calls of `method`."""
-        return [params for name, params in self.asked if name == method]
-
-
-class Talk:
-    """A chat with a wire, a sheet and a clock of its own."""
-
-    def __init__(self, **how: Any) -> None:
-        self.now = 0.0
-        self.wire = Wire()
-        self.sheet = Sheet()
-        self.chat = Chat(self.wire, self.sheet, clock=lambda: self.now, **how)
-
-    async def begin(self) -> Talk:
-        """Meet the agent."""
-        await self.chat.meet("1", fresh=True)
-        return self
-
-    def shown(self) -> list[str]:
-        """Return the lines since, and the one under way."""
-        lines = self.sheet.take() + ([self.sheet.live] if self.sheet.live else [])
-        return ["".join(text for _, text in line) for line in lines]
-
-    def began(self, **more: Any) -> None:
-        """Let a turn begin that was asked for here, unless `more` says otherwise."""
-        request = self.wire.of("submit")[-1]["request_id"] if self.wire.of("submit") else None
-        fields: dict[str, Any] = {"query_id": "q", "prompt": "go", "request_id": request}
-        self.chat.event(msgspec.to_builtins(TurnBegan(**(fields | more))))
-
-    async def ended(self, **more: Any) -> None:
-        """Let the turn end."""
-        self.chat.event(msgspec.to_builtins(TurnEnded("q")) | {"reply": REPLY | {"steps": 1}} | more)
-        for _ in range(20):
-            await asyncio.sleep(0)
-
-
-def event(n: int, kind: str, text: str = "", **more: Any) -> dict[str, Any]:
-    """Return an event of a turn."""
-    return {"n": n, "kind": kind, "text": text, **more}
-
-
-def question(id: str = "q1", **changes: Any) -> dict[str, Any]:
-    """Return a question as it arrives."""
-    fields: dict[str, Any] = {"tool": "bash", "subject": "rm x", "input": {"command": "rm x"}, "digest": "d"}
-    fields |= {"paths": (), "reason": "why", "folder": "/w", "agent": "n", "agent_id": "abc", "task": "t", "depth": 1}
-    asked: dict[str, Any] = msgspec.to_builtins(Question(id=id, **(fields | changes)).with_lines())
-    return asked
 
 
 async def test_a_prompt_is_asked_and_its_turn_is_shown() -> None:
@@ -181,19 +70,6 @@ async def test_prompts_reach_the_agent_in_the_order_in_which_they_were_typed() -
     assert said == [("submit", "one"), ("steer", "two")]
 
 
-async def test_what_answers_one_question_answers_no_other() -> None:
-    """What was typed for one that is over by then goes back into the line."""
-    talk = await Talk().begin()
-    talk.chat.event(question("q1"))
-    topic = talk.chat.topic
-    talk.chat.event(question("q2"))
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
-    await talk.chat.take("y", topic=topic)
-    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "y")
-    await talk.chat.take("y", topic=talk.chat.topic)
-    assert [params["id"] for params in talk.wire.of("answer")] == ["q2"]
-
-
 async def test_an_agent_that_was_asked_meanwhile_is_steered() -> None:
     """Of two who ask at the same moment one would be refused."""
     talk = await Talk().begin()
@@ -225,61 +101,6 @@ async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> 
     talk.began(prompt="and now?", n=4, text="I am", met=True)
     talk.chat.event(event(5, "text", " here"))
     assert talk.shown() == ["> what is it?", "It is.", "it is at work on: and now?", "I am here"]
-
-
-async def test_a_question_is_shown_with_its_diff_and_answered(tmp_path: Any) -> None:
-    """One after the other; what is no answer is laid aside and allows nothing."""
-    (tmp_path / "f").write_text("one\n")
-    edit = {"path": "f", "old_text": "one", "new_text": "two"}
-    talk = await Talk().begin()
-    talk.began(request_id=None)
-    talk.shown()
-    changed = question(tool="replace_in_file", input=edit, subject=str(tmp_path / "f"))
-    for each in (changed, changed, question("q2", agent="kim", agent_id="kid")):
-        talk.chat.event(each)
-    lines = talk.shown()
-    assert lines[0] == "tool: replace_in_file"
-    assert lines[-2:] == ["-one", "+two"]
-    assert talk.chat.asks.startswith("allow it?")
-    await talk.chat.take("and run the tests")
-    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "and run the tests")
-    talk.shown()
-    await talk.chat.take("s")
-    assert talk.shown()[:2] == ["allowed (session)", "agent: kim (kid, depth 1)"]
-    await talk.chat.take("n keep it")
-    assert talk.chat.asks == ""
-    said = [msgspec.convert(each, AnswerQuestion) for each in talk.wire.of("answer")]
-    assert said == [AnswerQuestion("q1", True, "session"), AnswerQuestion("q2", False, reason="keep it")]
-
-
-async def test_a_question_that_is_over_is_not_asked_any_more() -> None:
-    """Whoever answered it, and whatever became of it; what stands behind it is asked then."""
-    talk = await Talk().begin()
-    for id in ("q1", "q2", "q3"):
-        talk.chat.event(question(id))
-    talk.shown()
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q2")))
-    assert talk.shown() == []
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
-    assert talk.shown()[0].startswith("that was answered elsewhere")
-    await talk.chat.take("y")
-    assert talk.wire.of("answer")[0]["id"] == "q3"
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q3")))
-    assert talk.chat.asks == ""
-
-
-async def test_what_is_let_through_is_said() -> None:
-    """With `auto` nobody is asked."""
-    talk = await Talk(mode="auto").begin()
-    talk.chat.event(question())
-    await asyncio.sleep(0)
-    assert talk.wire.of("answer") == [{"id": "q1", "allow": True}]
-    assert talk.shown()[0].startswith("let through: agent: n")
-
-
-async def test_with_deny_nobody_is_asked() -> None:
-    """The daemon is told so, and says no at once."""
-    assert (await Talk(mode="deny").begin()).wire.watched[0]["approve"] is False
 
 
 async def test_ctrl_c_ends_the_turn_and_then_at_once() -> None:

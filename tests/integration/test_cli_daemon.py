@@ -1,0 +1,163 @@
+"""The daemon behind the command line: one, drained, left, frozen, private."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.shell import SECONDS, Shell, ended, opened
+from orch import paths
+from orch.daemon import ALREADY_RUNNING
+from orch_protocol.wire import VERSION
+
+
+def say(shell: Shell, line: dict[str, Any]) -> dict[str, Any]:
+    """Speak one line with the daemon and return its answer."""
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(SECONDS)
+        connected.connect(paths.control_socket(shell.env))
+        connected.sendall(json.dumps(line).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(connected.makefile().readline())
+        return answer
+
+
+def test_daemon_verbs(shell: Shell) -> None:
+    """Status does not start one; start does, once; stop ends it and may be repeated; the log tells."""
+    assert shell.run("daemon", "status", code=3).stdout == b""
+    shell.run("daemon", "logs", code=3)
+    first = shell.data("daemon", "start")
+    assert (first["sandbox"], first["agents"], first["home"]) == ("L0", 0, str(shell.home))
+    assert first["sandbox_offered"].startswith("up to L")
+    assert shell.data("daemon", "start")["pid"] == first["pid"]
+    assert (shell.home / "daemon" / "lock").read_text() == f"{first['pid']}\n"
+    assert shell.data("daemon", "stop") == {"pid": first["pid"]}
+    ended(first["pid"])
+    assert shell.data("daemon", "stop") == {"pid": None}
+    assert b'"why": "told to stop"' in shell.run("daemon", "logs").stdout
+
+
+def test_racing_commands_share_one_daemon(shell: Shell) -> None:
+    """Six commands at once on a fresh home: one daemon, six agents, no error."""
+    racing = [shell.start("spawn", f"task {number}", "--json") for number in range(6)]
+    seqs = sorted(json.loads(each.communicate(timeout=SECONDS)[0])["seq"] for each in racing)
+    assert seqs == [1, 2, 3, 4, 5, 6]
+    assert shell.data("daemon", "status")["agents"] == 6
+
+
+def test_a_second_daemon_leaves_with_a_code_of_its_own(shell: Shell) -> None:
+    """It says so and touches nothing."""
+    first = shell.data("daemon", "start")
+    second = subprocess.run(
+        [sys.executable, "-P", "-m", "orch.daemon"], env=shell.env, capture_output=True, timeout=SECONDS, check=False
+    )
+    assert second.returncode == ALREADY_RUNNING
+    assert b"another daemon serves" in second.stderr
+    assert shell.data("daemon", "status")["pid"] == first["pid"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_drains_the_daemon(shell: Shell, number: signal.Signals) -> None:
+    """It ends its agents, removes its socket and says why in its log."""
+    shell.run("spawn", "t")
+    os.kill(shell.data("daemon", "status")["pid"], number)
+    for pid in shell.ours():
+        ended(pid)
+    assert not Path(paths.control_socket(shell.env)).exists()
+    assert number.name.encode() in shell.run("daemon", "logs").stdout
+
+
+def test_stopping_the_daemon_answers_who_waits(shell: Shell) -> None:
+    """A query under way ends with an error, not with silence, and nothing starts anew."""
+    spawned = shell.data("spawn", "t", "--name", "a")
+    os.kill(spawned["pid"], signal.SIGSTOP)
+    waiting = shell.start("query", "a", "hi")
+    shell.until("a", "busy")
+    shell.run("daemon", "stop")
+    out, err = waiting.communicate(timeout=SECONDS)
+    assert (waiting.returncode, out) == (1, b"")
+    assert err.startswith(b"orch: ")
+    shell.run("daemon", "status", code=3)
+
+
+def test_an_idle_daemon_leaves_by_itself(shell: Shell) -> None:
+    """After its minutes it is gone, its agents are not."""
+    shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"), ORCH_DAEMON__IDLE_MINUTES="0.005")
+    for pid in shell.ours():
+        ended(pid)
+    assert b'"why": "idle for 0.005 minutes"' in shell.run("daemon", "logs").stdout
+    assert shell.run("query", "a", "?").stdout == b"hello\n"
+
+
+def test_a_daemon_whose_home_is_removed_leaves(shell: Shell) -> None:
+    """Asked anything, it sends one to the next daemon and ends with its agents; the next one has the place alone."""
+    shell.run("spawn", "t", "--name", "a")
+    before = shell.ours()
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(SECONDS)
+        connected.connect(paths.control_socket(shell.env))
+        shutil.rmtree(shell.home)
+        assert shell.data("list") == []
+        connected.sendall(b'{"id":1,"method":"list","version":%d}\n' % VERSION)
+        assert json.loads(connected.makefile().readline())["error"]["type"] == "DaemonLeaving"
+    for pid in before:
+        ended(pid)
+    assert shell.run("spawn", "t").stdout != b""
+
+
+def test_a_frozen_daemon_is_given_up(shell: Shell) -> None:
+    """Every command, the doctor and stop included, says which process hangs, where its log is and how to end it."""
+    shell.run("spawn", "t", "--name", "a")
+    pid = shell.data("daemon", "status")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    verbs = [("list",), ("show", "a"), ("spawn", "t"), ("daemon", "status"), ("daemon", "stop"), ("doctor",)]
+    asking = [shell.start(*verb) for verb in verbs]
+    told = [(each.communicate(timeout=SECONDS), each.returncode) for each in asking]
+    for (out, err), code in told:
+        said = (out + err).decode()
+        assert code == 1
+        assert f"kill -9 {pid}" in said
+        assert str(shell.home / "daemon" / "log") in said
+        assert "Traceback" not in said
+    os.kill(pid, signal.SIGKILL)
+    ended(pid)
+    assert [row["name"] for row in shell.data("list")] == ["a"]
+
+
+def test_a_long_home_works(tmp_path: Path) -> None:
+    """Where the socket's path would be too long, it lies elsewhere, and everything else at home."""
+    (tmp_path / ("d" * 100)).mkdir()
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    with opened(tmp_path / ("d" * 100)) as shell:
+        shell.env["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
+        shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
+        assert shell.run("query", "a", "?").stdout == b"hello\n"
+
+
+def test_a_broken_configuration_stops_the_daemon_with_file_and_line(shell: Shell) -> None:
+    """The command that would have started it says what the daemon found, and exits with 2."""
+    shell.home.mkdir(mode=0o700)
+    (shell.home / "config.toml").write_text("\nmodle = 1\n")
+    told = shell.run("list", code=2).stderr.decode()
+    assert told.startswith("orch: ")
+    assert "config.toml, line 2" in told
+    assert "did you mean 'model'" in told
+    (shell.home / "config.toml").unlink()
+
+
+def test_the_socket_speaks_lines(shell: Shell) -> None:
+    """Anybody may ask in JSON; another version is told both, and may still look and stop."""
+    shell.run("daemon", "start")
+    assert say(shell, {"id": 1, "method": "list", "version": VERSION}) == {"id": 1, "result": []}
+    error = say(shell, {"id": 2, "method": "list", "version": VERSION + 1})["error"]
+    assert error["type"] == "VersionMismatchError"
+    assert say(shell, {"id": 3, "method": "daemon_status", "version": VERSION + 1})["result"]["protocol"] == VERSION
+    ended(say(shell, {"id": 4, "method": "daemon_stop", "version": VERSION + 1})["result"]["pid"])

@@ -1,0 +1,125 @@
+"""A chat with a wire, a sheet and a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from orch.cli.failure import Failure
+from orch.console.chat import Chat
+from orch.console.link import Link
+from orch.console.sheet import Sheet
+from orch_protocol.approval import Question
+from orch_protocol.services import SERVICES
+from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
+from orchestrator.desk import REPLY, ROW
+
+AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
+
+
+COMMAND = {"name": "kill", "aliases": ["end"], "summary": "end an agent", "arguments": []}
+
+
+class Wire(Link):
+    """Stands where the daemon would: keeps what it is asked, answers what it was told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.answers: dict[str, Any] = {
+            "state": AGENT,
+            "list": [AGENT],
+            "show": {"messages": []},
+            "submit": {"id": "abc", "query_id": "q"},
+            "steer": {"id": "abc", "steer_id": "s1", "query_id": None},
+            "queue": {"waiting": []},
+            "answer": {"taken": True, "note": ""},
+            "collect": REPLY,
+            "cancel": AGENT,
+            "kill": {"ids": []},
+            "commands": {"commands": [COMMAND], "keys": [], "widgets": [], "digest": "1"},
+        }
+        self.watched: list[dict[str, Any]] = []
+        self.there = False
+        self.slow: dict[str, asyncio.Event] = {}
+        self.dropped: list[Any] = []
+
+    def executes(self, command: str, shown: str = "", **effect: str) -> None:
+        """Let a command come to that."""
+        made = {"agent": "", "text": ""} | effect if effect else None
+        self.answers["execute"] = {"command": command, "text": shown, "data": None, "effect": made, "is_error": False}
+
+    async def call(self, method: str, *, dropped: Any = None, **params: Any) -> Any:
+        """Answer."""
+        if method in self.slow:
+            if dropped is not None:
+                self.dropped.append(dropped)
+            await self.slow[method].wait()
+        msgspec.convert(params, SERVICES[method][0])
+        self.asked.append((method, params))
+        answer = self.answers[method]
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    @property
+    def watching(self) -> bool:
+        """Whether somebody is watched."""
+        return self.there
+
+    def watch(self, params: dict[str, Any], *_: Any) -> None:
+        """Take note of it."""
+        msgspec.convert(params, WatchAgent)
+        self.watched.append(params)
+        self.there = True
+
+    def of(self, method: str) -> list[dict[str, Any]]:
+        """Return the parameters of all calls of `method`."""
+        return [params for name, params in self.asked if name == method]
+
+
+class Talk:
+    """A chat with a wire, a sheet and a clock of its own."""
+
+    def __init__(self, **how: Any) -> None:
+        self.now = 0.0
+        self.wire = Wire()
+        self.sheet = Sheet()
+        self.chat = Chat(self.wire, self.sheet, clock=lambda: self.now, **how)
+
+    async def begin(self) -> Talk:
+        """Meet the agent."""
+        await self.chat.meet("1", fresh=True)
+        return self
+
+    def shown(self) -> list[str]:
+        """Return the lines since, and the one under way."""
+        lines = self.sheet.take() + ([self.sheet.live] if self.sheet.live else [])
+        return ["".join(text for _, text in line) for line in lines]
+
+    def began(self, **more: Any) -> None:
+        """Let a turn begin that was asked for here, unless `more` says otherwise."""
+        request = self.wire.of("submit")[-1]["request_id"] if self.wire.of("submit") else None
+        fields: dict[str, Any] = {"query_id": "q", "prompt": "go", "request_id": request}
+        self.chat.event(msgspec.to_builtins(TurnBegan(**(fields | more))))
+
+    async def ended(self, **more: Any) -> None:
+        """Let the turn end."""
+        self.chat.event(msgspec.to_builtins(TurnEnded("q")) | {"reply": REPLY | {"steps": 1}} | more)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def event(n: int, kind: str, text: str = "", **more: Any) -> dict[str, Any]:
+    """Return an event of a turn."""
+    return {"n": n, "kind": kind, "text": text, **more}
+
+
+def question(id: str = "q1", **changes: Any) -> dict[str, Any]:
+    """Return a question as it arrives."""
+    fields: dict[str, Any] = {"tool": "bash", "subject": "rm x", "input": {"command": "rm x"}, "digest": "d"}
+    fields |= {"paths": (), "reason": "why", "folder": "/w", "agent": "n", "agent_id": "abc", "task": "t", "depth": 1}
+    asked: dict[str, Any] = msgspec.to_builtins(Question(id=id, **(fields | changes)).with_lines())
+    return asked

@@ -1,0 +1,80 @@
+"""What needs approval, asked and answered in a chat."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from orch_protocol.approval import AnswerQuestion
+from orch_protocol.watching import QuestionOver
+from orchestrator.console.stand import Talk, question
+
+
+async def test_what_answers_one_question_answers_no_other() -> None:
+    """What was typed for one that is over by then goes back into the line."""
+    talk = await Talk().begin()
+    talk.chat.event(question("q1"))
+    topic = talk.chat.topic
+    talk.chat.event(question("q2"))
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
+    await talk.chat.take("y", topic=topic)
+    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "y")
+    await talk.chat.take("y", topic=talk.chat.topic)
+    assert [params["id"] for params in talk.wire.of("answer")] == ["q2"]
+
+
+async def test_a_question_is_shown_with_its_diff_and_answered(tmp_path: Any) -> None:
+    """One after the other; what is no answer is laid aside and allows nothing."""
+    (tmp_path / "f").write_text("one\n")
+    edit = {"path": "f", "old_text": "one", "new_text": "two"}
+    talk = await Talk().begin()
+    talk.began(request_id=None)
+    talk.shown()
+    changed = question(tool="replace_in_file", input=edit, subject=str(tmp_path / "f"))
+    for each in (changed, changed, question("q2", agent="kim", agent_id="kid")):
+        talk.chat.event(each)
+    lines = talk.shown()
+    assert lines[0] == "tool: replace_in_file"
+    assert lines[-2:] == ["-one", "+two"]
+    assert talk.chat.asks.startswith("allow it?")
+    await talk.chat.take("and run the tests")
+    assert (talk.wire.of("answer"), talk.chat.draft) == ([], "and run the tests")
+    talk.shown()
+    await talk.chat.take("s")
+    assert talk.shown()[:2] == ["allowed (session)", "agent: kim (kid, depth 1)"]
+    await talk.chat.take("n keep it")
+    assert talk.chat.asks == ""
+    said = [msgspec.convert(each, AnswerQuestion) for each in talk.wire.of("answer")]
+    assert said == [AnswerQuestion("q1", True, "session"), AnswerQuestion("q2", False, reason="keep it")]
+
+
+async def test_a_question_that_is_over_is_not_asked_any_more() -> None:
+    """Whoever answered it, and whatever became of it; what stands behind it is asked then."""
+    talk = await Talk().begin()
+    for id in ("q1", "q2", "q3"):
+        talk.chat.event(question(id))
+    talk.shown()
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q2")))
+    assert talk.shown() == []
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
+    assert talk.shown()[0].startswith("that was answered elsewhere")
+    await talk.chat.take("y")
+    assert talk.wire.of("answer")[0]["id"] == "q3"
+    talk.chat.event(msgspec.to_builtins(QuestionOver("q3")))
+    assert talk.chat.asks == ""
+
+
+async def test_what_is_let_through_is_said() -> None:
+    """With `auto` nobody is asked."""
+    talk = await Talk(mode="auto").begin()
+    talk.chat.event(question())
+    await asyncio.sleep(0)
+    assert talk.wire.of("answer") == [{"id": "q1", "allow": True}]
+    assert talk.shown()[0].startswith("let through: agent: n")
+
+
+async def test_with_deny_nobody_is_asked() -> None:
+    """The daemon is told so, and says no at once."""
+    assert (await Talk(mode="deny").begin()).wire.watched[0]["approve"] is False
