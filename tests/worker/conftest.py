@@ -1,4 +1,4 @@
-"""A log that begins, for tests of files."""
+"""A log, and a transcript, that begin, for tests of files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from logs import HEADER
 from orch_worker.store import AppendLog
+from orch_worker.transcript import Transcript
 
 
 @pytest.fixture
@@ -23,3 +24,17 @@ def log(path: Path) -> Iterator[AppendLog]:
     log, _ = AppendLog.open(path, header=HEADER)
     yield log
     log.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return where a session's folder is to be."""
+    return tmp_path / "sessions" / "agent"
+
+
+@pytest.fixture
+def transcript(folder: Path) -> Iterator[Transcript]:
+    """Yield a new, open transcript."""
+    transcript = Transcript.open(folder, agent="agent", cwd="/somewhere")
+    yield transcript
+    transcript.close()
