@@ -10,7 +10,7 @@ import pytest
 
 from orch_worker.tools.base import Tool, ToolContext, ToolError
 from orch_worker.tools.files import grep_files, list_files, read_file
-from orch_worker.tools.ignore import glob_regex
+from orch_worker.tools.globs import glob_regex
 from orch_worker.tools.patterns import compile_pattern
 
 
@@ -321,8 +321,21 @@ def test_harmless_patterns_pass(pattern: str) -> None:
         ("[", "[", True),
         ("[z-a]", "[z-a]", True),
         ("a+b", "a+b", True),
+        ("a[!x]b", "a/b", False),
+        ("a**/b", "ax/b", True),
+        ("a**/b", "a/x/b", False),
+        ("**/b/**/*c*/d", "a/b/b/xcx/d", True),
+        ("src/**.py", "src/a/b.py", True),
+        ("*a*b*a", "abba/xaxbxa", True),
     ],
 )
 def test_globs(pattern: str, path: str, matches: bool) -> None:
     """Patterns of names mean what they mean to git; one that makes no sense stands for itself."""
     assert bool(glob_regex(pattern).fullmatch(path)) is matches
+
+
+@pytest.mark.parametrize("pattern", ["*a" * 100 + "b", "**/a/" * 50 + "b", "**a" * 60 + "b", "*?" * 100 + "b"])
+def test_a_pattern_of_a_stranger_is_soon_done(pattern: str) -> None:
+    """A `.gitignore` comes with a repository: many stars on a long name are not tried in all ways that there are."""
+    assert not glob_regex(pattern).fullmatch("a" * 255)
+    assert not glob_regex(pattern).fullmatch("a/" * 64)

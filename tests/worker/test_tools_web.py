@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools.addresses import public, resolve
+from orch_worker.tools import addresses
+from orch_worker.tools.addresses import elsewhere, own, public, resolve
 from orch_worker.tools.base import Keys, ToolContext, ToolError
 from orch_worker.tools.html_text import html_text
 from orch_worker.tools.http import MAX_BYTES, Page, fetch
@@ -62,6 +63,22 @@ async def serving(answer: Handler) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
+@asynccontextmanager
+async def dripping(beginning: bytes) -> AsyncIterator[int]:
+    """Serve answers that begin so and do not end. Yields the port."""
+    over = asyncio.Event()
+
+    async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(beginning)
+        await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        over.set()
+
+
 def http(body: bytes = b"ok", status: int = 200, **headers: str) -> bytes:
     """Return a response."""
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -100,6 +117,28 @@ class TestAddresses:
         """However loopback is spelt, the system's resolver gives it away, and nothing is connected to."""
         with pytest.raises(ToolError, match=r"not an address of the public network: refused|cannot be resolved"):
             await fetch_url.run(ToolContext(Path("/")), {"url": url})
+
+    @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::1"])
+    def test_own(self, address: str) -> None:
+        """Addresses of this machine are known as such, whatever they look like."""
+        assert own(address)
+
+    @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "192.0.2.1", "no.address"])
+    def test_not_own(self, address: str) -> None:
+        """Other machines' addresses are not, nor is what is no address."""
+        assert not own(address)
+
+    async def test_a_public_address_of_this_machine_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What serves this machine alone is not reached by the address that it has in the public network."""
+        monkeypatch.setattr(addresses, "public", lambda _: True)
+        async with serving(lambda _: http()) as port:
+            with pytest.raises(ToolError, match=r"leads to 127\.0\.0\.1, which is this machine, or"):
+                await get(f"http://site.test:{port}/", allowed=elsewhere)
+
+    async def test_where_every_address_can_be_taken_none_is_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Some systems let a program take any address: others are reached from there as well."""
+        monkeypatch.setattr(addresses, "_can_be_taken", lambda *_: True)
+        assert not own("8.8.8.8")
 
     async def test_resolver_gives_plain_addresses(self) -> None:
         """The resolver is asked once and gives each address once."""
@@ -298,6 +337,12 @@ class TestBounds:
             with pytest.raises(ToolError, match="more than 100 times its size: refused"):
                 await get(f"http://site.test:{port}/")
 
+    async def test_what_follows_what_was_packed_is_not_waited_for(self) -> None:
+        """Bytes without end behind the end of a packed page are neither kept nor taken."""
+        page = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"all of it") + b"\0" * 9
+        async with dripping(page) as port:
+            assert (await get(f"http://site.test:{port}/", seconds=5.0)).body == b"all of it"
+
     async def test_long_body_is_cut(self) -> None:
         """Five mebibytes are taken, and that there was more is known."""
         async with serving(lambda _: http(b"x" * (MAX_BYTES + 1))) as port:
@@ -330,18 +375,9 @@ class TestBounds:
 
     async def test_endless_answer(self) -> None:
         """A server that never ends its answer is given up at the deadline."""
-        gone = asyncio.Event()
-
-        async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 200 OK\r\n\r\nx")
-            await gone.wait()
-            writer.close()
-
-        server = await asyncio.start_server(drip, "127.0.0.1", 0)
-        async with server:
+        async with dripping(b"HTTP/1.1 200 OK\r\n\r\nx") as port:
             with pytest.raises(ToolError, match="was not there in full within 0 s"):
-                await get(f"http://site.test:{server.sockets[0].getsockname()[1]}/", seconds=0.1)
-            gone.set()
+                await get(f"http://site.test:{port}/", seconds=0.1)
 
 
 PAGE = """<!DOCTYPE html><html><head><title>My   page</title><style>a{}</style><script>x = "<p>no</p>"</script></head>
@@ -415,12 +451,31 @@ class TestHtml:
         assert self.convert(html) == text
 
     @pytest.mark.parametrize(
-        "piece", ["<div>", "<", "<a ", "<!--", "&", "<!x", "<?", "</", "<a b='", "<ul><li>", "<script></"]
+        "piece", ["<div>", "<", "<a ", "<!--", "&", "<!x", "<?", "</", "<a b='", "<ul><li>", "<script></", "[]("]
     )
     def test_hostile_pages_end(self, piece: str) -> None:
-        """A page made to be slow is left at the deadline."""
+        """A page made to be slow is left at the deadline, and what was read of it is soon made a text."""
         assert len(html_text(piece * 200_000, "https://a.test", 0.0)) < 200
         self.convert(piece * 2_000)
+
+    def test_what_looks_like_links_is_soon_a_text(self) -> None:
+        """Brackets in the text of a page are text, however many there are of them."""
+        assert self.convert("[](" * 500_000) == "[](" * 500_000
+
+    @pytest.mark.parametrize(
+        ("html", "text"),
+        [
+            ("a<a href=/x> </a>b", "a b"),
+            ("a<a href=/x><img src=y></a>b", "ab"),
+            ("<a href=/x><img src=y alt=z></a>", "[(image: z)](https://a.test/x)"),
+            ("<a href=/x><a href=/y>t</a></a>", "[[t](https://a.test/y)](https://a.test/x)"),
+            ("<a href=/x></a>" * 3, ""),
+            ("<a href=/x>never closed", "[never closed"),
+        ],
+    )
+    def test_links_with_nothing_in_them_go(self, html: str, text: str) -> None:
+        """A link that nobody would see is left out, and no other."""
+        assert self.convert(html) == text
 
     @pytest.mark.parametrize(
         ("content_type", "body", "text"),
@@ -430,6 +485,11 @@ class TestHtml:
             ("text/html; charset=nonsense", "caf\u00e9".encode(), "caf\u00e9"),
             ("text/plain; charset=hex", b"abc", "abc"),
             ("text/plain; charset=idna", b"a\xff", "a\ufffd"),
+            (
+                "text/plain; charset=punycode",
+                b"a" * 500_000 + b"-" + b"b" * 500_000,
+                f"{'a' * 500_000}-{'b' * 500_000}",
+            ),
             ("text/plain", b"<p>as it is</p>", "<p>as it is</p>"),
             ("application/json", b'{"a": 1}', '{"a": 1}'),
             ("", b"  <!DOCTYPE html><p>x", "x"),

@@ -9,9 +9,11 @@ from typing import Final
 
 from .base import ToolError
 
-__all__ = ["public", "resolve"]
+__all__ = ["elsewhere", "own", "public", "resolve"]
 
 MAX_ADDRESSES: Final = 8
+NOBODYS: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses that no machine has: for documentation."""
 
 # Public by their numbers, but they lead on to any other address, or were public once.
 LEADING_ELSEWHERE: Final = tuple(
@@ -57,3 +59,24 @@ def public(address: str) -> bool:
     if not parsed.is_global or parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified:
         return False
     return not any(parsed in network for network in LEADING_ELSEWHERE if network.version == parsed.version)
+
+
+def own(address: str) -> bool:
+    """Whether `address` is one of this machine's own: what is sent there goes past every wall around it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # Some systems let everybody take any address: there nothing can be said of one.
+    return _can_be_taken(family, address) and not _can_be_taken(family, NOBODYS[family])
+
+
+def elsewhere(address: str) -> bool:
+    """Whether `address` is public, and another machine's."""
+    return public(address) and not own(address)
+
+
+def _can_be_taken(family: socket.AddressFamily, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

@@ -15,7 +15,8 @@ from typing import Annotated, BinaryIO, Final
 from msgspec import Meta
 
 from .base import ToolContext, ToolError, tool
-from .ignore import glob_regex, walk
+from .globs import glob_regex
+from .ignore import walk
 from .patterns import compile_pattern
 from .regular import NotRegularError, open_regular
 

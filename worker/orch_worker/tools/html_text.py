@@ -6,7 +6,7 @@ import re
 import time
 from html import unescape
 from html.parser import HTMLParser
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
 __all__ = ["html_text"]
@@ -23,7 +23,6 @@ LINES: Final = frozenset({"tr", "dt", "dd", "caption", "option"})
 HEADINGS: Final = {f"h{level}": "#" * level for level in range(1, 7)}
 
 _SPACE: Final = re.compile(r"\s+")
-_EMPTY_LINK: Final = re.compile(r"(?<!!)\[\s*\]\([^)\s]*\)")
 _MANY_LINES: Final = re.compile(r"\n{3,}")
 
 
@@ -39,8 +38,16 @@ def html_text(html: str, url: str, stop_at: float) -> str:
 
 
 def _tidy(text: str) -> str:
-    lines = (line.rstrip() for line in _EMPTY_LINK.sub("", text).split("\n"))
+    lines = (line.rstrip() for line in text.split("\n"))
     return _MANY_LINES.sub("\n\n", "\n".join(lines)).strip()
+
+
+class _Link(NamedTuple):
+    """A link that is open: where it leads, which part of the text it begins in, and how much was said before it."""
+
+    address: str
+    at: int
+    said: int
 
 
 class _Reader(HTMLParser):
@@ -50,7 +57,8 @@ class _Reader(HTMLParser):
         self._parts: list[str] = []
         self._skipping: list[str] = []
         self._lists: list[int | None] = []  # the last number of each list that is open, None where there are bullets
-        self._links: list[str] = []
+        self._links: list[_Link] = []
+        self._said = 0  # how much was said so far that can be seen
         self._pre = 0
 
     def text(self) -> str:
@@ -87,10 +95,11 @@ class _Reader(HTMLParser):
         elif tag in ("td", "th"):
             self._parts.append("| " if self._parts and self._parts[-1].endswith("\n") else " | ")
         elif tag == "a":
-            self._links.append(self._address(about.get("href")))
-            self._parts.append("[" if self._links[-1] else "")
+            self._links.append(_Link(self._address(about.get("href")), len(self._parts), self._said))
+            self._parts.append("[" if self._links[-1].address else "")
         elif tag == "img" and about.get("alt"):
             self._parts.append(f"(image: {about['alt']})")
+            self._said += 1
         elif tag in LINES:
             self._parts.append("\n")
         elif tag in ("ul", "ol"):
@@ -111,8 +120,11 @@ class _Reader(HTMLParser):
         elif tag == "code" and not self._pre:
             self._parts.append("`")
         elif tag == "a" and self._links:
-            address = self._links.pop()
-            self._parts.append(f"]({address})" if address else "")
+            link = self._links.pop()
+            if link.said == self._said:
+                self._parts[link.at] = ""
+            elif link.address:
+                self._parts.append(f"]({link.address})")
         elif tag in ("ul", "ol") and self._lists:
             self._lists.pop()
             self._parts.append("" if self._lists else "\n\n")
@@ -122,6 +134,7 @@ class _Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._skipping:
             return
+        self._said += not data.isspace()
         if self._pre:
             self._parts.append(data)
         elif text := _SPACE.sub(" ", data):

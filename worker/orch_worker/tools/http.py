@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import msgspec
 from msgspec import Struct
 
-from .addresses import public, resolve
+from .addresses import elsewhere, resolve
 from .base import ToolError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def fetch(
     *,
     seconds: float,
     resolve: Resolve = resolve,
-    allowed: Callable[[str], bool] = public,
+    allowed: Callable[[str], bool] = elsewhere,
     tls: ssl.SSLContext | None = None,
 ) -> Page:
     """Return what `url` leads to, over at most five redirects, within `seconds`. Raises ToolError.
@@ -65,7 +65,10 @@ async def fetch(
                 target = _target(url)
                 addresses = await resolve(target.hostname or "", _port(target))
                 if bad := next((address for address in addresses if not allowed(address)), None):
-                    raise ToolError(f"{url!r} leads to {bad}, which is not an address of the public network: refused.")
+                    raise ToolError(
+                        f"{url!r} leads to {bad}, which is this machine, or not an address of the public network: "
+                        "refused."
+                    )
                 found = await _get(target, addresses, tls)
                 if isinstance(found, Page):
                     return found
@@ -185,4 +188,6 @@ async def _body(response: Response) -> tuple[bytes, bool]:
             raise ToolError(f"The answer unpacks to more than {MAX_RATIO} times its size: refused.")
         if len(body) > MAX_BYTES:
             return bytes(body[:MAX_BYTES]), True
+        if decoder and decoder.eof:  # what follows would be kept by the decoder, without end
+            break
     return bytes(body), False

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import repeat
 from pathlib import Path
 from typing import Final
 
 from .descent import FOLDER, open_below
+from .globs import glob_regex
 from .regular import open_regular
 
-__all__ = ["Note", "glob_regex", "top", "walk"]
+__all__ = ["Note", "top", "walk"]
 
 ALWAYS: Final = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__"}
@@ -26,35 +26,6 @@ Note = Callable[[Path], object]
 """Told of each folder, and of each `.gitignore`, before it is looked at."""
 
 Rule = tuple[re.Pattern[str], bool, bool]  # what it matches below its folder, negated, folders only
-
-
-@lru_cache(maxsize=256)
-def glob_regex(pattern: str) -> re.Pattern[str]:
-    """Return `pattern` as a regex over a whole relative path. `*` stops at a slash, `**` does not.
-
-    A pattern without a slash matches the last part alone, in any folder.
-    """
-    anchored = "/" in pattern.rstrip("/")
-    out, rest = "" if anchored else "(?:.*/)?", pattern.strip("/")
-    while rest:
-        if rest.startswith("**/"):
-            out, rest = f"{out}(?:.*/)?", rest[3:]
-        elif rest.startswith("**"):
-            out, rest = f"{out}.*", rest[2:]
-        elif rest[0] == "*":
-            out, rest = f"{out}[^/]*", rest[1:]
-        elif rest[0] == "?":
-            out, rest = f"{out}[^/]", rest[1:]
-        elif match := re.match(r"\[([!^]?)(\]?[^\]]*)\]", rest):
-            inside = re.sub(r"([\\\[&~|])", r"\\\1", match[2])
-            out, rest = f"{out}[{'^' if match[1] else ''}{inside}]", rest[match.end() :]
-        else:
-            escaped = rest[0] == "\\" and len(rest) > 1
-            out, rest = out + re.escape(rest[escaped]), rest[1 + escaped :]
-    try:
-        return re.compile(out, re.DOTALL)
-    except re.error:
-        return re.compile(re.escape(pattern))
 
 
 def walk(

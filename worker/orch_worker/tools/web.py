@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 import time
 from typing import Annotated, Final
@@ -21,6 +22,8 @@ SEARCH_KEY: Final = "TAVILY_API_KEY"
 SEARCH_API: Final = "https://api.tavily.com"
 MAX_SNIPPET: Final = 500
 SNIFF_BYTES: Final = 8_192
+NO_CHARSETS: Final = frozenset({"idna", "punycode"})
+"""Encodings of Python's that are for names alone: what is long takes them for ever."""
 
 _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 _HTML: Final = re.compile(rb"\s*(<!doctype html|<html|<head|<body)", re.IGNORECASE)
@@ -101,6 +104,7 @@ def _decoded(page: Page, is_html: bool) -> str:
     if said is None and is_html:
         said = _CHARSET.search(page.body[:SNIFF_BYTES].decode("ascii", errors="replace"))
     try:
-        return page.body.decode(said[1] if said else "utf-8", errors="replace")
+        charset = codecs.lookup(said[1] if said else "utf-8").name
+        return page.body.decode("utf-8" if charset in NO_CHARSETS else charset, errors="replace")
     except (LookupError, UnicodeError):  # no such encoding, or one that knows nothing of replacing
         return page.body.decode(errors="replace")

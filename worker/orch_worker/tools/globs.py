@@ -1,0 +1,82 @@
+"""Patterns of file names, as Git writes them, as regular expressions that are soon done, whoever wrote them. Pure."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+__all__ = ["glob_regex"]
+
+NAME: Final = "[^/]*"
+ANY: Final = ".*"
+FOLDERS: Final = "(?:.*/)?"
+EARLY: Final = {"": "", NAME: "[^/]*?", ANY: ".*?", FOLDERS: "(?:.*?/)??"}
+"""Each of them, so that it takes as little as it can."""
+
+_CLASS: Final = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
+_SPECIAL: Final = re.compile(r"([\\\[&~|])")
+
+Piece = tuple[str, str]
+"""What may stand before, one of the above or nothing, and a regex of so many characters."""
+
+
+@lru_cache(maxsize=256)
+def glob_regex(pattern: str) -> re.Pattern[str]:
+    """Return `pattern` as a regex over a whole relative path. `*` stops at a slash, `**` does not.
+
+    A pattern without a slash matches the last part alone, in any folder.
+    """
+    anchored = "/" in pattern.rstrip("/")
+    try:
+        return re.compile(_joined(_pieces("" if anchored else FOLDERS, pattern.strip("/"))), re.DOTALL)
+    except re.error:
+        return re.compile(re.escape(pattern))
+
+
+def _pieces(before: str, rest: str) -> list[Piece]:
+    pieces, fixed, whole = [], "", rest
+    while rest:
+        star = ""
+        if rest.startswith("***"):
+            rest = rest[1:]
+            continue
+        if rest.startswith("**/") and (rest == whole or fixed.endswith("/")):
+            star, rest = FOLDERS, rest[3:]
+        elif rest.startswith("**"):
+            star, rest = NAME if rest.startswith("**/") else ANY, rest[2:]
+        elif rest[0] == "*":
+            star, rest = NAME, rest[1:]
+        elif rest[0] == "?":
+            fixed, rest = f"{fixed}[^/]", rest[1:]
+        elif match := _CLASS.match(rest):
+            inside = _SPECIAL.sub(r"\\\1", match[2])
+            fixed, rest = f"{fixed}(?!/)[{'^' if match[1] else ''}{inside}]", rest[match.end() :]
+        else:
+            escaped = rest[0] == "\\" and len(rest) > 1
+            fixed, rest = fixed + re.escape(rest[escaped]), rest[1 + escaped :]
+        if star:
+            pieces.append((before, fixed))
+            before, fixed = star, ""
+    return [*pieces, (before, fixed)]
+
+
+def _joined(pieces: list[Piece]) -> str:
+    """Return the regex of `pieces`.
+
+    Whatever stands after a star is taken where it stands first, and not looked for again: that leaves the most for the
+    rest. Else a few stars in a pattern of a stranger's would take longer than the universe lasts on one long name.
+    """
+    last = max((place for place, (star, _) in enumerate(pieces) if star in (ANY, FOLDERS)), default=0)
+    out = ""
+    for place, (star, fixed) in enumerate(pieces[:last]):
+        if place and star == NAME:
+            out = f"{out}(?>{EARLY[star]}{fixed})"
+        else:
+            out = f"{out}{')' if place else ''}(?>{EARLY[star]}{fixed}"
+    out += ")" if last else ""
+    first, *others = pieces[last:]
+    out += "".join(first)
+    for number, (star, fixed) in enumerate(others, 1):
+        out += f"(?>{EARLY[star]}{fixed})" if number < len(others) else star + fixed
+    return out
