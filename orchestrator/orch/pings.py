@@ -7,6 +7,7 @@ from itertools import count
 
 from orch_protocol.commands import Ping
 from orch_protocol.errors import ErrorInfo, error_from
+from orch_worker.handover import hand_over
 
 from .router import Peer
 from .waiters import expire
@@ -42,7 +43,7 @@ class Pings:
         """The pong to ping `id` is there."""
         pong, _ = self._pongs.get(id, (None, 0.0))
         if pong is not None and not pong.done():
-            pong.set_result(None)
+            hand_over(pong, None)
 
     def close(self, error: ErrorInfo) -> None:
         """Fail every ping with `error`."""

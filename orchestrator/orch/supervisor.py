@@ -451,9 +451,10 @@ class Supervisor:
         if reply is None and error is None:
             error = error_info(ProtocolError(f"the worker ended query {id} with neither reply nor error"))
         taker = self.waiters.taker(f"query:{id}")
-        self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker))
-        if self.workers.has_ended(agent_id):
-            self._bury(agent_id, peer.incarnation)  # that was its last word
+        with self.waiters.handing_over():
+            self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker))
+            if self.workers.has_ended(agent_id):
+                self._bury(agent_id, peer.incarnation)  # that was its last word
 
     def _on_unreadable(self, peer: Peer, kind: str, id: str, error: ErrorInfo) -> None:
         """A frame arrived without its body, and will not come again."""

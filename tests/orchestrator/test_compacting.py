@@ -144,7 +144,7 @@ async def test_a_question_that_comes_meanwhile_waits_for_it(tmp_path: Path) -> N
         with pytest.raises(AgentBusyError, match="between turns"):
             await agent.checkout(None)
         asking = agent.submit("second")
-        await until(lambda: not host._turn.done())
+        await until(lambda: host._in_turn)
         go.set()
         assert (await compacting).writer == "model"
         assert (await asking).text == "two"

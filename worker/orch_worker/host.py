@@ -55,6 +55,7 @@ from orch_protocol.values import Export, Exported
 from orch_protocol.wire import VERSION, Channel, encode_body
 
 from .courier import Courier
+from .handover import hand_over
 from .interjections import Interjection
 from .loop import Brake
 from .root import Root
@@ -69,6 +70,8 @@ PROGRESS_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
 
 T = TypeVar("T")
+Asked: TypeAlias = tuple[Runtime, Brake, str, Query]
+"""A turn to take: of whom, what ends it early, the query's id, the query."""
 Make: TypeAlias = Callable[[AgentSpec, dict[str, str], Root], Runtime]
 
 
@@ -103,7 +106,10 @@ class Host:
         self._enter = enter
         self._birth = birth
         self._runtime: Runtime | None = None
-        self._turn: asyncio.Task[None] | None = None
+        self._turns: asyncio.Task[None] | None = None
+        """Takes one turn after the other: a task for each would cost each a round of the event loop."""
+        self._next: asyncio.Future[Asked] | None = None
+        """What it is told the next turn by, while there is none."""
         self._compaction: asyncio.Task[None] | None = None
         """Somebody asked for it between turns: a turn waits for it."""
         self._asides: set[asyncio.Task[None]] = set()
@@ -231,13 +237,16 @@ class Host:
         self._courier.send("pong", Nothing(), id, reliable=False)
 
     def _on_query(self, id: str, body: Query) -> None:
-        if self._runtime is None or _is_under_way(self._turn):
+        if self._runtime is None or self._in_turn:
             busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
             self._finish(id, Finished(error=error_info(busy)))
+            return
+        asked = self._runtime, self._runtime.begin(), id, body
+        if self._next is None:
+            self._turns = asyncio.get_running_loop().create_task(self._take_turns(asked))
         else:
-            self._turn = asyncio.get_running_loop().create_task(
-                self._run(self._runtime, self._runtime.begin(), id, body)
-            )
+            awaited, self._next = self._next, None
+            hand_over(awaited, asked)
 
     def _on_steer(self, id: str, body: Steer) -> None:
         if self._runtime is not None:
@@ -264,7 +273,7 @@ class Host:
         self._courier.send("summed", summed, id)
 
     def _on_compact(self, id: str, body: Compact) -> None:
-        if self._runtime is None or _is_under_way(self._turn) or _is_under_way(self._compaction):
+        if self._runtime is None or self._in_turn or _is_under_way(self._compaction):
             busy = AgentBusyError("the agent is in the middle of a turn, or being compacted: wait for that")
             self._courier.send("compacted", Condensed(error=error_info(busy)), id)
         else:
@@ -283,7 +292,7 @@ class Host:
 
     def _on_edit(self, id: str, body: Edit) -> None:
         try:
-            if self._runtime is None or _is_under_way(self._turn) or _is_under_way(self._compaction):
+            if self._runtime is None or self._in_turn or _is_under_way(self._compaction):
                 raise AgentBusyError("the agent is in the middle of a turn; its session changes between turns")
             done = self._runtime.edit(body)
         except Exception as error:
@@ -362,8 +371,18 @@ class Host:
 
     def _send_progress(self) -> None:
         self._progress_due = None
-        if self._progress is not None and _is_under_way(self._turn):
+        if self._progress is not None and self._in_turn:
             self._courier.send("progress", self._progress, reliable=False)
+
+    @property
+    def _in_turn(self) -> bool:
+        return self._next is None and _is_under_way(self._turns)
+
+    async def _take_turns(self, asked: Asked) -> None:
+        while True:
+            await self._run(*asked)
+            awaited = self._next = asyncio.get_running_loop().create_future()
+            asked = await awaited
 
     async def _run(self, runtime: Runtime, brake: Brake, query_id: str, query: Query) -> None:
         try:
@@ -386,7 +405,7 @@ class Host:
     async def _leave(self) -> None:
         if self._progress_due is not None:
             self._progress_due.cancel()
-        if at_it := [task for task in (self._turn, self._compaction) if task is not None and not task.done()]:
+        if at_it := [task for task in (self._turns, self._compaction) if task is not None and not task.done()]:
             for task in at_it:
                 task.cancel()
             await asyncio.wait(at_it, timeout=LEAVE_SECONDS)
