@@ -28,6 +28,7 @@ from orch_protocol.commands import (
     RootReply,
     Steered,
     TurnEvent,
+    TurnSoFar,
     Unsaid,
 )
 from orch_protocol.config import Config
@@ -412,7 +413,7 @@ class Supervisor:
                 self._on_finished(peer, id, body)
             case Progress():
                 self.activity[agent_id] = body
-            case TurnEvent():
+            case TurnEvent() | TurnSoFar():
                 self.watchers.happened(id, body)
             case Called():
                 self.watchers.called(self.tree.nodes, agent_id, id, body)

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.commands import TurnEvent
+from orch_protocol.commands import TurnEvent, TurnSoFar
 from orch_protocol.errors import ConfigError, ErrorInfo
 from orch_protocol.messages import Reply
 from orch_protocol.observing import Called, CallEvent
 from orch_protocol.watching import TurnBegan, TurnEnded
 from orch_worker.aside import in_thread
+from orch_worker.tale import Tale
 
 from .nodes import Node, Nodes
 
@@ -58,19 +59,29 @@ class Watchers:
     def begins(self, node: Node, query_id: str, prompt: str) -> bool:
         """The turn begins; say whether anybody is to be told of its TurnEvents."""
         told = query_id in self._turns or any(id == node.spec.id for id, _ in self._agents.values())
-        if told and query_id not in self._under_way:
-            self._under_way[query_id] = turn = _Turn(node.spec.id, _began(node, query_id, prompt))
-            self._tell(turn, turn.began)
+        if told:
+            turn = self._under_way.get(query_id)
+            if turn is None:
+                turn = self._under_way[query_id] = _Turn(node.spec.id, _began(node, query_id, prompt))
+                self._tell(turn, turn.began)
+            turn.told, turn.tale = True, Tale()  # another process begins it anew
         return told
 
-    def meet(self, node: Node) -> TurnBegan | None:
-        """Return the turn that the agent is in, None when it is in none; its end is going to be told of."""
+    def meet(self, node: Node, watcher: Watcher) -> str | None:
+        """Tell `watcher` of the turn that the agent is in, if it is in one: that it began, and what happened so far.
+
+        Return its query id if its process is to say that, since it was told that nobody watches.
+        """
         if (pending := node.pending) is None:
             return None
         if (turn := self._under_way.get(pending.query_id)) is None:
-            began = msgspec.structs.replace(_began(node, pending.query_id, pending.head), streamed=False)
-            turn = self._under_way[pending.query_id] = _Turn(node.spec.id, began)
-        return turn.so_far()
+            turn = _Turn(node.spec.id, _began(node, pending.query_id, pending.head))
+            self._under_way[pending.query_id] = turn
+        watcher(msgspec.structs.replace(turn.began, met=True))
+        if not turn.told:
+            return pending.query_id
+        watcher(turn.tale.so_far(pending.query_id))
+        return None
 
     @property
     def observing(self) -> bool:
@@ -107,12 +118,16 @@ class Watchers:
             self._observers.remove(each)
             each.stop()
 
-    def happened(self, query_id: str, event: TurnEvent) -> None:
+    def happened(self, query_id: str, event: TurnEvent | TurnSoFar) -> None:
         """Tell who watches that query."""
         if (watcher := self._turns.get(query_id)) is not None:
             watcher(event)
         if (turn := self._under_way.get(query_id)) is not None:
-            turn.happened(event)
+            if isinstance(event, TurnEvent):
+                turn.tale.add(event)
+            else:
+                turn.told = True
+                turn.tale.follow(event)
             self._tell(turn, event)
 
     def _tell(self, turn: _Turn, event: Any) -> None:
@@ -141,25 +156,14 @@ class Watchers:
 
 
 class _Turn:
-    """A turn under way, and the response in it that is not complete yet."""
+    """A turn under way of which somebody is told."""
 
     def __init__(self, id: str, began: TurnBegan) -> None:
         self.id = id
         self.began = began
-        self._n = 0
-        self._pieces: list[str] = []
-
-    def happened(self, event: TurnEvent) -> None:
-        """Keep what somebody who comes later is to see."""
-        self._n = event.n
-        if event.kind == "text":
-            self._pieces.append(event.text)
-        elif event.kind in ("message", "retry"):
-            self._pieces.clear()
-
-    def so_far(self) -> TurnBegan:
-        """Return its beginning with where it stands."""
-        return msgspec.structs.replace(self.began, n=self._n, text="".join(self._pieces), met=True)
+        self.told = False
+        """Whether its process tells what happens in it."""
+        self.tale = Tale()
 
 
 def _began(node: Node, query_id: str, prompt: str) -> TurnBegan:

@@ -1,8 +1,8 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query steer unsay hearing sum_up compact edit export prompt do cancel narrow stop root_reply
-limit happened`.
-Worker to root: `hello ready pong finished progress event called steered unsaid summed compacted edited exported
+Root to worker: `init ping query watch steer unsay hearing sum_up compact edit export prompt do cancel narrow stop
+root_reply limit happened`.
+Worker to root: `hello ready pong finished progress event so_far called steered unsaid summed compacted edited exported
 prompted did root_call cancel`.
 `ack` goes both ways and has no body.
 """
@@ -49,6 +49,7 @@ __all__ = [
     "SumUp",
     "Summed",
     "TurnEvent",
+    "TurnSoFar",
     "Unsaid",
     "Unsay",
 ]
@@ -93,8 +94,8 @@ class Ping(Struct, frozen=True, gc=False):
 class Query(Struct, frozen=True, gc=False):
     """Run a turn. The frame's id is the query id; `seconds` is what is left of its deadline.
 
-    With `stream` the worker sends a TurnEvent for whatever happens in it; `budgeted` are the kinds of
-    Amounts that have a limit.
+    With `stream` the worker sends a TurnEvent for whatever happens in it; without, from a `watch` of that frame id on,
+    which it answers with a TurnSoFar. `budgeted` are the kinds of Amounts that have a limit.
     `ended` says that the user ended the turn before it together with the agent's process, `died` how that process ended
     when it did so by itself.
     What is said in a `local` one is for models of this machine alone, and so is the conversation from then on. With
@@ -201,6 +202,20 @@ class TurnEvent(Struct, frozen=True, gc=False, omit_defaults=True):
     is_error: bool = False
 
 
+class TurnSoFar(Struct, frozen=True, gc=False):
+    """What has happened so far in the turn of query `query_id`, for somebody who comes in the middle of it.
+
+    The pieces of the response under way are one `text`, the last event; those of responses that are complete are left
+    out. `n` is the number of the last event so far, `lost` how many before `events` are kept no more.
+    """
+
+    query_id: str
+    events: tuple[TurnEvent, ...] = ()
+    n: int = 0
+    lost: int = 0
+    kind: Literal["so_far"] = "so_far"
+
+
 class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
     """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set.
 
@@ -292,6 +307,8 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "do": Do,
     "did": Did,
     "event": TurnEvent,
+    "so_far": TurnSoFar,
+    "watch": Nothing,
     "called": Called,
     "stop": Stop,
     "limit": Limit,

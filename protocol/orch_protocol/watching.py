@@ -7,30 +7,39 @@ from typing import Literal
 from msgspec import Struct
 
 from .errors import ErrorInfo
-from .messages import Reply
+from .messages import Message, Reply
 
-__all__ = ["QuestionOver", "TurnBegan", "TurnEnded", "WatchAgent"]
+__all__ = ["QuestionOver", "Spoken", "TurnBegan", "TurnEnded", "WatchAgent"]
 
 
 class WatchAgent(Struct, frozen=True, forbid_unknown_fields=True):
     """Tell of each turn of `ref`, whoever asks it, until the watcher is gone: TurnBegan, each TurnEvent, TurnEnded.
 
-    Of a turn under way what is left of it. With `approve` the watcher is asked what needs approval of the agent and
-    of those below it, also what was asked before and waits, and told of each QuestionOver; with `progress` it is told
-    of each of their calls.
+    With `messages` first Spoken: so many of those before the turn under way. Of that a TurnBegan, then, as soon as its
+    process says so, a TurnSoFar, and the events after it. With `approve` the watcher is asked what needs approval of
+    the agent and of those below it, also what was asked before and waits, and told of each QuestionOver; with
+    `progress` it is told of each of their calls.
     """
 
     ref: str
     approve: bool = False
     progress: bool = False
+    messages: int = 0
+
+
+class Spoken(Struct, frozen=True):
+    """The last messages of the conversation before the turn under way, and how many there are before these."""
+
+    messages: tuple[Message, ...]
+    before: int = 0
+    kind: Literal["spoken"] = "spoken"
 
 
 class TurnBegan(Struct, frozen=True):
     """A turn begins, or (`met`) had begun when the watching did: then `prompt` may be its head alone.
 
     `asker` is the agent that asks, None for the user; with `from_inbox` it is what the agent was told by those below
-    it. `request_id` is that of the request it came by. `n` is the number of the turn's last TurnEvent so far, and
-    `text` the response under way as far as it is known. `streamed`: TurnEvents of it are going to come.
+    it. `request_id` is that of the request it came by.
     """
 
     query_id: str
@@ -38,9 +47,6 @@ class TurnBegan(Struct, frozen=True):
     asker: str | None = None
     from_inbox: bool = False
     request_id: str | None = None
-    n: int = 0
-    text: str = ""
-    streamed: bool = True
     met: bool = False
     kind: Literal["began"] = "began"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from orch import AgentDiedError, Config, ConfigError, PolicyConfig, ScriptedBackend
 from orch.services import call
 from orch_protocol.approval import AnswerQuestion
-from orch_protocol.commands import TurnEvent
+from orch_protocol.messages import assistant
 from orch_protocol.services import CancelTurn, QueryAgent
 from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
 from orchestrator.world import Gate, World, opened
@@ -30,11 +30,14 @@ class Seen:
         self.events: list[Any] = []
         self.ended = asyncio.Event()
         self.asked = asyncio.Event()
+        self.spoken = asyncio.Event()
+        self.caught_up = asyncio.Event()
 
     def __call__(self, event: Any) -> None:
         """Take an event."""
         self.events.append(event)
-        {"ended": self.ended, "question": self.asked}.get(event.kind, asyncio.Event()).set()
+        marks = {"ended": self.ended, "question": self.asked, "spoken": self.spoken, "so_far": self.caught_up}
+        marks.get(event.kind, asyncio.Event()).set()
 
     @property
     def kinds(self) -> list[str]:
@@ -66,7 +69,7 @@ async def test_a_watcher_sees_turns_that_others_asked_for(tmp_path: Path) -> Non
         assert (await agent.query("second?")).text == "two"
     assert seen.kinds == ["began", "text", "message", "ended"]
     assert isinstance(seen.events[0], TurnBegan)
-    assert (seen.events[0].prompt, seen.events[0].streamed) == ("first?", True)
+    assert (seen.events[0].prompt, seen.events[0].met) == ("first?", False)
     assert isinstance(seen.events[-1], TurnEnded)
     assert seen.events[-1].query_id == seen.events[0].query_id
     assert seen.events[-1].reply is not None
@@ -75,39 +78,31 @@ async def test_a_watcher_sees_turns_that_others_asked_for(tmp_path: Path) -> Non
 
 @virtual
 async def test_who_comes_in_the_middle_of_a_turn_sees_the_rest(tmp_path: Path) -> None:
-    """Of a turn that was watched from its beginning, also the response so far."""
-    gate = Gate()
-    async with opened(tmp_path) as world:
-        agent = await world.scripted({"tool": "gate"}, "late", tools=[gate.tool()])
-        async with watched(world, agent.id):
-            future = agent.submit("go")
-            await gate.called.wait()
-        (turn,) = world.supervisor.watchers._under_way.values()
-        turn.happened(TurnEvent(7, "text", "so f"))
-        turn.happened(TurnEvent(8, "text", "ar"))
-        async with watched(world, agent.id) as seen:
-            gate.open.set()
-            await future
-            await seen.ended.wait()
-    began = seen.events[0]
-    assert (began.prompt, began.n, began.text, began.streamed) == ("go", 8, "so far", True)
-    assert seen.kinds[-2:] == ["message", "ended"]
-
-
-@virtual
-async def test_the_end_of_a_turn_that_nobody_watched_is_told(tmp_path: Path) -> None:
-    """Its process sends nothing of it, and that is said."""
-    gate = Gate()
-    async with opened(tmp_path) as world:
-        agent = await world.scripted({"tool": "gate"}, "late", tools=[gate.tool()])
-        future = agent.submit("go")
-        await gate.called.wait()
-        async with watched(world, agent.id) as seen:
-            gate.open.set()
-            await future
-            await seen.ended.wait()
-    assert seen.kinds == ["began", "ended"]
-    assert (seen.events[0].prompt, seen.events[0].streamed) == ("go", False)
+    """All that has happened in it, the response so far, then each event: the same whether somebody watched before, or
+    nobody did and its process told nothing until now."""
+    for before in (True, False):
+        gate = Gate()
+        async with opened(tmp_path / str(before)) as world:
+            agent = await world.scripted("old", {"text": "Let me", "tool": "gate"}, "late", tools=[gate.tool()])
+            await agent.query("what is it?")
+            async with watched(world, agent.id) if before else nullcontext():
+                future = agent.submit("go")
+                await gate.called.wait()
+            async with watched(world, agent.id, messages=1) as seen:
+                await seen.caught_up.wait()
+                gate.open.set()
+                await future
+                await seen.ended.wait()
+            async with watched(world, agent.id, messages=9) as after:
+                await after.spoken.wait()
+        spoken, began, so_far, *rest = seen.events
+        assert (spoken.messages, spoken.before) == ((assistant("old"),), 1)
+        assert (began.prompt, began.met, so_far.lost) == ("go", True, 0)
+        assert [(each.kind, each.text) for each in so_far.events[:2]] == [("message", "Let me"), ("tool_call", "{}")]
+        assert [each.kind for each in rest] == ["tool_result", "text", "message", "ended"]
+        assert [each.n for each in rest[:-1]] == [so_far.n + 1, so_far.n + 2, so_far.n + 3]
+        assert after.kinds == ["spoken"]
+        assert after.events[0].messages[-1] == assistant("late")
 
 
 @virtual

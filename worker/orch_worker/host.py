@@ -61,6 +61,7 @@ from .loop import Brake
 from .root import Root
 from .runtime import Runtime
 from .secret import masked
+from .tale import Tale
 
 __all__ = ["Host", "Line", "Make"]
 
@@ -115,7 +116,9 @@ class Host:
         self._asides: set[asyncio.Task[None]] = set()
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
-        self._watched, self._events = "", 0
+        self._query, self._events = "", 0
+        self._tale: Tale | None = None
+        """What happened in the turn so far, while nobody watches it."""
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line = connect(self._on_data)
@@ -144,12 +147,18 @@ class Host:
             self._progress_due = loop.call_later(PROGRESS_SECONDS, self._send_progress)
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
-        """Tell the root what happened in a turn that somebody watches; it may be lost, which its number shows."""
-        if query_id != self._watched:
-            self._watched, self._events = query_id, 0
+        """Tell the root what happened in the turn; it may be lost, which its number shows.
+
+        While nobody watches it is kept for who may come yet.
+        """
+        if query_id != self._query:
+            return
         self._events += 1
         event = TurnEvent(self._events, kind, text, name, step, is_error)  # type: ignore[arg-type]
-        self._courier.send("event", event, query_id, reliable=False)
+        if self._tale is not None:
+            self._tale.add(event)
+        else:
+            self._courier.send("event", event, query_id, reliable=False)
 
     def called(self, query_id: str, called: Called) -> None:
         """Tell the root what became of a call; what cannot be told is no reason for the call to fail."""
@@ -241,12 +250,18 @@ class Host:
             busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
             self._finish(id, Finished(error=error_info(busy)))
             return
+        self._query, self._events, self._tale = id, 0, None if body.stream else Tale()
         asked = self._runtime, self._runtime.begin(), id, body
         if self._next is None:
             self._turns = asyncio.get_running_loop().create_task(self._take_turns(asked))
         else:
             awaited, self._next = self._next, None
             hand_over(awaited, asked)
+
+    def _on_watch(self, id: str, _: Nothing) -> None:
+        if id == self._query and self._tale is not None:
+            tale, self._tale = self._tale, None
+            self._courier.send("so_far", tale.so_far(id), id)
 
     def _on_steer(self, id: str, body: Steer) -> None:
         if self._runtime is not None:
@@ -392,6 +407,8 @@ class Host:
         except Exception as error:
             finished = Finished(error=error_info(error))
         self._finish(query_id, finished)
+        if query_id == self._query:
+            self._query, self._tale = "", None  # of a turn that is over nobody need be told
 
     def _finish(self, query_id: str, finished: Finished) -> None:
         if finished.error is not None:

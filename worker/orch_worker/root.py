@@ -21,7 +21,7 @@ class Root(Protocol):
         """Ask for a service and return its result."""
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
-        """Tell what happened in a turn that somebody watches."""
+        """Tell what happened in a turn, if somebody watches it or comes to."""
 
     def called(self, query_id: str, called: Called) -> None:
         """Tell what became of a call in a turn whose calls somebody observes."""

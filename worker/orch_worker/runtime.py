@@ -204,7 +204,7 @@ class Runtime:
             hooks = self._hooks_for(query_id, query)
             if hooks is None and self._answering.away:
                 await self._answering.turn()
-            phases = self._phases_for(query_id, hooks, stream=query.stream)
+            phases = self._phases_for(query_id, hooks)
             reply = await run_turn(
                 query_id=query_id,
                 agent_id=self.spec.id,
@@ -217,7 +217,7 @@ class Runtime:
                 brake=brake,
                 interject=lambda stopping: self._said.take(stopping=stopping),
                 heard=self._heard,
-                emit=partial(self._root.emit, query_id) if query.stream else None,
+                emit=partial(self._root.emit, query_id),
                 prepare=self._prepare,
                 pause=archiving.turn_paused if archiving is not None else None,
                 shorten=partial(self._shorten, query_id),
@@ -255,8 +255,7 @@ class Runtime:
         if self._hooks is None and query.hooks:
             self._hooks = self._make_hooks()
         if self._hooks is not None:
-            tell = partial(self._tell_beside, query_id) if query.stream else None
-            self._hooks.calls.turn_began(query_id, query.hooks, tell)
+            self._hooks.calls.turn_began(query_id, query.hooks, partial(self._tell_beside, query_id))
         return self._hooks
 
     def _make_hooks(self) -> AgentHooks:
@@ -271,7 +270,7 @@ class Runtime:
         say, messages = self.say_to_itself, self.backend.transcript
         return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages), self._answering)
 
-    def _phases_for(self, query_id: str, hooks: AgentHooks | None, *, stream: bool) -> Phases | None:
+    def _phases_for(self, query_id: str, hooks: AgentHooks | None) -> Phases | None:
         """Return the phases of this turn, None when nothing is to be done in one."""
         if not self._phased and (hooks is None or "after_assess" not in hooks.calls.on):
             return None
@@ -282,7 +281,7 @@ class Runtime:
 
             side = Side(self._make_backend, self._purse, self._root.call_root, self._answering, self._locality)
             self._phases = Phases(self.spec.hooks.options, side, self.transcript)
-        self._phases.turn_began(query_id, hooks, partial(self._tell_beside, query_id) if stream else None)
+        self._phases.turn_began(query_id, hooks, partial(self._tell_beside, query_id))
         return self._phases
 
     def _past_hooks(self) -> PastHooks | None:

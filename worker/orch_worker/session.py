@@ -219,6 +219,15 @@ class Session:
             self._messages = history.messages()
         return self._messages
 
+    def messages_before(self, turn: str) -> tuple[Message, ...]:
+        """Return `messages` without those of the turn of that query."""
+        history = History()
+        for item in self.view.items:
+            entry = self.entries[self.places[item.last]]
+            if not (isinstance(entry, MessageEntry) and entry.turn == turn):
+                history.add(item.message)
+        return history.messages()
+
     @property
     def plan_approved(self) -> bool:
         """Whether a plan of the agent's was approved: of this one, not of one whose conversation it goes on with."""

@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from ..console.chat import Chat
-
 __all__ = ["VERBS"]
 
 TASK = "Talk with the person at the terminal and do what they ask."
@@ -64,7 +62,7 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
 
             waits = not sys.stdin.isatty()
             chat = Chat(link, Printed(), mode=mode, echo=False)
-            await _meet(chat, ref, arguments)
+            await chat.meet(ref, fresh=arguments.ref is None)
             await Lines(chat, sys.stdin, waits=waits).run()
         else:
             from .. import paths
@@ -75,16 +73,11 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
             chat = Chat(link, Sheet(), mode=mode)
             color = not (arguments.no_color or os.environ.get("NO_COLOR"))
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
-            await _meet(chat, ref, arguments)
+            await chat.meet(ref, fresh=arguments.ref is None)
             await screen.run()
     finally:
         link.close()
     return 1 if plain and chat.failed else 0
-
-
-async def _meet(chat: Chat, ref: str, arguments: Namespace) -> None:
-    await chat.meet(ref, fresh=arguments.ref is None)
-    chat.introduce()
 
 
 def _is_plain() -> bool:

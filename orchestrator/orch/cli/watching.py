@@ -68,9 +68,14 @@ class Transcript:
         if (lost := event["n"] - self._last - 1) > 0:
             self._note(f"events that were lost on the way: {lost}")
         self._last = event["n"]
+        self.show(event)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Show it, whatever its number is."""
         kind, text, name = event["kind"], event.get("text", ""), render.safe(event.get("name", ""))
         if kind == "text":
-            self.resume(text)
+            self._write(text)
+            self._response += text
         elif kind == "message":
             self._complete(text)
             self._steps = event.get("step", 0)
@@ -99,11 +104,6 @@ class Transcript:
             void = "; its text so far is void" if self._response else ""
             self._note(f"the request is made again{void}: {render.line(text)}")
             self._response = ""
-
-    def resume(self, text: str) -> None:
-        """Show a piece of the response under way."""
-        self._write(text)
-        self._response += text
 
     def reply(self, reply: dict[str, Any]) -> None:
         """Show what is left to show of a turn that is over."""

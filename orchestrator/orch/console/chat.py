@@ -64,6 +64,8 @@ class Chat:
         self._own: set[str] = set()
         self._steers: set[str] = set()
         self._story = Story(sheet, self._own)
+        self._met = asyncio.Event()
+        """Set when what was said before is on the sheet."""
         self._leaving = False
         self._mine = False
         """Whether the turn was asked for here."""
@@ -76,25 +78,26 @@ class Chat:
     # With whom.
 
     async def meet(self, ref: str, *, told: bool = True, fresh: bool = False) -> None:
-        """Talk with the agent `ref` from now on; with `told` tell the end of its conversation. Raises Failure.
+        """Talk with the agent `ref` from now on; with `told` tell the end of its conversation. Raises Failure, and the
+        talk is with whom it was.
 
         A `fresh` one was made for this, and is not kept if nothing comes of it.
         """
-        self.agent = await self.link.call("state", ref=ref)
+        agent = await self.link.call("state", ref=ref)
+        await self.commands.load(agent["id"])
+        self.agent = agent
         self._fresh = fresh
         self.questions.clear()
         self._story = Story(self.sheet, self._own, self.agent["depth"])
         self._since = None
         self.idle.set()
-        if told and not fresh:
-            shown = await self.link.call("show", ref=self.id, messages=TOLD)
-            self._story.conversation(shown["messages"])
-        self._watch()
-        await self.commands.load()
+        self._introduce()
+        self._watch(TOLD if told and not fresh else 0)
+        await self._met.wait()
         await self.look()
         self.later(self.commands.refresh())
 
-    def introduce(self) -> None:
+    def _introduce(self) -> None:
         """Say with whom one talks."""
         row = self.agent
         model = f", {row['model']}" if row["model"] else ""
@@ -219,14 +222,19 @@ class Chat:
 
     # What happens.
 
-    def _watch(self) -> None:
-        asked = {"ref": self.id, "approve": self.questions.wanted, "progress": True}
+    def _watch(self, messages: int = 0) -> None:
+        """Be told of what the agent does from now on; first of so many messages of its conversation."""
+        self._met = asyncio.Event()
+        if not messages:
+            self._met.set()
+        asked = {"ref": self.id, "approve": self.questions.wanted, "progress": True, "messages": messages}
         self.link.watch(asked, self.event, self._lost)
 
     def _lost(self, failure: Failure) -> None:
         self._fail(failure)
         self.sheet.note("what the agent finished is kept; the next prompt goes on with it")
         self.questions.clear()  # those that still wait are told of again
+        self._met.set()
         self._rests()
 
     def event(self, event: dict[str, Any]) -> None:
@@ -245,6 +253,11 @@ class Chat:
             self.questions.over(event["id"])
         elif kind == "call":
             self._story.called(event)
+        elif kind == "spoken":
+            self._story.conversation(event["messages"], event["before"])
+            self._met.set()
+        elif kind == "so_far":
+            self._story.so_far(event)
         else:
             self._story.happened(event)
         self.changed()

@@ -53,9 +53,9 @@ class Commands:
         self._running: set[threading.Event] = set()
         self._lines: list[str] | None = None
 
-    async def load(self) -> None:
-        """Ask which commands, keys and widgets there are. Raises Failure."""
-        there = await self._chat.link.call("commands", ref=self._chat.id)
+    async def load(self, id: str) -> None:
+        """Ask which commands, keys and widgets the agent `id` has. Raises Failure."""
+        there = await self._chat.link.call("commands", ref=id)
         if there["digest"] == self._digest:
             return
         self._digest, self._rows, self._widgets = there["digest"], there["commands"], there["widgets"]
@@ -63,7 +63,7 @@ class Commands:
 
     async def refresh(self) -> None:
         """Ask what there is, and what widgets show now; one that fails shows nothing. Raises Failure."""
-        await self.load()
+        await self.load(self._chat.id)
         found: dict[str, list[str]] = {"status": [], "panel": []}
         for each in self._widgets[:MOST_WIDGETS]:
             if text := await self._told(each["command"]):
@@ -151,7 +151,6 @@ class Commands:
             await chat.leave()
         elif kind == "switch":
             await chat.meet(effect["agent"], told=name not in COPIES)
-            chat.introduce()
             if text:
                 await chat.say(text)
         elif kind == "ask":

@@ -32,14 +32,22 @@ class Story:
 
     def began(self, event: dict[str, Any]) -> None:
         """A turn begins, or is met."""
-        self._turn = Transcript(self._sheet, last=event["n"])
-        if event["met"]:
-            whole = "" if event["streamed"] else ", and its answer comes whole"
-            self._sheet.note(f"it is at work on: {render.line(event['prompt'])}{whole}")
-        elif event["request_id"] not in self._own:
+        self._turn = Transcript(self._sheet)
+        asked = not event["from_inbox"] and not event["asker"]
+        if event["met"] and asked:
+            self._sheet.note(f"> {event['prompt']}", "you")
+        elif event["met"] or event["request_id"] not in self._own:
             self._sheet.note(f"{_whose(event)}: {event['prompt'][:PROMPT]}", "you")
-        if event["text"]:
-            self._turn.resume(event["text"])
+        if event["met"]:
+            self._sheet.note("(it is at work on that)")
+
+    def so_far(self, event: dict[str, Any]) -> None:
+        """What has happened in the turn that was met."""
+        if event["lost"]:
+            self._sheet.note(f"({render.counted(event['lost'], 'event')} of this turn before these)")
+        self._turn = Transcript(self._sheet, last=event["n"])
+        for each in event["events"]:
+            self._turn.show(each)
 
     def happened(self, event: dict[str, Any]) -> None:
         """Something happened in the turn."""
@@ -64,12 +72,11 @@ class Story:
             self._sheet.note(f"{event['error']['type']}: {event['error']['message']}", "error")
         self._sheet.close()
 
-    def conversation(self, messages: Iterable[dict[str, Any]]) -> None:
-        """Tell the end of what was said before."""
-        told = list(messages)
-        if len(told) > TOLD:
-            self._sheet.note(f"({len(told) - TOLD} messages before these)")
-        for message in told[-TOLD:]:
+    def conversation(self, messages: Iterable[dict[str, Any]], before: int) -> None:
+        """Tell the end of what was said before, and how many messages there are before that."""
+        if before:
+            self._sheet.note(f"({render.counted(before, 'message')} before these)")
+        for message in messages:
             for block in message["content"]:
                 self._block(block, "you" if message["role"] == "user" else "")
 

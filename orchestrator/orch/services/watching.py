@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orch_protocol.commands import Nothing
 from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_id
 from orch_protocol.services import Empty
-from orch_protocol.watching import QuestionOver, WatchAgent
+from orch_protocol.watching import QuestionOver, Spoken, WatchAgent
+from orch_worker.transcript import read_session
 
 from .ending import own_subtree
 from .recalling import found
 
 if TYPE_CHECKING:
+    from ..nodes import Node
     from ..supervisor import Supervisor
     from ..watchers import Watcher
 
@@ -30,8 +34,11 @@ async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watche
     if watcher is None:
         raise ConfigError(f"nobody is there to be told of the turns of agent {node.spec.name!r}")
     id, key = node.spec.id, new_id()
-    if (turn := root.watchers.meet(node)) is not None:
-        watcher(turn)
+    if params.messages > 0:
+        watcher(await _spoken(root, node, params.messages))
+    query_id = root.watchers.meet(node, watcher)
+    if query_id is not None and (peer := root.workers.peer(id)) is not None:
+        peer.send("watch", Nothing(), query_id)
     root.watchers.accompany(key, id, watcher)
     if params.progress:
         root.watchers.follow(key, id, watcher)
@@ -45,3 +52,15 @@ async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watche
         if params.approve:
             root.approvals.leave(id, watcher, returns=True)
     return Empty()
+
+
+async def _spoken(root: Supervisor, node: Node, most: int) -> Spoken:
+    """Return what was said before the turn that the agent is in as this returns."""
+    while True:
+        turn, asked = node.pending, node.queries
+        session = await root.disk.do(read_session, Path(node.spec.folder))
+        node = root.tree.nodes[node.spec.id]
+        if (turn.query_id if turn else None, asked) == (node.pending.query_id if node.pending else None, node.queries):
+            break
+    said = session.messages if turn is None else session.messages_before(turn.query_id)
+    return Spoken(said[-most:], max(0, len(said) - most))

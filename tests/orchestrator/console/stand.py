@@ -9,11 +9,12 @@ import msgspec
 
 from orch.cli.failure import Failure
 from orch.console.chat import Chat
-from orch.console.link import Link
+from orch.console.link import Link, OnEvent
 from orch.console.sheet import Sheet
 from orch_protocol.approval import Question
+from orch_protocol.messages import Message
 from orch_protocol.services import SERVICES
-from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
+from orch_protocol.watching import Spoken, TurnBegan, TurnEnded, WatchAgent
 from orchestrator.desk import REPLY, ROW
 
 AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
@@ -31,7 +32,6 @@ class Wire(Link):
         self.answers: dict[str, Any] = {
             "state": AGENT,
             "list": [AGENT],
-            "show": {"messages": []},
             "submit": {"id": "abc", "query_id": "q"},
             "steer": {"id": "abc", "steer_id": "s1", "query_id": None},
             "queue": {"waiting": []},
@@ -41,6 +41,8 @@ class Wire(Link):
             "kill": {"ids": []},
             "commands": {"commands": [COMMAND], "keys": [], "widgets": [], "digest": "1"},
         }
+        self.said: list[Message] = []
+        """What was said before somebody watches."""
         self.watched: list[dict[str, Any]] = []
         self.there = False
         self.slow: dict[str, asyncio.Event] = {}
@@ -69,9 +71,10 @@ class Wire(Link):
         """Whether somebody is watched."""
         return self.there
 
-    def watch(self, params: dict[str, Any], *_: Any) -> None:
-        """Take note of it."""
-        msgspec.convert(params, WatchAgent)
+    def watch(self, params: dict[str, Any], on_event: OnEvent, _: Any) -> None:
+        """Take note of it, and tell what was said before."""
+        if most := msgspec.convert(params, WatchAgent).messages:
+            on_event(msgspec.to_builtins(Spoken(tuple(self.said[-most:]), max(0, len(self.said) - most))))
         self.watched.append(params)
         self.there = True
 
@@ -92,6 +95,7 @@ class Talk:
     async def begin(self) -> Talk:
         """Meet the agent."""
         await self.chat.meet("1", fresh=True)
+        self.sheet.take()  # with whom one talks
         return self
 
     def shown(self) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from orch.cli.failure import Failure
+from orch_protocol.commands import TurnEvent, TurnSoFar
 from orch_protocol.messages import assistant, user
 from orchestrator.console.stand import AGENT, Talk, event, question
 
@@ -93,14 +94,21 @@ async def test_a_turn_that_somebody_else_asked_for_is_shown() -> None:
 
 
 async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> None:
-    """The end of what was said, and the response as far as it has come; then it goes on."""
+    """The end of what was said, the turn with its response as far as it has come; then that goes on."""
     talk = Talk()
     first = user("Task: t\n\nQuery: what is it?")
-    talk.wire.answers["show"] = {"messages": msgspec.to_builtins([first, assistant("It is.")])}
+    talk.wire.said = [*[user("long ago")] * 19, first, assistant("It is.")]
     await talk.chat.meet("1")
-    talk.began(prompt="and now?", n=4, text="I am", met=True)
-    talk.chat.event(event(5, "text", " here"))
-    assert talk.shown() == ["> what is it?", "It is.", "it is at work on: and now?", "I am here"]
+    assert talk.shown()[1:] == ["(1 message before these)", *["> long ago"] * 18, "> what is it?", "It is."]
+    talk.began(prompt="and now?", met=True)
+    call, text = TurnEvent(5, "tool_call", "{}", "bash"), TurnEvent(9, "text", "I am")
+    talk.chat.event(msgspec.to_builtins(TurnSoFar("q", (call, text), n=9, lost=2)))
+    talk.chat.event(event(10, "text", " here"))
+    lines = ["> and now?", "(it is at work on that)", "(2 events of this turn before these)", "-> bash {}", "I am here"]
+    assert talk.shown() == lines
+    talk.chat.event(event(11, "message", "I am here", step=1))
+    await talk.ended()
+    assert "I am here" not in "".join(talk.shown()).replace("I am here", "", 1)
 
 
 async def test_ctrl_c_ends_the_turn_and_then_at_once() -> None:
@@ -325,3 +333,16 @@ async def test_a_paste_that_is_gone_is_not_said() -> None:
     await talk.chat.take(typed)
     assert talk.wire.of("submit") == []
     assert talk.chat.draft == typed
+
+
+async def test_a_switch_that_fails_leaves_the_talk_with_whom_it_was() -> None:
+    """Whatever it fails at: the agent that is watched is the one that hears what is typed."""
+    talk = await Talk().begin()
+    talk.wire.executes("switch", kind="switch", agent="kid")
+    watched = len(talk.wire.watched)
+    for method in ("state", "commands"):
+        before, talk.wire.answers[method] = talk.wire.answers[method], Failure("AgentGoneError", "it was pruned")
+        await talk.chat.take("/switch kid")
+        talk.wire.answers[method] = before
+        assert talk.shown()[-1] == "AgentGoneError: it was pruned"
+        assert (talk.chat.id, len(talk.wire.watched)) == ("abc", watched)

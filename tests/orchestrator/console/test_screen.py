@@ -201,7 +201,7 @@ async def test_keys_of_extensions_run_their_lines(monkeypatch: pytest.MonkeyPatc
     async with desk(monkeypatch) as at:
         at.talk.wire.executes("todo", "nothing")
         at.talk.wire.answers["commands"] |= {"keys": [{"key": "c-x t", "command": "/todo"}], "digest": "2"}
-        await at.talk.chat.commands.load()
+        await at.talk.chat.commands.load("abc")
         await at.press("\x18t", lambda: at.talk.wire.of("execute"))
         assert at.talk.wire.of("execute") == [{"ref": "abc", "text": "/todo"}]
         at.talk.chat.event(question())
