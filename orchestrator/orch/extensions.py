@@ -7,7 +7,7 @@ A user's own lie in `$ORCH_HOME/extensions`, a project's in `.orch/extensions`; 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -22,6 +22,7 @@ from orch_worker import kept
 from . import paths
 from .entry_points import offered
 from .templates import Files, PromptTemplate, Templates
+from .trusted import Trusted
 
 __all__ = [
     "FOLDER",
@@ -40,6 +41,7 @@ __all__ = [
 FOLDER: Final = "extensions"
 GROUP: Final = "orch.extensions"
 PROMPTS: Final = "prompts"
+AGAIN: Final = "disable again what is to be"
 
 Where: TypeAlias = Literal["user", "project", "package"]
 
@@ -107,7 +109,7 @@ def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[Found]:
     places += (("project", each) for each in _folders(folder / ".orch" / FOLDER))
     if not places:
         return []
-    off, trusted = _off(home).disabled, _trusted(home)
+    off, trusted = _off(home).disabled, Trusted(trust_file(home)).known()
     found: dict[str, Found] = {}
     for where, path in places:
         each = _found(where, path, off, trusted)
@@ -146,33 +148,24 @@ def trust(extension: Path, home: Path) -> Manifest:
     from orch_worker.extensions import read_manifest
 
     manifest = read_manifest(extension)
-    kept.write(trust_file(paths.private_dir(home)), _trusted(home) | {_key(extension): digest_of(extension)})
+    Trusted(trust_file(home)).add(_key(extension), digest_of(extension))
     return manifest
 
 
 def untrust(extension: Path, home: Path) -> bool:
     """Forget that the extension was trusted. False when it was not."""
-    known = _trusted(home)
-    if known.pop(_key(extension), None) is None:
-        return False
-    kept.write(trust_file(home), known)
-    return True
+    return Trusted(trust_file(home)).remove(_key(extension))
 
 
 def disable(name: str, home: Path) -> bool:
     """Switch the extension `name` off for agents spawned from now on; False when it is off already."""
-    off = set(_off(home).disabled)
-    kept.write(_off_file(paths.private_dir(home)), Off(tuple(sorted(off | {name}))))
-    return name not in off
+    paths.private_dir(home)
+    return name not in _switch(home, lambda off: off | {name})
 
 
 def enable(name: str, home: Path) -> bool:
     """Switch the extension `name` on again; False when it is on."""
-    off = set(_off(home).disabled)
-    if name not in off:
-        return False
-    kept.write(_off_file(home), Off(tuple(sorted(off - {name}))))
-    return True
+    return name in _off(home).disabled and name in _switch(home, lambda off: off - {name})
 
 
 def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, str]) -> Found:
@@ -215,8 +208,13 @@ def _off_file(home: Path) -> Path:
 
 
 def _off(home: Path) -> Off:
-    return kept.read(_off_file(home), Off, Off(), "disable again what is to be")
+    return kept.read(_off_file(home), Off, Off(), AGAIN)
 
 
-def _trusted(home: Path) -> dict[str, str]:
-    return kept.read(trust_file(home), dict[str, str], {}, "trust again what you need")
+def _switch(home: Path, switched: Callable[[frozenset[str]], frozenset[str]]) -> tuple[str, ...]:
+    """Let what is switched off be what `switched` makes of it; return what was."""
+
+    def change(off: Off) -> Off:
+        return Off(tuple(sorted(switched(frozenset(off.disabled)))))
+
+    return kept.change(_off_file(home), Off, Off(), AGAIN, change).disabled

@@ -23,9 +23,20 @@ AT_HAND: Final = 256
 TOGETHER: Final = 64
 """So many are packed together: what one takes is a tenth of what it takes alone."""
 
+UNWRITTEN: Final = (UnicodeEncodeError, TypeError, OverflowError)
+"""What it comes to when of an agent something cannot be written, as half a character: it stays as it is."""
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _node: Final = msgspec.msgpack.Decoder(Node)
 _nodes: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+
+
+def _is_writable(node: Node) -> bool:
+    try:
+        _encoder.encode(node)
+    except UNWRITTEN:
+        return False
+    return True
 
 
 class _Pack:
@@ -117,8 +128,9 @@ class Roll(Mapping[str, Node]):
     def _pack(self, nodes: list[Node]) -> None:
         try:
             pack = _Pack(nodes)
-        except (UnicodeEncodeError, TypeError, OverflowError):
-            return  # of one of them nothing can be written: they stay as they are
+        except UNWRITTEN:
+            nodes = [node for node in nodes if _is_writable(node)]
+            pack = _Pack(nodes)
         for node in nodes:
             id = node.spec.id
             self._kept[id] = pack

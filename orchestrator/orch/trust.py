@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orch_protocol.errors import ConfigError
-from orch_worker import kept
 
-from . import paths
+from .trusted import Trusted
 
 __all__ = ["is_trusted", "project_file", "trust", "untrust"]
 
@@ -22,7 +21,7 @@ def project_file(folder: Path) -> Path:
 
 def is_trusted(folder: Path, content: bytes, home: Path) -> bool:
     """Say whether exactly `content`, as the configuration of `folder`, was trusted."""
-    return _read(home).get(_key(folder)) == hashlib.sha256(content).hexdigest()
+    return _trusted(home).known().get(_key(folder)) == hashlib.sha256(content).hexdigest()
 
 
 def trust(folder: Path, home: Path, check: Callable[[Path, bytes, Path], None]) -> Path:
@@ -39,30 +38,18 @@ def trust(folder: Path, home: Path, check: Callable[[Path, bytes, Path], None]) 
         check(file, content, home)
     except ConfigError as error:
         raise ConfigError(f"not trusted: {error}") from error
-    _write(home, _read(home) | {_key(folder): hashlib.sha256(content).hexdigest()})
+    _trusted(home).add(_key(folder), hashlib.sha256(content).hexdigest())
     return file
 
 
 def untrust(folder: Path, home: Path) -> bool:
     """Forget that `folder` was trusted. False when it was not."""
-    known = _read(home)
-    if known.pop(_key(folder), None) is None:
-        return False
-    _write(home, known)
-    return True
+    return _trusted(home).remove(_key(folder))
 
 
 def _key(folder: Path) -> str:
     return os.fsencode(folder.resolve()).decode("utf-8", "backslashreplace")
 
 
-def _file(home: Path) -> Path:
-    return home / "trust.json"
-
-
-def _read(home: Path) -> dict[str, str]:
-    return kept.read(_file(home), dict[str, str], {}, "trust the folders you need again")
-
-
-def _write(home: Path, known: dict[str, str]) -> None:
-    kept.write(_file(paths.private_dir(home)), known)
+def _trusted(home: Path) -> Trusted:
+    return Trusted(home / "trust.json", "trust the folders you need again")

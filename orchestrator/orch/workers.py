@@ -189,6 +189,7 @@ class Workers:
         if stuck or (not detail and code != 0 and self._nodes[id].status in ("starting", "busy")):
             said = tail(self._log(id))
             detail = "; ".join(filter(None, (detail, f"the end of its log:\n{said}" if said else "")))
+        self._killed.discard(id)
         late = id in self._late
         self._late.discard(id)
         return End(code, detail, late, oom)

@@ -16,6 +16,7 @@ from skills_ref import validate
 
 from integration.shell import Shell, ended, opened
 from orch.cli import run
+from orch.skills import installing
 from orch.skills.installing import install, remove
 from orch.skills.packing import packed
 from orch.skills.record import installed
@@ -95,6 +96,23 @@ class TestInstall:
         with pytest.raises(ConfigError, match=r"cannot be had: .*none-such"):
             install(f"{work}.git", into, home, path="skills/cut", ref="none-such", force=True)
         assert [path.name for path in into.iterdir()] == ["cut"]
+
+    def test_a_repository_takes_neither_for_ever_nor_all_of_the_disk(
+        self, tmp_path: Path, home: Path, into: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What git has started ends with it, and nothing of it stays."""
+        repository = bare(put(tmp_path))
+        monkeypatch.setattr(installing, "MOST_CLONED", 100)
+        with pytest.raises(ConfigError, match="it holds more than 0 MiB"):
+            install(repository.as_uri(), into, home)
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "git").write_text("#!/bin/sh\nsleep 50 &\nwait\n")
+        (tmp_path / "bin" / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(installing, "GIT_SECONDS", 0.3)
+        with pytest.raises(ConfigError, match=r"git did not end within 0.3 s"):
+            install(repository.as_uri(), into, home)
+        assert not list(into.iterdir())
 
     def test_what_is_there_stays_unless_it_is_forced(self, tmp_path: Path, home: Path, into: Path) -> None:
         """And what cannot be installed leaves it as it was, forced or not."""

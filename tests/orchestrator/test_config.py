@@ -405,8 +405,8 @@ def test_the_record_of_trust_is_private(home: Path, project: Path) -> None:
         trust(project, home, config.check)
     finally:
         os.umask(before)
-    assert (home / "trust.json").stat().st_mode & 0o777 == 0o600
-    assert [f.name for f in home.iterdir()] == ["trust.json"]
+    modes = {file.name: file.stat().st_mode & 0o777 for file in home.iterdir()}
+    assert modes == {"trust.json": 0o600, "trust.json.lock": 0o600}
 
 
 def test_trusting_nothing_is_an_error(home: Path, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import py_compile
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ import pytest
 
 from orch.cli import run
 from orch.extensions import disable, enable, find, specs, templates_for, trust, untrust
+from orch.trusted import Trusted
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
+from orch_worker import kept
 from orch_worker.extensions import load
 
 CODE = """
@@ -87,6 +92,54 @@ def test_a_worker_looks_again(home: Path, project: Path) -> None:
     (folder / "extension.py").write_text(CODE + "\n")
     with pytest.raises(ConfigError, match="changed since it was trusted"):
         load(spec)
+
+
+def test_what_runs_is_what_was_trusted(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither bytecode that lies beside it, which no hash is of, nor what takes its place while it is imported."""
+    code = "import sys\nfrom . import helper\nfrom .deep import well\n{}\nseen = helper.said, well.said\n" + CODE
+    swap = "from pathlib import Path\nPath(__file__).with_name('late.py').write_text('said = 2')\nfrom . import late"
+    folder = put(project, code=code.format(""))
+    (folder / "deep").mkdir()
+    for file in ("helper.py", "deep/well.py"):
+        source = folder / file
+        source.write_text("said = 'evil'\n")
+        compiled = py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        source.write_text("said = 'good'\n")
+        assert Path(compiled).parent.name == "__pycache__"
+    trust(folder, home)
+    [spec] = specs(find(home.parent / "project", home), home)
+    load(spec)
+    [module] = [each for name, each in sys.modules.items() if getattr(each, "seen", None)]
+    assert module.seen == ("good", "good")
+    monkeypatch.syspath_prepend(str(folder / "deep"))
+    assert __import__("well").said == "good"
+    (folder / "extension.py").write_text(code.format(swap))
+    trust(folder, home)
+    [spec] = specs(find(home.parent / "project", home), home)
+    with pytest.raises(ConfigError, match=r"may not change|was not there when its folder was looked at"):
+        load(spec)
+
+
+def test_trust_that_is_given_at_the_same_time_is_not_lost(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads the record to change it has it alone until it is changed."""
+    file, read, others = home / "trusted.json", kept.read, []
+
+    def meanwhile(*asked: Any) -> Any:
+        found = read(*asked)
+        with open(home / "trusted.json.lock", "rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                others.append("has to wait")
+        return found
+
+    monkeypatch.setattr(kept, "read", meanwhile)
+    record = Trusted(file)
+    record.add("mine", "1")
+    record.add("theirs", "2")
+    assert record.remove("mine")
+    assert others == ["has to wait"] * 3
+    assert record.known() == {"theirs": "2"}
 
 
 def test_off_is_off_everywhere_until_it_is_on(home: Path, project: Path) -> None:

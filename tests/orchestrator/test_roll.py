@@ -9,7 +9,7 @@ import pytest
 
 from orch import roll
 from orch.events import Collect, Kill, Resume, Title
-from orch.journal import Spawned
+from orch.journal import Spawned, Titled
 from orch.refs import resolve
 from orchestrator.forest import Forest
 
@@ -86,6 +86,15 @@ def test_many_that_one_entry_is_about_may_be_packed_meanwhile(forest: Forest) ->
         del taken, node
     assert [node.title for node in nodes.values()] == [f"the {number}th" for number in range(9)]
     assert awake(forest) <= set(ids[-3:])
+
+
+def test_one_of_which_something_cannot_be_written_stays_as_it_is(forest: Forest) -> None:
+    """Half a character in its title: those that would have been packed with it are."""
+    ids = [ended(forest) for _ in range(3)]
+    forest.tree.apply([Titled(at=9.0, id=ids[1], title="\ud800")])
+    ids += [ended(forest) for _ in range(7)]
+    assert awake(forest) - set(ids[-3:]) == {ids[1]}
+    assert [node.spec.id for node in forest.tree.nodes] == ids
 
 
 def test_one_below_which_there_is_work_is_not_packed(forest: Forest) -> None:

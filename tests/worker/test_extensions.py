@@ -12,7 +12,8 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec, Manifest, Permissions
 from orch_protocol.hook_events import AfterSystemPrompt, BeforeSystemPrompt, ProviderRequest
 from orch_protocol.prompts import PromptPart
-from orch_worker.extensions import Extension, digest_of, load, load_all, read_manifest
+from orch_worker.contents import digest_of
+from orch_worker.extensions import Extension, load, load_all, read_manifest
 
 GOOD = """
 def register(extension):

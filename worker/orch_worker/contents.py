@@ -16,6 +16,7 @@ __all__ = [
     "LEFT_OUT",
     "MOST_BYTES",
     "Contents",
+    "contents_of",
     "digest_of",
     "files_in",
     "hash_of",

@@ -18,7 +18,7 @@ from orch_protocol.hooks import EVERYTHING
 from orch_protocol.keys import why_not
 
 from . import kept
-from .contents import digest_of
+from .contents import Contents, contents_of, hash_of
 from .held import Grip, hold
 from .hooks import Handler, Hook, make_hook, stage_of
 from .importing import module_at
@@ -168,13 +168,12 @@ def load(spec: ExtensionSpec, cwd: Path | None = None) -> Extension:
     """
     folder = Path(spec.path)
     try:
-        if spec.trust and not _is_trusted(spec):
-            raise ConfigError("it was changed since it was trusted: orch extensions trust " + spec.manifest.name)
+        sources = _trusted(spec) if spec.trust else None
         if read_manifest(folder) != spec.manifest:
             raise ConfigError("its manifest was changed since the agent was spawned")
         grip = Grip(spec.manifest, folder, cwd or Path.cwd())
         hold(grip)
-        register = getattr(_imported(folder), "register", None)
+        register = getattr(_imported(folder, sources), "register", None)
         if not callable(register):
             raise ConfigError(f"{folder / CODE} has no function register(extension)")
         extension = Extension(spec.manifest, grip)
@@ -204,12 +203,16 @@ def load_all(specs: Iterable[ExtensionSpec], cwd: Path | None = None) -> Loaded:
     return Loaded(tuple(hooks), tuple(tools), tuple(commands), tuple(left_out))
 
 
-def _is_trusted(spec: ExtensionSpec) -> bool:
+def _trusted(spec: ExtensionSpec) -> Contents:
+    """Return what is in the extension's folder. Raises ConfigError unless it was trusted."""
     known = kept.read(Path(spec.trust), dict[str, str], {}, "trust again what you need")
-    return known.get(os.path.realpath(spec.path)) == digest_of(Path(spec.path))
+    found = contents_of(Path(spec.path))
+    if known.get(os.path.realpath(spec.path)) != hash_of(found):
+        raise ConfigError("it was changed since it was trusted: orch extensions trust " + spec.manifest.name)
+    return found
 
 
-def _imported(folder: Path) -> ModuleType:
+def _imported(folder: Path, only: Contents | None) -> ModuleType:
     place = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
     name = f"orch_extension_{folder.name.replace('-', '_')}_{place}"
-    return module_at(folder / CODE, name, package=True)
+    return module_at(folder / CODE, name, package=True, only=only)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from orch_protocol.errors import ConfigError
 
 from .files import cannot
 
-__all__ = ["locked", "read", "write"]
+__all__ = ["change", "locked", "read", "write"]
 
 T = TypeVar("T")
 
@@ -45,6 +45,19 @@ def write(file: Path, data: Any) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise cannot("write", file, error) from error
+
+
+def change(file: Path, kind: type[T], otherwise: T, then: str, changed: Callable[[T], T]) -> T:
+    """Let `file`, whose folder is there, hold what `changed` makes of what it holds; return what it held. Whoever does
+    so at the same time, in whatever process, does it before or after.
+
+    Raises ConfigError as `read` does, StoreError.
+    """
+    with locked(file.with_name(f"{file.name}.lock")):
+        held = read(file, kind, otherwise, then)
+        if (new := changed(held)) != held:
+            write(file, new)
+    return held
 
 
 @contextmanager

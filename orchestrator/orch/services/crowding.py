@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orch_protocol.commands import Limit, Progress
 from orch_protocol.errors import ProtocolError
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["admit", "left", "refused"]
 
+LUCK: Final = random.SystemRandom()
+"""Of its own: a program that seeds `random` is to get its own numbers from it, all of them."""
+
 
 async def refused(root: Supervisor, caller: str | None, params: LaneRefused) -> Empty:
     """Take in that a model refused a request, and tell all others."""
     _agent(caller)
-    if root.lanes.refuse(params.lane, params.wait, _now(), random.random()):
+    if root.lanes.refuse(params.lane, params.wait, _now(), LUCK.random()):
         root.workers.tell_all("limit", Limit(params.lane))
     return Empty()
 

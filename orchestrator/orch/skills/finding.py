@@ -19,12 +19,11 @@ from msgspec.structs import replace
 from orch_protocol.errors import ConfigError
 from orch_protocol.extensions import ExtensionSpec
 from orch_protocol.skills import SkillsConfig, SkillSpec
-from orch_worker import kept
 from orch_worker.contents import hash_of, skill_contents, skill_files
 from orch_worker.skill_file import FILES, skill_in
 
-from .. import paths
 from ..entry_points import offered
+from ..trusted import Trusted
 
 __all__ = ["FOLDER", "Found", "Shelves", "find", "folders_of", "trust", "trust_file", "untrust"]
 
@@ -88,7 +87,7 @@ def find(
     Raises ConfigError when what is trusted cannot be read, or no package offers what is to be loaded.
     """
     shelves = shelves or Shelves()
-    trusted = _trusted(home)
+    trusted = Trusted(trust_file(home)).known()
     there = [Found(skill.name, "program", skill=skill) for skill in own]
     for where, place in folders_of(folder, home, rules):
         for path in _folders(place):
@@ -128,17 +127,13 @@ def trust_file(home: Path) -> Path:
 def trust(skill: Path, home: Path) -> SkillSpec:
     """Trust the skill in the folder `skill` as it is now. Raises ConfigError when it breaks a rule."""
     found = Shelves().look(skill)
-    kept.write(trust_file(paths.private_dir(home)), _trusted(home) | {_key(skill): found.hash})
+    Trusted(trust_file(home)).add(_key(skill), found.hash)
     return found
 
 
 def untrust(skill: Path, home: Path) -> bool:
     """Forget that the skill was trusted. False when it was not."""
-    known = _trusted(home)
-    if known.pop(_key(skill), None) is None:
-        return False
-    kept.write(trust_file(home), known)
-    return True
+    return Trusted(trust_file(home)).remove(_key(skill))
 
 
 def _found(shelves: Shelves, where: Where, path: Path, source: str) -> Found:
@@ -190,7 +185,3 @@ def _mark(path: Path) -> Mark:
 
 def _key(skill: Path) -> str:
     return os.path.realpath(skill)
-
-
-def _trusted(home: Path) -> dict[str, str]:
-    return kept.read(trust_file(home), dict[str, str], {}, "trust again what you need")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +29,9 @@ from .record import Installed, installed, note
 __all__ = ["install", "remove"]
 
 GIT_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 0.25
+MOST_CLONED: Final = 512 << 20
+"""Bytes of a repository with its files: some hold a skill beside much else, none may fill a disk."""
 MOST_FILES: Final = 2_000
 DEPTH: Final = 3
 LONGEST: Final = 255
@@ -140,31 +146,64 @@ def _clone(address: str, ref: str, to: Path) -> str:
     """Clone the repository and return its commit. Raises ConfigError."""
     branch = ["--branch", ref] if ref else []
     safe = ["-c", "protocol.ext.allow=never", "-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"]
-    _git([*safe, "clone", "--quiet", "--depth", "1", "--single-branch", *branch, "--", address, str(to)], address)
-    return _git(["-C", str(to), "rev-parse", "HEAD"], address).strip()
+    _git([*safe, "clone", "--quiet", "--depth", "1", "--single-branch", *branch, "--", address, str(to)], address, to)
+    return _git(["-C", str(to), "rev-parse", "HEAD"], address, to).strip()
 
 
-def _git(arguments: list[str], address: str) -> str:
+def _git(arguments: list[str], address: str, to: Path) -> str:
+    """Return what git prints, which fills `to` within bounds. Raises ConfigError."""
     shown = _KEYS.sub("", address)
     try:
-        done = subprocess.run(
+        git = subprocess.Popen(
             ["git", *arguments],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=GIT_SECONDS,
             env=os.environ | {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"},
-            check=False,
+            start_new_session=True,
         )
     except FileNotFoundError as error:
         raise ConfigError(f"{shown} cannot be had: there is no git on this machine") from error
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{shown} cannot be had: git did not end within {GIT_SECONDS:g} s") from error
-    if done.returncode:
-        why = _KEYS.sub("", " ".join(done.stderr.split()))[-400:]
-        raise ConfigError(f"{shown} cannot be had: {why or f'git ended with {done.returncode}'}")
-    return done.stdout
+    try:
+        said, complaint = _ended(git, shown, to)
+    finally:
+        if git.returncode is None:  # what fetches is a process of its own, which would go on
+            os.killpg(git.pid, signal.SIGKILL)
+            git.communicate()
+    if git.returncode:
+        why = _KEYS.sub("", " ".join(complaint.split()))[-400:]
+        raise ConfigError(f"{shown} cannot be had: {why or f'git ended with {git.returncode}'}")
+    return said
+
+
+def _ended(git: subprocess.Popen[str], shown: str, to: Path) -> tuple[str, str]:
+    """Return what git says when it has ended. Raises ConfigError when it takes too long, or too much."""
+    over = time.monotonic() + GIT_SECONDS
+    while True:
+        try:
+            said = git.communicate(timeout=LOOK_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            if time.monotonic() > over:
+                raise ConfigError(f"{shown} cannot be had: git did not end within {GIT_SECONDS:g} s") from error
+            said = None
+        if _is_more(to, MOST_CLONED):
+            raise ConfigError(f"{shown} cannot be had: it holds more than {MOST_CLONED >> 20} MiB")
+        if said is not None:
+            return said
+
+
+def _is_more(folder: Path, most: int) -> bool:
+    """Say whether the files below `folder`, which comes and goes meanwhile, take more than `most` bytes."""
+    size = 0
+    for here, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(here, name)).st_size
+                if size > most:
+                    return True
+    return False
 
 
 def _unpack(file: Path, to: Path) -> None:

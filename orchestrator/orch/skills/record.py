@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,6 +13,8 @@ from orch_worker import kept
 from .. import paths
 
 __all__ = ["Installed", "installed", "note"]
+
+AGAIN: Final = "install again what you need to know the source of"
 
 
 class Installed(Struct, frozen=True):
@@ -32,10 +35,12 @@ def installed(folder: Path, home: Path) -> Installed | None:
 def note(folder: Path, home: Path, row: Installed | None) -> None:
     """Take down where the skill in `folder` is from; None: it is not there any more. Raises ConfigError, StoreError."""
     paths.private_dir(home)
-    with kept.locked(home / "installed_skills.lock"):
-        known = _record(home)
-        known.pop(_key(folder), None)
-        kept.write(_file(home), known | ({_key(folder): row} if row is not None else {}))
+    key = _key(folder)
+
+    def noted(known: dict[str, Installed]) -> dict[str, Installed]:
+        return {each: was for each, was in known.items() if each != key} | ({key: row} if row is not None else {})
+
+    kept.change(_file(home), dict[str, Installed], {}, AGAIN, noted)
 
 
 def _file(home: Path) -> Path:
@@ -43,7 +48,7 @@ def _file(home: Path) -> Path:
 
 
 def _record(home: Path) -> dict[str, Installed]:
-    return kept.read(_file(home), dict[str, Installed], {}, "install again what you need to know the source of")
+    return kept.read(_file(home), dict[str, Installed], {}, AGAIN)
 
 
 def _key(folder: Path) -> str:

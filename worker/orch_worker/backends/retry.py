@@ -23,6 +23,8 @@ T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
 LONGEST_WAIT: Final = 60.0
+LUCK: Final = random.SystemRandom()
+"""Of its own: agents of programs that seed `random` would all ask again in the same moment."""
 
 
 class Policy(Struct, frozen=True):
@@ -60,6 +62,7 @@ async def persist(
     policy: Policy,
     on_retry: OnRetry | None = None,
     sleep: Sleep = asyncio.sleep,
+    luck: random.Random = LUCK,
 ) -> T:
     """Return what `attempt` returns, asking again while its Failure is transient; raise the last one's error."""
 
@@ -81,7 +84,7 @@ async def persist(
         if failure.wait is not None:
             return failure.wait
         pause = min(policy.most, policy.first * 2.0 ** (state.attempt_number - 1))
-        return pause * random.uniform(0.5, 1.0)
+        return pause * luck.uniform(0.5, 1.0)
 
     def tell(state: tenacity.RetryCallState) -> None:
         if on_retry is not None:
