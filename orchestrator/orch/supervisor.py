@@ -53,6 +53,7 @@ from .disk import Disk
 from .events import (
     REQUESTS,
     Ask,
+    BootOverdue,
     Event,
     Finish,
     Gone,
@@ -85,6 +86,7 @@ from .pulses import Pulses
 from .remains import Remains, recovery, remains_of
 from .root_hooks import RootHooks
 from .router import Deliver, Peer, Switchboard
+from .timers import Timers
 from .tree import Tree
 from .turns import CHECK_SECONDS, Turns
 from .waiters import SETTLED, Waiters
@@ -133,7 +135,8 @@ class Supervisor:
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.taken(), warm_holders=config.archival.warm_holders)
         self.budgets = Budgets(self.tree.nodes, config.budget, clock)
-        self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self._later)
+        self.timers = Timers()
+        self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self.timers.later)
         self._journal = journal
         self.disk, self.projects = Disk(journal), Projects()
         self.archives = Archives(config.archival, self.disk.do)
@@ -157,7 +160,6 @@ class Supervisor:
         self._waking: set[str] = set()
         self._luck, self._pings = random.Random(), Pings()
         self._pulses = Pulses(self._ask_for_life)
-        self._timers: set[asyncio.TimerHandle] = set()
         self._closed = False
 
     @property
@@ -170,7 +172,7 @@ class Supervisor:
         self.handle(recovery(self.tree.nodes.pending.values()))
         self._journal.shorten(partial(self.tree.nodes.kept, self.clock()))
         self.handle(Sweep())
-        self._later(CHECK_SECONDS, self._check_turns)
+        self.timers.later(CHECK_SECONDS, self._check_turns)
 
     async def close(self) -> None:
         """End every worker; their agents answer again when the run is opened anew. Takes at most some seconds."""
@@ -188,8 +190,7 @@ class Supervisor:
 
     def _settle(self) -> None:
         """Bring everything to its end, whatever became of the processes: none outlives this root."""
-        for timer in self._timers:
-            timer.cancel()
+        self.timers.close()
         self.workers.hang_up()
         settled = self.tree.decide(recovery(self.tree.nodes.pending.values()), self.clock())
         self._journal.record(entries := self.budgets.charged(settled.entries))
@@ -276,7 +277,7 @@ class Supervisor:
     def _perform_timer(self, timer: Timer) -> None:
         seconds, event = timer.seconds * (1 + timer.spread * self._luck.uniform(-1, 1)), timer.event
         act = partial(self._relaunch, event) if isinstance(event, Relaunch) else partial(self.handle, event)
-        self._later(seconds, act)
+        self.timers.later(seconds, act, event if isinstance(event, BootOverdue) else None)
 
     def _relaunch(self, event: Relaunch) -> None:
         try:
@@ -293,7 +294,9 @@ class Supervisor:
                 self._waking.add(rest)
                 self._loop.call_soon(self._wake, rest)
             return
-        if kind == "query":
+        if kind == "up":
+            self.timers.call_off(BootOverdue(rest, self.tree.nodes[rest].incarnation))
+        elif kind == "query":
             self._turns.forget(rest)
             self.watchers.ended(rest, notify.value, notify.error)
         self.waiters.tell(notify.topic, notify.value, notify.error)
@@ -367,7 +370,7 @@ class Supervisor:
     def _on_ended(self, id: str, incarnation: int) -> None:
         if self.tree.nodes[id].status == "busy":
             # Its last words may still be in the socket; the transcript knows better, but later.
-            self._later(DRAIN_SECONDS, partial(self._bury, id, incarnation))
+            self.timers.later(DRAIN_SECONDS, partial(self._bury, id, incarnation))
         else:
             self._bury(id, incarnation)
 
@@ -395,7 +398,7 @@ class Supervisor:
         for query_id, id, incarnation in self._turns.overdue():
             self.workers.blame(id, "its turn did not end when its time was over")
             self.handle(TurnOverdue(id, incarnation, query_id))
-        self._later(CHECK_SECONDS, self._check_turns)
+        self.timers.later(CHECK_SECONDS, self._check_turns)
 
     def _ask_for_life(self, id: str) -> None:
         if (peer := self.workers.peer(id)) is not None:
@@ -486,12 +489,4 @@ class Supervisor:
         except OrchError:
             # No room to revive it just now, or none on the disk.
             self._waking.add(id)
-            self._later(WAKE_RETRY_SECONDS, partial(self._wake, id))
-
-    def _later(self, seconds: float, act: Callable[[], None]) -> None:
-        def fire() -> None:
-            self._timers.discard(handle)
-            act()
-
-        handle = self._loop.call_later(seconds, fire)
-        self._timers.add(handle)
+            self.timers.later(WAKE_RETRY_SECONDS, partial(self._wake, id))
