@@ -91,6 +91,17 @@ class TestFriendly:
         assert await ask(git_diff, below) == "No differences."
         assert "second" not in await ask(git_log, below)
 
+    async def test_further_work_trees_and_submodules(self, context: ToolContext, git: Git) -> None:
+        """Their repositories lie elsewhere, and say that these folders are theirs."""
+        git("worktree", "add", "-q", "-b", "topic", "../tree")
+        tree = ToolContext(context.cwd.parent / "tree", env=context.env)
+        assert await ask(git_status, tree) == "## topic"
+        assert "second" in await ask(git_log, tree)
+        git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", "-b", "main", str(context.cwd), "inner")
+        inner = ToolContext(context.cwd / "inner", env=context.env)
+        assert await ask(git_status, inner) == "## main...origin/main"
+        assert "second" in await ask(git_log, inner)
+
     @pytest.mark.parametrize(
         ("tool", "input", "message"),
         [
@@ -201,6 +212,65 @@ class TestHostile:
         assert await ask(git_status, context) == "## main"
         assert await ask(git_diff, context) == "No differences."
         assert "caught" not in os.listdir(context.cwd.parent)
+
+
+class TestElsewhere:
+    """Files and folders named `.git` that lead out of the agent's folder."""
+
+    @pytest.fixture
+    def bare(self, context: ToolContext, git: Git) -> ToolContext:
+        """An agent beside a repository, in a folder without one."""
+        (context.cwd / "a.txt").write_text("CANARY\n")
+        git("commit", "-qam", "third")
+        folder = context.cwd.parent / "bare"
+        folder.mkdir()
+        return ToolContext(folder, env=context.env)
+
+    @pytest.mark.parametrize("way", ["a file", "a link", "a part of its own", "a folder that shares"])
+    async def test_a_repository_of_another_folder_is_not_read(self, bare: ToolContext, way: str) -> None:
+        """Whoever writes files here names what they like: a repository that does not know of this folder is not its."""
+        link, others = bare.cwd / ".git", bare.cwd.parent / "repo" / ".git"
+        if way == "a link":
+            link.symlink_to(others)
+        elif way == "a file":
+            link.write_text(f"gitdir: {others}\n")
+        else:
+            part = bare.cwd / "part" if way == "a part of its own" else link
+            part.mkdir()
+            (part / "commondir").write_text(f"{others}\n")
+            (part / "HEAD").write_text("ref: refs/heads/main\n")
+            (part / "gitdir").write_text(f"{link}\n")
+            if part != link:
+                link.write_text("gitdir: part\n")
+        for tool, input in ((git_status, {}), (git_diff, {"ref": "main~1"}), (git_log, {"ref": "main"})):
+            with pytest.raises(ToolError, match="that does not name this folder as a work tree of its: not read"):
+                await ask(tool, bare, **input)
+
+    async def test_files_of_another_folder_are_not_shown(self, context: ToolContext, git: Git) -> None:
+        """A repository that says that its files are elsewhere is compared with those that are here."""
+        secret = context.cwd.parent / "secret"
+        secret.mkdir()
+        (secret / "a.txt").write_text("CANARY\n")
+        git("config", "core.worktree", str(secret))
+        assert await ask(git_status, context) == "## main"
+        assert await ask(git_diff, context) == "No differences."
+
+    async def test_nothing_waits_for_a_pipe(self, bare: ToolContext) -> None:
+        """What is no file is not read, and nobody waits for somebody to write there."""
+        os.mkfifo(bare.cwd / ".git")
+        with pytest.raises(ToolError, match="is not a git repository"):
+            await ask(git_status, bare)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away")
+    async def test_of_a_repository_of_another_user_git_says_what_it_thinks(
+        self, context: ToolContext, git: Git
+    ) -> None:
+        """Git reads no repository of somebody else's unless its user said so."""
+        os.chown(context.cwd / ".git", 65534, 65534)
+        with pytest.raises(ToolError, match="dubious ownership"):
+            await ask(git_log, context)
+        git("config", "--global", "--add", "safe.directory", "*")
+        assert "second" in await ask(git_log, context)
 
 
 async def test_huge_diff_is_bounded(context: ToolContext, git: Git) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
@@ -17,11 +17,11 @@ from .cell import starter
 from .command import Command
 from .environment import tool_environment
 from .files import inside
+from .repository import Repository, repository, top_of
 
 __all__ = ["git_diff", "git_log", "git_status"]
 
 MAX_WRITTEN: Final = 8 << 20
-MAX_LINK: Final = 4096
 REVISION: Final = re.compile(r"[\w.@^~][\w./@^~{}:+-]*")
 FORMAT: Final = "%h %ad %an%d%n    %s"
 # Settings of a repository that would start programs of its choice, or reach out.
@@ -30,41 +30,15 @@ SAFE: Final = (
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never"),
     *("-c", "log.showSignature=false", "-c", "core.quotePath=false", "-c", "color.ui=false"),
 )
+# Their own repositories are not entered, nor is what they hold shown.
+WITHOUT_SUBMODULES: Final = ("--ignore-submodules=dirty", "--submodule=short")
 FILTERS: Final = r"^filter\..*\.(clean|smudge|process|required)$"
 THEIR_OWN: Final = ("local", "worktree")
 
 
 def _in_repository(context: ToolContext) -> bool:
     """Whether there is Git, and a repository around the agent's folder."""
-    return _top(context) != "" and _installed()
-
-
-def _top(context: ToolContext) -> str:
-    """Return the folder at or above the agent's that holds `.git`, "" when none does."""
-    # Asked for each of the three tools of each agent that starts: strings, because paths cost ten times as much.
-    folder = os.fspath(context.cwd)
-    while not os.path.lexists(os.path.join(folder, ".git")):
-        above = os.path.dirname(folder)
-        if above == folder:
-            return ""
-        folder = above
-    return folder
-
-
-def _repository(context: ToolContext) -> tuple[str, ...]:
-    """Return where the repository around the agent's folder lies, which Git reads also when it is above that."""
-    top = _top(context)
-    found = [top]
-    try:
-        # A second work tree has a file there that names its part of the repository, which names the whole.
-        with open(os.path.join(top, ".git"), encoding="utf-8") as link:
-            part = os.path.join(top, link.read(MAX_LINK).removeprefix("gitdir:").strip())
-        found.append(part)
-        with open(os.path.join(part, "commondir"), encoding="utf-8") as link:
-            found.append(os.path.join(part, link.read(MAX_LINK).strip()))
-    except (OSError, UnicodeDecodeError):
-        pass  # it is a folder, or a part that stands for itself
-    return tuple(map(os.path.realpath, found))
+    return top_of(os.fspath(context.cwd)) != "" and _installed()
 
 
 @cache
@@ -100,7 +74,7 @@ async def git_diff(
         staged: Whether to show what is staged instead.
         context_lines: How many unchanged lines to show around each change.
     """
-    options = ["--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", f"--unified={context_lines}"]
+    options = ["--no-ext-diff", "--no-textconv", *WITHOUT_SUBMODULES, f"--unified={context_lines}"]
     shown = await _git(
         context,
         "diff",
@@ -129,23 +103,21 @@ async def git_log(
 
 
 async def _git(context: ToolContext, *arguments: str) -> str:
-    capture = Capture()
-    tool = arguments[0]
-    code, flooded = await _run(context, tool, capture, arguments, await _without_filters(context, tool))
+    capture, run = Capture(), _Run(context, arguments[0], repository(os.fspath(context.cwd)))
+    if not run.found.is_own:
+        await _said(run, (0,), "rev-parse", "--git-dir", env={})  # whether it is to be trusted is Git's to say
+    code, flooded = await run.git(capture, arguments, {**run.found.env, **await _without_filters(run)})
     text = capture.text().rstrip("\n")
     if code != 0 and not flooded:
         raise ToolError(text or f"git ended with {code}.")
     return text
 
 
-async def _without_filters(context: ToolContext, tool: str) -> dict[str, str]:
+async def _without_filters(run: _Run) -> dict[str, str]:
     """Return the variables that switch off the repository's own filters: programs run on what is compared."""
-    said = bytearray()
     query = ("config", "--null", "--show-scope", "--includes", "--name-only", "--get-regexp", FILTERS)
-    code, flooded = await _run(context, tool, said.extend, query, {})
-    if code not in (0, 1) or flooded:
-        raise ToolError(plain(bytes(said[:1000])).strip() or f"git ended with {code}.")
-    words = os.fsdecode(bytes(said)).split("\0")
+    said = await _said(run, (0, 1), *query, env=run.found.env)
+    words = os.fsdecode(said).split("\0")
     names = [name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in THEIR_OWN]
     env = {"GIT_CONFIG_COUNT": str(len(names))}
     for number, name in enumerate(names):
@@ -154,25 +126,40 @@ async def _without_filters(context: ToolContext, tool: str) -> dict[str, str]:
     return env
 
 
-async def _run(
-    context: ToolContext,
-    tool: str,
-    sink: Callable[[bytes], None],
-    arguments: Sequence[str],
-    more: Mapping[str, str],
-) -> tuple[int | None, bool]:
-    """Run git, its output going to `sink`; return its exit code, and whether it was cut off for writing too much."""
-    name = f"git_{tool}"
-    env = {**tool_environment(context, name), **more, "GIT_NO_LAZY_FETCH": "1"}
-    start = starter(context, name, _repository(context) if context.sandbox.of(name) >= "L2" else ())
-    argv = ["git", *SAFE, *arguments]
-    command = Command(argv, cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN, start=start)
-    try:
-        if not await command.wait(context.seconds * 0.4):
-            raise ToolError(f"git {arguments[0]} was not done in time and was ended.")
-    finally:
-        command.kill()
-    return command.code, command.flooded
+async def _said(run: _Run, codes: Collection[int], *arguments: str, env: Mapping[str, str]) -> bytes:
+    """Return what Git says to `arguments`. Raises ToolError unless it ends with one of `codes`."""
+    said = bytearray()
+    code, flooded = await run.git(said.extend, arguments, env)
+    if code not in codes or flooded:
+        raise ToolError(plain(bytes(said[:1000])).strip() or f"git ended with {code}.")
+    return bytes(said)
+
+
+class _Run(NamedTuple):
+    """One call of a tool: Git is run for it on the repository that was found."""
+
+    context: ToolContext
+    tool: str
+    found: Repository
+
+    async def git(
+        self, sink: Callable[[bytes], None], arguments: Sequence[str], more: Mapping[str, str]
+    ) -> tuple[int | None, bool]:
+        """Run git, its output going to `sink`; return its exit code, and whether it was cut off for writing too much.
+
+        Raises ToolError when it was not done in time.
+        """
+        name, context = f"git_{self.tool}", self.context
+        env = {**tool_environment(context, name), **more, "GIT_NO_LAZY_FETCH": "1"}
+        start = starter(context, name, self.found.places if context.sandbox.of(name) >= "L2" else ())
+        argv = ["git", *SAFE, *arguments]
+        command = Command(argv, cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN, start=start)
+        try:
+            if not await command.wait(context.seconds * 0.4):
+                raise ToolError(f"git {arguments[0]} was not done in time and was ended.")
+        finally:
+            command.kill()
+        return command.code, command.flooded
 
 
 def _below(context: ToolContext, path: str) -> str:
