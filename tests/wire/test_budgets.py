@@ -14,7 +14,7 @@ from orch.testing import fake_world
 from orch_protocol.budget import Amounts
 from orch_protocol.config import BudgetConfig
 from orch_protocol.errors import BudgetExceededError, ConfigError
-from orch_protocol.messages import Text
+from orch_protocol.messages import Text, Usage
 from orch_worker.backends.base import LEAST_ANSWER, Quote
 from orch_worker.backends.remote import Remote
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
@@ -128,6 +128,31 @@ class TestRequests:
         await asyncio.wait([asking])
         assert (await talk.turn()).usage.input_tokens > 50_000
 
+    async def test_a_request_that_is_given_up_takes_what_was_sent_and_heard(
+        self, server: ModelServer, begin: Begin
+    ) -> None:
+        """Where usage is told at the end alone, and that never came; once, and without a budget nothing is made up."""
+        talk = begin(CHAT)
+        heard = asyncio.Event()
+        talk.backend.append_user((Text("words " * 3000),))
+        server.otherwise = lambda _: Answer(blocks=({"text": "and more " * 500},), after=3, how="stall")
+        lost = []
+        for most in (100_000, 0):
+            heard.clear()
+            talk.backend.most = None
+            if most:
+                covered(talk, most)
+            asking = asyncio.create_task(talk.backend.assistant_turn(lambda _: heard.set()))
+            await heard.wait()
+            asking.cancel()
+            await asyncio.wait([asking])
+            lost += [talk.backend.lost(), talk.backend.lost()]
+        assert lost[0].input_tokens > 3000
+        assert lost[0].output_tokens > 0
+        assert lost[0].cost_usd > 3000 * (talk.backend.model.prices[0].input or 0) / 1e6
+        assert not lost[0].cost_known
+        assert lost[1:] == [Usage()] * 3
+
     async def test_a_provider_that_tells_nothing_is_paid_by_guess(self, server: ModelServer, begin: Begin) -> None:
         """A budget must shrink; without one nothing is made up."""
         server.otherwise = lambda _: say("words " * 1000, usage={"input": 0, "output": 0})
@@ -180,6 +205,24 @@ class TestAgents:
         assert state.spent.usd == pytest.approx(bill)
         assert "agent 'agent-1' and those below it spent $0.4" in reply.text
         assert server.refused == []
+
+    async def test_a_turn_that_is_cancelled_counts_the_request_under_way(
+        self, server: ModelServer, tmp_path: Path
+    ) -> None:
+        """In its own reply: there may be no turn after it."""
+        server.script.append(Answer(blocks=({"text": "x"},), after=4, how="stall", usage={"input": 50_000}))
+        heard = asyncio.Event()
+        env = environment(server)
+        async with AsyncOrchestrator(MODEL, home=tmp_path, env=env, **fake_world()) as root:
+            agent = await root.spawn("x", max_cost=2.50)
+            asking = asyncio.create_task(agent.query("hi", on_event=lambda _: heard.set()))
+            await heard.wait()
+            await agent.cancel()
+            reply = await asking
+            assert reply.stop_reason == "cancelled"
+            assert reply.usage.input_tokens >= 50_000
+            assert (await agent.state()).spent.usd == pytest.approx(reply.usage.cost_usd)
+            assert reply.usage.cost_usd > 0.09
 
     async def test_a_turn_that_fails_counts_what_it_told(self, server: ModelServer, tmp_path: Path) -> None:
         """A model that cannot be reached spends nothing, and holds nothing afterwards."""

@@ -13,6 +13,7 @@ from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled
 from orch_protocol.errors import BackendError, BudgetExceededError
 from orch_protocol.messages import Reply, Usage, text_of
 from orch_protocol.spec import Limits
+from orch_worker.backends.base import AssistantTurn, OnText
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.loop import Emit, run_turn
 from orch_worker.purse import Hold, Purse
@@ -169,6 +170,33 @@ async def test_a_request_that_failed_settles_nothing() -> None:
     with pytest.raises(BackendError):
         await Paying(bank, Paid([{"error": "BackendError"}])).ask()
     assert bank.asked == [dollars(1.0, 2.0, MOST)]
+
+
+async def test_what_a_request_took_that_was_given_up_is_settled_and_the_turns() -> None:
+    """One that was asked beside the turn: of a summary, a phase, a tool."""
+    bank = Bank(100.0)
+    talk = Paying(bank, Paid([{"text": "$3", "tool": "ask_beside"}, price(0.5)]))
+
+    class Mute(Paid):
+        async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:  # noqa: ARG002
+            raise BackendError("gone")
+
+        def lost(self) -> Usage:
+            return Usage(cache_write_tokens=7, cost_usd=0.25)
+
+    @tool
+    async def ask_beside() -> str:
+        asking = Mute(["never said"])
+        hold = await talk.purse.reserve(asking)
+        await talk.purse.response(asking, hold)
+        return "said"
+
+    talk.box = Toolbox([ask_beside], ToolContext(Path("/")))
+    reply = await talk.ask()
+    assert "gone" in talk.texts()[0]
+    assert (reply.usage.cost_usd, reply.usage.cache_write_tokens) == (3.75, 7)
+    assert Settle("3", Amounts(usd=0.25)) in bank.asked
+    assert talk.purse.lost() == Usage()
 
 
 async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -270,10 +270,9 @@ class Compactor:
     async def _answer(self, asking: Backend, written: _Written, prompt: str, chars: int) -> str:
         asking.append_user((Text(prompt),))
         hold = await self._purse.reserve(asking)
-        written.holds.append((hold, Usage()))
-        turn = await asking.assistant_turn()
+        turn = await self._purse.response(asking, hold)
         usage = turn.usage.of_a_response()
-        written.holds[-1] = (hold, usage)
+        written.holds.append((hold, usage))
         self._unclaimed += usage
         return "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), chars)
 

@@ -75,12 +75,9 @@ async def summed_up(
             for number, part in enumerate(parts, 1):
                 asking.load((), number - 1)
                 asking.append_user((Text(question(part, body, CHARS, number, len(parts))),))
-                hold, took = await purse.reserve(asking), Usage()
-                try:
-                    turn = await asking.assistant_turn()
-                    took = turn.usage.of_a_response()
-                finally:
-                    hold.settle(took)
+                hold = await purse.reserve(asking)
+                turn = await purse.response(asking, hold)
+                hold.settle(took := turn.usage.of_a_response())
                 usage += took
                 body = "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), CHARS)
                 if not body:

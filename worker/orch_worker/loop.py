@@ -28,7 +28,7 @@ from orch_protocol.messages import (
 from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
-from .backends.base import AssistantTurn, Backend, OnText
+from .backends.base import NOTHING, AssistantTurn, Backend, OnText
 from .cutting import WHY, Cut, cut_off, end_all, is_done, outcome_of
 from .interjections import Interjection
 from .prompt import continued_prompt
@@ -52,7 +52,6 @@ Prepare = Callable[[], Awaitable[None]]
 Shorten = Callable[[bool], Awaitable["Compacted | None"]]
 Frame = Callable[[str], str]
 
-NOTHING: Final = Usage()
 STEERING: Final = "[Steering]"
 SHOWN: Final = 2000
 
@@ -213,10 +212,12 @@ class _Turn:
         except Aborted as aborted:
             stop, self._text = "aborted", str(aborted)
         except BackendError as error:
+            self._take_losses()
             vars(error)["usage"] = self._usage
             raise
         finally:
             self._report("idle", "", self._steps)
+        self._take_losses()
         self._short = self._brake.short or self._short
         text = self._reply_text(stop)
         if self._phases is not None:
@@ -263,6 +264,13 @@ class _Turn:
 
     def _spend(self, usage: Usage) -> None:
         self._usage += usage
+
+    def _take_losses(self) -> None:
+        """Count what was used for requests of which no response came: those that were cut off, and that failed."""
+        if self._purse is not None:
+            self._purse.lose(self._backend)
+            lost = self._purse.lost()
+            self._usage = self._usage if lost == NOTHING else self._usage + lost
 
     async def _until_it_may_end(self, prompt: str) -> StopReason:
         """Let the turn go on as often as whoever reflects upon it wants it to."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled, amounts_of
 from orch_protocol.messages import Usage
 
-from .backends.base import Backend, Quote
+from .backends.base import NOTHING, AssistantTurn, Backend, Quote, lost_by
 from .tools.base import ToolContext
 
 __all__ = ["FREE", "Hold", "Purse"]
@@ -44,8 +44,21 @@ class Purse:
         self.budgeted: frozenset[str] = frozenset()
         self.low = ""
         """What the root told last of budgets that are nearly used up."""
+        self._lost = Usage()
         self._call_root = context.call_root
         self._settling: set[asyncio.Task[None]] = set()
+
+    def lose(self, backend: Backend) -> Usage:
+        """Return what `backend` used for requests that failed or were given up; a turn has yet to take that over."""
+        used = lost_by(backend)
+        if used != NOTHING:
+            self._lost += used
+        return used
+
+    def lost(self) -> Usage:
+        """Return what was lost since the last turn took it over; whoever calls this does so."""
+        lost, self._lost = self._lost, NOTHING
+        return lost
 
     async def reserve(self, backend: Backend, *, beside: bool = False) -> Hold:
         """Put aside what the next response of `backend` may take, which it then holds to; `beside`: not for a turn.
@@ -62,6 +75,17 @@ class Purse:
             return FREE
         backend.most = reserved.amounts
         return Hold(lambda usage: self._settle(reserved.id, usage), reserved.why)
+
+    async def response(self, backend: Backend, hold: Hold) -> AssistantTurn:
+        """Return the next response of `backend`, for which `hold` was put aside and is settled once that is on record.
+
+        When there is none, `hold` is settled with what was lost.
+        """
+        try:
+            return await backend.assistant_turn()
+        except BaseException:
+            hold.settle(self.lose(backend))
+            raise
 
     async def reserve_call(self, seconds: float | None) -> Hold:
         """Put aside what a call of a tool may take that has so many seconds, None: whose time is not counted.

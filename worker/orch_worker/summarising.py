@@ -101,8 +101,9 @@ class Summariser:
                     else:
                         backend.append_system(step.request.system, ())
                     backend.append_user((Text(step.request.prompt),))
-                    hold = await self._purse.reserve(backend, beside=True)
-                    turn = await backend.assistant_turn()
+                    reserved = await self._purse.reserve(backend, beside=True)
+                    turn = await self._purse.response(backend, reserved)
+                    hold = reserved
                     answer, usage, asked = text_of(turn.message), turn.usage.of_a_response(), asked + 1
         except TimeoutError:
             print(f"archiving: no summary of {order.holder} in time", flush=True)

@@ -20,6 +20,7 @@ from ..estimate import PLAIN, Estimator, Ratios
 __all__ = [
     "ENOUGH_ANSWER",
     "LEAST_ANSWER",
+    "NOTHING",
     "AssistantTurn",
     "Backend",
     "BackendInfo",
@@ -32,6 +33,7 @@ __all__ = [
     "Quote",
     "Retry",
     "check_backend",
+    "lost_by",
 ]
 
 T = TypeVar("T")
@@ -169,6 +171,12 @@ class Backend(Protocol):
         """Return what the next response may take. Raises ConfigError when that cannot be said of its price, which only
         a `priced` one tells."""
 
+    def lost(self) -> Usage:
+        """Return what was used for requests that were given up and of which no response tells, and forget it.
+
+        A backend without this method loses nothing, or does not know.
+        """
+
     def transcript(self) -> Sequence[Message]:
         """Return the conversation, without the system text: the very one, to be read only."""
 
@@ -183,11 +191,13 @@ class Backend(Protocol):
 
 
 AS_IT_IS: Final = Instead()
+NOTHING: Final = Usage()
 LEAST_ANSWER: Final = 1_000
 """An answer of fewer tokens is not worth what is sent for it."""
 ENOUGH_ANSWER: Final = 8_000
 """Nearly every answer has fewer tokens."""
-METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_"))
+OPTIONAL: Final = frozenset({"lost"})
+METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in OPTIONAL)
 
 
 def check_backend(candidate: object) -> Backend:
@@ -204,6 +214,13 @@ def _fault_of(kind: type) -> str:
     if missing:
         return f"it lacks {', '.join(missing)}"
     return "" if inspect.iscoroutinefunction(kind.assistant_turn) else "its assistant_turn must be `async def`"  # type: ignore[attr-defined]
+
+
+def lost_by(backend: Backend) -> Usage:
+    """Return what `backend` has lost, and let it forget that."""
+    lost = getattr(backend, "lost", None)
+    used: Usage = lost() if lost is not None else NOTHING
+    return used
 
 
 class Conversation:
@@ -260,6 +277,10 @@ class Conversation:
         sent = self.estimator.most_of_request(self._raw_request())
         least, enough = (Amounts(tokens=sent + answer) for answer in (LEAST_ANSWER, ENOUGH_ANSWER))
         return Quote(least, enough, enough)
+
+    def lost(self) -> Usage:
+        """Return what was used for requests of which no response tells: nothing."""
+        return NOTHING
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""

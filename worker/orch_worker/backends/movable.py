@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orch_protocol.budget import Amounts
-from orch_protocol.messages import Block, Message, ToolResult
+from orch_protocol.messages import Block, Message, ToolResult, Usage
 from orch_protocol.spec import ToolSpec
 
 from ..estimate import Estimator
-from .base import AssistantTurn, Backend, BackendInfo, Conversation, Gate, Instead, OnRetry, OnText, Prefix, Quote
+from .base import (
+    AssistantTurn,
+    Backend,
+    BackendInfo,
+    Conversation,
+    Gate,
+    Instead,
+    OnRetry,
+    OnText,
+    Prefix,
+    Quote,
+    lost_by,
+)
 
 __all__ = ["Movable"]
 
@@ -19,6 +31,7 @@ class Movable:
 
     def __init__(self, backend: Backend) -> None:
         self._now = backend
+        self._lost = Usage()
         self.system = ""
         self.tools: Sequence[ToolSpec] = ()
 
@@ -28,6 +41,7 @@ class Movable:
         to.append_system(self.system, self.tools)
         to.load(left.transcript())
         to.on_retry, to.tail, to.instead, to.prefix = left.on_retry, left.tail, left.instead, left.prefix
+        self._lost += lost_by(left)
         await left.close()
 
     @property
@@ -125,6 +139,11 @@ class Movable:
     def quote(self, *, priced: bool) -> Quote:
         """Return what the next response may take."""
         return self._now.quote(priced=priced)
+
+    def lost(self) -> Usage:
+        """Return what was used for requests of which no response tells."""
+        lost, self._lost = self._lost + lost_by(self._now), Usage()
+        return lost
 
     def transcript(self) -> Sequence[Message]:
         """Return the conversation."""

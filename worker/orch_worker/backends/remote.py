@@ -161,6 +161,11 @@ class Remote(Conversation):
         usage, self._unclaimed = self._unclaimed + self._used(reading, message), Usage()
         return AssistantTurn(message, stop, usage)
 
+    def lost(self) -> Usage:
+        """Return what failed attempts used since the last response, and those that were given up."""
+        lost, self._unclaimed = self._unclaimed, Usage()
+        return lost
+
     async def close(self) -> None:
         """Give the connections up."""
         client, self._client = self._client, None
@@ -238,7 +243,7 @@ class Remote(Conversation):
         try:
             await self._read(body, reading, on_text)
         except asyncio.CancelledError:
-            self._claim(reading)
+            self._claim(reading, sent=True)
             raise
         except Exception as error:
             if reading.stop is None:
@@ -283,10 +288,22 @@ class Remote(Conversation):
             return garbled(self._who, error)
         return None
 
-    def _claim(self, reading: Reading) -> None:
-        """Keep what a failed attempt used: it is paid for, as far as it was told."""
-        if reading.usage != Usage():
-            self._unclaimed += cost(self.model, reading.usage)
+    def _claim(self, reading: Reading, *, sent: bool = False) -> None:
+        """Keep what an attempt used that came to nothing: it is paid for, as far as it was told.
+
+        Of a budget it takes as much as its request holds and as was heard of the answer, where that is more than was
+        told; if anything was heard, or when it was `sent` and given up.
+        """
+        told, heard = reading.usage, reading.blocks()
+        used = cost(self.model, told)
+        if self.most is not None and (heard or sent):
+            answer = self.estimator.message(Message("assistant", tuple(heard))) if heard else 0
+            asked = told.input_tokens if input_tokens(told) else self.context_tokens()
+            least = msgspec.structs.replace(told, input_tokens=asked, output_tokens=max(told.output_tokens, answer))
+            if least != told:
+                used = msgspec.structs.replace(cost(self.model, least), cost_known=False)
+        if used != Usage():
+            self._unclaimed += used
 
 
 def encoded(body: dict[str, Any]) -> bytes:

@@ -70,7 +70,7 @@ class Side:
 
         Raises nothing but CancelledError: then nothing is left to be settled.
         """
-        said, asking, hold = Said(model or ""), None, FREE
+        said, asking = Said(model or ""), None
         try:
             async with asyncio.timeout(bounds.seconds):
                 spec = writer_of(await self._spec(model))
@@ -87,10 +87,9 @@ class Side:
                     return replace(said, error=error)
                 hold = await self._purse.reserve(asking)
                 asking.most = _least(asking.most, bounds)
-                turn = await asking.assistant_turn()
+                turn = await self._purse.response(asking, hold)
                 self._asked += 1
                 said = replace(said, usage=turn.usage.of_a_response(), hold=hold)
-                hold = FREE
                 if turn.stop_reason in UNFINISHED:
                     return replace(said, error=f"the answer ended with {turn.stop_reason!r}")
                 return replace(said, text=text_of(turn.message))
@@ -101,7 +100,6 @@ class Side:
         except Exception as error:
             return replace(said, error=f"{type(error).__name__}: {error}")
         finally:
-            hold.settle(Usage())
             if asking is not None:
                 await asking.close()
 

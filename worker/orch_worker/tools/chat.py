@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from orch_protocol.messages import Usage, text_of, user
+from orch_protocol.messages import text_of, user
 from orch_protocol.models import FindModel, ListModels, ModelRow, Price
 from orch_protocol.spec import BackendSpec
 
@@ -35,14 +35,14 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
     backend = make_backend(spec, context.keys, context.own(Gate))
     backend.append_system(system or "", ())
     backend.append_user(user(prompt).content)
-    hold = await context.own(Purse).reserve(backend)
-    used = Usage()
+    purse = context.own(Purse)
     try:
-        turn = await backend.assistant_turn()
-        used = turn.usage.of_a_response()
+        hold = await purse.reserve(backend)
+        turn = await purse.response(backend, hold)
     finally:
-        hold.settle(used)
         await backend.close()
+    used = turn.usage.of_a_response()
+    hold.settle(used)
     note = "" if turn.stop_reason in WHOLE else f"[The response ended early: {turn.stop_reason}.]"
     said = text_of(turn.message) or "(an empty response)"
     return ToolOutput(f"{said}\n\n{note}".rstrip(), usage=used)
