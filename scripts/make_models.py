@@ -43,6 +43,29 @@ def prices(record: Mapping[str, Any]) -> list[dict[str, float]]:
     return found
 
 
+def thinking(provider: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that say which levels of thinking a model takes, and how; none where the list does not know."""
+    if named := record.get("reasoning_effort_levels"):
+        return {"thinks": named}
+    if not record.get("supports_reasoning"):
+        return {}
+    if provider == "anthropic":
+        if not record.get("supports_adaptive_thinking"):
+            return {"thinks": ["off", "minimal", "low", "medium", "high"], "thinking_in_tokens": True}
+        off = [] if record.get("thinking_always_on") else ["off"]
+        return {"thinks": [*off, "low", "medium", "high", *_more(record)]}
+    if provider == "openai":
+        off = ["off"] if record.get("supports_none_reasoning_effort") else []
+        minimal = ["minimal"] if record.get("supports_minimal_reasoning_effort") else []
+        low = ["low"] if record.get("supports_low_reasoning_effort", True) else []
+        return {"thinks": [*off, *minimal, *low, "medium", "high", *_more(record)]}
+    return {}
+
+
+def _more(record: Mapping[str, Any]) -> list[str]:
+    return [level for level in ("xhigh", "max") if record.get(f"supports_{level}_reasoning_effort")]
+
+
 def entry(provider: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return one model as models.json has it."""
     made: dict[str, Any] = {"context": record["max_input_tokens"], "output": record["max_output_tokens"]}
@@ -52,6 +75,7 @@ def entry(provider: str, record: Mapping[str, Any]) -> dict[str, Any]:
             made["api"] = "responses"
         if record.get("supports_reasoning"):
             flags["reasoning"] = True
+    flags |= thinking(provider, record)
     if record.get("supports_mid_conversation_system"):
         flags["system_messages"] = True
     if not record.get("supports_vision"):

@@ -10,6 +10,7 @@ from orch_protocol.budget import BudgetChange
 from orch_protocol.commands import Ready
 from orch_protocol.errors import ErrorInfo
 from orch_protocol.messages import Reply, Usage
+from orch_protocol.models import Answers
 from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
 from orch_protocol.taint import Mark
 
@@ -24,6 +25,7 @@ __all__ = [
     "BootOverdue",
     "Cancel",
     "CatalogChanged",
+    "Choose",
     "Collect",
     "Decision",
     "Deleted",
@@ -271,6 +273,13 @@ class Localise(Struct, frozen=True, gc=False):
     backend: BackendSpec
 
 
+class Choose(Struct, frozen=True, gc=False):
+    """The conversation of agent `id` has it on record that `answers` is who answers for it."""
+
+    id: str
+    answers: Answers
+
+
 class Rouse(Struct, frozen=True, gc=False):
     """Let agent `id` have a process, though nobody asks it anything."""
 
@@ -361,6 +370,7 @@ Event: TypeAlias = (
     | Rouse
     | Title
     | CatalogChanged
+    | Choose
     | Unsay
     | SetHearing
     | Cancel

@@ -31,6 +31,7 @@ from orch_protocol.sessions import (
     Change,
     Changed,
     ChangeSession,
+    Choose,
     Compacted,
     CompactSession,
     Forked,
@@ -46,6 +47,7 @@ from orch_protocol.sessions import (
     SessionChecked,
     SessionShown,
     ShowSession,
+    Think,
 )
 from orch_protocol.slash import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.spec import QueueMode
@@ -302,6 +304,26 @@ class AsyncSubagent:
     async def title(self, title: str | None) -> None:
         """Give the session a name."""
         await self._change(Rename(title))
+
+    async def set_model(self, model: str) -> str:
+        """Let another model go on with the conversation, with all that was said; return it as `provider:name`.
+
+        `model` is that, or `local`. It is on record in the session, and so what answers after a restart; who goes back
+        before that place has the model that answered there. Raises AgentBusyError while a turn runs, ConfigError for a
+        model that is not known, has no key, or may not be asked by this agent.
+        """
+        changed = await self._change(Choose(model))
+        return changed.model or model
+
+    async def set_thinking(self, level: str) -> str:
+        """Let the agent's model think as much as `level` says from now on; return the level that it is told.
+
+        One of off, minimal, low, medium, high, xhigh, max. A model that does not have it is told the next higher one
+        that it has, else the next lower. It is on record, and changes, as `set_model` has it. Raises AgentBusyError
+        while a turn runs, ConfigError for another word, or a model that is not known to take a level.
+        """
+        changed = await self._change(Think(level))
+        return changed.thinking or level
 
     async def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""

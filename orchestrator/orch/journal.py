@@ -17,6 +17,7 @@ from orch_protocol.archive import Source
 from orch_protocol.budget import Amounts, Budget, BudgetChange
 from orch_protocol.errors import ErrorInfo, StoreError
 from orch_protocol.messages import Reply, Usage
+from orch_protocol.models import Answers
 from orch_protocol.spec import AgentSpec, BackendSpec, Durability, QueueMode
 from orch_protocol.taint import Mark
 from orch_protocol.text import scrub
@@ -31,6 +32,7 @@ __all__ = [
     "Asked",
     "Budgeted",
     "CatalogChanged",
+    "Chosen",
     "Collected",
     "Ended",
     "Entry",
@@ -65,9 +67,8 @@ __all__ = [
 
 HEADER = b'{"type":"orch_journal","version":1}'
 LARGE = 4 << 20
-"""Bytes from which on a journal is written anew at the start of a root,"""
+"""Bytes from which on a journal is written anew at the start of a root, when no more than `WORTH` of it is left."""
 WORTH = 0.5
-"""when what is left of it is no more than this part."""
 
 
 class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", omit_defaults=True):
@@ -194,6 +195,12 @@ class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):
     """The agent's conversation is for models of this machine alone from now on: for the one behind `backend`."""
 
     backend: BackendSpec
+
+
+class Chosen(_Agent, frozen=True, gc=False, kw_only=True, tag="chosen"):
+    """`answers` is who answers for the agent from now on."""
+
+    answers: Answers
 
 
 class Marked(_Agent, frozen=True, gc=False, kw_only=True, tag="marked"):
@@ -337,6 +344,7 @@ Entry: TypeAlias = (
     | Heard
     | Titled
     | CatalogChanged
+    | Chosen
     | Unsaid
     | Hearing
     | Archived
@@ -366,12 +374,6 @@ def decoded(line: bytes) -> Entry | None:
         return _decoder.decode(line)
     except DECODE_ERRORS:
         return None
-
-
-def _decoded(line: tuple[int, bytes, Sealed | None, str]) -> Entry | None:
-    """Return the entry on a line of the file, None when it is none that this version knows."""
-    sealed = line[2]
-    return decoded(sealed.object) if sealed is not None else None
 
 
 class Journal:
@@ -476,7 +478,7 @@ class Journal:
         self.sync()
         with open(self.log.path, "rb") as file:
             lines = list(scan(file))
-        entries = {place: entry for place, line in enumerate(lines) if (entry := _decoded(line)) is not None}
+        entries = {at: it for at, (_, _, line, _) in enumerate(lines) if line and (it := decoded(line.object))}
         changed = dict(zip(entries, change(list(entries.values())), strict=True))
         if all(changed[place] is entry for place, entry in entries.items()):
             return

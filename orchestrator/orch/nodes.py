@@ -11,7 +11,9 @@ import msgspec
 
 from orch_protocol.budget import Amounts, changed
 from orch_protocol.messages import Usage
+from orch_protocol.models import Answers
 from orch_protocol.spec import AgentSpec
+from orch_worker.backends.registry import template_for
 
 from .journal import (
     Answered,
@@ -19,6 +21,7 @@ from .journal import (
     Asked,
     Budgeted,
     CatalogChanged,
+    Chosen,
     Collected,
     Ended,
     Entry,
@@ -53,7 +56,7 @@ from .node import Node, Result, bury, forget
 from .roll import Roll
 from .worked import Worked
 
-__all__ = ["Aside", "Node", "Nodes", "Result", "head_of", "iso"]
+__all__ = ["Aside", "Node", "Nodes", "Result", "answered_by", "head_of", "iso"]
 
 HEAD = 80
 MOST_EARLIER = 16
@@ -379,6 +382,11 @@ class Nodes:
         node.spec = msgspec.structs.replace(node.spec, backend=entry.backend, local=True)
         node.model = _model(node.spec)
 
+    def _apply_chosen(self, node: Node, entry: Chosen) -> None:
+        node.spec = answered_by(node.spec, entry.answers)
+        node.model = _model(node.spec)
+        node.context_limit = node.spec.backend.options.get("context") or node.context_limit
+
     def _apply_marked(self, node: Node, entry: Marked) -> None:
         node.spec = msgspec.structs.replace(node.spec, marks=entry.marks)
 
@@ -442,6 +450,14 @@ class Nodes:
     def _apply_woken(self, node: Node, entry: Woken) -> None:
         node.inbox.append(entry.text)
         node.news.clear()
+
+
+def answered_by(spec: AgentSpec, answers: Answers) -> AgentSpec:
+    """Return the agent that `spec` describes with another model, which its conversation has on record."""
+    backend, born = answers.backend, spec.born or spec.backend
+    return msgspec.structs.replace(
+        spec, backend=backend, born=born, chosen=answers.chosen, template=template_for(backend)
+    )
 
 
 def head_of(prompt: str) -> str:

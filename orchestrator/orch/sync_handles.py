@@ -208,6 +208,14 @@ class Subagent:
         """Give the session a name."""
         self._orchestrator._wait(self._agent.title(title))
 
+    def set_model(self, model: str) -> str:
+        """Let another model go on with the conversation; see `AsyncSubagent.set_model`."""
+        return self._orchestrator._wait(self._agent.set_model(model))
+
+    def set_thinking(self, level: str) -> str:
+        """Let the model think as much as `level` says; see `AsyncSubagent.set_thinking`."""
+        return self._orchestrator._wait(self._agent.set_thinking(level))
+
     def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Tell the model something between turns, without asking. People are shown it with `display` alone."""
         self._orchestrator._wait(self._agent.inform(text, kind=kind, display=display))

@@ -35,6 +35,7 @@ from .events import (
     BootOverdue,
     Cancel,
     CatalogChanged,
+    Choose,
     Collect,
     Decision,
     Deleted,
@@ -273,6 +274,9 @@ class Tree:
 
     def _on_localise(self, event: Localise, now: float) -> Decision:
         return Decision([journal.Localised(at=now, id=event.id, backend=event.backend)])
+
+    def _on_choose(self, event: Choose, now: float) -> Decision:
+        return Decision([journal.Chosen(at=now, id=event.id, answers=event.answers)])
 
     def _on_catalogchanged(self, event: CatalogChanged, now: float) -> Decision:
         return Decision([journal.CatalogChanged(at=now, id=event.id, digest=event.digest)])

@@ -270,10 +270,11 @@ class SessionInfo(_Entry, frozen=True, gc=False, kw_only=True, tag="session_info
 
 
 class ModelChange(_Entry, frozen=True, gc=False, kw_only=True, tag="model_change"):
-    """From here on another model answers."""
+    """From here on another model answers: as the agent's `own`, or for a turn."""
 
     provider: str
     model_id: str
+    own: bool = False
 
 
 class ThinkingLevelChange(_Entry, frozen=True, gc=False, kw_only=True, tag="thinking_level_change"):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
-__all__ = ["FindModel", "ListModels", "Localise", "ModelRow", "Price"]
+from .spec import BackendSpec
+
+__all__ = ["THINKING", "Answers", "FindModel", "ListModels", "Localise", "ModelRow", "Price"]
+
+THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a model can be told to think, the least first."""
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,3 +60,10 @@ class FindModel(Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker needs to ask `model`, `provider:name` or `local`; None is the calling agent's own."""
 
     model: str | None = None
+
+
+class Answers(Struct, frozen=True):
+    """The model behind `backend` answers for an agent; `chosen` as in AgentSpec."""
+
+    backend: BackendSpec
+    chosen: str = ""

@@ -19,7 +19,7 @@ from .happened import EventsSince, RunEvent
 from .hooks import HooksRan, HooksSaid, HooksSpec, RunHooks
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, Usage
-from .models import FindModel, ListModels, Localise, ModelRow
+from .models import Answers, FindModel, ListModels, Localise, ModelRow
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext, Surveyed
 from .prompts import PromptShown, PromptSpec, ShowPrompt
@@ -412,6 +412,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "models": (ListModels, list[ModelRow]),
     "find_model": (FindModel, BackendSpec),
     "localise": (Localise, BackendSpec),
+    "answers": (Empty, Answers),
     "archive": (Archive, ArchivePlan),
     "archived": (Archived, Empty),
     "summarise": (Summarise, SummaryStep),

@@ -10,6 +10,7 @@ from .entries import CompactionReason, CompactionWriter
 from .errors import ErrorInfo
 from .hooks import HookRow
 from .messages import Usage
+from .models import Answers
 from .workspace import Step
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Change",
     "ChangeSession",
     "Changed",
+    "Choose",
     "Compact",
     "CompactSession",
     "Compacted",
@@ -40,6 +42,7 @@ __all__ = [
     "SessionChecked",
     "SessionShown",
     "ShowSession",
+    "Think",
 ]
 
 
@@ -119,23 +122,36 @@ class DropTasks(Struct, frozen=True, gc=False, tag="tasks"):
     """The agent means to do nothing any more of what it noted as tasks."""
 
 
+class Choose(Struct, frozen=True, gc=False, tag="model"):
+    """From now on `model`, `provider:name`, is the agent's own."""
+
+    model: str
+
+
+class Think(Struct, frozen=True, gc=False, tag="thinking"):
+    """From now on the agent's model is to think as much as `level` says, one of `models.THINKING`."""
+
+    level: str
+
+
 class Arrange(Struct, frozen=True, gc=False, tag="arrange"):
     """Something becomes of what the agent has at hand."""
 
     steps: tuple[Step, ...]
 
 
-Change: TypeAlias = Move | Relabel | Rename | Inform | Keep | DropTasks | Arrange
+Change: TypeAlias = Move | Relabel | Rename | Inform | Keep | DropTasks | Arrange | Choose | Think
 
 
 class Edit(Struct, frozen=True):
     """Something about the agent's session changes, between turns. The entry that says so is to have the id `entry`.
 
-    Asked for twice, it is done once.
+    Asked for twice, it is done once. `answers` says whose model answers from there on, None: as before.
     """
 
     entry: str
     change: Change
+    answers: Answers | None = None
 
 
 class Edited(Struct, frozen=True, omit_defaults=True):
@@ -188,7 +204,9 @@ class ChangeSession(Struct, frozen=True, forbid_unknown_fields=True):
 class Changed(Struct, frozen=True):
     """What was asked for is on record in the entry `entry`, which is the leaf now; see `ChangeSession`.
 
-    `summary` is what the model is told of what it left, if that was written, `by_model` whether a model did.
+    `summary` is what the model is told of what it left, if that was written, `by_model` whether a model did. Where the
+    change is about that, `model` is who answers from now on, and `thinking` how much it is told to think, which is the
+    next level that it has; None: it is not told.
     """
 
     id: str
@@ -196,6 +214,8 @@ class Changed(Struct, frozen=True):
     text: str | None = None
     summary: str | None = None
     by_model: bool = False
+    model: str | None = None
+    thinking: str | None = None
 
 
 class CompactSession(Struct, frozen=True, forbid_unknown_fields=True):

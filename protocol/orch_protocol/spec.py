@@ -56,11 +56,15 @@ class Limits(Budget, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class BackendSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which model answers. `options` is data the backend understands (a script, a base URL)."""
+    """Which model answers. `options` is data the backend understands (a script, a base URL).
+
+    It is to think as much as `thinking` says, one of `models.THINKING`, as far as it can; "": as it does by itself.
+    """
 
     provider: str
     model: str = ""
     options: dict[str, Any] = {}
+    thinking: str = ""
 
 
 class ToolSpec(Struct, frozen=True):
@@ -129,7 +133,9 @@ class AgentSpec(Struct, frozen=True):
     conversation is compacted as `compaction` says, None: never; a holder's never is. What its tools start runs in
     `sandbox`. `memory` is what it remembers from other conversations, None: nothing; `workspace` what it is told of
     what it has at hand, None: nothing is kept track of. Not to `persist`: it is kept on no disk, and gone with its
-    root. Of its `skills` it is told names, and reads the rest when it needs it.
+    root. Of its `skills` it is told names, and reads the rest when it needs it. `chosen` is the model that its
+    conversation has on record as its own from some place on, "" where it has none: then it is the one behind `born`,
+    None: behind `backend`.
     """
 
     id: str
@@ -169,6 +175,8 @@ class AgentSpec(Struct, frozen=True):
     workspace: WorkspaceSpec | None = None
     persist: bool = True
     skills: SkillsSpec = SkillsSpec()
+    chosen: str = ""
+    born: BackendSpec | None = None
 
     @property
     def grant(self) -> tuple[str, ...]:

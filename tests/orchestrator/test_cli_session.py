@@ -240,6 +240,7 @@ class TestTree:
         assert desk.asked == [("change_session", {"ref": "n", "change": change, "ask_anew": False})]
         assert run(["session", "checkout", "n", "root", "--json"]) == 0
         changed = {"id": "abc", "entry": "e9", "text": "How?", "summary": None, "by_model": False}
+        changed |= {"model": None, "thinking": None}
         assert json.loads(capsys.readouterr().out) == changed
         assert run(["session", "checkout", "n", "e2", "--summarise"]) == 0
         assert desk.asked[-1][1]["change"]["summarise"] is True
@@ -259,6 +260,17 @@ class TestTree:
             (["title", "n"], {"type": "name", "name": None}),
         ):
             assert run(["session", *argv]) == 0
+            assert desk.asked[-1] == ("change_session", {"ref": "n", "change": change, "ask_anew": False})
+
+    def test_model_and_thinking_print_what_holds_now(self, desk: Desk, capsys: Captured) -> None:
+        """The model as it is called, the level that it really has."""
+        desk.answers["change_session"] |= {"model": "a:b", "thinking": "high"}
+        for what, said, change, printed in (
+            ("model", "a:b", {"type": "model", "model": "a:b"}, "a:b\n"),
+            ("thinking", "medium", {"type": "thinking", "level": "medium"}, "high\n"),
+        ):
+            assert run(["session", what, "n", said]) == 0
+            assert capsys.readouterr().out == printed
             assert desk.asked[-1] == ("change_session", {"ref": "n", "change": change, "ask_anew": False})
 
     def test_fork_prints_the_id(self, desk: Desk, capsys: Captured) -> None:

@@ -137,7 +137,7 @@ async def test_another_model_is_on_record(tmp_path: Path) -> None:
         agent = await spawned(o, "one")
         await agent.query("first")
         copy = await agent.fork(model="extractive:")
-        assert (await copy.tree()).model == "extractive:"
+        assert (await copy.tree()).model == "extractive"
         assert (await agent.tree()).model == ""
         assert (await copy.query("What was said first?")).text
         assert (await copy.state()).model.startswith("extractive")

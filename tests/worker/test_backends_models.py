@@ -237,7 +237,7 @@ class TestShipped:
             output=10,
             api="responses",
             prices=(Price(1.0, 5.0), Price(2.0, above=200_000)),
-            flags={"reasoning": True},
+            flags={"reasoning": True, "thinks": ["low", "medium", "high"]},
         )
         assert "api" not in found["gpt-x-2025-01-01"]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.entries import Checkout, Entry, MessageEntry
+from orch_protocol.entries import Checkout, Entry, MessageEntry, ModelChange, ThinkingLevelChange
 from orch_protocol.errors import AmbiguousRefError, EntryNotFoundError, ForeignFileError
 from orch_protocol.messages import Message, Reply, ToolResult, ToolUse, assistant, user
 from orch_protocol.sessions import Edit, Inform, Relabel, Rename
@@ -40,6 +40,27 @@ def went(id: str, to: str | None) -> Checkout:
 def tips(outline: Outline) -> list[tuple[str | None, str | None, int, bool]]:
     """Return end, beginning and length of each branch, and whether it is the current one."""
     return [(each.id, each.from_id, each.entries, each.current) for each in outline.branches()]
+
+
+class TestAnswers:
+    """Who answers where, and how much it thinks."""
+
+    def test_by_the_path_to_an_entry(self) -> None:
+        """The last that the agent has as its own there; one that answered a turn in its place is none of them."""
+        common = {"timestamp": ""}
+        outline = Outline(
+            lines(
+                said("1", None),
+                ModelChange(id="2", parent_id="1", provider="a", model_id="x", own=True, **common),
+                ThinkingLevelChange(id="3", parent_id="2", thinking_level="low", **common),
+                ModelChange(id="4", parent_id="3", provider="b", model_id="y", **common),
+                said("5", "4"),
+                ModelChange(id="6", parent_id="1", provider="c", model_id="", own=True, **common),
+            )
+        )
+        found = {at: outline.answers(at) for at in (None, "1", "2", "5", "6")}
+        assert found == {None: ("", ""), "1": ("", ""), "2": ("a:x", ""), "5": ("a:x", "low"), "6": ("c", "")}
+        assert outline.settings() == ("c", "")
 
 
 class TestBranches:

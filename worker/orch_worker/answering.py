@@ -1,19 +1,23 @@
-"""Which model answers a turn: the agent's own, or another one that was named for it."""
+"""Which model answers a turn: the agent's own, as its conversation has it, or another one that was named for it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from orch_protocol.errors import ConfigError
-from orch_protocol.models import FindModel
-from orch_protocol.spec import BackendSpec
+from orch_protocol.models import Answers, FindModel
+from orch_protocol.services import Empty
+from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .backends.base import Backend
 from .backends.movable import Movable
 from .tools.base import CallRoot
+from .transcript import Transcript
 
-__all__ = ["Answering", "model_of"]
+__all__ = ["Answering", "beside", "model_of"]
 
 FIND_SECONDS: Final = 30.0
 
@@ -23,25 +27,35 @@ def model_of(spec: BackendSpec) -> str:
     return f"{spec.provider}:{spec.model}" if spec.model else spec.provider
 
 
-class Answering:
-    """Lets other models answer for the agent whose own is `own`, a turn at a time, through its `backend`.
+def beside(make: Callable[[BackendSpec], Backend], spec: BackendSpec) -> Backend:
+    """Return the backend that is asked beside the conversation: as it thinks by itself, for what is short there."""
+    return make(replace(spec, thinking=""))
 
-    `make` makes the backend of a complete spec; `record` is told of each change, after it.
+
+class Answering:
+    """Lets models answer for the agent that `spec` describes, through its `backend`: its own, or others for a turn.
+
+    Its own is the one that the `transcript` has on record where the conversation is. `make` makes the backend of a
+    complete spec; `leave` ends the process after the turn.
     """
 
     def __init__(
         self,
-        own: BackendSpec,
+        spec: AgentSpec,
         backend: Backend,
         call_root: CallRoot,
         make: Callable[[BackendSpec], Backend],
-        record: Callable[[BackendSpec], None],
+        transcript: Transcript,
+        leave: Callable[[], None],
     ) -> None:
-        self._own = self._now = own
+        self._own = self._now = spec.backend
+        self._settled = spec.chosen, spec.backend.thinking
+        self._due: BackendSpec | None = None
         self._backend = backend
         self._call_root = call_root
         self._make = make
-        self._record = record
+        self._transcript = transcript
+        self._leave = leave
 
     @property
     def away(self) -> bool:
@@ -57,6 +71,40 @@ class Answering:
     def own(self) -> str:
         """The agent's own model, as `provider:name`."""
         return model_of(self._own)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the agent's own model is to be another, or to think more or less, than it was."""
+        return self._due is not None or self._recorded != self._settled
+
+    @property
+    def _recorded(self) -> tuple[str, str]:
+        session = self._transcript.session
+        return session.model, session.thinking
+
+    def choose(self, answers: Answers | None) -> None:
+        """Somebody says who is to answer from the next turn on, as is on record already; None: nobody says so."""
+        if answers is not None:
+            self._due = answers.backend
+
+    async def settle(self) -> BackendSpec:
+        """Let the model answer that the conversation has on record, and return what it is.
+
+        The root says what it takes, where it has not said so. Raises ConfigError when it cannot be asked.
+        """
+        if self._due is None:
+            answers: Answers = await self._call_root("answers", Empty(), FIND_SECONDS)
+            self._due = answers.backend
+        to = self._due
+        if isinstance(self._backend, Movable):
+            if to != self._now:
+                await self._backend.move(self._make(to))
+        elif model_of(to) != model_of(self._own):
+            self._leave()  # only the next process can have another model: the root knows of it by now
+            raise ConfigError(f"{model_of(to)} goes on with the conversation, in a process of its own: ask again")
+        self._own = self._now = to
+        self._settled, self._due = self._recorded, None
+        return to
 
     async def turn(self, model: str | None = None) -> None:
         """Let `model`, `provider:name` or `local`, answer from the next request on, the agent's own without one.
@@ -76,7 +124,7 @@ class Answering:
         assert isinstance(self._backend, Movable)
         await self._backend.move(self._make(to))
         self._now = to
-        self._record(to)
+        self._transcript.model_change(to)
 
     def stays(self, here: BackendSpec) -> None:
         """The conversation has moved to `here`, a model of this machine, for good."""

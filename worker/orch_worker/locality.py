@@ -32,6 +32,10 @@ class Locality:
         self._move = move
         self._turn = asyncio.Lock()
 
+    def answered_by(self, backend: BackendSpec) -> None:
+        """The model behind `backend` answers from now on."""
+        self._is_remote = is_remote(backend)
+
     async def look(self) -> tuple[str, str]:
         """Return the model that the conversation would move to ("" when it is here), and why it cannot stay here."""
         if not self._is_remote:

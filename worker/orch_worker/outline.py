@@ -70,6 +70,7 @@ class _Line(Struct, rename="camel"):
     provider: str = ""
     model_id: str = ""
     thinking_level: str = ""
+    own: bool = False
     custom_type: str = ""
 
 
@@ -97,6 +98,7 @@ class Outline:
         self.name = ""
         """What the session was called last."""
         self._rows: list[EntryRow] = []
+        self._own: set[str] = set()
         for line in lines:
             self._take(line)
 
@@ -145,6 +147,20 @@ class Outline:
             if row.type in found:
                 found[row.type] = found[row.type] or row.head
         return found["model_change"], found["thinking_level_change"]
+
+    def answers(self, at: str | None) -> tuple[str, str]:
+        """Return the model (`provider:name`) that the path to the entry `at` has on record as the agent's own, and how
+        much it is to think; "" for what it does not say."""
+        model, level = "", ""
+        for place in self.lineage.back(self.lineage.places[at] if at is not None else -1):
+            row = self._rows[place]
+            if row.id in self._own:
+                model = model or row.head
+            elif row.type == "thinking_level_change":
+                level = level or row.head
+            if model and level:
+                break
+        return model, level
 
     def find(self, ref: str) -> str | None:
         """Return the id of the entry that `ref` means: an id, a label, the beginning of one id, or `root`: None.
@@ -229,6 +245,8 @@ class Outline:
             self.labels[entry.target_id] = entry.label
         elif entry.type == "label":
             self.labels.pop(entry.target_id, None)
+        elif entry.own:
+            self._own.add(entry.id)
         elif entry.type == "session_info":
             self.name = entry.name or ""
 
@@ -281,7 +299,7 @@ def _shown(entry: _Line) -> tuple[str, str]:
         case "session_info":
             return "", entry.name or ""
         case "model_change":
-            return "", f"{entry.provider}:{entry.model_id}"
+            return "", f"{entry.provider}:{entry.model_id}" if entry.model_id else entry.provider
         case "thinking_level_change":
             return "", entry.thinking_level
         case "custom":

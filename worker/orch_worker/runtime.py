@@ -21,7 +21,7 @@ from orch_protocol.sessions import Compact, Compacted, Edit, Edited, Move
 from orch_protocol.spec import AgentSpec, BackendSpec, CompactionSpec, QueueMode
 
 from .agenda import Agenda
-from .answering import Answering
+from .answering import Answering, beside
 from .archiving import Archiving
 from .backends.families import ratios_of
 from .backends.movable import Movable
@@ -84,9 +84,10 @@ class Runtime:
             sandbox=spec.sandbox,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)
-        self._make_backend = partial(make_backend, keys=keys, gate=self.gate)
+        make = partial(make_backend, keys=keys, gate=self.gate)
+        self._make_backend = partial(beside, make)
         self._compactor: Compactor | None = None
-        self.backend = self._make_backend(spec.backend)
+        self.backend = make(spec.backend)
         if spec.backend.provider not in PROVIDERS:
             self.backend = Movable(self.backend)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
@@ -102,9 +103,8 @@ class Runtime:
             kept = {"agenda": self._agenda, "marks": self._marks, "memory": self._memory, "workbench": self._bench}
             context = msgspec.structs.replace(context, **kept, skills=shelf_of(spec, self.transcript))
             self.context = context
-            self._answering = Answering(
-                spec.backend, self.backend, context.call_root, self._make_backend, self.transcript.model_change
-            )
+            leave = partial(root.stop, EXIT_STUCK)
+            self._answering = Answering(spec, self.backend, context.call_root, make, self.transcript, leave)
             self._locality = Locality(spec, context.call_root, self._stay)
             guard = Guard(spec.policy, context, self._locality)
             self.extensions = extensions_of(spec)
@@ -201,6 +201,8 @@ class Runtime:
                 raise ConfigError(f"this conversation is for a model on this machine: {why}")
             self._marks.note((*self.spec.marks, *query.marks))
             frame = self._frame(query)
+            if self._answering.unsettled:
+                self._locality.answered_by(await self._answering.settle())
             hooks = self._hooks_for(query_id, query)
             if hooks is None and self._answering.away:
                 await self._answering.turn()
@@ -326,6 +328,7 @@ class Runtime:
             self.transcript.change(edit)
         finally:
             self._leave_if_broken()
+        self._answering.choose(edit.answers)
         self._fresh = self.transcript.session.fresh
         self._load()
         return Edited(self.backend.context_tokens())

@@ -132,6 +132,10 @@ class Session:
         self.marks: tuple[Mark, ...] = ()
         """What came into the conversation that matters for what may be done, as the path has it. It does not leave with
         what is archived: what was made of that stays."""
+        self.model = ""
+        """The model, `provider:name`, that the path has on record as the agent's own; "" where it has none."""
+        self.thinking = ""
+        """How much its model is to think, as the path has it; "" where it does not say."""
         self.at_hand: list[Any] = []
         """What entries on the path say of the workspace; see `artifacts.fold`."""
         self.last_said: Reply | None = None
@@ -392,6 +396,11 @@ class Session:
             self.interrupted = None
         elif isinstance(entry, (Checkout, BranchSummary)):
             self.interrupted = None  # who went back there knows where that is
+        elif isinstance(entry, ModelChange):
+            if entry.own:
+                self.model = f"{entry.provider}:{entry.model_id}" if entry.model_id else entry.provider
+        elif isinstance(entry, ThinkingLevelChange):
+            self.thinking = entry.thinking_level
         elif isinstance(entry, Custom) and entry.custom_type == WORKSPACE:
             self.at_hand.append(entry.data)
 

@@ -31,6 +31,7 @@ from orch_protocol.entries import (
     SessionHeader,
     SessionInfo,
     TasksEntry,
+    ThinkingLevelChange,
     TurnEnd,
     TurnStart,
     UpgradeEntry,
@@ -38,7 +39,7 @@ from orch_protocol.entries import (
 from orch_protocol.errors import ForeignFileError, StoreError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import Message, Reply, Text, Usage, tool_uses
-from orch_protocol.sessions import Arrange, DropTasks, Edit, Inform, Keep, Move, Relabel, Rename
+from orch_protocol.sessions import Arrange, Choose, DropTasks, Edit, Inform, Keep, Move, Relabel, Rename, Think
 from orch_protocol.spec import BackendSpec, Durability
 from orch_protocol.taint import Mark
 from orch_protocol.tasks import Task
@@ -168,6 +169,13 @@ class Transcript:
                 self.append(told)
             case Keep(custom_type, data):
                 self.append(Custom(**self._next(edit.entry), custom_type=custom_type, data=data))
+            case Choose(model):
+                provider, _, name = model.partition(":")
+                self.append(
+                    ModelChange(**self._next(edit.entry), provider=provider, model_id=name, own=True), sync=True
+                )
+            case Think(level):
+                self.append(ThinkingLevelChange(**self._next(edit.entry), thinking_level=level), sync=True)
             case DropTasks():
                 self.append(TasksEntry(**self._next(edit.entry), turn="", tasks=()))
 

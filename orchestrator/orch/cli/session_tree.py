@@ -1,5 +1,5 @@
-"""`orch session list`, `show`, `tree`, `checkout`, `branch`, `label`, `title`, `compact`, `fork`: conversations as
-trees."""
+"""`orch session list`, `show`, `tree`, `checkout`, `branch`, `label`, `title`, `model`, `thinking`, `compact`, `fork`:
+conversations as trees."""
 
 from __future__ import annotations
 
@@ -208,6 +208,28 @@ def _title(arguments: Namespace) -> int:
     return 0
 
 
+def _model_arguments(parser: ArgumentParser) -> None:
+    key_argument(parser)
+    parser.add_argument("model", metavar="MODEL", help="PROVIDER:MODEL, or local; orch models lists them")
+
+
+def _model(arguments: Namespace) -> int:
+    changed = _change(arguments, {"type": "model", "model": arguments.model})
+    words.say(arguments, changed, render.safe(changed["model"]))
+    return 0
+
+
+def _thinking_arguments(parser: ArgumentParser) -> None:
+    key_argument(parser)
+    parser.add_argument("level", metavar="LEVEL", help="off, minimal, low, medium, high, xhigh or max")
+
+
+def _thinking(arguments: Namespace) -> int:
+    changed = _change(arguments, {"type": "thinking", "level": arguments.level})
+    words.say(arguments, changed, changed["thinking"])
+    return 0
+
+
 def _compact_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
     parser.add_argument("--instructions", metavar="TEXT", default="", help="what its writer is told; - is stdin")
@@ -296,6 +318,24 @@ ACTIONS = {
     "title": (
         "name a session",
         Verb("Give a session a name, or take it away.", "orch session title reader pumps", _title_arguments, _title),
+    ),
+    "model": (
+        "let another model go on with a conversation",
+        Verb(
+            "Let another model answer from here on, between turns, and print it. Going back before here undoes that.",
+            "orch session model reader anthropic:claude-sonnet-5-5",
+            _model_arguments,
+            _model,
+        ),
+    ),
+    "thinking": (
+        "let the model of a conversation think more, or less",
+        Verb(
+            "Let the model think so much from here on; print the level that it is told, which is the next that it has.",
+            "orch session thinking reader high",
+            _thinking_arguments,
+            _thinking,
+        ),
     ),
     "compact": (
         "let what was said first give way to a summary",

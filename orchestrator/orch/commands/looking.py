@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.slash import Effect
+from orch_protocol.models import THINKING
 
 from ..cli import prompts, render
 from ..cli.admin import permitted
@@ -108,17 +108,30 @@ async def permissions(here: Here) -> Said:
 
 @command(
     "model",
-    "which model answers; with a name a copy of this conversation goes on with that one",
+    "which model answers, and how much it thinks; with a name that one goes on with this conversation",
     given("name", "model"),
     group=GROUP,
 )
 async def model(here: Here) -> Said:
-    row = await here.ask("state", ref=here.id)
     if (name := here.get("name")) is None:
-        return Said(render.safe(row["model"]), {"model": row["model"]})
-    forked = await here.ask("fork", ref=here.id, model=name)
-    told = f"agent {forked['seq']} ({forked['id']}) goes on with this conversation, as {render.safe(name)}"
-    return Said(told, forked, Effect("switch", forked["id"]))
+        backend = here.spec.backend
+        found = {"model": (await here.ask("state", ref=here.id))["model"], "thinking": backend.thinking}
+        return Said(" ".join(filter(None, map(render.safe, found.values()))), found)
+    changed = await here.ask("change_session", ref=here.id, change={"type": "model", "model": name})
+    return Said(f"{render.safe(changed['model'])} goes on with this conversation", changed)
+
+
+@command(
+    "thinking",
+    "how much the model is to think from here on: the level, or the next one that it has",
+    given("level", "choice", *THINKING),
+    group=GROUP,
+)
+async def thinking(here: Here) -> Said:
+    if (level := here.get("level")) is None:
+        return Said(here.spec.backend.thinking or "as the model does by itself", here.spec.backend.thinking)
+    changed = await here.ask("change_session", ref=here.id, change={"type": "thinking", "level": level})
+    return Said(f"{render.safe(changed['model'])} thinks: {changed['thinking']}", changed)
 
 
 @command("models", "the models that can be asked here", group=GROUP, aliases=("provider",))
@@ -130,4 +143,4 @@ async def models(here: Here) -> Said:
     return Said(verb.table(reachable), rows)
 
 
-COMMANDS: Final = (status, context, prompt, workspace, tools, narrow, spent, permissions, model, models)
+COMMANDS: Final = (status, context, prompt, workspace, tools, narrow, spent, permissions, model, thinking, models)

@@ -21,6 +21,7 @@ from . import (
     approving,
     archiving,
     asking,
+    choosing,
     commanding,
     compacting,
     crowding,
@@ -115,6 +116,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "models": models.list_models,
     "find_model": models.find_model,
     "localise": localising.localise,
+    "answers": choosing.answers,
 }
 
 
@@ -147,6 +149,7 @@ EVERYBODYS: Final = frozenset(
         "judge",
         "approve",
         "localise",
+        "answers",
         "reserve",
         "settle",
         "refused",

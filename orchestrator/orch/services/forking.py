@@ -11,13 +11,14 @@ from msgspec.structs import replace
 
 from orch_protocol.config import parse_model
 from orch_protocol.entries import Label, ModelChange, SessionInfo
-from orch_protocol.errors import AgentBusyError, OrchError
+from orch_protocol.errors import AgentBusyError, ConfigError, OrchError
 from orch_protocol.ids import new_entry_id, new_id
+from orch_protocol.models import Answers
 from orch_protocol.policy import EXIT_PLAN
 from orch_protocol.sessions import Forked, ForkSession
 from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.answering import model_of
 from orch_worker.backends.fare import check_priced
-from orch_worker.backends.registry import template_for
 from orch_worker.files import cannot
 from orch_worker.outline import Outline, read_outline
 from orch_worker.tools import past_names
@@ -28,8 +29,9 @@ from .. import events
 from ..exchange.found import Found, Reading, Told
 from ..exchange.own import read_own
 from ..exchange.planting import plant
-from ..nodes import iso
+from ..nodes import answered_by, iso
 from .archiving import note
+from .choosing import answers_at
 from .localising import local_model
 from .sessions import session_of
 from .spawning import check_name
@@ -59,14 +61,19 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
     copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(place), history=())
     if params.plan:
         copy = replace(copy, plan=True, tools=tuple(dict.fromkeys((*copy.tools, EXIT_PLAN))))
+    chosen, thinking = await root.disk.do(_answers, Path(spec.folder), params.at)
     if params.model is not None:
         backend = await root.catalog.complete(parse_model(params.model))
         if spec.local:
             backend = await local_model(root, backend)
         if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.parent_id):
             check_priced(backend)
-        copy = replace(copy, backend=backend, template=template_for(backend))
-    found = await root.disk.do(_copied, spec, params.at, copy.backend, iso(root.clock()))
+        copy = answered_by(copy, Answers(replace(backend, thinking=thinking), model_of(backend)))
+    elif (chosen, thinking) != (spec.chosen, spec.backend.thinking):
+        with contextlib.suppress(ConfigError):  # who asks the copy is told why that model does not answer
+            copy = answered_by(copy, await answers_at(root, spec, chosen, thinking))
+    model = copy.backend if params.model is not None else None
+    found = await root.disk.do(_copied, spec, params.at, model, iso(root.clock()))
     await root.disk.do(plant, Path(copy.folder), id, spec.cwd, found, Path(spec.id))
     try:
         await root.disk.do(_belongings, Path(spec.folder), Path(copy.folder))
@@ -96,8 +103,13 @@ def _belongings(folder: Path, copy: Path) -> None:
     past_names.remember(folder, copy)
 
 
-def _copied(spec: AgentSpec, at: str | None, backend: BackendSpec, now: str) -> Found:
-    """Return the path to the entry `at`, with the names of what is on it."""
+def _answers(folder: Path, at: str | None) -> tuple[str, str]:
+    outline = read_outline(folder)
+    return outline.answers(outline.leaf if at is None else outline.find(at))
+
+
+def _copied(spec: AgentSpec, at: str | None, model: BackendSpec | None, now: str) -> Found:
+    """Return the path to the entry `at`, with the names of what is on it, and the `model` that goes on as its own."""
     folder = Path(spec.folder)
     outline = read_outline(folder)
     to = outline.leaf if at is None else outline.find(at)
@@ -110,8 +122,9 @@ def _copied(spec: AgentSpec, at: str | None, backend: BackendSpec, now: str) -> 
     path.reverse()
     on_path = {entry.id for entry in path}
     path += _names(outline, path, on_path, now)
-    if backend != spec.backend:
-        path.append(ModelChange(**_next(path, on_path, now), provider=backend.provider, model_id=backend.model))
+    if model is not None:
+        change = ModelChange(**_next(path, on_path, now), provider=model.provider, model_id=model.model, own=True)
+        path.append(change)
     return replace(found, entries=tuple(path))
 
 

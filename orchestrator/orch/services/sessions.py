@@ -7,6 +7,8 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from msgspec.structs import replace
+
 from orch_protocol.commands import Summed, SumUp
 from orch_protocol.entries import Custom
 from orch_protocol.errors import AgentBusyError, ConfigError, OrchError
@@ -15,6 +17,7 @@ from orch_protocol.sessions import (
     Change,
     Changed,
     ChangeSession,
+    Choose,
     Edit,
     Inform,
     Keep,
@@ -25,9 +28,11 @@ from orch_protocol.sessions import (
     Rename,
     SessionShown,
     ShowSession,
+    Think,
 )
 from orch_protocol.spec import AgentSpec
 from orch_protocol.text import scrub
+from orch_worker.answering import model_of
 from orch_worker.leaving import extracted, left_behind
 from orch_worker.outline import Outline, question, read_outline
 from orch_worker.summarising import writer_of
@@ -37,6 +42,7 @@ from .. import events
 from ..losses import BOOT_SECONDS
 from ..nodes import Node
 from ..refs import resolve
+from . import choosing
 from .processes import answered, roused
 
 if TYPE_CHECKING:
@@ -68,16 +74,31 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
     """
     node = session_of(root, params.ref)
     check_idle(node)
-    edit, text = await root.disk.do(_resolved, node.spec, params)
+    if isinstance(params.change, Choose):
+        params = replace(params, change=Choose(await choosing.chosen(root, node.spec, params.change.model)))
+    edit, text, recorded = await root.disk.do(_resolved, node.spec, params)
     left: Summed | None = None
     if isinstance(edit.change, Move) and edit.change.summarise:
         left = await _summed(root, node, edit.change.to)
         edit = Edit(edit.entry, Move(edit.change.to, left.text or None))
+    told: str | None = None
+    if recorded != (node.spec.chosen, node.spec.backend.thinking) or isinstance(edit.change, Choose | Think):
+        try:
+            answers = await choosing.answers_at(root, node.spec, *recorded)
+        except ConfigError:
+            if not isinstance(edit.change, Move):
+                raise
+            # Nobody is kept from going there: whoever asks is told why that model does not answer.
+        else:
+            told = choosing.told(answers, wanted=isinstance(edit.change, Think))
+            await choosing.make_way(root, node, answers)
+            edit = replace(edit, answers=answers)
     putting = asyncio.ensure_future(_made(root, node, edit))
     putting.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.shield(putting)
     summary = left.text or None if left is not None else None
-    return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model)
+    model = model_of(edit.answers.backend) if edit.answers is not None else None
+    return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model, model, told)
 
 
 def session_of(root: Supervisor, ref: str) -> Node:
@@ -101,6 +122,8 @@ async def _made(root: Supervisor, node: Node, edit: Edit) -> None:
     await put(root, node, edit)
     if isinstance(edit.change, Rename):
         root.handle(events.Title(node.spec.id, edit.change.name or ""))
+    if edit.answers is not None:
+        choosing.true_now(root, node, edit.answers)
 
 
 async def put(root: Supervisor, node: Node, edit: Edit) -> None:
@@ -183,23 +206,29 @@ def _shown(spec: AgentSpec, most: int | None) -> SessionShown:
     )
 
 
-def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None]:
-    """Return what is to be recorded, and what was asked where a move goes before a question."""
+def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None, tuple[str, str]]:
+    """Return what is to be recorded, what was asked where a move goes before a question, and which model and level of
+    thinking the conversation has on record then."""
     folder = Path(spec.folder)
     outline = read_outline(folder)
-    change, text = params.change, None
+    change, text, to_be = params.change, None, outline.answers(outline.leaf)
     if isinstance(change, Move):
         to = outline.find(change.to) if change.to is not None else None
         if params.ask_anew and to is not None and (text := question(folder, to)) is not None:
             to = outline.row(to).parent_id
         change = Move(to, scrub(change.summary) if change.summary else None, change.summarise and not change.summary)
+        to_be = outline.answers(to)
+    elif isinstance(change, Choose):
+        to_be = change.model, to_be[1]
+    elif isinstance(change, Think):
+        to_be = to_be[0], change.level
     elif isinstance(change, Relabel):
         change = _relabel(outline, change)
     elif isinstance(change, Inform) and not change.text.strip():
         raise ConfigError("there is nothing to tell the model: the text is empty")
     elif isinstance(change, Keep) and not change.custom_type.strip():
         raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
-    return Edit(new_entry_id(outline.lineage.places), change), text
+    return Edit(new_entry_id(outline.lineage.places), change), text, to_be
 
 
 def _relabel(outline: Outline, change: Relabel) -> Change:

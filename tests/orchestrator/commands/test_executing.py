@@ -79,6 +79,11 @@ async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
         assert (await agent.execute("/trace 1")).data[0]["what"] == "reply"
         assert (await agent.execute("/spent")).data["agent"]["spent"]["model_calls"] == 1
         assert (await agent.execute("/model")).text == "scripted"
+        assert (await agent.execute("/thinking")).text == "as the model does by itself"
+        with pytest.raises(ConfigError, match="scripted is not known to take a level"):
+            await agent.execute("/thinking low")
+        assert (await agent.execute("/model extractive")).text == "extractive goes on with this conversation"
+        assert (await agent.execute("/model")).text == "extractive"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ __all__ = [
     "is_free",
     "is_priced",
     "load",
+    "over",
     "price_at",
 ]
 
@@ -61,6 +62,10 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Answers with JSON, and nothing else, when it is told to."""
     local: bool = False
     """Runs on this machine: nobody listening there will not be cured by waiting."""
+    thinks: tuple[str, ...] = ()
+    """The levels of thinking that it takes, as `orch_protocol.models.THINKING` has them; none: it is told none."""
+    thinking_in_tokens: bool = False
+    """Takes a number of tokens to think in, rather than a level."""
 
 
 class Provider(Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,7 +199,7 @@ def load(home: Path | None = None) -> Models:
         return _shipped()
     try:
         content = msgspec.json.decode(own.read_bytes(), type=dict[str, Any])
-        loaded = msgspec.convert(_over(_raw(), content), Models)
+        loaded = msgspec.convert(over(_raw(), content), Models)
         for provider, listed in loaded.models.items():
             for name in listed:
                 loaded.look_up(provider, name)
@@ -229,7 +234,8 @@ def equip(
     model = msgspec.structs.replace(models.look_up(spec.provider, name), base_url=about.address(env))
     if not is_free(model) and not is_priced(model):
         model = msgspec.structs.replace(model, ceiling=ceiling)
-    return BackendSpec(spec.provider, name, msgspec.json.decode(msgspec.json.encode(model)) | spec.options)
+    options = msgspec.json.decode(msgspec.json.encode(model)) | spec.options
+    return BackendSpec(spec.provider, name, options, spec.thinking)
 
 
 def cost(model: Model, usage: Usage) -> Usage:
@@ -297,10 +303,10 @@ def _shipped() -> Models:
     return msgspec.convert(_raw(), Models)
 
 
-def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return `below` with `above` laid over it; tables are merged, anything else replaced."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged

@@ -27,6 +27,7 @@ from .families import ratios_of
 from .fare import Fare, fare, narrowed
 from .models import Model, cost
 from .retry import Failure, Policy, Sleep, persist
+from .thinking import thinking
 from .transport import Deadlines, listening, trouble
 
 __all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encoded", "parse_input"]
@@ -122,7 +123,7 @@ class Remote(Conversation):
         self.deadlines = Deadlines()
         self.sleep: Sleep = asyncio.sleep
         try:
-            self.model = msgspec.convert(spec.options, Model)
+            self.model = thinking(msgspec.convert(spec.options, Model), spec.thinking)
         except msgspec.ValidationError as error:
             raise ConfigError(f"the options of {spec.provider}:{spec.model} do not fit: {error}") from error
         key = next((keys[name] for name in self.model.keys if name in keys), None)

@@ -1,0 +1,115 @@
+"""Which model answers for an agent, and how much it thinks: as its conversation has it on record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from orch_protocol.config import parse_model
+from orch_protocol.errors import AgentBusyError, ConfigError
+from orch_protocol.models import Answers
+from orch_protocol.services import Empty
+from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.answering import model_of
+from orch_worker.backends.fare import check_priced
+from orch_worker.backends.registry import PROVIDERS
+from orch_worker.backends.thinking import check_level, level_of
+from orch_worker.outline import read_outline
+
+from .. import events
+from ..nodes import Node
+from .localising import local_model
+from .resting import AtWork, rest
+
+if TYPE_CHECKING:
+    from ..supervisor import Supervisor
+
+__all__ = ["answers", "answers_at", "chosen", "make_way", "told", "true_now"]
+
+
+async def answers(root: Supervisor, caller: str | None, _: Empty) -> Answers:
+    """Return who answers for the calling agent, by its session file, which is so from now on. Raises ConfigError when
+    that model cannot be asked, StoreError."""
+    node = root.tree.nodes[caller or ""]
+    found = await answers_at(root, node.spec, *await root.disk.do(_recorded, Path(node.spec.folder)))
+    true_now(root, node, found)
+    return found
+
+
+async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: str) -> Answers:
+    """Return who answers for the agent `spec` where its conversation has `model` and `thinking` on record ("": none).
+
+    Raises ConfigError for a model that cannot be asked, or not by this agent.
+    """
+    born = spec.born or spec.backend
+    backend = next((each for each in (spec.backend, born) if model == model_of(each)), born)
+    if model and model != model_of(backend):
+        backend = await _asked(root, spec, model)
+    elif spec.local:
+        backend = await local_model(root, backend)
+    return Answers(replace(backend, thinking=thinking), model)
+
+
+async def chosen(root: Supervisor, spec: AgentSpec, model: str) -> str:
+    """Return the model that somebody means by `model`, as `provider:name`. Raises ConfigError: it cannot be asked."""
+    if not model.strip():
+        raise ConfigError("which model is to answer? Write PROVIDER:MODEL, or local; `orch models` lists them")
+    if parse_model(model).provider == "scripted":
+        raise ConfigError("a script is no model to choose: it is given to an agent when that is spawned")
+    return model_of(await _asked(root, spec, model))
+
+
+async def _asked(root: Supervisor, spec: AgentSpec, model: str) -> BackendSpec:
+    backend = await root.catalog.complete(parse_model(model))
+    if spec.local and await local_model(root, backend) is not backend:
+        raise ConfigError(f"{model!r} is not on this machine, and this conversation is for local models alone")
+    if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.id):
+        check_priced(backend)
+    return backend
+
+
+def told(found: Answers, *, wanted: bool) -> str | None:
+    """Return the level of thinking that the model is told, None when it is told none.
+
+    Raises ConfigError for what is no level, and, where one is `wanted`, for a model that takes none.
+    """
+    if wanted:
+        check_level(found.backend.thinking)
+    try:
+        return level_of(found.backend) or None
+    except ConfigError:
+        if wanted:
+            raise
+        return None
+
+
+async def make_way(root: Supervisor, node: Node, found: Answers) -> None:
+    """Let the agent's process end where it cannot have another model while it lives. Raises AgentBusyError.
+
+    A model moves into a process whose backend asks one: a script, or the extractive one, answers by itself.
+    """
+    before, after = node.spec.backend, found.backend
+    if not node.running or model_of(before) == model_of(after):
+        return
+    if before.provider in PROVIDERS or after.provider in PROVIDERS:
+        try:
+            await rest(root, [node], [])
+        except AtWork as error:
+            raise AgentBusyError(str(error)) from error
+
+
+def true_now(root: Supervisor, node: Node, found: Answers) -> None:
+    """Let `found` be who answers for the agent, as is on record in its session."""
+    spec = node.spec
+    if found != Answers(spec.backend, spec.chosen):
+        root.handle(events.Choose(spec.id, found))
+
+
+# In threads.
+
+
+def _recorded(folder: Path) -> tuple[str, str]:
+    outline = read_outline(folder)
+    return outline.answers(outline.leaf)

@@ -1,0 +1,50 @@
+"""Who answers is what the session has on record, whatever the root knew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orch_protocol.errors import ConfigError
+from orch_protocol.ids import new_entry_id
+from orch_protocol.sessions import Choose, Edit, Think
+from orch_worker.transcript import Transcript
+from orchestrator.world import opened
+
+
+def note(folder: str, agent: str, *changes: Choose | Think) -> None:
+    """Write changes into the session of an agent without a process, as a root does that dies before it knows of it."""
+    transcript = Transcript.open(Path(folder), agent=agent, cwd="/")
+    for change in changes:
+        transcript.change(Edit(new_entry_id(transcript.session.places), change))
+    transcript.close()
+
+
+async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> None:
+    """The root learns of it with the next question; a script's process makes way for a model, which is told."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted("one", "two", context="none", tools=[])
+        assert (await agent.query("first")).text == "one"
+        await agent.kill()
+        await agent.resume()
+        folder = (await agent.state()).folder
+        note(folder, agent.id, Think("low"))
+        assert (await agent.query("second")).text == "two"
+        assert o.supervisor.tree.nodes[agent.id].spec.backend.thinking == "low"
+
+        await agent.kill()
+        await agent.resume()
+        note(folder, agent.id, Choose("extractive"))
+        with pytest.raises(ConfigError, match="extractive goes on with the conversation, in a process of its own"):
+            await agent.query("third")
+        assert "one" in (await agent.query("Which was the one?")).text
+        assert (await agent.state()).model == "extractive"
+
+        await agent.kill()
+        await agent.resume()
+        note(folder, agent.id, Choose("nowhere:model"))
+        with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
+            await agent.query("fourth")
+        assert await agent.set_model("extractive") == "extractive"
+        assert (await agent.query("Which was the one?")).text
