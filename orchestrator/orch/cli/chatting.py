@@ -66,12 +66,13 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
             await Lines(chat, sys.stdin, waits=waits).run()
         else:
             from .. import paths
+            from ..console.markdown import Markdown
             from ..console.past import history_file
             from ..console.screen import Screen
             from ..console.sheet import Sheet
 
-            chat = Chat(link, Sheet(), mode=mode)
             color = not (arguments.no_color or os.environ.get("NO_COLOR"))
+            chat = Chat(link, Sheet(Markdown() if color else None), mode=mode)
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
             await chat.meet(ref, fresh=arguments.ref is None)
             await screen.run()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..cli import render
-from .sheet import Piece, cut
+from .pieces import Piece, cut
 
 __all__ = ["bar", "below", "live"]
 

@@ -13,9 +13,10 @@ from . import bar, replies
 from .commanding import Commands, said_as
 from .link import Link
 from .pastes import Pastes, folded
+from .pieces import Piece
 from .presses import Interrupts
 from .questions import Questions
-from .sheet import Piece, Sheet
+from .sheet import Sheet
 from .story import TOLD, Story
 
 __all__ = ["Chat"]

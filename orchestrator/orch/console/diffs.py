@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from orch_worker.tools.regular import open_regular
 
-from .sheet import Piece
+from .pieces import Piece
 
 __all__ = ["MOST_LINES", "changes", "coloured", "read"]
 

@@ -28,7 +28,7 @@ class Printed(Sheet):
         """Set when nobody reads what the agent says any more."""
 
     def text(self, text: str, style: str = "") -> None:
-        """Print `text`."""
+        """Print `text`, all of it as it is."""
         stream = self._err if style else self._out
         safe = self._out.isatty() or style
         try:

@@ -27,7 +27,7 @@ from prompt_toolkit.styles import Style
 
 from .chat import Chat
 from .completing import suggestions
-from .sheet import Piece
+from .pieces import Piece
 
 __all__ = ["Screen"]
 
@@ -43,6 +43,12 @@ STYLE: Final = Style.from_dict(
         "del": "ansired",
         "hunk": "ansimagenta",
         "strong": "bold",
+        "em": "italic",
+        "heading": "bold underline",
+        "code": "ansicyan",
+        "link": "underline",
+        "quote": "italic",
+        "strike": "strike",
         "bottom-toolbar": "noreverse",
         "bottom-toolbar.text": "",
     }
@@ -52,7 +58,7 @@ GATHER_SECONDS: Final = 0.04
 LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 4.0
 LIVE_ROWS: Final = 6
-"""So many rows of a line that is not complete stand above the prompt; what goes beyond scrolls away."""
+"""So many rows of what is not complete stand above the prompt; what goes beyond scrolls away."""
 PROMPT: Final = "> "
 DEFAULT: Final = "DEFAULT_BUFFER"
 
@@ -97,6 +103,7 @@ class Screen:
             input=input,
             output=output,
         )
+        chat.sheet.resize(self._session.output.get_size().columns)
 
     async def run(self) -> None:
         """Show and listen until the person leaves, or the terminal is gone: then without a question."""
@@ -129,9 +136,9 @@ class Screen:
 
     def _message(self) -> FormattedText:
         """Return what stands before the cursor: the line under way, the question that is open."""
-        found = _formatted(self._chat.sheet.live)
-        if found:
-            found.append(("", "\n"))
+        found: list[tuple[str, str]] = []
+        for line in self._chat.sheet.live[-LIVE_ROWS:]:
+            found += [*_formatted(line), ("", "\n")]
         found += [("class:note", f"{each}\n") for each in self._chat.commands.widgets["panel"]]
         if self._chat.topic == self._topic and (asks := self._chat.asks):
             found.append(("class:ask", f"{asks}\n"))
@@ -147,7 +154,8 @@ class Screen:
             self._dirty.clear()
             self._take_draft()
             sheet, app = self._chat.sheet, self._session.app
-            sheet.wrap(self._session.output.get_size().columns, LIVE_ROWS)
+            sheet.resize(self._session.output.get_size().columns)
+            sheet.scroll(LIVE_ROWS)
             topic = self._chat.topic
             if sheet.pending and app.is_running:
                 async with in_terminal():

@@ -1,105 +1,83 @@
-"""What is to be shown: styled lines that are complete, and the one that is still written. Nothing here is obeyed."""
+"""What is to be shown: styled lines that are complete, and what is still written. Nothing here is obeyed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
-from ..cli import render
+from .markdown import Markdown, Plain
+from .pieces import Piece, cells, cleaned
 
-__all__ = ["Piece", "Sheet", "cleaned", "cut"]
+__all__ = ["Sheet"]
 
-Piece: TypeAlias = tuple[str, str]
-"""A style and a text. Styles: "" for what the agent says, and `call error task note you ask add del hunk strong`."""
-TAB = 4
-
-
-def cleaned(text: str) -> str:
-    """Return `text` as a terminal may have it: control characters written out, line ends as one character."""
-    return render.safe(text.replace("\r\n", "\n"))
-
-
-def cut(pieces: Iterable[Piece], width: int) -> list[Piece]:
-    """Return what of `pieces` fits into `width` characters, and an ellipsis where something does not."""
-    left, found = width, []
-    for style, text in pieces:
-        if len(text) > left:
-            found.append((style, text[: max(0, left - 1)] + "…" * (left > 0)))
-            break
-        found.append((style, text))
-        left -= len(text)
-    return found
+WIDTH = 80
+LONGEST = 100_000
+"""A longer line is no paragraph: it is shown as it is."""
 
 
 class Sheet:
-    """Takes texts as they come; `take` gives the lines that are complete since, `live` is the one under way."""
+    """Takes what the agent says as it comes, which `form` gives its shape; `take` gives the lines that are complete
+    since, `live` is what is under way. Notes stand before that: they part nothing that is being said."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: Markdown | Plain | None = None) -> None:
+        self._form = form or Plain()
         self._lines: list[list[Piece]] = []
-        self._live: list[Piece] = []
+        self._said = ""
+        self._width = WIDTH
 
     @property
-    def live(self) -> list[Piece]:
-        """The line that is not complete yet."""
-        return [(style, text.expandtabs(TAB)) for style, text in self._live]
+    def live(self) -> list[list[Piece]]:
+        """The lines that may look otherwise yet."""
+        return [*self._form.held(), *self._under_way()]
 
     @property
     def pending(self) -> bool:
         """Whether there are complete lines to take."""
         return bool(self._lines)
 
-    def text(self, text: str, style: str = "") -> None:
-        """Add `text`, which may begin, go on with, and end lines."""
-        first, *others = cleaned(text).split("\n")
-        self._add(style, first)
-        for each in others:
-            self._end()
-            self._add(style, each)
+    def text(self, text: str) -> None:
+        """Add what the agent says, which may begin, go on with, and end lines."""
+        *lines, self._said = (self._said + cleaned(text)).split("\n")
+        for line in lines:
+            self._lines += self._form.line(line, self._width) if len(line) <= LONGEST else [[("", line)]]
 
     def note(self, text: str, style: str = "note") -> None:
         """Add lines of their own."""
-        self.close()
-        self.text(text, style)
-        self._end()
+        self._lines += [[(style, line)] if line else [] for line in cleaned(text).split("\n")]
 
     def pieces(self, lines: Iterable[Iterable[Piece]]) -> None:
         """Add lines that are styled already."""
-        self.close()
         for line in lines:
-            for style, text in line:
-                self._add(style, cleaned(text).replace("\n", "\\n"))
-            self._end()
+            self._lines.append([(style, cleaned(text).replace("\n", "\\n")) for style, text in line])
 
     def close(self) -> None:
         """Let the next text begin a line."""
-        if self._live:
-            self._end()
+        if self._said:
+            self.text("\n")
 
-    def wrap(self, width: int, rows: int) -> None:
-        """Complete as many rows of `width` of the line under way as go beyond `rows`, at spaces where there are any."""
-        while sum(len(text) for _, text in self.live) > width * rows:
-            style, text = self._live[0]
-            if len(text) <= width:
-                self._lines.append([self._live.pop(0)])
-                continue
-            end = text.rfind(" ", 1, width + 1)
-            end = end if end > 0 else width
-            self._lines.append([(style, text[:end])])
-            self._live[0] = style, text[end:].removeprefix(" ")
+    def over(self) -> None:
+        """What the agent says next has nothing to do with what it said."""
+        self.close()
+        self._lines += self._form.over(self._width)
+
+    def resize(self, width: int) -> None:
+        """Lines that come have room in `width` columns."""
+        self._width = width
+
+    def scroll(self, rows: int) -> None:
+        """Complete so much of the line under way that it stands in so many `rows`."""
+        if len(self._said) > LONGEST:
+            self.close()
+        while len(self._said) > self._width * rows or sum(map(self._rows, self._under_way())) > rows:
+            lines, self._said = self._form.head(self._said, self._width)
+            self._lines += lines
 
     def take(self) -> list[list[Piece]]:
         """Return the complete lines that were not taken yet."""
         lines, self._lines = self._lines, []
         return lines
 
-    def _add(self, style: str, text: str) -> None:
-        if not text:
-            return
-        if self._live and self._live[-1][0] == style:
-            self._live[-1] = style, self._live[-1][1] + text
-        else:
-            self._live.append((style, text))
+    def _under_way(self) -> list[list[Piece]]:
+        return self._form.partial(self._said, self._width) if self._said else []
 
-    def _end(self) -> None:
-        self._lines.append(self._live)
-        self._live = []
+    def _rows(self, line: list[Piece]) -> int:
+        return max(1, -(-sum(cells(text) for _, text in line) // self._width))

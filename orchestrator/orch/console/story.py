@@ -16,6 +16,8 @@ from .sheet import Sheet
 __all__ = ["Story"]
 
 PROMPT: Final = 2000
+RESPONDED: Final = ("message", "retry")
+"""Kinds of events after which what is said is another response."""
 TOLD: Final = 20
 """Messages of a conversation that are told to somebody who comes back."""
 
@@ -48,12 +50,14 @@ class Story:
         self._turn = Transcript(self._sheet, last=event["n"])
         for each in event["events"]:
             self._turn.show(each)
+            self._end_of(each)
 
     def happened(self, event: dict[str, Any]) -> None:
         """Something happened in the turn."""
         if self._turn is None:  # its beginning was lost on the way
             self._turn = Transcript(self._sheet, last=event["n"] - 1)
         self._turn.event(event)
+        self._end_of(event)
 
     def called(self, event: dict[str, Any]) -> None:
         """Something became of a call, of which those of the agent itself are told otherwise."""
@@ -69,8 +73,9 @@ class Story:
                 self._sheet.note(reply["warning"])
         else:
             turn.end()
+            self._sheet.over()
             self._sheet.note(f"{event['error']['type']}: {event['error']['message']}", "error")
-        self._sheet.close()
+        self._sheet.over()
 
     def conversation(self, messages: Iterable[dict[str, Any]], before: int) -> None:
         """Tell the end of what was said before, and how many messages there are before that."""
@@ -80,10 +85,18 @@ class Story:
             for block in message["content"]:
                 self._block(block, "you" if message["role"] == "user" else "")
 
+    def _end_of(self, event: dict[str, Any]) -> None:
+        if event["kind"] in RESPONDED:
+            self._sheet.over()
+
     def _block(self, block: dict[str, Any], style: str) -> None:
         if block["type"] == "text":
             said = split_first_prompt(block["text"])[1] if style else block["text"]
-            self._sheet.note(f"> {folded(said)}" if style else said, style)
+            if style:
+                self._sheet.note(f"> {folded(said)}", style)
+            else:
+                self._sheet.text(said)
+                self._sheet.over()
             return
         calls = render.message({"content": [block]})
         if block["type"] in ("tool_use", "tool_result"):

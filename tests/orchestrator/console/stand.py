@@ -100,7 +100,7 @@ class Talk:
 
     def shown(self) -> list[str]:
         """Return the lines since, and the one under way."""
-        lines = self.sheet.take() + ([self.sheet.live] if self.sheet.live else [])
+        lines = self.sheet.take() + self.sheet.live
         return ["".join(text for _, text in line) for line in lines]
 
     def began(self, **more: Any) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.console.sheet import Sheet, cleaned, cut
+from orch.console.pieces import cleaned, cut
+from orch.console.sheet import Sheet
 
 HOSTILE = ["\x1b[2J", "\x1b]0;t\x07", "\x9b31m", "\x9d0;t\x9c", "\u202e", "\u2066", "\r", "\x08", "\x00", "\x7f"]
 
@@ -39,23 +40,25 @@ def test_a_line_is_live_until_it_ends() -> None:
     """What has no end yet is not taken, but can be seen."""
     sheet = Sheet()
     sheet.text("one\ntw")
-    assert (sheet.take(), sheet.live, sheet.pending) == ([[("", "one")]], [("", "tw")], False)
+    assert (sheet.take(), sheet.live, sheet.pending) == ([[("", "one")]], [[("", "tw")]], False)
     sheet.text("o\tx")
-    assert sheet.live == [("", "two x")]
+    assert sheet.live == [[("", "two x")]]
     sheet.note("aside")
-    assert sheet.take() == [[("", "two\tx")], [("note", "aside")]]
-    assert sheet.live == []
+    assert sheet.take() == [[("note", "aside")]]
+    sheet.close()
+    assert (sheet.take(), sheet.live) == ([[("", "two\tx")]], [])
 
 
 def test_a_long_line_scrolls_away_row_by_row() -> None:
     """Of a paragraph that does not end, no more than so many rows stay, and it is cut between words."""
     sheet = Sheet()
     sheet.text("some words " * 10 + "x" * 30)
-    sheet.wrap(20, 2)
+    sheet.resize(20)
+    sheet.scroll(2)
     gone = ["".join(text for _, text in line) for line in sheet.take()]
     assert all(0 < len(line) <= 20 for line in gone)
     assert gone[0] == "some words some"
-    assert len(sheet.live[0][1]) <= 40
+    assert len(sheet.live[0][0][1]) <= 40
 
 
 def test_a_line_of_pieces_is_cut_where_the_terminal_ends() -> None:
@@ -63,3 +66,4 @@ def test_a_line_of_pieces_is_cut_where_the_terminal_ends() -> None:
     assert cut([("a", "12345"), ("b", "678")], 8) == [("a", "12345"), ("b", "678")]
     assert cut([("a", "12345"), ("b", "678")], 7) == [("a", "12345"), ("b", "6…")]
     assert cut([("a", "12345"), ("b", "678")], 5) == [("a", "12345"), ("b", "")]
+    assert cut([("a", "日本語")], 5) == [("a", "日本…")]

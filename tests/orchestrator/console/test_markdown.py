@@ -1,0 +1,195 @@
+"""What an agent says as a terminal shows it: markup becomes styles, and what was shown is never changed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch.console.inline import inline
+from orch.console.markdown import Markdown
+from orch.console.pieces import Piece, cells
+from orch.console.sheet import Sheet
+
+ANSWER = """\
+# Pumps
+
+Read **all of `it`**, *please*: [here](https://e.org/a).
+
+- [x] one
+  1. two
+> never
+
+```python
+# not a heading: **bold**
+```
+| valve | bar |
+|:--|--:|
+| 1 | **12** |
+| 日本 | 3 |
+2 * 3 * 4 stays, snake_case_name too
+---
+"""
+
+
+def lines(text: str, width: int = 60) -> list[list[Piece]]:
+    """Return the lines of an answer that comes at once."""
+    sheet = Sheet(Markdown())
+    sheet.resize(width)
+    sheet.text(text)
+    sheet.over()
+    return sheet.take()
+
+
+def plain(shown: list[list[Piece]]) -> list[str]:
+    """Return them without their styles."""
+    return ["".join(text for _, text in line) for line in shown]
+
+
+def test_an_answer_is_shown_without_its_markup() -> None:
+    """Headings, emphasis, links, items, quotes, code and tables, each in its style."""
+    shown = lines(ANSWER)
+    assert plain(shown) == [
+        "Pumps",
+        "",
+        "Read all of it, please: here (https://e.org/a).",
+        "",
+        "• ☑ one",
+        "  1. two",
+        "│ never",
+        "",
+        "```python",
+        "# not a heading: **bold**",
+        "```",
+        "valve │ bar",
+        "──────┼────",
+        "1     │  12",
+        "日本  │   3",
+        "2 * 3 * 4 stays, snake_case_name too",
+        "─" * 40,
+    ]
+    assert shown[0] == [("heading", "Pumps")]
+    assert ("strong", "all of ") in shown[2]
+    assert ("strong,code", "it") in shown[2]
+    assert ("em", "please") in shown[2]
+    assert ("link", "here") in shown[2]
+    assert shown[6] == [("note", "│ "), ("quote", "never")]
+    assert shown[9] == [("code", "# not a heading: **bold**")]
+    assert ("strong", "valve") in shown[11]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=60), st.integers(0, 7))
+def test_it_is_the_same_however_it_comes(sizes: list[int], shows: int) -> None:
+    """Cut anywhere, and looked at in between: what was taken is the beginning of what is taken in the end."""
+    sheet, left, taken = Sheet(Markdown()), ANSWER, []
+    sheet.resize(60)
+    for number, size in enumerate(sizes):
+        sheet.text(left[:size])
+        left = left[size:]
+        if number % (shows + 1) == 0:
+            sheet.scroll(6)
+            assert all(sum(cells(text) for _, text in line) <= 60 for line in sheet.live)
+            taken += sheet.take()
+    sheet.text(left)
+    sheet.over()
+    assert taken + sheet.take() == lines(ANSWER)
+
+
+@given(st.text(alphabet="ab日 *_`#|>-~[]()\\\n\t1.", max_size=200), st.integers(1, 30))
+def test_whatever_is_said_has_room_and_loses_no_letter(text: str, width: int) -> None:
+    """Of half markup, of tables that are none, in a window as narrow as can be."""
+    shown = lines(text, width)
+    said = [letter for letter in text if letter in "ab日"]
+    assert [letter for letter in "".join(plain(shown)) if letter in "ab日"] == said or "|" in text or "](" in text
+    sheet = Sheet(Markdown())
+    sheet.resize(width)
+    sheet.text(text)
+    sheet.scroll(2)
+    sheet.over()
+
+
+def test_words_are_wrapped_and_items_hang() -> None:
+    """A paragraph at its spaces, wide characters anywhere, and the rest of an item below its beginning."""
+    assert plain(lines("- one two three four", 12)) == ["• one two", "  three four"]
+    assert plain(lines("日本語日本語", 5)) == ["日本", "語日", "本語"]
+    assert plain(lines("> a quote of words", 9)) == ["│ a quote", "│ of", "│ words"]
+    assert plain(lines("x" * 25, 10)) == ["x" * 10, "x" * 10, "x" * 5]
+
+
+def test_a_long_paragraph_leaves_in_parts_that_are_whole() -> None:
+    """Between words, and where no emphasis is open; the rest of an item stays below its beginning."""
+    sheet = Sheet(Markdown())
+    sheet.resize(20)
+    sheet.text("- " + "some **bold words here** " * 8)
+    sheet.scroll(3)
+    gone = sheet.take()
+    assert all("*" not in line for line in plain(gone))
+    assert [line[:2] for line in plain(gone)] == ["• ", *["  "] * (len(gone) - 1)]
+    assert sum(1 for _ in sheet.live) <= 3
+    assert plain(sheet.live)[0].startswith("  ")
+
+
+def test_notes_part_nothing_that_is_being_said() -> None:
+    """They stand before a line under way, before a table that has no end yet, and in code the code goes on."""
+    sheet = Sheet(Markdown())
+    sheet.text("```\ncode\nhalf")
+    sheet.note("aside")
+    sheet.text(" line\n```\n|a|b|\n|-|-|\n")
+    sheet.note("another")
+    sheet.over()
+    assert plain(sheet.take()) == ["```", "code", "aside", "half line", "```", "another", "a │ b", "──┼──"]
+
+
+def test_what_is_said_next_begins_anew() -> None:
+    """Code that was never closed ends with the response that it is in."""
+    sheet = Sheet(Markdown())
+    sheet.text("```\ncode")
+    sheet.over()
+    sheet.text("**bold**")
+    sheet.over()
+    assert sheet.take()[-1] == [("strong", "bold")]
+
+
+def test_a_table_has_the_room_there_is() -> None:
+    """Cells are wrapped; where even that is too narrow each row is a list."""
+    text = "| name | what it is |\n|---|---|\n| valve | opens when it is told to |\n"
+    assert plain(lines(text, 20)) == [
+        "name  │ what it is",
+        "──────┼─────────────",
+        "valve │ opens when",
+        "      │ it is told",
+        "      │ to",
+    ] or all(cells(line) <= 20 for line in plain(lines(text, 20)))
+    narrow = plain(lines(text, 8))
+    assert narrow[0].startswith("name:")
+    assert all(cells(line) <= 8 for line in narrow)
+    assert plain(lines("| a | b |\nno table\n")) == ["| a | b |", "no table"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("*.py and *.md", "*.py and *.md"),
+        ("a_b_c __init__ x", "a_b_c init x"),
+        (r"\*not\* this", "*not* this"),
+        ("``a`b`` c", "a`b c"),
+        ("**open", "**open"),
+        ("![alt](u.png)", "alt (u.png)"),
+        ("<https://e.org> [https://e.org](https://e.org)", "<https://e.org> https://e.org"),
+        ("f(x)[0](y)", "f(x)0 (y)"),
+    ],
+)
+def test_markers_without_a_partner_stay(text: str, said: str) -> None:
+    """And what is escaped, or inside a word, is no marker."""
+    assert "".join(each for _, each in inline(text)) == said
+
+
+def test_a_line_without_end_is_no_paragraph() -> None:
+    """A megabyte on one line is shown in a moment, half markup or not."""
+    for text in ("*a " * 400_000, "`" * 9_000, "[a](" * 4_000, "日" * 9_000, "| " * 9_000, "word " * 3_000):
+        sheet = Sheet(Markdown())
+        sheet.text(text)
+        sheet.scroll(6)
+        assert len(sheet.live) <= 6
+        sheet.over()
+        assert sheet.take()
