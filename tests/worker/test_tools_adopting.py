@@ -18,6 +18,7 @@ from orch_worker.tools.base import ToolContext
 from orch_worker.tools.handles import read_handle
 from orch_worker.tools.namespace import Namespace
 from orch_worker.tools.python import run_python
+from orch_worker.tools.taster import Deadly
 from orch_worker.tools.toolbox import Toolbox
 from orch_worker.tools.values import Values
 
@@ -82,6 +83,20 @@ class TestTaking:
         text = await adopted(context, "a2", "rows", local=False)
         assert text.startswith("[No value of 'rows' was returned: ")
         assert why in text
+        assert list(context.own(Values)) == []
+
+    async def test_what_would_end_this_process_is_not_taken_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Bytes of which another process died are not kept here, where each reading would be the end."""
+
+        def taste(library: str, _reader: str, data: bytes) -> None:
+            raise Deadly(f"{library} on {len(data)} bytes")
+
+        monkeypatch.setattr("orch_worker.tools.adopting.taste", taste)
+        context = parent(tmp_path, taken(tmp_path, b"frame", kind="arrow"))
+        text = await adopted(context, "a2", "rows", local=False)
+        assert text == "[No value of 'rows' was returned: 'rows' of agent a2 cannot be read: polars on 5 bytes]"
         assert list(context.own(Values)) == []
 
     async def test_the_roots_no_is_told(self, tmp_path: Path) -> None:

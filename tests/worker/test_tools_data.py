@@ -193,6 +193,7 @@ class TestFiles:
         if library == "pandas":
             pytest.importorskip("pyarrow", reason="pandas reads Parquet through it")
         monkeypatch.setattr(tables, "FRAMES", (library,))
+        monkeypatch.setattr(tables, "taste", lambda *_: None)
         made = installed.DataFrame({"x": [1, 2, None], "when": ["a", "b", "c"]})
         (made.write_parquet if library == "polars" else made.to_parquet)(tmp_path / "a.parquet")
         text = (await DESCRIBE.run(ToolContext(tmp_path, seconds=30.0), {"path": "a.parquet"})).text
@@ -201,6 +202,14 @@ class TestFiles:
         (tmp_path / "a.parquet").write_bytes(b"PAR1")
         with pytest.raises(ToolError, match=f"cannot be read by {library}"):
             await DESCRIBE.run(ToolContext(tmp_path, seconds=30.0), {"path": "a.parquet"})
+
+    async def test_parquet_that_is_too_much(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So much is not read whole."""
+        monkeypatch.setattr(tables, "FRAMES", ("msgspec.json",))
+        monkeypatch.setattr("msgspec.json.read_parquet", None, raising=False)
+        monkeypatch.setattr(tables, "MAX_PARQUET", 3)
+        with pytest.raises(ToolError, match="Parquet is read whole, and that is the most"):
+            await describe(tmp_path, "a.parquet", b"PAR1")
 
     async def test_parquet_without_anything_to_read_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error says what to install, and where."""

@@ -12,14 +12,17 @@ from orch_protocol.taint import bits_in, passed_on
 from orch_protocol.values import Taken, TakeValue
 
 from .base import ToolContext, ToolError
-from .movable import EXTENSIONS, NotMovable, unpacked
+from .movable import EXTENSIONS, Kind, NotMovable, unpacked
 from .regular import open_regular
 from .stash import Note
+from .taster import Deadly, taste
 from .values import Kept, Values
 
 __all__ = ["MOST", "adopted", "data_of", "value_of"]
 
 MOST: Final = 64 << 20
+DEADLY: Final[dict[Kind, tuple[str, str]]] = {"arrow": ("polars", "read_ipc")}
+"""What reads values of these kinds, and may end its process where they are not what they say."""
 
 
 async def adopted(context: ToolContext, ref: str, name: str, *, local: bool) -> str:
@@ -50,16 +53,29 @@ def data_of(taken: Taken) -> bytes:
 
 
 def value_of(taken: Taken) -> Any:
-    """Return the value itself. Raises NoValueError."""
+    """Return the value itself. Raises NoValueError, also where reading it would end this process."""
+    data = _tasted(taken)
     try:
-        return unpacked(taken.value.kind, data_of(taken))
+        return unpacked(taken.value.kind, data)
     except NotMovable as error:
         raise NoValueError(f"{taken.name!r} of agent {taken.id}: {error}") from error
+
+
+def _tasted(taken: Taken) -> bytes:
+    """Return the bytes that hold a value, of which nobody dies who reads them. Raises NoValueError."""
+    data = data_of(taken)
+    if (reader := DEADLY.get(taken.value.kind)) is not None:
+        try:
+            taste(*reader, data)
+        except Deadly as error:
+            raise NoValueError(f"{taken.name!r} of agent {taken.id} cannot be read: {error}") from error
+    return data
 
 
 def _keep(values: Values, taken: Taken, local: bool) -> Kept:
     value = taken.value
     if value.kind not in EXTENSIONS:
         raise NoValueError(f"{taken.name!r} is of a kind that is not known here: {value.kind!r}")
+    data = _tasted(taken)
     note = Note(value.type, value.extent, value.size, value.lines, local=local or value.local)
-    return values.adopt(value.kind, data_of(taken), note, bits=bits_in(passed_on(value.marks, taken.id)))
+    return values.adopt(value.kind, data, note, bits=bits_in(passed_on(value.marks, taken.id)))

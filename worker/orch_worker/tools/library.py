@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-__all__ = ["is_array", "is_frame", "is_series", "library_of", "type_name"]
+__all__ = ["PANIC", "is_array", "is_frame", "is_series", "library_of", "type_name"]
 
 LIBRARIES: Final = frozenset({"numpy", "pandas", "polars"})
+PANIC: Final = "PanicException"
+"""What polars raises of bytes that it did not expect: no Exception."""
 
 
 def library_of(value: Any) -> str:

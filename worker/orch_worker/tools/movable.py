@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from . import columnar
-from .library import is_array, is_frame, is_series, library_of, type_name
+from .library import PANIC, is_array, is_frame, is_series, library_of, type_name
 
 __all__ = ["EXTENSIONS", "Kind", "NotMovable", "Packed", "packed", "unpacked"]
 
@@ -27,8 +27,6 @@ SET: Final = 2
 FROZENSET: Final = 3
 MARKED: Final[dict[type, int]] = {tuple: TUPLE, set: SET, frozenset: FROZENSET}
 INTEGER: Final = 4
-PANIC: Final = "PanicException"
-"""What polars raises of bytes that it did not expect: no Exception."""
 COMPLEX: Final = 5
 WRITTEN: Final[dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]]] = {
     datetime: (6, datetime.isoformat, datetime.fromisoformat),

@@ -17,12 +17,15 @@ from msgspec import Struct, field
 
 from .base import ToolError
 from .columns import dated, typed
+from .library import PANIC
+from .taster import taste
 
 __all__ = ["FORMATS", "Table", "read_table", "table_of"]
 
 SNIFFED_BYTES: Final = 64 << 10
 SNIFFED_ROWS: Final = 20
 MAX_WHOLE: Final = 64 << 20
+MAX_PARQUET: Final = 256 << 20
 MAX_FIELD: Final = 1 << 20
 MAX_LINE: Final = 16 << 20
 CHUNK: Final = 256 << 10
@@ -253,9 +256,15 @@ def _parquet(file: BinaryIO, name: str) -> Table:
             read = import_module(library).read_parquet
         except ImportError:
             continue
+        data = file.read(MAX_PARQUET + 1)
+        if len(data) > MAX_PARQUET:
+            raise ToolError(f"{name!r} is over {MAX_PARQUET >> 20} MiB: Parquet is read whole, and that is the most.")
         try:
-            table = _frame(read(io.BytesIO(file.read())))
-        except Exception as error:  # whatever that library says of a file that it does not understand
+            taste(library, "read_parquet", data)
+            table = _frame(read(io.BytesIO(data)))
+        except BaseException as error:  # whatever that library says of a file that it does not understand
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
             raise ToolError(f"{name!r} cannot be read by {library}: {error}.") from error
         if table is not None:
             return table

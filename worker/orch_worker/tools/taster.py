@@ -1,0 +1,59 @@
+"""Reading bytes of others in a process that may die of it, before they are read here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Final
+
+import msgspec
+
+__all__ = ["Deadly", "taste"]
+
+SECONDS: Final = 60
+ROOM: Final = 1 << 30
+TIMES: Final = 16
+"""How much memory the process may take: so much, and so many times the size of what it reads."""
+
+READ: Final = """
+import importlib, io, json, resource, sys
+for what, most in zip((resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA), map(int, sys.argv[4:])):
+    hard = resource.getrlimit(what)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, most))
+sys.path[:] = json.loads(sys.argv[1])
+data = sys.stdin.buffer.read()
+try:
+    str(getattr(importlib.import_module(sys.argv[2]), sys.argv[3])(io.BytesIO(data)))
+except BaseException:
+    pass  # which is raised where it is read next, too
+print("alive")
+"""
+
+
+class Deadly(ValueError):
+    """Bytes of which a process dies that reads them."""
+
+
+def taste(library: str, reader: str, data: bytes) -> None:
+    """Raise Deadly when reading `data` with `reader` of `library` ends the process that does so, or takes it too much
+    memory or time. What it raises is not told.
+
+    Libraries that are no Python end their process where bytes tell them of more than there can be: whoever made the
+    bytes would have ended ours.
+    """
+    limits = map(str, (0, SECONDS, ROOM + TIMES * len(data)))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", READ, msgspec.json.encode(sys.path).decode(), library, reader, *limits],
+            input=data,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.defpath, "POLARS_MAX_THREADS": "1"},
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise Deadly(f"reading it does not end within {SECONDS} s") from None
+    if done.stdout.strip() != b"alive":  # the exit code is not to be had where a program ignores its children
+        raise Deadly("a process that read it died of that")
