@@ -18,23 +18,22 @@ class Audience(Generic[T]):
         self._tell = tell
         self._waiting: list[T] = []
         self._work: asyncio.Task[None] | None = None
-        self.awaited = 0
-        """How many wait for everything to be told."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything is told."""
+        return self._work is None or self._work.done()
 
     def add(self, item: T) -> None:
         """Let `item` be told as soon as everything before it is."""
         self._waiting.append(item)
-        if self._work is None or self._work.done():
+        if self.idle:
             self._work = asyncio.create_task(self._until_told())
 
     async def told(self) -> None:
         """Return when everything is told."""
-        if self._work is not None and not self._work.done():
-            self.awaited += 1
-            try:
-                await asyncio.wait([self._work])
-            finally:
-                self.awaited -= 1
+        if self._work is not None and not self.idle:
+            await asyncio.wait([self._work])
 
     def stop(self) -> None:
         """Tell nothing more."""

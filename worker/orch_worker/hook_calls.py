@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -14,18 +15,19 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError, OrchError, QueryTimeoutError
-from orch_protocol.hook_events import Event, ToolCall, ToolReturn
+from orch_protocol.hook_events import Event
 from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, HooksSaid, HookTally, RunHook, RunHooks
 from orch_protocol.messages import Message
 from orch_protocol.spec import AgentSpec
 
 from .audience import Audience
-from .calling import STILL, awaited, in_thread, own, task_of
+from .calling import awaited, in_thread, task_of
 from .chain import Came, Done, Followed, Misuse, run_chain, watched
 from .declared import read_switches
 from .hook_context import HookContext
 from .hooks import Hook, Registry
-from .threads import Late, Task, Threads
+from .listeners import Crowd, Listeners, Said
+from .threads import Late, Threads
 from .tools.base import CallRoot
 
 __all__ = ["HookCalls", "Tally", "Tell"]
@@ -35,8 +37,6 @@ ROOT_SECONDS: Final = 2.0
 REPORT_SECONDS: Final = 2.0
 REPORT_EVERY: Final = 1.0
 """Seconds between two reports of what hooks did: with hundreds of them they cost more than short turns."""
-BRIEF: Final = 0.001
-"""Seconds that the agent waits for hooks that observe without doing anything else, once it waits for them anyway."""
 MOST_SHOWN: Final = 400
 
 Tell = Callable[[str, str, str, bool], None]
@@ -105,17 +105,10 @@ class Tally:
         return taken
 
 
-class Told(NamedTuple):
-    """Plain hooks as a thread calls them, and what each is counted in."""
-
-    tasks: Sequence[Task]
-    tallies: Sequence[Tally]
-
-
 class Crew(NamedTuple):
     """Hooks that are told of an event together, by where they run: in a thread here, in the root, aside."""
 
-    here: Told
+    here: Crowd
     there: Sequence[Hook]
     aside: Sequence[Hook]
 
@@ -150,13 +143,19 @@ class HookCalls:
         """The hooks of the root, and the names of those switched off, that the registry was made for."""
         self._switched: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
         self._contexts: dict[str, HookContext] = {}
+        self._opened: list[HookContext] = []
+        """Those that keep something for this turn."""
         self._threads = Threads()
-        self._here = Audience(self._tell_here)
+        self._here = Listeners(self._heard_of)
         self._there = Audience(self._tell_there)
         self._aside: set[asyncio.Task[None]] = set()
         self._tallies: dict[str, Tally] = {}
         self._crews: dict[int, Crew] = {}
         """Those that are told together, by the identity of the step of the registry that they are."""
+        self._crowds: list[Crowd] = []
+        """Those of them that are told here, and those of former registries that may still be."""
+        self._errands: deque[Callable[[], object]] = deque()
+        """What hooks in threads want to be done here."""
         self._report: asyncio.TimerHandle | None = None
         self._reported = -REPORT_EVERY
         self._events = 0
@@ -166,7 +165,7 @@ class HookCalls:
     @property
     def stuck(self) -> tuple[str, ...]:
         """Names of the hooks that were given up and still hold a thread."""
-        return tuple(self._threads.overdue)
+        return (*self._threads.overdue, *self._here.overdue)
 
     def turn_began(self, turn: str, rows: Sequence[HookRow], tell: Tell | None) -> None:
         """Arrange the hooks for a turn: those of this process and those of the root, without what is switched off.
@@ -174,8 +173,7 @@ class HookCalls:
         Raises ConfigError when it cannot be told what is switched off, or two hooks have one name.
         """
         self._turn, self.step, self._tell = turn, 0, tell
-        for context in self._contexts.values():
-            context.turn_state = {}
+        self._forget()
         arranged = (rows, self._switches())
         if arranged == self._arranged:
             return
@@ -223,8 +221,7 @@ class HookCalls:
 
     def turn_ended(self) -> None:
         """Let the root be told soon what the hooks of the turn did, for it keeps count. No turn waits for that."""
-        for context in self._contexts.values():
-            context.turn_state = {}
+        self._forget()
         if self._report is None:
             seconds = max(0.0, self._reported + REPORT_EVERY - self._loop.time())
             self._report = self._loop.call_later(seconds, self._begin_report)
@@ -237,6 +234,7 @@ class HookCalls:
 
     async def report(self) -> None:
         """Tell the root what hooks did since it was told last. One that does not take it is left alone."""
+        self._count()
         ran = tuple(tally.take() for tally in self._tallies.values() if tally.ran)
         if ran:
             try:
@@ -255,6 +253,7 @@ class HookCalls:
         for task in self._aside:
             task.cancel()
         self._threads.close()
+        self._here.close()
 
     # One call.
 
@@ -271,7 +270,7 @@ class HookCalls:
         """Let hooks that only observe be told of `event`, each where it runs. `hooks` are a step of the registry."""
         crew = self._crews.get(id(hooks)) or self._crew(hooks)
         if crew.here.tasks:
-            self._here.add((crew.here, event))
+            self._here.add(crew.here, event)
         if crew.there:
             self._there.add((crew.there, event))
         for hook in crew.aside:
@@ -284,37 +283,26 @@ class HookCalls:
         there = [hook for hook in hooks if hook.handler is self._root]
         aside = [hook for hook in hooks if hook.handler is not self._root and hook.row.aside]
         here = [hook for hook in hooks if hook.handler is not self._root and not hook.row.aside]
-        tasks = [task_of(each, self._context(each)) for each in here]
-        told = Told(tasks, [self._tally(each) for each in here])
-        crew = self._crews[id(hooks)] = Crew(told, there, aside)
+        for each in here:
+            self._tally(each)
+        crowd = Crowd([task_of(each, self._context(each)) for each in here])
+        self._crowds.append(crowd)
+        crew = self._crews[id(hooks)] = Crew(crowd, there, aside)
         return crew
 
-    async def _tell_here(self, told: Sequence[tuple[Told, Event]]) -> None:
-        # Here a hundred hooks are called for each event: nothing is made for one of them that it could do without.
-        tasks, tallies, events = list[Task](), list[Tally](), list[Event]()
-        late = frozenset(self._threads.overdue)
-        for crew, event in told:
-            called = crew if not late else self._in_time(crew, event, late)
-            tasks += called.tasks
-            tallies += called.tallies
-            alone = isinstance(event, (ToolCall, ToolReturn))
-            events += [own(event) for _ in called.tasks] if alone else [event] * len(called.tasks)
-        ran = await self._threads.run_all(tasks, events, brief=BRIEF if self._here.awaited else 0.0)
-        for tally, seconds in zip(tallies, ran.seconds, strict=True):
-            tally.calls += 1
-            tally.seconds += seconds
-        for place, (value, error) in sorted(ran.said.items()):
-            done = watched(tasks[place][0], events[place].stage, Came(value, error))
-            self._noted(tallies[place], done, counted=False)
+    def _count(self) -> None:
+        """Count what those did who are told here."""
+        for crowd in self._crowds:
+            for name, calls, seconds in crowd.take():
+                tally = self._tallies[name]
+                tally.calls += calls
+                tally.seconds += seconds
+        if self._here.idle:
+            self._crowds = [crew.here for crew in self._crews.values()]
 
-    def _in_time(self, crew: Told, event: Event, late: frozenset[str]) -> Told:
-        """Return those of `crew` who can be called; of the others it is noted that they still hang."""
-        pairs = list(zip(crew.tasks, crew.tallies, strict=True))
-        for (name, *_), tally in pairs:
-            if name in late:
-                self._noted(tally, Done(name, event.stage, error=STILL, late=True))
-        left = [(task, tally) for task, tally in pairs if task[0] not in late]
-        return Told([task for task, _ in left], [tally for _, tally in left])
+    def _heard_of(self, said: Said) -> None:
+        done = watched(said.name, said.event.stage, Came(said.value, said.error, said.seconds or 0.0))
+        self._noted(self._tallies[said.name], done, counted=said.seconds is not None)
 
     async def _tell_there(self, told: Sequence[tuple[Sequence[Hook], Event]]) -> None:
         callings = [(hook, event) for hooks, event in told for hook in hooks]
@@ -329,8 +317,12 @@ class HookCalls:
 
     async def told(self) -> None:
         """Return when those who observe know of everything so far, but for async ones."""
-        await self._here.told()
-        await self._there.told()
+        if not self._here.idle:
+            await self._here.told()
+        self._here.collect()
+        self._run_errands()
+        if not self._there.idle:
+            await self._there.told()
 
     def _context(self, hook: Hook) -> HookContext:
         name = hook.row.name
@@ -342,15 +334,28 @@ class HookCalls:
                 call=self._call_root,
                 tell=partial(self._tell_from_anywhere, name),
                 messages=self._messages,
+                opened=self._opened.append,
             )
         return self._contexts[name]
 
+    def _forget(self) -> None:
+        while self._opened:
+            self._opened.pop().forget()
+
     def _tell_from_anywhere(self, hook: str, text: str) -> None:
         if self._tell is not None:
-            self._loop.call_soon_threadsafe(self._tell, "hook", text[:MOST_SHOWN], hook, False)
+            self._errand(partial(self._tell, "hook", text[:MOST_SHOWN], hook, False))
 
     def _say_from_anywhere(self, text: str, follow_up: bool) -> None:
-        self._loop.call_soon_threadsafe(self._say, text, follow_up)
+        self._errand(partial(self._say, text, follow_up))
+
+    def _errand(self, act: Callable[[], object]) -> None:
+        self._errands.append(act)
+        self._loop.call_soon_threadsafe(self._run_errands)
+
+    def _run_errands(self) -> None:
+        while self._errands:
+            self._errands.popleft()()
 
     # What they did.
 

@@ -38,6 +38,7 @@ class HookContext:
         call: Call,
         tell: Callable[[str], None],
         messages: Callable[[], Sequence[Message]] = tuple,
+        opened: Callable[[HookContext], None] = lambda _: None,
     ) -> None:
         self.hook = hook
         self.config = spec
@@ -45,7 +46,8 @@ class HookContext:
         self.depth = spec.depth
         self.cwd = Path(spec.cwd)
         self.state: dict[str, Any] = {}
-        self.turn_state: dict[str, Any] = {}
+        self._turn_state: dict[str, Any] | None = None
+        self._opened = opened
         self._say = say
         self._call = call
         self._tell = tell
@@ -57,7 +59,20 @@ class HookContext:
     def enter(self, turn: str) -> None:
         """The turn with this id is under way: what was kept for another one is forgotten."""
         if turn != self._turn:
-            self._turn, self.turn_state = turn, {}
+            self._turn = turn
+            self.forget()
+
+    @property
+    def turn_state(self) -> dict[str, Any]:
+        """Return what the hook keeps until the turn ends."""
+        if self._turn_state is None:  # few hooks keep anything: no turn is to clear it for all of them
+            self._turn_state = {}
+            self._opened(self)
+        return self._turn_state
+
+    def forget(self) -> None:
+        """The turn ends, or another one begins: what was kept for it is forgotten."""
+        self._turn_state = None
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -246,6 +246,8 @@ class AgentHooks:
 
     def message_end(self, turn: AssistantTurn, message: Message) -> None:
         """The response is on record, as `message`."""
+        if "message_end" not in self.calls.on:
+            return
         calls = tuple(call.name for call in tool_uses(message))
         told = {"text": text_of(message), "stop_reason": turn.stop_reason, "usage": turn.usage}
         self.calls.tell("message_end", **told, calls=calls)

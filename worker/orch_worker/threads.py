@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Late", "Ran", "Task", "Threads"]
+__all__ = ["Late", "Ran", "Task", "Threads", "harmless"]
 
 Job = Callable[[], None]
 Task: TypeAlias = tuple[str, float, Callable[[Any, Any], Any], Any]
@@ -48,35 +48,31 @@ class Threads:
             raise error
         return value
 
-    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any], *, brief: float = 0.0) -> Ran:
+    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
         """Call the functions of `tasks` one after the other, each with its one of `firsts`, and return what came of it.
 
         All run in one thread, so that going there and back is paid for once; behind one that hangs another thread goes
-        on. The event loop itself waits for them up to `brief` seconds: where nothing else is to be done meanwhile that
-        spares it a round through the system for a thread that is done at once. Raises nothing but CancelledError.
+        on. Raises nothing but CancelledError.
         """
         if not tasks:
             return Ran([], {})
-        ran = await self._run(tasks, firsts, brief)
+        ran = await self._run(tasks, firsts)
         while (done := len(ran.seconds)) < len(tasks):
             more = await self._run(tasks[done:], firsts[done:])
             ran.said.update((done + place, said) for place, said in more.said.items())
             ran.seconds.extend(more.seconds)
         return ran
 
-    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any], brief: float = 0.0) -> Ran:
+    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
         """Return what came of `tasks`: of all, or of those up to one that hangs."""
         queue = self._idle.pop() if self._idle else _started()
         batch = _Batch(tasks, firsts)
-        meeting = _Meeting() if brief else None
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         timer: asyncio.TimerHandle
 
         def job() -> None:
             batch.work()
-            if meeting is not None and meeting.met():
-                return
             try:
                 loop.call_soon_threadsafe(self._finish, batch, queue, done)
             except RuntimeError:
@@ -93,9 +89,6 @@ class Threads:
                 done.set_result(None)
 
         queue.put(job)
-        if meeting is not None and meeting.awaited(brief):
-            self._idle.append(queue)
-            return batch.ran()
         # One whose time is short may be due before the time of the first one ends.
         shortest = min(seconds for _, seconds, _, _ in tasks)
         timer = loop.call_later(shortest, look)
@@ -123,29 +116,6 @@ class Threads:
                 del self.overdue[batch.hangs]
         if not done.done():
             done.set_result(None)
-
-
-class _Meeting:
-    """Two threads of which one waits for the other, but not for long. Whoever is first says whether they meet."""
-
-    def __init__(self) -> None:
-        self._first, self._there = threading.Lock(), threading.Lock()
-        self._there.acquire()
-
-    def awaited(self, seconds: float) -> bool:
-        """Return whether the other one is there within so many seconds; if not, it is told so when it comes."""
-        if self._there.acquire(timeout=seconds):
-            return True
-        if self._first.acquire(blocking=False):
-            return False
-        return self._there.acquire()  # it is just coming
-
-    def met(self) -> bool:
-        """Be there; return whether the other one still waits."""
-        if not self._first.acquire(blocking=False):
-            return False
-        self._there.release()
-        return True
 
 
 class _Batch:
@@ -180,11 +150,11 @@ class _Batch:
                 if value is not None:
                     said[place] = value, None
             except StopIteration as raised:
-                said[place] = None, _harmless(raised)
+                said[place] = None, harmless(raised)
             except Exception as raised:
                 said[place] = None, raised
             except BaseException as raised:
-                said[place] = None, _harmless(raised)
+                said[place] = None, harmless(raised)
             ended.append(perf_counter())
 
     def left(self) -> float:
@@ -214,7 +184,7 @@ class _Batch:
         return Ran(seconds, said)
 
 
-def _harmless(error: BaseException) -> Exception:
+def harmless(error: BaseException) -> Exception:
     """Return what stands for an error that does not pass from a thread through a future and an event loop unharmed."""
     return RuntimeError(f"{type(error).__name__}: {error}")
 
