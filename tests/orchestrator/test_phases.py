@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from orch_protocol.errors import RateLimitError
 from orch_protocol.hooks import ALIASES
 from orch_protocol.messages import text_of
 from orch_protocol.phases import Assess, AssessRule, Reflect, ReflectRule
+from orch_worker.loop import Brake
+from orch_worker.phases.beside import Side
 from orch_worker.session import Session
 from orch_worker.transcript import read_session
 from orchestrator.world import World, opened
@@ -143,6 +146,31 @@ async def test_a_reflection_that_fails_changes_nothing_and_is_on_record(tmp_path
         assert made.did == ()
 
 
+async def test_a_reflection_that_meets_the_deadline_leaves_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn was done by then: it ends as it had, and that nobody came to reflect upon it is on record."""
+
+    async def ask(*_: Any) -> None:
+        timeout.reschedule(asyncio.get_running_loop().time())
+        await asyncio.Event().wait()
+
+    def until(brake: Brake, deadline: float) -> asyncio.Timeout:
+        nonlocal timeout
+        timeout = whole(brake, deadline)
+        return timeout
+
+    timeout, whole = asyncio.timeout(None), Brake.until
+    monkeypatch.setattr(Brake, "until", until)
+    monkeypatch.setattr(Side, "ask", ask)
+    async with opened(tmp_path, config=config(reflect=Reflect("model"))) as o:
+        agent = await spawned(o, "Done.", "ok")
+        reply = await agent.query("go")
+        assert (reply.text, reply.stop_reason) == ("Done.", "end_turn")
+        [made] = phases(o, agent)
+        assert (made.phase, made.did, made.error[:7]) == ("reflect", (), "cut off")
+
+
 async def test_what_may_cost_more_than_it_may_is_not_asked(tmp_path: Path) -> None:
     """Its own bound holds before anything is sent."""
     async with opened(tmp_path, config=config(Assess("model", max_tokens=2000))) as o:
@@ -238,13 +266,16 @@ class TestHooks:
             assert phases(o, agent) == []
 
     async def test_abort_after_an_assessment(self, tmp_path: Path) -> None:
-        """Nothing goes on record but the reply, and what was used counts."""
+        """Nothing goes on record but the reply, and what was asked: that is paid for, and counts."""
         async with opened(tmp_path, config=config(Assess("model"))) as o:
             o.register_hook(lambda _event, _ctx: Abort("Not that."), "after_assess", name="no")
             agent = await spawned(o, "ok", beside=(ASSESSED,))
             reply = await agent.query("go")
             assert (reply.text, reply.stop_reason, reply.usage.model_calls) == ("Not that.", "aborted", 1)
-            assert told(o, agent) == []
+            assert (told(o, agent), session(o, agent).messages) == ([], ())
+            [made] = phases(o, agent)
+            assert (made.phase, made.note) == ("assess", "Mind the pump.")
+            assert made.usage == session(o, agent).usage == (await agent.state()).usage
 
     async def test_a_blocked_reflection_is_not_made(self, tmp_path: Path) -> None:
         """Nobody is asked; what the hook was told is what was measured."""

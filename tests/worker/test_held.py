@@ -17,8 +17,12 @@ import msgspec
 import pytest
 
 from hooked import Hooked, Watched
+from orch_protocol.errors import QueryTimeoutError
 from orch_protocol.extensions import ExtensionSpec, Manifest, Permissions
+from orch_protocol.services import Spawn
+from orch_protocol.spec import Birth
 from orch_worker.extensions import Extension, load
+from orch_worker.host import Host
 from orch_worker.tools.base import ToolContext
 
 CODE = """
@@ -88,6 +92,21 @@ class TestFiles:
             ("os.remove('{there}/desk/mine.txt')", "may not change"),
             ("os.rename('{there}/desk/mine.txt', '{there}/x')", "may not change"),
             ("os.symlink('{there}/secret.txt', '{there}/desk/link')", "may not change"),
+            ("os.link('{there}/desk/mine.txt', '{there}/desk/link')", "may not change"),
+            ("os.mkfifo('{there}/desk/pipe')", "may not change .*/desk/pipe"),
+            ("os.mkfifo('pipe', dir_fd=os.open('{there}/desk', os.O_RDONLY))", "may not change .*/desk/pipe"),
+            ("os.mknod('{there}/desk/node')", "may not change"),
+            ("os.mkdir('{there}/desk/new')", "may not change"),
+            ("os.truncate('{there}/desk/mine.txt', 0)", "may not change"),
+            ("os.chmod('{there}/desk/mine.txt', 0)", "may not change"),
+            ("os.utime('{there}/desk/mine.txt')", "may not change"),
+            ("os.replace('{there}/desk/mine.txt', '{there}/desk/x')", "may not change"),
+            ("shutil.copy('{there}/desk/mine.txt', '{there}/desk/new.txt')", "may not change"),
+            ("shutil.move('{there}/desk/mine.txt', '{there}/desk/new.txt')", "may not change"),
+            ("shutil.rmtree('{there}/desk')", "may not change"),
+            ("shutil.chown('{there}/desk/mine.txt', user=os.getuid())", "may not change"),
+            ("os.remove('{there}/leads_in')", "may not change .*/leads_in"),
+            ("os.rename('{there}/leads_in', '{there}/y')", "may not change .*/leads_in"),
             ("sqlite3.connect('{there}/desk/new.db')", "may not change"),
             ("sqlite3.connect('file:{there}/new.db?mode=rwc', uri=True)", "may not change .*/new.db: "),
             ("sqlite3.connect('file:{there}/secret.txt?mode=ro', uri=True)", "may not read .*/secret.txt: "),
@@ -98,10 +117,13 @@ class TestFiles:
     )
     def test_what_is_not_permitted_is_refused(self, made: Made, tmp_path: Path, body: str, what: str) -> None:
         """However it is opened; the error names the extension, the file and the permission. Nothing has happened."""
-        extension = made(body.format(there=tmp_path), reads=["."])
+        (tmp_path / "leads_in").symlink_to(tmp_path / "ext" / "pack" / "out")
+        extension = made(body.format(there=tmp_path), top="import shutil", reads=["."], writes=["../ext/pack/out"])
         with pytest.raises(PermissionError, match=f"extension 'pack' {what}"):
             ran(extension)
         assert sorted(os.listdir(tmp_path / "desk")) == ["mine.txt"]
+        assert (tmp_path / "desk" / "mine.txt").read_text() == "mine"
+        assert (tmp_path / "leads_in").is_symlink()
 
     def test_what_is_permitted_is_done(self, made: Made, tmp_path: Path) -> None:
         """Paths are seen from the agent's folder; what may be written may be read; its own folder always may be."""
@@ -252,6 +274,24 @@ class TestWhoseDoing:
         made()
         assert (tmp_path / "secret.txt").read_text() == "secret"
         os.kill(os.getpid(), 0)
+
+    async def test_what_it_asks_of_the_root_goes_by_a_file_of_the_agents(self, made: Made, tmp_path: Path) -> None:
+        """However much it says: whoever writes that down for the root is not held as the extension is."""
+
+        class Nowhere:
+            def send(self, data: bytes) -> None:
+                """Reach nobody."""
+
+            def close(self) -> None:
+                """Be left."""
+
+        host = Host(lambda _: Nowhere(), birth=Birth(b""), incarnation=1, spool=tmp_path / "spool")
+        grip = made()._grip
+        assert grip is not None
+        with pytest.raises(QueryTimeoutError):
+            await grip.held(host.call_root)("spawn", Spawn("x" * (2 << 20)), 0.0)
+        assert [path.stat().st_size > 2 << 20 for path in (tmp_path / "spool").iterdir()] == [True]
+        host._courier.close()
 
     async def test_a_turn_goes_on_and_the_error_is_the_hooks(self, made: Made, tmp_path: Path) -> None:
         """A refusal is a failure of that hook like any other: counted, named, told."""

@@ -279,6 +279,21 @@ class TestEveryAction:
             await talk.ask()
             assert [text_of(message) for message in talk.recorded[1:-1]] == heard
 
+    async def test_what_hooks_made_of_it_counts_as_heard_when_the_last_of_it_is_on_record(self) -> None:
+        """Whoever is killed in between is told it once more, rather than a part of it never."""
+        talk = Hooked(Watched("ok"), on("steering_received", {"text": "one", "inject": ["two"]}))
+        talk.waiting = ["psst"]
+        names: list[tuple[str, str]] = []
+        record = talk.record
+
+        def named(message: Any, usage: Any = None, said: str = "") -> None:
+            record(message, usage)
+            names.append((text_of(message).removeprefix("[Steering]\n"), said))
+
+        talk.record = named  # type: ignore[method-assign]
+        await talk.ask()
+        assert names[1:3] == [("one", ""), ("two", "s")]
+
     async def test_what_is_blocked_does_not_keep_what_waits_behind_it(self) -> None:
         """When one thing that was said is dropped, the next one is heard."""
         talk = Hooked(

@@ -44,11 +44,14 @@ class Grip:
         """Addresses that hosts it may reach were found at."""
         self._programs = may.programs
 
-    def may_open(self, path: object, *, write: bool) -> None:
-        """Raise PermissionError unless the file may be opened. A descriptor may: it was opened before."""
+    def may_open(self, path: object, *, write: bool, itself: bool = False) -> None:
+        """Raise PermissionError unless the file may be opened; with `itself` what the path names, and not where that
+        leads if it is a link. A descriptor may: it was opened before."""
         if isinstance(path, int) or path is None:
             return
-        real = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
+        name = os.fsdecode(path)  # type: ignore[arg-type]
+        folder, entry = os.path.split(name.rstrip(os.sep)) if itself else (name, "")
+        real = os.path.join(os.path.realpath(folder), entry) if entry not in ("", "..") else os.path.realpath(name)
         allowed = (*self._writes, DEVICES[0]) if write else self._reads
         if not any(real == each or real.startswith(each.rstrip(os.sep) + os.sep) for each in allowed):
             what, where = ("change", "writes") if write else ("read", "reads")
@@ -137,7 +140,10 @@ def _listen() -> None:
     ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
     _posixsubprocess.fork_exec = _told("os.posix_spawn", _posixsubprocess.fork_exec)
     os.open = _opened(os.open)
-    os.supports_dir_fd.add(os.open)
+    os.mkfifo, os.mknod = _making(os.mkfifo), _making(os.mknod)
+    if hasattr(os, "pidfd_open"):  # Linux has it
+        os.pidfd_open = _told("os.kill", os.pidfd_open)
+    os.supports_dir_fd.update((os.open, os.mkfifo, os.mknod))
 
 
 def _heard(event: str, args: tuple[Any, ...]) -> None:
@@ -177,6 +183,17 @@ def _opened(open: Callable[..., int]) -> Callable[..., int]:
             _looking.now = False
 
     return opening
+
+
+def _making(make: Callable[..., None]) -> Callable[..., None]:
+    """Return `make`, which brings an entry into a folder and of which Python tells nothing."""
+
+    @wraps(make)
+    def making(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+        _heard("os.mkdir", (path, 0, -1 if dir_fd is None else dir_fd))
+        make(path, *args, dir_fd=dir_fd, **kwargs)
+
+    return making
 
 
 def _submitted(submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +255,10 @@ def _reads(grip: Grip, _: str, args: tuple[Any, ...]) -> None:
 
 def _changes(grip: Grip, event: str, args: tuple[Any, ...]) -> None:
     for path, folder in zip(args, FOLDERS[event], strict=False):
-        grip.may_open(path if folder is None else _seen_from(path, args[folder]), write=True)
+        seen = path if folder is None else _seen_from(path, args[folder])
+        grip.may_open(seen, write=True, itself=True)
+        if event not in OF_ENTRIES:
+            grip.may_open(seen, write=True)
 
 
 def _seen_from(path: Any, folder: Any) -> Any:
@@ -287,6 +307,8 @@ FOLDERS: Final[dict[str, tuple[int | None, ...]]] = {
     **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr"), (None,)),
 }
 """For each path that is to be changed, which argument has the open folder that it is seen from."""
+OF_ENTRIES: Final = frozenset({"os.remove", "os.rmdir", "os.mkdir", "os.rename"})
+"""What is done to an entry of a folder, wherever that leads if it is a link."""
 Check = Callable[[Grip, str, tuple[Any, ...]], None]
 CHECKS: Final[dict[str, Check]] = {
     "open": _opens,
@@ -294,7 +316,7 @@ CHECKS: Final[dict[str, Check]] = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), _changes),
     **dict.fromkeys(("os.rename", "os.link", "os.setxattr", "os.removexattr"), _changes),
     "sqlite3.connect": _connects,
-    "os.symlink": lambda grip, _, args: grip.may_open(_seen_from(args[1], args[2]), write=True),
+    "os.symlink": lambda grip, _, args: grip.may_open(_seen_from(args[1], args[2]), write=True, itself=True),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _resolves),
     **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _reaches),
     **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn"), _starts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -52,7 +53,7 @@ from orch_protocol.sessions import Compact, Condensed, Edit, Edited
 from orch_protocol.slash import Did, Do
 from orch_protocol.spec import AgentSpec, Birth
 from orch_protocol.values import Export, Exported
-from orch_protocol.wire import VERSION, Channel, encode_body
+from orch_protocol.wire import MAX_BODY, VERSION, Channel, encode_body
 
 from .courier import Courier
 from .handover import hand_over
@@ -69,6 +70,8 @@ ROOT_CALL_SECONDS = 3600.0
 CONNECT_SECONDS = 10.0
 PROGRESS_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
+LARGE = MAX_BODY // 2
+"""Bytes of a call from which on it may go by way of a file."""
 
 T = TypeVar("T")
 Asked: TypeAlias = tuple[Runtime, Brake, str, Query]
@@ -178,7 +181,10 @@ class Host:
         answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             payload = msgspec.Raw(encode_body(params))
-            self._courier.send("root_call", RootCall(service, payload), call_id)
+            if len(payload) < LARGE:
+                self._courier.send("root_call", RootCall(service, payload), call_id)
+            else:
+                await asyncio.create_task(self._send_large(RootCall(service, payload), call_id), context=Context())
             async with asyncio.timeout(seconds):
                 reply: RootReply = await answer
         except TimeoutError:
@@ -192,6 +198,10 @@ class Host:
             raise error_from(reply.error)
         result: Struct = msgspec.msgpack.decode(reply.payload, type=result_type)
         return result
+
+    async def _send_large(self, call: RootCall, call_id: str) -> None:
+        """Send what goes by way of a file, in a task of its own: whoever asks may be held to other files."""
+        self._courier.send("root_call", call, call_id)
 
     # Frames from the root.
 

@@ -201,6 +201,8 @@ class _Turn:
         self._files: dict[str, None] = {}
         self._unfinished: tuple[str, ...] = ()
         self._text = ""
+        self._reached: StopReason | None = None
+        """How the turn has ended while it is reflected upon: the answer is there, and no deadline takes it back."""
 
     async def run(self, query_id: str, agent_id: str, prompt: str, frame: Frame) -> Reply:
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
@@ -209,6 +211,7 @@ class _Turn:
                 stop = await self._until_it_may_end(await self._begin(prompt, frame))
         except TimeoutError:
             stop = self._brake.cut() or "timeout"
+            stop = self._reached or stop if stop == "timeout" else stop
         except Aborted as aborted:
             stop, self._text = "aborted", str(aborted)
         except BackendError as error:
@@ -217,6 +220,8 @@ class _Turn:
             raise
         finally:
             self._report("idle", "", self._steps)
+            if self._phases is not None:
+                self._phases.begun()  # what was asked for a turn that did not begin is paid for all the same
         self._take_losses()
         self._short = self._brake.short or self._short
         text = self._reply_text(stop)
@@ -276,9 +281,11 @@ class _Turn:
         """Let the turn go on as often as whoever reflects upon it wants it to."""
         stop = await self._legs_until_done(prompt)
         while self._phases is not None and not self._brake.cut():
+            self._reached = stop
             told = await self._phases.reflect(self._text, stop, tuple(self._files), self._spend)
             if told is None:
                 break
+            self._reached = None
             self._say(told)
             stop = await self._legs_until_done(prompt)
         return stop
@@ -329,8 +336,10 @@ class _Turn:
             await self._hooks.settled()
         while not heard and (said := self._interject(stopping)):
             for id, text in said:
-                for each in [text] if self._hooks is None else await self._hooks.heard(text):
-                    self._say(f"{STEERING}\n{scrub(each)}", id)
+                texts = [text] if self._hooks is None else await self._hooks.heard(text)
+                for left, each in enumerate(texts, 1 - len(texts)):
+                    # The last one says that it was heard: who is killed before that is told all of it once more.
+                    self._say(f"{STEERING}\n{scrub(each)}", "" if left else id)
                     self._tell("steered", each)
                     heard = True
                 # Not before it is on record: an agent that is killed in between is told it once more.

@@ -5,6 +5,7 @@ Whatever goes wrong in one is on record, and the turn goes on as if there were n
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -32,6 +33,7 @@ __all__ = ["ASSESSED", "REFLECTED", "Phases"]
 
 ASSESSED: Final = "[Assessment]"
 REFLECTED: Final = "[Reflection]"
+CUT: Final = "cut off: the turn had no more time, or was ended"
 REFLECTED_UPON: Final = frozenset({"end_turn", "stop_sequence", "max_turns", "max_tokens", "refusal"})
 """How turns end of which there is something to be said: nobody ended them, and something is left to spend."""
 
@@ -64,6 +66,8 @@ class Phases:
         self._tries = 0
         self._calls: list[reflecting.Made] = []
         self._behind = ""
+        self._said: Said | None = None
+        """What a model said of the outcome, while that is not on record."""
         self._waiting: Callable[[], None] | None = None
         """What is to be recorded once the turn's prompt is."""
 
@@ -114,10 +118,10 @@ class Phases:
         return (f"{ASSESSED}\n{note}",) if note else ()
 
     def begun(self) -> None:
-        """The turn's prompt is on record: so is what was said of it, from now on."""
+        """The turn's prompt is on record, or never will be: so is what was said of it, from now on."""
         if self._waiting is not None:
-            self._waiting()
-            self._waiting = None
+            waiting, self._waiting = self._waiting, None
+            waiting()
 
     # At its end.
 
@@ -134,25 +138,37 @@ class Phases:
         outcome = reflecting.Outcome(self._prompt, reply, stop, tuple(self._calls), files)
         if not self._is_due(settings, wrong=outcome.failed):
             return None
-        more = ""
+        self._said = None
+        try:
+            return await self._reflected(settings, outcome, spend)
+        except asyncio.CancelledError:  # what it took by then counts
+            cut = replace(self._said or Said(settings.model or ""), error=CUT)
+            self._record("reflect", settings.kind, cut, "", ())
+            raise
+
+    async def _reflected(self, settings: Reflect, outcome: reflecting.Outcome, spend: Spend) -> str | None:
+        more, stop, found = "", outcome.stop, None
         if self._hooks is not None:
-            failed = sum(call.is_error for call in outcome.calls)
             asked = await self._hooks.before_reflect(
-                text=reply, stop_reason=stop, tool_calls=len(outcome.calls), failed=failed, files_changed=files
+                text=outcome.reply,
+                stop_reason=stop,
+                tool_calls=len(outcome.calls),
+                failed=sum(call.is_error for call in outcome.calls),
+                files_changed=outcome.files,
             )
             if asked is None:
                 return None
             more = asked
-        said, found = None, None
         if settings.kind == "rule":
             found = reflecting.by_rules(settings.rules, outcome)
         else:
             system = f"{reflecting.SYSTEM}\n{more}".rstrip()
             prompt = reflecting.question(outcome, settings.max_tokens // 2)
-            said = await self._side.ask(settings.model, system, prompt, _bounds(settings))
+            self._said = said = await self._side.ask(settings.model, system, prompt, _bounds(settings))
             if said is not None:
                 spend(said.usage)
-                found, said = _read(said, reflecting.of_words)
+                found, self._said = _read(said, reflecting.of_words)
+        said = self._said
         can_go_on = self._tries < settings.tries and stop in ("end_turn", "stop_sequence")
         if found is None:
             if said is not None:
