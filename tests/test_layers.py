@@ -21,7 +21,7 @@ DOORS: dict[str, set[str]] = {
     "matplotlib": {"orch.replay.plot"},
     "multiprocess": {"orch_worker.zygote"},
     "openai": {"orch_worker.backends.openai"},
-    "prompt_toolkit": {"orch.console.screen"},
+    "prompt_toolkit": {"orch.console.pieces", "orch.console.screen"},
     "structlog": {"orch.logs"},
     "tenacity": {"orch_worker.backends.retry"},
     "yaml": {"orch_worker.skill_file"},

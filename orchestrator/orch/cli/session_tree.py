@@ -323,7 +323,7 @@ ACTIONS = {
         "let another model go on with a conversation",
         Verb(
             "Let another model answer from here on, between turns, and print it. Going back before here undoes that.",
-            "orch session model reader anthropic:claude-sonnet-5-5",
+            "orch session model reader local",
             _model_arguments,
             _model,
         ),
