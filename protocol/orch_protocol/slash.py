@@ -81,7 +81,8 @@ def usage(name: str, arguments: Iterable[Argument]) -> str:
 
 class CommandRow(Struct, frozen=True):
     """A command. `usage` is how it is written, `group` what it is about; `source` is `built-in`, `template`, or
-    `extension NAME`. `key` is the binding that runs it, "" for none."""
+    `extension NAME`. `key` is the binding that runs it, "" for none. With `moves` its effect may be to talk to another
+    agent: what is typed behind it is for that one."""
 
     name: str
     summary: str
@@ -91,6 +92,7 @@ class CommandRow(Struct, frozen=True):
     arguments: tuple[Argument, ...] = ()
     source: str = BUILT_IN
     key: str = ""
+    moves: bool = False
 
 
 class Keybinding(Struct, frozen=True):

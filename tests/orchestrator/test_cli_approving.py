@@ -104,10 +104,11 @@ def test_who_spawns_and_asks_is_asked_too(desk: Desk, monkeypatch: pytest.Monkey
 
 
 def test_nobody_can_be_asked_without_a_terminal(desk: Desk, capsys: Captured) -> None:
-    """That is said before an agent is made."""
-    assert run(["spawn", "look", "--query", "go", "--approve", "ask"]) == 2
-    assert desk.asked == []
-    assert "--approve ask needs a terminal" in capsys.readouterr().err
+    """That is said before an agent is made, and before a command is executed."""
+    for argv in (["spawn", "look", "--query", "go"], ["execute", "1", "/review"]):
+        assert run([*argv, "--approve", "ask"]) == 2
+        assert desk.asked == []
+        assert "--approve ask needs a terminal" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("extra", "channel"), [([], "api"), (["--approve", "deny"], "cli")])

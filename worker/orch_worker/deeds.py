@@ -20,12 +20,12 @@ from .transcript import Transcript
 if TYPE_CHECKING:
     from .extensions import Loaded
 
-__all__ = ["ENTRY", "Doer", "done"]
+__all__ = ["ENTRY", "Doer", "done", "ran"]
 
 ENTRY: Final = "command"
 """The custom type of entries that say what a person ran."""
 MOST_HEARD: Final = 4_000
-"""Characters of what came of it that the model is told."""
+"""Characters of what came of it that the model is told, and as many of what was typed."""
 
 
 class Doer(Caller, Protocol):
@@ -44,6 +44,11 @@ class Doer(Caller, Protocol):
 
     def edit(self, edit: Edit) -> Edited:
         """Make a change to the session between turns."""
+
+
+def ran(line: str) -> str:
+    """Return how the model is told what a person has run."""
+    return f"[The user ran:]\n{clip(line, MOST_HEARD, 'the user typed all of it')}\n"
 
 
 async def done(agent: Doer, deed: Deed) -> Did:
@@ -80,7 +85,7 @@ async def _use(agent: Doer, deed: UseTool) -> Did:
 
 def _put_on_record(agent: Doer, line: str, did: Did, *, heard: bool) -> None:
     """Let the session say what was done. The model is told between turns, or, in one, as of what is steered."""
-    told = f"[The user ran:]\n{line}\n[It came to:]\n{clip(did.text, MOST_HEARD, 'the user saw all of it')}"
+    told = f"{ran(line)}[It came to:]\n{clip(did.text, MOST_HEARD, 'the user saw all of it')}"
     if heard and not agent.busy:
         agent.edit(Edit(new_entry_id(agent.transcript.session.places), Inform(ENTRY, told)))
         return

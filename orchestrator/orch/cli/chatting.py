@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from .approving import approve_argument, channel_of, mode_of
 from .connection import Connection
 from .failure import Failure
+from .running import end_unmet
 from .spawning import kind_arguments, kind_params, spawn
 from .verb import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Awaitable
+
+    from ..console.chat import Chat
 
 __all__ = ["VERBS"]
 
@@ -34,6 +39,15 @@ def _chat(arguments: Namespace) -> int:
         raise Failure("UsageError", f"agent {arguments.ref} is what it is: {', '.join(given)} is for another one", 2)
     arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
     mode = mode_of(arguments.approve)
+    if _is_plain():
+        return _begin(arguments, mode)
+    from ..console.early import early
+
+    with early(sys.stdin.fileno()):  # a person types as soon as the command is given
+        return _begin(arguments, mode)
+
+
+def _begin(arguments: Namespace, mode: str) -> int:
     ref = arguments.ref or _begun(arguments)
     import asyncio
     import gc
@@ -46,7 +60,13 @@ def _begun(arguments: Namespace) -> str:
     """Start an agent and return its id."""
     params, says = kind_params(arguments)
     connection = Connection()
-    spawned = spawn(connection, params | {"task": TASK, "depth": 0, "request_id": os.urandom(8).hex()}, says)
+    params |= {"task": TASK, "depth": 0, "request_id": os.urandom(8).hex()}
+    signal.signal(signal.SIGHUP, signal.default_int_handler)  # until there is somebody who can leave
+    try:
+        spawned = spawn(connection, params, says)
+    except KeyboardInterrupt:
+        end_unmet(connection, params)
+        raise
     connection.close()
     return str(spawned["id"])
 
@@ -63,7 +83,7 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
             waits = not sys.stdin.isatty()
             chat = Chat(link, Printed(), mode=mode, echo=False)
             await chat.meet(ref, fresh=arguments.ref is None)
-            await Lines(chat, sys.stdin, waits=waits).run()
+            await _talked(chat, Lines(chat, sys.stdin, waits=waits).run())
         else:
             from .. import paths
             from ..console.markdown import Markdown
@@ -75,10 +95,21 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
             chat = Chat(link, Sheet(Markdown() if color else None), mode=mode)
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
             await chat.meet(ref, fresh=arguments.ref is None)
-            await screen.run()
+            await _talked(chat, screen.run())
     finally:
         link.close()
     return 1 if plain and chat.failed else 0
+
+
+async def _talked(chat: Chat, talk: Awaitable[None]) -> None:
+    try:
+        await talk
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal that is gone several come
+        try:
+            await chat.gone()
+        except Failure:
+            pass  # a daemon that does not answer keeps nobody here
 
 
 def _is_plain() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import render, words
-from .approving import approve_argument
+from .approving import approve_argument, mode_of
 from .asking import ask
 from .connection import Connection
 from .verb import Verb
@@ -26,6 +26,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _execute(arguments: Namespace) -> int:
+    arguments.approve = mode_of(arguments.approve)  # before anything is done that cannot be undone
     connection = Connection()
     params = words.clean({"ref": arguments.ref, "text": arguments.line})
     done = connection.call("execute", params)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "end_unmet"]
 
 ENDED = ("killed", "failed")
 
@@ -70,7 +70,7 @@ def _run_as_asked(arguments: Namespace) -> int:
         try:
             spawned = spawn(connection, params, says)
         except KeyboardInterrupt:
-            _end_unmet(connection, params)
+            end_unmet(connection, params)
             raise
         return _ask_and_end(arguments, connection, spawned, prompt)
 
@@ -153,7 +153,7 @@ def _end(connection: Connection, id: str) -> None:
         print(f"orch: agent {id} was not ended: {failure}", file=sys.stderr)
 
 
-def _end_unmet(connection: Connection, params: dict[str, Any]) -> None:
+def end_unmet(connection: Connection, params: dict[str, Any]) -> None:
     """Kill the agent that `params` may have made, whose id was not told any more."""
     connection.close()
     again = connection.sibling()

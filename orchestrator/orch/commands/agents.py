@@ -92,7 +92,7 @@ async def resume(here: Here) -> Said:
     return Said(f"{row['id']} answers again", row)
 
 
-@command("switch", "talk to another agent from now on", AGENT, group=GROUP, aliases=("use",))
+@command("switch", "talk to another agent from now on", AGENT, group=GROUP, aliases=("use",), moves=True)
 async def switch(here: Here) -> Said:
     row = await here.ask("state", ref=here.said["id"])
     told = f"talking to {render.safe(row['name'])} ({row['id']})"

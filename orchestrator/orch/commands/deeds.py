@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orch_protocol.errors import AgentDiedError, OrchError
 from orch_protocol.ids import new_id
 from orch_protocol.slash import Deed, Did, Do, UseTool
-from orch_worker.deeds import ENTRY
+from orch_worker.deeds import ENTRY, ran
 
 from ..nodes import Node
 from ..services.processes import answered, roused
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "done", "use_tool"]
 
 GROUP: Final = "code"
-ENDED: Final = "[The user ran:]\n{line}\n[Your process ended before that was done; names in Python are gone.]"
+ENDED: Final = "[Your process ended before that was done; names in Python are gone.]"
 GRACE_SECONDS: Final = 15.0
 """What a process may take beyond the deadline that its tools have."""
 
@@ -70,7 +70,7 @@ async def _run(here: Here, tool: str, input: dict[str, Any], line: str) -> Said:
     try:
         did = await done(here.root, here.node, UseTool(tool, input, line, heard=here.get("quiet") is None))
     except AgentDiedError:
-        told = {"type": "inform", "custom_type": ENTRY, "text": ENDED.format(line=line)}
+        told = {"type": "inform", "custom_type": ENTRY, "text": f"{ran(line)}{ENDED}"}
         with suppress(OrchError):  # whoever asked is told in any case
             await here.ask("change_session", ref=here.id, change=told)
         raise

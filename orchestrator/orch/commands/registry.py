@@ -98,12 +98,13 @@ class Command(Struct, frozen=True):
 
 
 def command(
-    name: str, summary: str, *arguments: Argument, group: str, aliases: Iterable[str] = ()
+    name: str, summary: str, *arguments: Argument, group: str, aliases: Iterable[str] = (), moves: bool = False
 ) -> Callable[[Run], Command]:
     """Make a command of the function that it runs."""
 
     def make(run: Run) -> Command:
-        return Command(CommandRow(name, summary, usage(name, arguments), group, tuple(aliases), arguments), run)
+        row = CommandRow(name, summary, usage(name, arguments), group, tuple(aliases), arguments, moves=moves)
+        return Command(row, run)
 
     return make
 

@@ -83,6 +83,7 @@ async def _move(here: Here, *, ask_anew: bool) -> dict[str, Any]:
     option("model", "model"),
     flag("stay"),
     group=GROUP,
+    moves=True,
 )
 async def fork(here: Here) -> Said:
     entry, name, model = here.get("entry"), here.get("name"), here.get("model")

@@ -61,6 +61,7 @@ async def compact(here: Here) -> Said:
     "go on in plan mode, in a copy of this conversation: nothing is written or run before its plan is approved",
     rest("task"),
     group=GROUP,
+    moves=True,
 )
 async def plan(here: Here) -> Said:
     if here.spec.plan:

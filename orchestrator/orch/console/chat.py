@@ -12,6 +12,7 @@ from ..cli.failure import Failure
 from . import bar, replies
 from .commanding import Commands, said_as
 from .link import Link
+from .order import Order
 from .pastes import Pastes, folded
 from .pieces import Piece
 from .presses import Interrupts
@@ -72,8 +73,7 @@ class Chat:
         """Whether the turn was asked for here."""
         self._since: float | None = None
         self._presses = Interrupts()
-        self._order = asyncio.Lock()
-        """Prompts go out one after the other, as they were typed."""
+        self._order = Order()
         self._fresh = False
 
     # With whom.
@@ -86,6 +86,8 @@ class Chat:
         """
         agent = await self.link.call("state", ref=ref)
         await self.commands.load(agent["id"])
+        if self._fresh and agent["id"] != self.id:
+            self.later(self._discard(self.id))
         self.agent = agent
         self._fresh = fresh
         self.questions.clear()
@@ -166,14 +168,36 @@ class Chat:
             elif self.questions.asks:
                 await self.questions.answer(typed)
             elif self.commands.takes(typed):
-                self._fresh = False
-                await self.commands.run(typed)
+                await self._command(typed)
             elif typed.strip():
-                async with self._order:
-                    await self.say(said_as(typed), follow_up=follow_up)
+                async with self._order.turn() as meant:
+                    if meant:
+                        await self.say(said_as(typed), follow_up=follow_up)
+                    else:
+                        self._give_back(typed)
         except Failure as failure:
             self._fail(failure)
         self.changed()
+
+    async def _command(self, typed: str) -> None:
+        if not (moves := self.commands.moving(typed)) and not self._order.moving:
+            await self.commands.run(typed)  # which may take long, and nobody waits for it
+            return
+        async with self._order.turn() as meant:
+            if not meant:
+                self._give_back(typed)
+            elif moves:
+                async with self._order.move() as missed:
+                    await self.commands.run(typed)
+                    if self.failed:
+                        missed()
+        if meant and not moves:
+            await self.commands.run(typed)
+
+    def _give_back(self, typed: str) -> None:
+        """What was meant for an agent that nobody came to goes back into the line."""
+        self.draft = f"{self.draft}\n{typed}" if self.draft else typed
+        self.sheet.note("that was not said: it was for another agent", "error")
 
     def _fail(self, failure: Failure) -> None:
         self.failed = True
@@ -375,10 +399,23 @@ class Chat:
         row = await self.link.call("state", ref=self.id)
         if row["status"] == "killed":
             return f"agent {row['seq']} ({row['name']}) was ended: orch resume {row['seq']} lets it answer again"
-        if not self._fresh or row["queries"] or row["pending"] is not None:
-            return f"agent {row['seq']} ({row['name']}) is kept: orch chat {row['seq']} comes back to it"
-        await self.link.call("kill", refs=[self.id])
-        return "nothing was asked, and nothing is kept"
+        if await self.gone():
+            return "nothing was asked, and nothing is kept"
+        return f"agent {row['seq']} ({row['name']}) is kept: orch chat {row['seq']} comes back to it"
+
+    async def gone(self) -> bool:
+        """The person is gone, with a word or without: an agent that was made for this, and has nothing to tell of, is
+        ended. Return whether it is. Raises Failure."""
+        fresh, self._fresh = self._fresh, False
+        return fresh and await self._discard(self.id)
+
+    async def _discard(self, id: str) -> bool:
+        shown, rows = await self.link.call("show", ref=id, messages=1), await self.link.call("list")
+        row = shown["agent"]
+        if shown["messages"] or row["queries"] or row["pending"] is not None or row["title"] or bar.live(rows, id):
+            return False
+        await self.link.call("kill", refs=[id])
+        return True
 
     def later(self, what: Any) -> None:
         """Do `what` beside everything else, and say what goes wrong with it."""

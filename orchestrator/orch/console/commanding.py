@@ -29,7 +29,7 @@ KEYS: Final = """\
 ESCAPED: Final = ("//", "\\/", "\\!")
 END: Final = "/end"
 MOST_WIDGETS: Final = 4
-COPIES: Final = ("fork", "model", "plan")
+COPIES: Final = ("fork", "plan")
 """Commands that go on in a copy of the conversation, which is on the screen already."""
 
 
@@ -102,6 +102,11 @@ class Commands:
         """What is wanted at the moment, "" for nothing."""
         return "" if self._lines is None else f"{END} on a line of its own says all of it"
 
+    def moving(self, typed: str) -> bool:
+        """Say whether what is typed behind the command `typed` may be for another agent."""
+        name = read(typed).name if self._lines is None else ""
+        return any(row.get("moves") for row in self._rows if name in (row["name"], *row["aliases"]))
+
     def drop(self) -> None:
         """Forget the lines that were taken."""
         self._lines = None
@@ -135,6 +140,7 @@ class Commands:
         self._show(done)
         if (effect := done["effect"]) is not None:
             await self._effect(done["command"], effect)
+        chat.later(chat.look())
 
     def _show(self, done: dict[str, Any]) -> None:
         if done["command"] != "quit":

@@ -70,6 +70,7 @@ class Lines:
         """Talk until the lines end. Raises BrokenPipeError when nobody reads what comes of them."""
         loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
         loop.add_signal_handler(signal.SIGINT, lambda: asyncio.ensure_future(self._chat.interrupt()))
+        loop.add_signal_handler(signal.SIGHUP, self._chat.done.set)
         threading.Thread(target=_read, args=(loop, self._source, lines), daemon=True).start()
         gone = self._chat.sheet.gone if isinstance(self._chat.sheet, Printed) else asyncio.Event()
         talk = asyncio.ensure_future(self._talk(lines))
@@ -84,6 +85,7 @@ class Lines:
             for each in ends:
                 each.cancel()
             loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGHUP)
 
     async def _talk(self, lines: asyncio.Queue[str | None]) -> None:
         typed = ""

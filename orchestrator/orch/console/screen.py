@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import signal
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -112,7 +113,11 @@ class Screen:
             try:
                 await self._session.prompt_async()
             except EOFError:
-                pass  # the terminal is gone; the agent works on
+                return  # the terminal is gone; the agent works on
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                return  # so it is
         self._print(self._chat.sheet.take())
 
     @asynccontextmanager

@@ -32,6 +32,7 @@ class Wire(Link):
         self.answers: dict[str, Any] = {
             "state": AGENT,
             "list": [AGENT],
+            "show": {"agent": AGENT | {"queries": 0}, "messages": []},
             "submit": {"id": "abc", "query_id": "q"},
             "steer": {"id": "abc", "steer_id": "s1", "query_id": None},
             "queue": {"waiting": []},

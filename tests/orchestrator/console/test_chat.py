@@ -158,6 +158,53 @@ async def test_an_agent_that_was_made_for_nothing_is_not_kept(fresh: bool, kept:
     assert talk.wire.of("kill") == ([] if kept else [{"refs": ["abc"]}])
 
 
+async def test_a_terminal_that_is_gone_leaves_no_agent_that_was_asked_nothing() -> None:
+    """Nobody was there to leave; nor is one left by who switches to another. One that has something to tell stays."""
+    talk = await Talk().begin()
+    talk.wire.executes("status")
+    await talk.chat.take("/status")
+    await talk.chat.gone()
+    assert talk.wire.of("kill") == [{"refs": ["abc"]}]
+    for there in ({"messages": [{}]}, {"agent": AGENT | {"queries": 0, "title": "pumps"}}, {"agent": AGENT}):
+        talk = Talk()
+        talk.wire.answers["show"] |= there
+        await talk.begin()
+        await talk.chat.gone()
+        assert talk.wire.of("kill") == []
+    talk = await Talk().begin()
+    talk.wire.answers["state"] = AGENT | {"id": "kid"}
+    talk.wire.executes("switch", kind="switch", agent="kid")
+    await talk.chat.take("/switch kid")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert talk.wire.of("kill") == [{"refs": ["abc"]}]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_typed_behind_a_switch_is_for_whom_it_leads_to(fails: bool) -> None:
+    """However long that takes; did it lead nowhere, nobody else is told, and the line is there to be said again."""
+    talk = await Talk().begin()
+    talk.wire.answers["commands"] |= {
+        "commands": [{"name": "use", "aliases": ["switch"], "moves": True}],
+        "digest": "2",
+    }
+    await talk.chat.commands.load("abc")
+    talk.wire.executes("switch", kind="switch", agent="kid")
+    talk.wire.slow["execute"] = asyncio.Event()
+    typed = [asyncio.ensure_future(talk.chat.take(each)) for each in ("/switch kid", "hello kid", "/status")]
+    await asyncio.sleep(0)
+    if fails:
+        talk.wire.answers["execute"] = Failure("AgentGoneError", "there is no kid")
+    else:
+        talk.wire.answers["state"] = AGENT | {"id": "kid"}
+    talk.wire.slow["execute"].set()
+    await asyncio.gather(*typed)
+    asked = [(params["ref"], params["prompt"]) for params in talk.wire.of("submit")]
+    assert asked == ([] if fails else [("kid", "hello kid")])
+    assert talk.chat.draft == ("hello kid\n/status" if fails else "")
+    assert [params["ref"] for params in talk.wire.of("execute")] == (["abc"] if fails else ["abc", "kid"])
+
+
 async def test_an_agent_that_was_ended_elsewhere_is_not_called_kept() -> None:
     """How it answers again is said."""
     talk = await Talk().begin()
