@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -58,23 +59,30 @@ async def length(args: Args, folder: Path) -> list[Row]:
             short.close()
 
     appends = await harness.interleave(args.rounds, end=at_the_end, beginning=at_the_beginning)
+    shutil.copytree(folder / "long", folder / "killed")  # what is there when its writer is killed now
     long.close()
-    path = folder / "long" / "session.jsonl"
+    path, notes = folder / "long" / "session.jsonl", folder / "killed" / "session.jsonl.known"
+    note = notes.read_bytes() if notes.exists() else None
 
-    def opening() -> float:
+    def opening(name: str = "long") -> float:
         gc.collect()
         begin = perf_counter()
-        transcript = opened(folder / "long")
+        transcript = opened(folder / name)
         took = perf_counter() - begin
         transcript.close()
         return took
+
+    def killed() -> float:
+        if note is not None:
+            notes.write_bytes(note)
+        return opening("killed")
 
     def reading() -> float:
         begin = perf_counter()
         path.read_bytes()
         return perf_counter() - begin
 
-    opens = await harness.interleave(min(args.rounds, 5), opening=opening, reading=reading)
+    opens = await harness.interleave(min(args.rounds, 5), opening=opening, killed=killed, reading=reading)
     return [
         harness.compared(
             f"append behind {count:,} entries (s; peer: to a session that begins)",
@@ -86,6 +94,13 @@ async def length(args: Args, folder: Path) -> list[Row]:
         harness.compared(
             f"open a session of {count:,} entries (s; peer: read its bytes)",
             opens["opening"],
+            opens["reading"],
+            must="<= 4",
+            aim="<= 2",
+        ),
+        harness.compared(
+            f"open a session of {count:,} entries whose writer was killed (s; peer: read its bytes)",
+            opens["killed"],
             opens["reading"],
             must="<= 4",
             aim="<= 2",

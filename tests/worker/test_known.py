@@ -244,6 +244,29 @@ def test_a_session_that_is_skimmed_is_the_one_that_is_read(tmp_path: Path) -> No
             transcript.close()
 
 
+def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known is noted while it is written, too; so it is where notes cannot be written, but for the note."""
+    monkeypatch.setattr(store, "OFTEN", 3000)
+    transcript, other = opened(tmp_path), opened(tmp_path / "other")
+    (tmp_path / "other" / f"{NAME}.known.new").mkdir()
+    for number in range(40):
+        for each in (transcript, other):
+            each.message(user(f"ask {number} " + "x" * 90), f"q{number}")
+    written, expected = transcript.path.stat().st_size, facts(transcript.session)
+    noted = known_of(transcript.path)
+    assert noted is not None
+    assert 0 < written - noted.end < 3000 + 400
+    seen = looked_at(monkeypatch)
+    assert facts(read_session(tmp_path)) == expected | {"header": transcript.session.header}
+    assert sum(seen) == written - noted.end
+    assert known_of(other.path) is None
+    assert len(read_session(tmp_path / "other").entries) == 40
+    transcript.close()
+    other.close()
+
+
 def test_notes_are_for_long_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of most sessions there is none."""
     monkeypatch.setattr(store, "LEAST", known.LEAST)

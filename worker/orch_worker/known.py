@@ -8,6 +8,7 @@ one. So nothing is believed that the file does not say itself, and what is not a
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -82,7 +83,8 @@ def remember(path: Path, known: Known) -> None:
             file.write(msgspec.json.encode(known))
         fresh.replace(beside)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink()
 
 
 def _beside(path: Path) -> Path:

@@ -45,6 +45,8 @@ __all__ = [
 
 MAX_LINE: Final = 64 << 20
 BLOCK: Final = 1 << 20
+OFTEN: Final = 2 << 20
+"""Bytes, appended to a long file since anything was noted of it, after which it is noted what is known of it."""
 
 
 class Damage(Struct, frozen=True):
@@ -401,6 +403,8 @@ class AppendLog:
         end, seq, checksum, sum = self._state
         data, seq, checksum = seal(objects, seq, checksum)
         self._commit(data, (end + len(data), seq, checksum, crc32(data, sum) if sum is not None else None))
+        if end - self._noted >= OFTEN:
+            self._note()  # for whoever opens the file when this process was killed
         if sync or self._each:
             self.sync()
         elif not self._told and self.on_dirty is not None:
@@ -449,6 +453,7 @@ class AppendLog:
         end, seq, checksum, sum = self._state
         if sum is not None and end - self._noted >= LEAST and not self._fault:
             remember(self.path, Known(end, seq, checksum, sum))
+            self._noted = end
 
     def _require_usable(self) -> None:
         if self._fault:
