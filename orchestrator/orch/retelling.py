@@ -6,7 +6,7 @@ Policy, hooks, and how requests are made, are those of now. Nothing but the even
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,14 +16,17 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.approval import Question
+from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.config import Config
 from orch_protocol.entries import MessageEntry
 from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_id
+from orch_protocol.memory import MemorySpec, Note
 from orch_protocol.messages import Message, ToolUse
 from orch_protocol.spec import AgentSpec
 from orch_worker.backends.scripted import Request, ScriptedBackend
 from orch_worker.host import Make
+from orch_worker.memory_file import FileMemory
 from orch_worker.root import Root
 from orch_worker.runtime import Runtime
 from orch_worker.tools.base import ToolOutput
@@ -37,6 +40,8 @@ from .testing import FakeLauncher, fake_world
 __all__ = ["retell", "told_again"]
 
 MANY: Final = 1 << 30
+MEMORY: Final = "notes"
+"""Where notes are kept, below the home of a telling."""
 OWN_STATE: Final = frozenset({"task_create", "task_update", "exit_plan_mode"})
 """Tools that change nothing but the agent's own state, which requests tell of: they run."""
 REFUSED: Final = ("[Denied: ", "[The plan was not approved: ")
@@ -52,12 +57,13 @@ def retell(story: dict[str, Any], home: Path, *, folder: Path | None = None, liv
     return asyncio.run(_Stage(story, frozenset(live)).told(home, folder or home))
 
 
-def told_again(found: Found, spec: AgentSpec) -> dict[str, Any]:
+def told_again(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
     """Return the conversation `found` of the agent `spec` as a story with its requests, as they are made now.
 
-    Raises ConfigError when it cannot be told again as it was, twice, and where it differs.
+    `notes` are what its memory holds. Raises ConfigError when it cannot be told again as it was, twice, and where it
+    differs.
     """
-    story = story_of(found, spec)
+    story = story_of(found, spec, notes)
     with TemporaryDirectory() as one, TemporaryDirectory() as other:
         story = with_requests(story, retell(story, Path(one)))
         if different := differences(story, retell(story, Path(other))):
@@ -72,7 +78,7 @@ class _Stage:
         self._story = story
         self._live = live | OWN_STATE
         self._requests: list[Request] = []
-        self._compactions: list[dict[str, Any]] = list(story.get("compactions", ()))
+        self._due: list[dict[str, Any]] = list(story.get("shortened", ()))
         self._said: list[str] = []
         """Ids of the messages of turns so far, and how many entries there were when they were counted."""
         self._seen = 0
@@ -92,27 +98,41 @@ class _Stage:
             config=Config(), home=home, env={}, approve=self._approve, **fake_world(launcher)
         ) as o:
             id = new_id()
-            o.supervisor.handle(events.Adopt(self._spec(id, o.supervisor.sessions / id, folder)))
+            o.supervisor.handle(events.Adopt(self._spec(id, home, o.supervisor.sessions / id, folder)))
             agent = await o.get(id)
-            for turn in self._story["turns"]:
+            for number, turn in enumerate(self._story["turns"]):
+                await asyncio.to_thread(self._note, home, number)
                 await agent.query(turn["prompt"])
             return Retold(plain((await agent.show(MANY)).messages), self._requests)
 
-    def _spec(self, id: str, session: Path, folder: Path) -> AgentSpec:
+    def _spec(self, id: str, home: Path, session: Path, folder: Path) -> AgentSpec:
         story = self._story
         script = [item for turn in story["turns"] for item in turn["script"]]
         own: dict[str, Any] = {"id": id, "seq": 0, "name": "", "folder": str(session), "cwd": str(folder)}
         own |= {"task": story["task"], "backend": {"provider": "scripted"}}
         made = msgspec.convert(story["agent"] | own, AgentSpec)
         history = msgspec.convert(story["history"], tuple[Message, ...])
-        return replace(made, history=history, backend=ScriptedBackend(script, story.get("beside", ())).spec())
+        backend = ScriptedBackend(script, story.get("beside", ())).spec()
+        if (told := story.get("memory")) is not None:
+            memory = MemorySpec(str(home / MEMORY), tokens=told["tokens"], total_chars=told["total_chars"])
+            made = replace(made, memory=memory)
+        return replace(made, history=history, backend=backend)
+
+    def _note(self, home: Path, number: int) -> None:
+        """Let the agent's memory hold what it held when turn `number` began."""
+        if (memory := self._story.get("memory")) is None:
+            return
+        keeper = FileMemory(home / MEMORY, memory["total_chars"])
+        for each in memory["notes"]:
+            if each["before"] == number:
+                keeper.add(msgspec.convert(each["note"], Note))
 
     @property
     def _make(self) -> Make:
         def make(spec: AgentSpec, keys: dict[str, str], root: Root) -> Runtime:
             runtime = Runtime(spec, keys, root)
             runtime.toolbox.answer = self._answer
-            if self._compactions:
+            if self._due:
                 runtime._shorten = partial(self._shorten, runtime)  # type: ignore[method-assign]
             backend = runtime.backend
             assert isinstance(backend, ScriptedBackend)
@@ -122,14 +142,22 @@ class _Stage:
         return make
 
     async def _shorten(self, runtime: Runtime, turn: str, _refused: bool) -> None:
-        """Let what gave way by now give way to the summary that is on record."""
+        """Let what gave way by now give way to what is on record."""
         session = runtime.transcript.session
         fresh, self._seen = session.entries[self._seen :], len(session.entries)
         self._said += [entry.id for entry in fresh if isinstance(entry, MessageEntry) and entry.turn]
-        while self._compactions and self._compactions[0]["after"] <= len(self._said):
-            due = self._compactions.pop(0)
-            kept = self._said[due["kept"]]
-            runtime.transcript.compaction(summary=due["summary"], first_kept_entry_id=kept, turn=turn, writer="hook")
+        while self._due and self._due[0]["after"] <= len(self._said):
+            due = self._due.pop(0)
+            if "upgrade" in due:
+                runtime.transcript.upgrade(msgspec.convert(due["upgrade"], Upgrade))
+            elif "holder" in due:
+                first, last = self._said[due["first"]], self._said[due["last"]]
+                part = due | {"first": first, "last": last, "spans": (), "sha256": ""}
+                runtime.transcript.archive([msgspec.convert(part, Collapse)])
+            else:
+                told = {"summary": due["summary"], "first_kept_entry_id": self._said[due["kept"]]}
+                runtime.transcript.compaction(**told, turn=turn, writer="hook")
+            session = runtime.transcript.session
             runtime.backend.load(session.messages, session.responses)
 
     def _answer(self, call: ToolUse) -> ToolOutput | None:

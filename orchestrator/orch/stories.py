@@ -7,16 +7,25 @@ tools it is offered, what policy and hooks make of its calls, how results are sh
 from __future__ import annotations
 
 import pprint
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.entries import CompactionEntry, MessageEntry, PhaseEntry, TurnEnd, TurnStart
+from orch_protocol.entries import (
+    ArchiveEntry,
+    CompactionEntry,
+    MessageEntry,
+    PhaseEntry,
+    TurnEnd,
+    TurnStart,
+    UpgradeEntry,
+)
 from orch_protocol.errors import ConfigError
 from orch_protocol.hooks import HooksSpec
+from orch_protocol.memory import Note
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
 from orch_protocol.project import ContextSpec
 from orch_protocol.spec import AgentSpec
@@ -24,6 +33,7 @@ from orch_worker.backends.scripted import Request
 from orch_worker.history import acceptable
 from orch_worker.prompt import split_first_prompt
 from orch_worker.session import Session, UnknownEntry
+from orch_worker.turns import is_answered
 
 from .exchange.found import Found, Kept, Told, path_of
 from .exchange.writing import TELLING
@@ -35,6 +45,7 @@ ENDS: Final = ("end_turn", "stop_sequence", "max_tokens", "refusal")
 OWN: Final = frozenset({"id", "seq", "name", "task", "backend", "folder", "cwd"})
 """What of an agent is its alone, and in no request."""
 MOST_SAID: Final = 5
+Shortening: TypeAlias = CompactionEntry | ArchiveEntry | UpgradeEntry
 
 
 class Retold(NamedTuple):
@@ -44,20 +55,22 @@ class Retold(NamedTuple):
     requests: list[Request]
 
 
-def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
+def story_of(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
     """Return the conversation on the path to its end as a story, all JSON data: what `agent` and `task` it was, its
     `history`, `turns` (`prompt` and `script` of each) and `conversation`.
 
-    Of the agent what makes its requests is kept: not its environment, keys, model, or folders. What it archived is told
-    whole. Where it was compacted, `compactions` says so, and `whole` is all of the conversation. Raises ConfigError
-    when the conversation is none that can be told again, and why.
+    Of the agent what makes its requests is kept: not its environment, keys, model, or folders. Where parts of it were
+    compacted or archived, `shortened` says so, and `whole` is all of the conversation. Of an agent that remembers,
+    `memory` has those of its `notes` that were there when a turn began, each `before` the first such. Raises
+    ConfigError when the conversation is none that can be told again, and why.
     """
     path = path_of(found)
     first = next(
         (place for place, entry in enumerate(path) if isinstance(entry, MessageEntry) and entry.turn), len(path)
     )
     history = _history(path[:first])
-    ended = {entry.turn: entry for entry in path if isinstance(entry, TurnEnd)}
+    # Who goes back behind an answer may leave what says that it was the last.
+    ended = {entry.turn: entry for entry in found.entries if isinstance(entry, TurnEnd)}
     turns: list[list[MessageEntry]] = []
     for entry in path[first:]:
         if isinstance(entry, TurnStart):
@@ -68,7 +81,7 @@ def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
             turns[-1].append(entry)
         elif isinstance(entry, TELLING):
             raise ConfigError(f"entry {entry.id} was said between turns by a program: that cannot be told again")
-    if turns and turns[-1][0].turn not in ended:
+    if turns and (turns[-1][0].turn not in ended or not is_answered([turns[-1][-1].message])):
         turns.pop()  # it is not over
     if not turns:
         raise ConfigError("there is no finished turn: ask the agent something first")
@@ -82,35 +95,64 @@ def story_of(found: Found, spec: AgentSpec) -> dict[str, Any]:
         "turns": told,
         "beside": [_beside(entry) for entry in path[first:] if isinstance(entry, PhaseEntry) and entry.by == "model"],
     }
-    shown, compactions = _compacted(path[first:], messages)
-    if not compactions:
+    if spec.memory is not None:
+        told_at = {"tokens": spec.memory.tokens, "total_chars": spec.memory.total_chars}
+        story["memory"] = told_at | {"notes": _noted(notes, [turn[0].timestamp for turn in turns])}
+    shown, shortened = _shortened(path[first:], messages)
+    if not shortened:
         return story | {"conversation": whole}
     conversation = plain(_folded([*_as_entries(history), *shown]))
-    return story | {"conversation": conversation, "whole": whole, "compactions": compactions}
+    return story | {"conversation": conversation, "whole": whole, "shortened": shortened}
 
 
-def _compacted(
+def _noted(notes: Sequence[Note], turns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the notes that were there when one of the `turns` began, by its time, each `before` the first such."""
+    found = []
+    for note in notes:
+        before = next((number for number, begun in enumerate(turns) if note.at <= begun), None)
+        if before is not None:
+            found.append({"before": before, "note": msgspec.to_builtins(note)})
+    return found
+
+
+def _shortened(
     path: Sequence[Told], messages: Sequence[MessageEntry]
-) -> tuple[list[MessageEntry | CompactionEntry], list[dict[str, Any]]]:
-    """Return the turns' `messages` with the compactions among them, and where these were: `after` so many messages, all
-    before the message `kept` gave way to `summary`.
+) -> tuple[list[MessageEntry | Shortening], list[dict[str, Any]]]:
+    """Return the turns' `messages` with what shortened them among them, and where that was: `after` so many messages
+    those before the one `kept` gave way to `summary`; or those from `first` to `last` to `messages`, being a holder's
+    by then; or its stub read better.
 
-    None of them when one kept something that is no message of a turn: it is told whole then.
+    None of it when something else than messages of turns gave way, or was kept: it is told whole then.
     """
     places = {entry.id: place for place, entry in enumerate(messages)}
-    shown: list[MessageEntry | CompactionEntry] = []
+    shown: list[MessageEntry | Shortening] = []
     found: list[dict[str, Any]] = []
     after = 0
     for entry in path:
         if isinstance(entry, MessageEntry) and entry.id in places:
             shown.append(entry)
             after += 1
-        elif isinstance(entry, CompactionEntry) and after < len(messages):
-            if (kept := places.get(entry.first_kept_entry_id)) is None:
+        elif isinstance(entry, Shortening) and after < len(messages):
+            if (how := _how(entry, places)) is None:
                 return [], []
             shown.append(entry)
-            found.append({"after": after, "kept": kept, "summary": entry.summary})
+            found.append({"after": after} | how)
     return shown, found
+
+
+def _how(entry: Shortening, places: Mapping[str, int]) -> dict[str, Any] | None:
+    """Return how `entry` shortened the conversation, None when it is about more than messages at `places`."""
+    if isinstance(entry, CompactionEntry):
+        kept = places.get(entry.first_kept_entry_id)
+        return {"kept": kept, "summary": entry.summary} if kept is not None else None
+    if isinstance(entry, UpgradeEntry):
+        return {"upgrade": msgspec.to_builtins(entry.upgrade)}
+    collapse = entry.collapse
+    first, last = places.get(collapse.first), places.get(collapse.last)
+    if first is None or last is None or entry.deleted:
+        return None
+    told = {"holder": collapse.holder, "kind": collapse.kind, "task": collapse.task}
+    return {"first": first, "last": last, "messages": _data(collapse.messages)} | told
 
 
 def _as_entries(history: Sequence[Message]) -> list[MessageEntry]:
@@ -246,7 +288,7 @@ def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
 
 def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEnd], *, hooks: bool) -> dict[str, Any]:
     prompt, *rest = [entry.message for entry in turn]
-    if turn[0].turn not in ended:
+    if turn[0].turn not in ended or not is_answered([turn[-1].message]):
         raise ConfigError(f"turn {number} was cut short: that cannot be told again")
     stop = ended[turn[0].turn].reply.stop_reason
     if stop not in ENDS:
@@ -320,7 +362,9 @@ def source_of(name: str, story: dict[str, Any]) -> str:
     word = "".join(each if each.isascii() and each.isalnum() else "_" for each in name)
     return f'''"""The conversation of {name!a}, told again: the same questions, answers, tools, hooks and policy.
 
-What a model would be sent is compared: system text, tools and messages of each request. Tools return what is on record.
+What a model would be sent is compared: system text, tools and messages of each request, but for the list of live
+subagents, the day, and the state of folder and workspace. Tools and functions return what is on record; what was
+archived or compacted gives way where it did{", and the notes are what was remembered" * bool(story.get("memory"))}.
 Name some in LIVE, and they run, in FOLDER: then what they return is compared, too.
 """
 

@@ -115,7 +115,7 @@ async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(server: Mode
         with pytest.raises(ConfigError, match="'very much' is none of off, minimal"):
             await agent.set_thinking("very much")
         script = await root.spawn("Say", backend=ScriptedBackend(["Said.", {"sleep": 60, "text": "late"}]))
-        with pytest.raises(ConfigError, match="scripted is not known to take a level of thinking"):
+        with pytest.raises(ConfigError, match="scripted is no model: it takes no level"):
             await script.set_thinking("low")
         assert await changes(agent) == await changes(script) == []
 

@@ -17,13 +17,17 @@ from orch.exchange.writing import found_of
 from orch.retelling import retell, told_again
 from orch.stories import differences, source_of, story_of
 from orch_protocol.config import Config, HooksConfig
+from orch_protocol.entries import MessageEntry
 from orch_protocol.errors import ConfigError
+from orch_protocol.memory import MemoryConfig, MemorySpec, Note
 from orch_protocol.messages import Message, Reply, Text, assistant, user
 from orch_protocol.phases import Assess, Reflect
 from orch_protocol.policy import PolicyConfig
 from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.memory_file import FileMemory
 from orch_worker.transcript import Transcript
 from orchestrator.world import opened
+from past import EAGER
 from recordings import dump_lines
 from sessions import pi_tree
 
@@ -229,14 +233,89 @@ def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
             return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
 
     story = told_again(*asyncio.run(live()))
-    assert len(story["compactions"]) >= 2
+    assert len(story["shortened"]) >= 2
     summary = "[Summary of the conversation so far]"
-    assert [summary in str(request["more"]) for request in story["requests"]].count(True) == len(story["compactions"])
+    assert [summary in str(request["more"]) for request in story["requests"]].count(True) == len(story["shortened"])
     assert summary in str(story["conversation"][0])
     assert "Question 0?" not in str(story["conversation"][1:])
     generated(story)(tmp_path / "again")
-    other = [each | {"summary": "Something else."} for each in story["compactions"]]
-    assert differences(story, retell(story | {"compactions": other}, tmp_path / "1")) != []
+    other = [each | {"summary": "Something else."} for each in story["shortened"]]
+    assert differences(story, retell(story | {"shortened": other}, tmp_path / "1")) != []
+
+
+def test_what_was_archived_is_a_holder_s_again(tmp_path: Path) -> None:
+    """Turn by turn, under the same ids; later requests have the stubs in place of it."""
+    look = {"tool": "read_file", "input": {"path": "one.txt"}}
+    config = Config(archival=msgspec.structs.replace(EAGER, async_=False))
+
+    async def live() -> tuple[Found, AgentSpec]:
+        async with opened(tmp_path / "home", config=config) as world:
+            backend = ScriptedBackend([look, "It is one.", look, "Still.", "Yes."])
+            agent = await world.spawn("Look", backend=backend, tools=["read_file"], cwd=tmp_path, context="none")
+            (tmp_path / "one.txt").write_text("this is one\n")
+            for question in ("Which?", "Sure?", "Really?"):
+                await agent.query(question)
+            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+
+    story = told_again(*asyncio.run(live()))
+    holders = [each["holder"] for each in story["shortened"] if "holder" in each]
+    assert len(holders) == 2
+    last = [message for request in story["requests"] for message in request["more"]]
+    assert all(holder in str(last) for holder in holders)
+    assert story["requests"][-1]["kept"] < 4  # what was read is not in it any more
+    generated(story)(tmp_path / "again")
+    fewer = story["shortened"][:-1]
+    assert differences(story, retell(story | {"shortened": fewer}, tmp_path / "1")) != []
+
+
+def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
+    """Each turn is told what was noted by then: not what somebody noted afterwards."""
+    config, memory = Config(memory=MemoryConfig(enabled=True)), FileMemory(tmp_path / "kept", 10_000)
+    spec = MemorySpec(str(tmp_path / "kept"))
+    memory.add(Note("n1", "Valve 7 sticks.", "2026-01-01T00:00:00.000Z"))
+
+    async def live() -> tuple[Found, AgentSpec]:
+        async with opened(tmp_path / "home", config=config) as world:
+            backend = ScriptedBackend(
+                [{"tool": "remember", "input": {"text": "It is 9 bar."}}, "Noted.", "Yes.", "So."]
+            )
+            agent = await world.spawn("Look", backend=backend, tools=["remember"], cwd=tmp_path, context="none")
+            for question in ("Which valve?", "Sure?", "Now?"):
+                await agent.query(question)
+            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+
+    found, agent = asyncio.run(live())
+    assert agent.memory is not None
+    asked = [each.timestamp for each in found.entries if isinstance(each, MessageEntry) and each.message.role == "user"]
+    memory.add(Note("n2", "Valve 8 is new.", asked[-1]))
+    memory.add(Note("n3", "Valve 9 is gone.", "2999-01-01T00:00:00.000Z"))
+    notes = [*memory.notes(), *FileMemory(Path(agent.memory.folder), 10_000).notes()]
+    story = told_again(found, msgspec.structs.replace(agent, memory=spec), notes)
+    said = [str(story["systems"][request["system"]]) + str(request) for request in story["requests"]]
+    told = [[text in each for text in ("Valve 7 sticks", "Valve 8 is new", "Valve 9")] for each in said]
+    assert told == [[True, False, False]] * 3 + [[True, True, False]]
+    assert "It is 9 bar" not in said[0]
+    generated(story)(tmp_path / "again")
+    fewer = story["memory"] | {"notes": story["memory"]["notes"][1:]}
+    assert differences(story, retell(story | {"memory": fewer}, tmp_path / "1")) != []
+
+
+def test_a_way_back_behind_an_answer_is_told_again(tmp_path: Path) -> None:
+    """Where nothing says that the turn is over, which it is: what people see of it is its answer."""
+
+    async def live() -> tuple[Found, AgentSpec]:
+        async with opened(tmp_path / "home") as world:
+            agent = await world.spawn("Look", backend=ScriptedBackend(["One.", "Two.", "Three."]), tools=[])
+            await agent.query("Which?")
+            answer = next(row.id for row in (await agent.tree()).entries if row.role == "assistant")
+            await agent.query("Sure?")
+            await agent.checkout(answer)
+            await agent.query("And else?")
+            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+
+    story = told_again(*asyncio.run(live()))
+    assert [message["text"] for message in story["conversation"]] == ["Which?", "One.", "And else?", "Three."]
+    generated(story)(tmp_path / "again")
 
 
 def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:

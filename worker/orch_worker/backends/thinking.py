@@ -48,6 +48,8 @@ def level_of(spec: BackendSpec) -> str:
         return ""
     levels = (spec.options.get("flags") or {}).get("thinks", ()) if "api" in spec.options else ()
     found = fitting(spec.thinking, levels)
+    if not found and "api" not in spec.options:
+        raise ConfigError(f"{spec.provider} is no model: it takes no level of thinking")
     if not found:
         name = f"{spec.provider}:{spec.model}" if spec.model else spec.provider
         raise ConfigError(
