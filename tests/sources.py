@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -30,6 +30,8 @@ class Module(Struct, frozen=True):
     """Dotted names as imported, relative ones resolved; `from a import b` is `a.b`. Imports inside functions count."""
     run: tuple[str, ...] = ()
     """Those of them that are ever executed, so without those for type checkers alone."""
+    first: tuple[str, ...] = ()
+    """Those of them that are executed when the module is imported, so without those inside functions."""
 
 
 @lru_cache(maxsize=1)
@@ -38,11 +40,18 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def imports_of(source: str, module: str, *, is_package: bool = False, executed: bool = False) -> tuple[str, ...]:
-    """Return what `source`, as the module named `module`, imports anywhere in it; `executed`: not for types alone."""
+When = Literal["perhaps never", "some time", "at once"]
+"""Imports by when they are executed: those for type checkers never, those inside functions when these are called."""
+WHEN: tuple[When, ...] = get_args(When)
+
+
+def imports_of(
+    source: str, module: str, *, is_package: bool = False, executed: When = "perhaps never"
+) -> tuple[str, ...]:
+    """Return what `source`, as the module named `module`, imports anywhere in it that is executed then."""
     found: list[str] = []
     parts = module.split(".")
-    for node in executed_nodes(parsed(source)) if executed else ast.walk(parsed(source)):
+    for node in nodes(parsed(source), executed):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -54,15 +63,17 @@ def imports_of(source: str, module: str, *, is_package: bool = False, executed: 
     return tuple(found)
 
 
-def executed_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield each node of `tree`, level by level, but for what is there for type checkers alone."""
+def nodes(tree: ast.AST, executed: When) -> Iterator[ast.AST]:
+    """Yield each node of `tree`, level by level, that is executed then."""
     waiting = deque([tree])
     while waiting:
         node = waiting.popleft()
         yield node
-        for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        left_out = set(map(id, node.body)) if for_types and isinstance(node, ast.If) else ()
-        waiting += [each for each in ast.iter_child_nodes(node) if id(each) not in left_out]
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if for_types and executed != "perhaps never":
+            waiting += node.orelse
+        elif executed != "at once" or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += ast.iter_child_nodes(node)
 
 
 def called(node: ast.Call, *names: str) -> bool:
@@ -82,9 +93,9 @@ def modules() -> tuple[Module, ...]:
             is_package = parts[-1] == "__init__"
             name = ".".join(parts[:-1] if is_package else parts)
             source = path.read_text()
-            imports, run = (imports_of(source, name, is_package=is_package, executed=each) for each in (False, True))
+            imports, run, first = (imports_of(source, name, is_package=is_package, executed=each) for each in WHEN)
             doc = ast.get_docstring(parsed(source)) or ""
-            found.append(Module(name, path, source, doc, imports, run))
+            found.append(Module(name, path, source, doc, imports, run, first))
     return tuple(found)
 
 

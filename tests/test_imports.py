@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from sources import PACKAGES, ROOT, modules
+from sources import PACKAGES, ROOT, Module, imports_of, modules
 
 HEAVY = ("zmq", "structlog", "anthropic", "openai", "multiprocess", "tenacity", "sqlite3", "dill", "httpx2")
-
-SHARDS = 4
-"""In so many parts modules are imported, each first of all: together that takes a while."""
 
 LOADED = f"""
 import sys
@@ -24,30 +23,77 @@ print(sorted(set({HEAVY!r}) & (set(sys.modules) - before)))
 """
 
 ALONE = """
-import importlib, sys, threading
+import importlib, json, sys, threading
+needs = json.load(sys.stdin)  # of each module, those of ours that it imports when it is imported, by name
+tops = {name.partition(".")[0] for name in needs}
 bad = []
-for name in sys.argv[1:]:
-    for loaded in [loaded for loaded in sys.modules if loaded.startswith("orch")]:
-        del sys.modules[loaded]
+
+def all_below(name):
+    found, waiting = set(), [*needs[name]]
+    while waiting:
+        if (each := waiting.pop()) not in found:
+            found.add(each)
+            waiting += needs[each]
+    return found
+
+def ours():
+    return {name for name in sys.modules if name.partition(".")[0] in tops}
+
+below = {name: all_below(name) for name in needs}
+made = {}  # those that were imported alone
+for name in sorted(needs, key=lambda name: (len(below[name] | {name}), name)):  # a module after those it needs
+    around = {each for each in below[name] if name in below[each]}  # a package and modules of it that it imports
+    there = {each: made[each] for each in below[name] - around if each in made}
+    for each in ours():
+        del sys.modules[each]
+    sys.modules.update(there)
+    for each in needs:  # a package has its modules for attributes when somebody imported them
+        package, _, attribute = each.rpartition(".")
+        if package in there:
+            vars(there[package]).pop(attribute, None)
+            if each in there:
+                setattr(there[package], attribute, there[each])
     try:
         importlib.import_module(name)
     except Exception as error:
         bad.append(f"{name}: {type(error).__name__}: {error}")
+    else:
+        made |= {each: sys.modules[each] for each in {name, *around} & ours()}
+        if more := ours() - below[name] - {name}:
+            bad.append(f"{name}: imports {sorted(more)} as well")
 if threading.active_count() > 1:
     bad.append(f"threads: {threading.enumerate()}")
 print("\\n".join(bad), end="")
 """
+"""Imports each module among exactly those of ours that it imports, directly or not, as if it were the first of all.
+
+Those that were imported like this are used again by those that need them, so that nearly all are executed once.
+"""
 
 
-def run(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def needs(found: Iterable[Module]) -> dict[str, list[str]]:
+    """Return which of our modules each imports as it is imported: packages that it is in, then those it names."""
+    by_name = {module.name: module for module in found}
+    said = {}
+    for name, module in by_name.items():
+        parts = name.split(".")
+        wanted = [".".join(parts[:count]) for count in range(1, len(parts))]
+        for target in module.first:
+            parts = target.split(".")
+            wanted += [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        said[name] = [each for each in dict.fromkeys(wanted) if each in by_name and each != name]
+    return said
+
+
+def run(code: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh interpreter whose home and working folder is `folder`."""
     roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     return subprocess.run(
-        [sys.executable, "-P", "-W", "error", "-c", code, *arguments],
+        [sys.executable, "-P", "-W", "error", "-c", code],
         cwd=folder,
-        # Compiled once, though it is imported over and over; and beside the folder, where nothing is to be made.
-        env=kept | {"HOME": str(folder), "PYTHONPATH": roots, "PYTHONPYCACHEPREFIX": str(folder.parent / "compiled")},
+        input=stdin,
+        env=kept | {"HOME": str(folder), "PYTHONPATH": roots},
         capture_output=True,
         text=True,
         timeout=50,
@@ -68,11 +114,10 @@ def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_every_module_imports_alone(tmp_path: Path, shard: int) -> None:
+def test_every_module_imports_alone(tmp_path: Path) -> None:
     """Each module can be the first of ours to be imported, and none starts a thread or prints."""
-    names = [module.name for module in modules() if not module.name.endswith("__main__")]
-    done = run(ALONE, tmp_path, *names[shard::SHARDS])
+    found = [module for module in modules() if not module.name.endswith("__main__")]
+    done = run(ALONE, tmp_path, json.dumps(needs(found)))
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -88,12 +133,31 @@ def test_heavy_import_would_be_seen(tmp_path: Path, code: str, stdout: str) -> N
 
 
 def test_broken_module_would_be_seen(tmp_path: Path) -> None:
-    """A module that cannot be imported, or starts a thread, is reported by name."""
-    (tmp_path / "bad.py").write_text("import nothing_of_the_kind\n")
-    (tmp_path / "busy.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
+    """A module that cannot be imported, or not as the first, or that starts a thread, is reported by name."""
+    sources = {
+        "bad": "import nothing_of_the_kind\n",
+        "busy": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+        "pack.__init__": "",
+        "pack.inner.__init__": "from .own import value\n",
+        "pack.inner.own": "from ..one import value\n",
+        "pack.late": "from importlib import import_module as bring\nbring('pack.one')\n",
+        "pack.lucky": "import pack\npack.one.value\n",
+        "pack.one": "value = 1\n",
+        "pack.right": "from pack import one\none.value\nimport pack.one\npack.one.value\n",
+    }
+    (tmp_path / "pack" / "inner").mkdir(parents=True)
+    found = []
+    for full, source in sources.items():
+        path = tmp_path / f"{full.replace('.', '/')}.py"
+        path.write_text(source)
+        name = full.removesuffix(".__init__")
+        first = imports_of(source, name, is_package=path.name == "__init__.py", executed="at once")
+        found.append(Module(name, path, source, "", (), (), first))
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{ALONE}"
-    done = run(code, tmp_path, "bad", "busy")
-    assert "bad: ModuleNotFoundError: No module named 'nothing_of_the_kind'" in done.stdout
-    assert "threads: " in done.stdout
+    *lines, threads = run(code, tmp_path, json.dumps(needs(found))).stdout.splitlines()
+    assert lines == [
+        "bad: ModuleNotFoundError: No module named 'nothing_of_the_kind'",
+        "pack.late: imports ['pack.one'] as well",
+        "pack.lucky: AttributeError: module 'pack' has no attribute 'one'",
+    ]
+    assert threads.startswith("threads: ")

@@ -207,8 +207,10 @@ def test_provider_rule_catches() -> None:
 def test_imports_for_types_are_told_apart() -> None:
     """What is imported for type checkers alone counts for layers, and not for cycles."""
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .tree import Tree\nelse:\n    import json\n"
+    source += "def f():\n    import ast\n"
     assert "orch.tree.Tree" in imports_of(source, "orch.refs")
-    assert imports_of(source, "orch.refs", executed=True) == ("typing.TYPE_CHECKING", "json")
+    assert imports_of(source, "orch.refs", executed="some time") == ("typing.TYPE_CHECKING", "json", "ast")
+    assert imports_of(source, "orch.refs", executed="at once") == ("typing.TYPE_CHECKING", "json")
 
 
 def test_cycle_rule_catches() -> None:
