@@ -96,7 +96,7 @@ def run(code: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess
         env=kept | {"HOME": str(folder), "PYTHONPATH": roots},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
 
@@ -114,6 +114,7 @@ def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.timeout(240)
 def test_every_module_imports_alone(tmp_path: Path) -> None:
     """Each module can be the first of ours to be imported, and none starts a thread or prints."""
     found = [module for module in modules() if not module.name.endswith("__main__")]
