@@ -20,6 +20,7 @@ from msgspec import Struct
 from orch_protocol.budget import Budget
 from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, OrchError
+from orch_worker.files import bytes_of
 
 from . import paths
 from .archival.profiles import rules_of
@@ -372,7 +373,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return bytes_of(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orch_protocol.errors import ConfigError
+from orch_worker.files import bytes_of
 
 from .trusted import Trusted
 
@@ -31,7 +32,7 @@ def trust(folder: Path, home: Path, check: Callable[[Path, bytes, Path], None]) 
     """
     file = project_file(folder)
     try:
-        content = file.read_bytes()
+        content = bytes_of(file)
     except OSError as error:
         raise ConfigError(f"nothing to trust: {file} cannot be read ({error.strerror})") from error
     try:

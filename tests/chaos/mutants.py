@@ -35,6 +35,8 @@ class Mutant(NamedTuple):
 
 STORE, WIRE = "worker/orch_worker/store.py", "protocol/orch_protocol/wire.py"
 TREE, ROUTER = "orchestrator/orch/tree.py", "orchestrator/orch/router.py"
+HTTP, ASKING = "worker/orch_worker/tools/http.py", "orchestrator/orch/services/asking.py"
+REPOSITORY = "worker/orch_worker/tools/repository.py"
 POWER = "tests/orchestrator/archival/test_power.py::test_what_was_told_of_is_there"
 
 MUTANTS: Final = (
@@ -187,6 +189,97 @@ MUTANTS: Final = (
         "    prctl(PR_SET_CHILD_SUBREAPER, 1)\n",
         "",
         "tests/integration/test_ends.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
+    ),
+    Mutant(
+        "one that is killed leaves notes half written",
+        "worker/orch_worker/memory_file.py",
+        '        beside = self.path.with_name(f"{NAME}.new")\n',
+        "        beside = self.path\n",
+        "tests/worker/test_memory.py::TestFile::test_one_that_is_killed_leaves_the_file_whole",
+    ),
+    Mutant(
+        "notes are changed by many at once",
+        "worker/orch_worker/memory_file.py",
+        "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "                    pass\n",
+        "tests/worker/test_memory.py::TestFile::test_many_write_at_once",
+    ),
+    Mutant(
+        "a device is a file",
+        "worker/orch_worker/files.py",
+        "    if not stat.S_ISREG(os.fstat(descriptor).st_mode):",
+        "    if False:",
+        "tests/worker/test_store.py::test_what_is_no_regular_file_is_refused",
+    ),
+    Mutant(
+        "of many exit codes one is told",
+        "worker/orch_worker/zygote.py",
+        "        while self._alive and (dead",
+        "        if self._alive and (dead",
+        "tests/integration/test_processes.py::TestWorker::test_hundred_quick_deaths_are_all_reported",
+    ),
+    Mutant(
+        "a fact that the disk refused is lost",
+        "orchestrator/orch/journal.py",
+        "            self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]",
+        "            pass",
+        "tests/orchestrator/test_supervisor_faults.py::test_a_full_disk_refuses_requests_and_loses_no_fact",
+    ),
+    Mutant(
+        "agents are launched that there are no descriptors for",
+        "orchestrator/orch/launchers/descriptors.py",
+        "    if taken + EACH * starting + SPARE > limit:",
+        "    if False:",
+        "tests/integration/test_descriptors.py::test_no_more_agents_are_launched_than_there_are_descriptors_for",
+    ),
+    Mutant(
+        "an agent asks its root for what it was not granted",
+        "orchestrator/orch/services/__init__.py",
+        "    if GRANTS.get(service, frozenset()).isdisjoint(spec.active):",
+        "    if False:",
+        "tests/orchestrator/test_services.py::test_a_worker_may_ask_for_what_its_tools_ask_for",
+    ),
+    Mutant(
+        "an agent in plan mode has others do it",
+        ASKING,
+        "    if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:",
+        "    if False:",
+        "tests/orchestrator/test_plan.py::TestBelow::test_it_cannot_ask_others_to_do_what_it_may_not",
+    ),
+    Mutant(
+        "a page unpacks to whatever it likes",
+        HTTP,
+        "        if len(body) > RATIO_FROM and len(body) > MAX_RATIO * unpacked:",
+        "        if False:",
+        "tests/worker/test_tools_web.py::TestBounds::test_bomb",
+    ),
+    Mutant(
+        "an address is looked up a second time",
+        HTTP,
+        '        place = f"[{address}]" if ":" in address else address\n',
+        "        place = host\n",
+        "tests/worker/test_tools_web.py::TestFetch::test_request_is_for_the_name_at_the_address",
+    ),
+    Mutant(
+        "a file named .git leads to any repository",
+        REPOSITORY,
+        "    if not (_is_below(common, top) and _is_below(part, top)) and not _names(part, common, top, link):",
+        "    if False:",
+        "tests/integration/test_tools_git.py::TestElsewhere::test_a_repository_of_another_folder_is_not_read",
+    ),
+    Mutant(
+        "a repository says where its files are",
+        REPOSITORY,
+        ', "GIT_WORK_TREE": self.top}',
+        "}",
+        "tests/integration/test_tools_git.py::TestElsewhere::test_files_of_another_folder_are_not_shown",
+    ),
+    Mutant(
+        "deadly bytes are read by the one who wants them",
+        "worker/orch_worker/tools/adopting.py",
+        "            taste(*reader, data)",
+        "            pass",
+        "tests/integration/test_taster.py::test_a_frame_that_lies_about_its_length_ends_no_process",
     ),
 )
 

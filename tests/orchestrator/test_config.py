@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,25 @@ def test_a_file_that_cannot_be_read_is_named(home: Path) -> None:
     (home / "config.toml").mkdir()
     with pytest.raises(ConfigError, match=r"config\.toml cannot be read: Is a directory"):
         load(None, {}, home=home)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: path.write_bytes(b"#" * (1 << 20) + b"\n"), "has more than 1,048,576 bytes"),
+    ],
+    ids=["pipe", "device", "long"],
+)
+def test_what_has_no_end_is_not_read(home: Path, tmp_path: Path, made: Callable[[Path], object], why: str) -> None:
+    """A folder is somebody else's until it is trusted: what lies there in the file's place is named, at once."""
+    (tmp_path / "project" / ".orch").mkdir(parents=True)
+    made(tmp_path / "project" / ".orch" / "config.toml")
+    with pytest.raises(ConfigError, match=rf"config\.toml cannot be read: it {why}"):
+        load(tmp_path / "project", {}, home=home)
+    with pytest.raises(ConfigError, match=rf"nothing to trust: .* cannot be read \(it {why}\)"):
+        trust(tmp_path / "project", home, lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -104,6 +105,18 @@ class TestFile:
         for thread in threads:
             thread.join()
         assert {each.id for each in FileMemory(tmp_path, 10_000).notes()} == {f"n{number}" for number in range(12)}
+
+    def test_one_that_is_killed_leaves_the_file_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Wherever in a change that was: the notes are those before it, and the next change is made."""
+        FileMemory(tmp_path, 1_000).add(note("a"))
+        for death in ("fsync", "replace"):
+            with monkeypatch.context() as dying:
+                dying.setattr(f"os.{death}", Mock(side_effect=KeyboardInterrupt))
+                with pytest.raises(KeyboardInterrupt):
+                    FileMemory(tmp_path, 1_000).add(note("b"))
+            assert [each.id for each in FileMemory(tmp_path, 1_000).notes()] == ["a"]
+        FileMemory(tmp_path, 1_000).add(note("b"))
+        assert [each.id for each in FileMemory(tmp_path, 1_000).notes()] == ["a", "b"]
 
     def test_a_disk_that_fails_leaves_the_notes_as_they_were(self, tmp_path: Path) -> None:
         """A folder that cannot be written is told."""

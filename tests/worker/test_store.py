@@ -302,11 +302,12 @@ def test_foreign_files_are_refused_untouched(path: Path, data: bytes) -> None:
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    """A FIFO or a folder in the file's place is refused at once."""
+    """A FIFO, a device or a folder in the file's place is refused at once, for what it is."""
     os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(StoreError):
-            AppendLog.open(path, header=HEADER)
+    (tmp_path / "device").symlink_to("/dev/null")
+    for path in ("fifo", "device", "."):
+        with pytest.raises(StoreError, match="is not a regular file: it was left alone"):
+            AppendLog.open(tmp_path / path, header=HEADER)
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:

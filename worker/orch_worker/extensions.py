@@ -19,6 +19,7 @@ from orch_protocol.keys import why_not
 
 from . import kept
 from .contents import Contents, contents_of, hash_of
+from .files import bytes_of
 from .held import Grip, hold
 from .hooks import Handler, Hook, make_hook, stage_of
 from .importing import module_at
@@ -135,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return what the extension in `folder` says of itself. Raises ConfigError, which names the file."""
     file = folder / MANIFEST
     try:
-        found = msgspec.toml.decode(file.read_bytes(), type=Manifest)
+        found = msgspec.toml.decode(bytes_of(file), type=Manifest)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:

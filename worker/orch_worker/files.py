@@ -11,7 +11,10 @@ from typing import Final
 
 from orch_protocol.errors import ForeignFileError, StoreError
 
-__all__ = ["cannot", "cause", "keep_aside", "lines_backwards", "open_regular", "sync_folder"]
+__all__ = ["bytes_of", "cannot", "cause", "keep_aside", "lines_backwards", "open_regular", "sync_folder"]
+
+MOST_SMALL: Final = 1 << 20
+"""No configuration is longer."""
 
 _CAUSES: Final = {
     errno.ENOSPC: "disk full: free some space",
@@ -50,6 +53,28 @@ def open_regular(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise ForeignFileError(f"{path} is not a regular file: it was left alone")
     return descriptor
+
+
+def bytes_of(path: Path, most: int = MOST_SMALL) -> bytes:
+    """Return what is in the file at `path`, whoever put it there: no pipe is waited for, no device read without end.
+
+    Raises OSError, also for what is no regular file, and for one of more than `most` bytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        data = b""
+        while len(data) <= most and (more := os.read(descriptor, most + 1 - len(data))):
+            data += more
+    finally:
+        os.close(descriptor)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    return data
 
 
 def lines_backwards(path: Path) -> Iterator[bytes]:
