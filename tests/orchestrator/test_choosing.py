@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orch import ScriptedBackend
 from orch_protocol.errors import ConfigError
 from orch_protocol.ids import new_entry_id
 from orch_protocol.sessions import Choose, Edit, Think
-from orch_worker.transcript import Transcript
+from orch_worker.transcript import NAME, Transcript
 from orchestrator.world import opened
 
 
@@ -48,3 +49,18 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
             await agent.query("fourth")
         assert await agent.set_model("extractive") == "extractive"
         assert (await agent.query("Which was the one?")).text
+
+
+async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over(tmp_path: Path) -> None:
+    """What it had as its own elsewhere is history: nobody need have a key for that here."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted("one", context="none", tools=[])
+        await agent.query("first")
+        await agent.set_model("extractive")
+        await agent.kill()
+        folder = (await agent.state()).folder
+        note(folder, agent.id, Choose("nowhere:model"))
+        other = await o.import_session(Path(folder) / NAME, backend=ScriptedBackend([{"loop": ["two"]}]))
+        assert (await other.query("second")).text == "two"
+        kinds = [(row.type, row.head) for row in (await other.tree()).entries if row.type == "model_change"]
+        assert [head for _, head in kinds] == ["extractive", "nowhere:model", "scripted"]

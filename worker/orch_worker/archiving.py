@@ -145,6 +145,10 @@ class Archiving:
         """The next request begins with `system`: so do those beside it, which ask for summaries."""
         self._summariser.system, self._summariser.prefix = system, prefix
 
+    def answered_by(self, backend: BackendSpec) -> None:
+        """The model behind `backend` is the agent's own from now on."""
+        self._summariser.answered_by(backend)
+
     def stay(self, backend: BackendSpec) -> None:
         """Let nobody but models of this machine read what was archived: the one behind `backend`, as a rule."""
         self._summariser.stay(backend)

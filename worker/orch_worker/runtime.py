@@ -140,7 +140,7 @@ class Runtime:
                     root.call_root,
                     summariser=Summariser(
                         spec.backend,
-                        self._make_backend,
+                        make,  # as it thinks in the conversation: with other words of that its provider has no cache
                         root.call_root,
                         self._purse,
                         tools=tools,
@@ -202,7 +202,7 @@ class Runtime:
             self._marks.note((*self.spec.marks, *query.marks))
             frame = self._frame(query)
             if self._answering.unsettled:
-                self._locality.answered_by(await self._answering.settle())
+                self._answered_by(await self._answering.settle())
             hooks = self._hooks_for(query_id, query)
             if hooks is None and self._answering.away:
                 await self._answering.turn()
@@ -319,6 +319,11 @@ class Runtime:
         if isinstance(self.backend, Movable):
             await self.backend.move(self._make_backend(backend))
         self._answering.stays(backend)
+
+    def _answered_by(self, backend: BackendSpec) -> None:
+        self._locality.answered_by(backend)
+        if self._archiving is not None:
+            self._archiving.answered_by(backend)
 
     def edit(self, edit: Edit) -> Edited:
         """Make a change to the session between turns, which is on record when this returns. Raises StoreError."""

@@ -47,9 +47,8 @@ class Summariser:
         tools: Sequence[ToolSpec],
         seconds: float,
     ) -> None:
-        self._spec = writer_of(spec)
-        self._beside = self._spec is spec
         self._only_local = False
+        self.answered_by(spec)
         self._make = make
         self._call = call
         self._purse = purse
@@ -57,6 +56,11 @@ class Summariser:
         """What the agent's last request began with, which its provider has cached."""
         self._tools = tools
         self._seconds = seconds
+
+    def answered_by(self, spec: BackendSpec) -> None:
+        """The model behind `spec` is the agent's own from now on."""
+        self._spec = writer_of(spec)
+        self._beside = self._spec is spec
 
     def stay(self, spec: BackendSpec) -> None:
         """Let only models of this machine read what was archived: the one behind `spec`, the agent's own by now."""

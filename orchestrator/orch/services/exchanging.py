@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orch_protocol.entries import ArchiveEntry, MessageEntry
+from orch_protocol.entries import ArchiveEntry, MessageEntry, ModelChange
 from orch_protocol.errors import ConfigError, OrchError
 from orch_protocol.exchange import Imported, ImportSession
+from orch_protocol.ids import new_entry_id
 from orch_protocol.services import Spawn
 from orch_protocol.spec import AgentSpec
 
 from .. import events
-from ..exchange.found import Found
+from ..exchange.found import Found, path_of
 from ..exchange.planting import has_messages, plant, task_of
 from ..exchange.reading import read_conversation
+from ..nodes import iso
 from .archiving import note
 from .spawning import spec_of
 
@@ -74,7 +76,7 @@ async def _adopt(
     spec, said = await spec_of(root, request)
     if above is not None:
         spec = msgspec.structs.replace(spec, parent_id=above.id, depth=above.depth + 1)
-    folder = Path(spec.folder)
+    folder, found = Path(spec.folder), _gone_on_with(found, spec, iso(root.clock()))
     await root.disk.do(plant, folder, spec.id, spec.cwd, found, path)
     try:
         root.handle(events.Adopt(spec, "; ".join(found.repairs)))
@@ -87,6 +89,19 @@ async def _adopt(
         with contextlib.suppress(OrchError):  # whoever asks for them is told
             await note(root, root.tree.nodes[spec.id])
     return spec, said
+
+
+def _gone_on_with(found: Found, spec: AgentSpec, now: str) -> Found:
+    """Return the conversation with the model of the agent `spec` as what answers in it from now on, where it has one on
+    record as its own: that was there, where there may be other keys."""
+    own = [entry for entry in path_of(found) if isinstance(entry, ModelChange) and entry.own]
+    backend = spec.backend
+    if not own or (own[-1].provider, own[-1].model_id) == (backend.provider, backend.model):
+        return found
+    id, last = new_entry_id({entry.id for entry in found.entries}), found.entries[-1].id
+    base = {"id": id, "parent_id": last, "timestamp": now}
+    change = ModelChange(**base, provider=backend.provider, model_id=backend.model, own=True)
+    return msgspec.structs.replace(found, entries=(*found.entries, change))
 
 
 def _folder(params: ImportSession, found: Found) -> str:
