@@ -15,7 +15,6 @@ from orch_protocol.spec import AgentSpec
 
 from .narrowing import own_rights
 from .nodes import Node, Nodes
-from .tombstones import refusal
 
 __all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for", "nobody_idle", "unkept"]
 
@@ -83,11 +82,11 @@ def unkept(node: Node) -> AgentGoneError:
 
 
 def check_answers(node: Node) -> None:
-    """Raise AgentGoneError for an agent that answers nobody until it is resumed, ArchiveDeletedError for a holder that
-    holds nothing any more."""
+    """Raise AgentGoneError for an agent that answers nobody until it is resumed, ArchiveDeletedError or
+    SessionDeletedError for one of which nothing is left."""
     spec = node.spec
     if node.deleted:
-        raise refusal(spec.id, node.deleted)
+        raise node.refusal()
     if node.status == "killed" and not spec.persist:
         raise unkept(node)
     if node.status == "killed":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ import msgspec
 from orch_protocol.approval import ListPermissions, Permission, Revoke
 from orch_protocol.budget import Budget, BudgetShown, ChangeBudget
 from orch_protocol.config import Config, parse_model
-from orch_protocol.errors import ConfigError, UnsupportedPlatformError
+from orch_protocol.errors import ConfigError, StoreError, UnsupportedPlatformError
 from orch_protocol.exchange import Imported, ImportSession
 from orch_protocol.happened import EventsSince, RunEvent
 from orch_protocol.ids import new_id
@@ -32,8 +33,6 @@ from orch_protocol.services import (
     ListArchives,
     MapAgents,
     Mapped,
-    Prune,
-    Pruned,
     ReadArchive,
     Ref,
     Resume,
@@ -67,6 +66,8 @@ from .launchers import default_launcher
 from .launchers.base import Launcher
 from .leftovers import end_leftovers
 from .lending import lend
+from .prunable import Prunable
+from .removal import finish
 from .root_hooks import Hookable, RootHooks
 from .router import Deliver, Router, Switchboard
 from .services import call, serve_worker
@@ -84,7 +85,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncOrchestrator", "ToolLike"]
 
 
-class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
+class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
     """A root: supervises the agents of one run, each in a process of its own.
 
         async with AsyncOrchestrator() as o:
@@ -199,6 +200,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
             stack.push_async_callback(self._watchers.close)
             stack.push_async_callback(supervisor.close)
             supervisor.start()
+            with contextlib.suppress(StoreError):  # a full disk keeps nobody from opening it
+                await finish(supervisor)
             self._supervisor, self._opened, self._closing = supervisor, stack.pop_all(), None
         return self
 
@@ -441,19 +444,6 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing):
         """
         messages: list[Message] = await self._call("read_archive", ReadArchive(id, first, last))
         return messages
-
-    async def prune_archives(
-        self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False
-    ) -> Pruned:
-        """Delete for good what was archived longer ago than `older` (seconds, or a text such as "30d"): of the agent
-        `ref` and those below it, None: of all. With `dry_run` only tell what would go.
-
-        Agents that idle go cold for it; one that works keeps its archives, and is told of in `busy`. Raises
-        ConfigError, StoreError.
-        """
-        asked = Prune(older, None if ref is None else str(ref), dry_run)
-        pruned: Pruned = await self._call("prune", asked)
-        return pruned
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""

@@ -40,6 +40,8 @@ def collect(nodes: Nodes, event: Collect, now: float) -> Decision:
         return Decision([], [], result)
     if result is not None:
         return Decision([Collected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
+    if node.deleted:
+        raise node.refusal()
     if node.pending is not None:
         raise AgentBusyError(f"{who} is still at work on: {node.pending.head}")
     if node.last is None:

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orch_protocol.errors import error_info
+from orch_protocol.errors import AgentBusyError, error_info
 from orch_protocol.spec import AgentSpec
 
-from .events import Decision, Deleted, Instruction, Notify, Signal
-from .journal import Answered, Archived, Asked, Entry, Heard, Kept, Moved, Pruned, Spawned, Steered
-from .node import Node, bury, forget
-from .nodes import Nodes
+from .events import Decision, Deleted, Discard, Instruction, Notify, Signal
+from .journal import Answered, Archived, Asked, Entry, Heard, Kept, Moved, Pruned, Spawned, Steered, Titled, Woken
+from .node import Node, bare, bury, forget
+from .node import discard as empty
+from .nodes import Nodes, iso
 from .settling import settle
 from .tombstones import marker, refusal, silent
 
-__all__ = ["decide", "redacted"]
+__all__ = ["decide", "discard", "redacted"]
 
 
 def decide(nodes: Nodes, event: Deleted, now: float) -> Decision:
@@ -46,6 +47,20 @@ def decide(nodes: Nodes, event: Deleted, now: float) -> Decision:
     return Decision([*settled.entries, pruned], [*settled.instructions, *instructions])
 
 
+def discard(nodes: Nodes, event: Discard, now: float) -> Decision:
+    """Return what follows when all that was said to an agent is to be deleted: it answers nobody any more, and neither
+    does what holds its archives. Raises AgentBusyError, SessionDeletedError."""
+    node = nodes[event.id]
+    if node.deleted:
+        raise node.refusal()
+    holders = {id: holder for id in node.children if (holder := nodes[id]).is_holder}
+    for each in (node, *holders.values()):
+        if each.running or each.pending is not None:
+            raise AgentBusyError(f"agent {each.spec.name!r} ({each.spec.id}) has a process: its session stays")
+    when = dict.fromkeys((*node.archives, *holders), iso(now))
+    return Decision([Pruned(at=now, id=event.id, holders=when, session="going")])
+
+
 def redacted(entries: Sequence[Entry]) -> list[Entry]:
     """Return a journal's `entries` without what they tell of what others among them say was deleted.
 
@@ -63,6 +78,7 @@ class _Redaction:
         self._pruned = pruned
         self._holders = {id: when for entry in pruned for id, when in entry.holders.items()}
         self._turns = {(entry.id, turn): when for entry in pruned for turn, when in entry.turns.items()}
+        self._sessions = {entry.id: iso(entry.at) for entry in pruned if entry.session == "going"}
         self._moved = {entry.id: entry for entry in entries if isinstance(entry, Moved)}
         self._asked: dict[str, str] = {}
         """The query that each agent was last asked."""
@@ -95,8 +111,12 @@ class _Redaction:
                 kept_reply = silent(reply, when)
                 return msgspec.structs.replace(entry, reply=kept_reply) if kept_reply != reply else entry
             case Steered(id=id, steer_id=steered, text=text) if text and (
-                steered in self._heard or id in self._holders
+                steered in self._heard or id in self._holders or id in self._sessions
             ):
+                return msgspec.structs.replace(entry, text="")
+            case Titled(id=id, title=title) if title and id in self._sessions:
+                return msgspec.structs.replace(entry, title="")
+            case Woken(id=id, text=text) if text and id in self._sessions:
                 return msgspec.structs.replace(entry, text="")
         return entry
 
@@ -107,6 +127,8 @@ class _Redaction:
                 forget(node, pruned)
             if id in pruned.holders:
                 bury(node, pruned.holders[id])
+        if (when := self._sessions.get(id)) is not None:
+            empty(node, when)
         node.spec = self._spec(node.spec)
         for steer_id, steered in node.unheard.items():
             if steer_id in self._heard:
@@ -116,9 +138,11 @@ class _Redaction:
 
     def _when(self, id: str, turn: str) -> str:
         """Return when what agent `id` was asked by the query `turn` was deleted, "" when it was not."""
-        return self._holders.get(id) or self._turns.get((id, turn), "")
+        return self._holders.get(id) or self._sessions.get(id) or self._turns.get((id, turn), "")
 
     def _spec(self, spec: AgentSpec) -> AgentSpec:
         if (when := self._holders.get(spec.id)) is not None:
             return msgspec.structs.replace(spec, task=marker(when), source=None)
+        if (when := self._sessions.get(spec.id)) is not None:
+            return bare(spec, when)
         return msgspec.structs.replace(spec, source=None) if spec.id in self._moved else spec

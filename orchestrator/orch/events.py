@@ -29,6 +29,7 @@ __all__ = [
     "Collect",
     "Decision",
     "Deleted",
+    "Discard",
     "Event",
     "Finish",
     "Gone",
@@ -266,6 +267,12 @@ class Resume(Struct, frozen=True, gc=False):
     budget: BudgetChange = BudgetChange()
 
 
+class Discard(Struct, frozen=True, gc=False):
+    """All that was said to agent `id`, which was killed, is to be deleted for good."""
+
+    id: str
+
+
 class Localise(Struct, frozen=True, gc=False):
     """From now on the conversation of agent `id` is for the model behind `backend` alone, which is of this machine."""
 
@@ -375,6 +382,7 @@ Event: TypeAlias = (
     | SetHearing
     | Cancel
     | Resume
+    | Discard
     | Localise
     | MarkAgent
     | ApprovePlan
@@ -393,6 +401,7 @@ REQUESTS = (
     SetHearing,
     Cancel,
     Resume,
+    Discard,
     Localise,
     MarkAgent,
     ApprovePlan,

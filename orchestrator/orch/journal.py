@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -294,13 +294,15 @@ class Moved(_Agent, frozen=True, gc=False, kw_only=True, tag="moved"):
 
 
 class Pruned(_Agent, frozen=True, gc=False, kw_only=True, tag="pruned"):
-    """What `holders` of the agent held was deleted for good: ids, and when. So were the replies to its queries `turns`.
+    """What `holders` of the agent held was deleted for good: ids, and when. So were the replies to its queries `turns`;
+    with `session` all that was said to it, whose folder is "going" and then "gone".
 
     Nothing in the journal tells what they said; see `orch.deletions`.
     """
 
     holders: dict[str, str] = {}
     turns: dict[str, str] = {}
+    session: Literal["", "going", "gone"] = ""
 
 
 class Kept(_Agent, frozen=True, gc=False, kw_only=True, tag="kept"):

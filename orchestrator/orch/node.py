@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orch_protocol.errors import ErrorInfo, Outcome, outcome_of
+from orch_protocol.errors import AgentError, ErrorInfo, Outcome, outcome_of
 from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
-from orch_protocol.spec import AgentSpec
+from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .journal import Asked, Pruned, Steered
-from .tombstones import marker, silent
+from .tombstones import marker, refusal, session_refusal, silent
 from .worked import Worked
 
-__all__ = ["Node", "Result", "bury", "forget"]
+__all__ = ["Node", "Result", "bare", "bury", "discard", "forget"]
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Node:
     archives: dict[str, str] = field(default_factory=dict)
     """What each of its archives is about, by the holder's id, in order."""
     deleted: str = ""
-    """When what this holder held was deleted for good."""
+    """When what this holder held, or all that was said to this agent, was deleted for good."""
     forgotten: dict[str, str] = field(default_factory=dict)
     """When the replies to its queries were deleted, by query id, as far as they are."""
     inbox: list[str] = field(default_factory=list)
@@ -123,6 +123,12 @@ class Node:
         """Whether somebody ended its last turn, which its process may not know."""
         return self.last is not None and self.last.ended
 
+    def refusal(self) -> AgentError:
+        """Return the error for who asks for what was `deleted`."""
+        if self.is_holder:
+            return refusal(self.spec.id, self.deleted)
+        return session_refusal(self.spec.name, self.spec.id, self.deleted)
+
     def warned(self, reply: Reply | None) -> Reply | None:
         """Return `reply` with what whoever asked has yet to be told of the agent's transcript."""
         return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
@@ -143,3 +149,19 @@ def bury(holder: Node, when: str) -> None:
     holder.earlier.clear()
     holder.unheard.clear()
     holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)
+
+
+def discard(node: Node, when: str) -> None:
+    """Let the agent be one whose session was deleted: its number, its name and what it used are left."""
+    node.status, node.deleted, node.last, node.title = "killed", when, None, ""
+    node.error, node.end, node.repaired, node.untold = None, "", "", ""
+    for said in (node.earlier, node.unheard, node.inbox, node.news, node.watching, node.forgotten, node.requests):
+        said.clear()
+    node.archives = dict.fromkeys(node.archives, "")
+    node.spec = bare(node.spec, when)
+
+
+def bare(spec: AgentSpec, when: str) -> AgentSpec:
+    """Return `spec` without what it says of what the agent was for, and what its model and tools were given."""
+    backend = BackendSpec(spec.backend.provider, spec.backend.model)
+    return msgspec.structs.replace(spec, task=marker(when), history=(), env={}, backend=backend)

@@ -52,7 +52,7 @@ from .journal import (
     Woken,
 )
 from .news import news_line
-from .node import Node, Result, bury, forget
+from .node import Node, Result, bury, discard, forget
 from .roll import Roll
 from .worked import Worked
 
@@ -85,6 +85,7 @@ class _Run(msgspec.Struct):
     requests: dict[str, str]
     names: dict[str, str]
     past_names: dict[str, str]
+    going: dict[str, str] = {}
 
 
 _run = msgspec.json.Decoder(_Run)
@@ -112,6 +113,8 @@ class Nodes:
         """Whose conversation each holder has a part of: ids by ids, of holders that were never asked too."""
         self.requests: dict[str, str] = {}
         """What was spawned for whose request, of the youngest."""
+        self.going: dict[str, str] = {}
+        """The folders of agents whose sessions were deleted, as far as they may be there still, by id."""
         self.usage = Usage()
         """What all of them have used in turns that are over."""
         self.processes = 0
@@ -265,6 +268,7 @@ class Nodes:
             self.requests,
             self.names,
             self._past_names,
+            self.going,
         )
         return [*agents, KeptRun(at=at, state=_encoded(run))]
 
@@ -272,6 +276,7 @@ class Nodes:
         self._at, self.usage, self.processes = run.at, run.usage, run.processes
         self.worked, self.failed_starts, self.root_budgets = run.worked, run.failed_starts, run.root_budgets
         self.requests, self.names, self._past_names = run.requests, run.names, run.past_names
+        self.going = run.going
 
     def _apply_launched(self, node: Node, entry: Launched) -> None:
         if not node.is_holder:
@@ -431,6 +436,11 @@ class Nodes:
             holder = self._own(id)
             if holder is not None:
                 bury(holder, when)
+        if entry.session == "going":
+            discard(node, iso(entry.at))
+            self.going[node.spec.id] = node.spec.folder
+        elif entry.session:
+            self.going.pop(node.spec.id, None)
 
     def _apply_spent(self, node: Node, entry: Spent) -> None:
         self._use(node, entry.usage)

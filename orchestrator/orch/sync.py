@@ -20,6 +20,7 @@ from orch_protocol.happened import RunEvent
 from orch_protocol.messages import Message
 from orch_protocol.project import ProjectContext
 from orch_protocol.services import AgentRow, ArchiveRow, Hit, Mapped, Pruned, Waited
+from orch_protocol.sessions import PrunedSessions
 from orch_protocol.spec import Limits, QueueMode, Template
 from orch_worker.opinion import PolicyFunction
 
@@ -354,6 +355,14 @@ class Orchestrator(Hookable, Templated, Skilled):
         ConfigError, StoreError.
         """
         return self._wait(self._aio.prune_archives(older=older, ref=ref, dry_run=dry_run))
+
+    def prune_sessions(self, *, older: float | str, keep: int = 0, dry_run: bool = False) -> PrunedSessions:
+        """Delete for good the sessions of agents that were over longer ago than `older` (seconds, or a text such as
+        "30d"), but for the `keep` of them that were active last. With `dry_run` only tell what would go.
+
+        Whoever asks for more of them gets a SessionDeletedError. Raises ConfigError, StoreError.
+        """
+        return self._wait(self._aio.prune_sessions(older=older, keep=keep, dry_run=dry_run))
 
     def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from orch_protocol.errors import ArchiveDeletedError
+from orch_protocol.errors import ArchiveDeletedError, SessionDeletedError
 from orch_protocol.messages import Message, Reply, Text
 from orch_protocol.taint import bare
 
-__all__ = ["emptied", "marker", "refusal", "silent"]
+__all__ = ["emptied", "marker", "refusal", "session_refusal", "silent"]
 
 
 def marker(when: str) -> str:
@@ -21,6 +21,14 @@ def refusal(id: str, when: str) -> ArchiveDeletedError:
     return ArchiveDeletedError(
         f"what archive {id} held was deleted on {when[:10]} (at {when[11:19]} UTC, by prune): "
         "at most its record in the conversation is left"
+    )
+
+
+def session_refusal(name: str, id: str, when: str) -> SessionDeletedError:
+    """Return the error for who asks for the session of the agent `id`."""
+    return SessionDeletedError(
+        f"the session of agent {name!r} ({id}) was deleted on {when[:10]} (at {when[11:19]} UTC, by prune): "
+        "spawn another one"
     )
 
 

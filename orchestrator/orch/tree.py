@@ -39,6 +39,7 @@ from .events import (
     Collect,
     Decision,
     Deleted,
+    Discard,
     Event,
     Finish,
     Gone,
@@ -89,7 +90,6 @@ from .losses import launch, lost, relaunch
 from .nodes import Node, Nodes
 from .restarts import check_starts
 from .settling import settle
-from .tombstones import refusal
 
 __all__ = ["Tree"]
 
@@ -272,6 +272,9 @@ class Tree:
     def _on_deleted(self, event: Deleted, now: float) -> Decision:
         return deletions.decide(self.nodes, event, now)
 
+    def _on_discard(self, event: Discard, now: float) -> Decision:
+        return deletions.discard(self.nodes, event, now)
+
     def _on_localise(self, event: Localise, now: float) -> Decision:
         return Decision([journal.Localised(at=now, id=event.id, backend=event.backend)])
 
@@ -399,7 +402,7 @@ class Tree:
     def _on_resume(self, event: Resume, now: float) -> Decision:
         node = self.nodes[event.id]
         if node.deleted:
-            raise refusal(event.id, node.deleted)
+            raise node.refusal()
         change = event.budget.limits()
         limit: list[Entry] = [Budgeted(at=now, id=event.id, **change)] if change else []
         if node.status not in ("killed", "failed"):

@@ -119,7 +119,7 @@ class Workers:
             address=self.board.address,
             birth=Birth(token, self._keys),
             template=node.spec.template,
-            log=str(self._log(id)),
+            log=str(self.log(id)),
             spool=str(peer.spool),
         )
         launching = self._launches[id] = asyncio.get_running_loop().create_task(self._launch(node, request))
@@ -187,7 +187,7 @@ class Workers:
         stuck = id in self._stuck
         self._stuck.discard(id)
         if stuck or (not detail and code != 0 and self._nodes[id].status in ("starting", "busy")):
-            said = tail(self._log(id))
+            said = tail(self.log(id))
             detail = "; ".join(filter(None, (detail, f"the end of its log:\n{said}" if said else "")))
         self._killed.discard(id)
         late = id in self._late
@@ -221,6 +221,7 @@ class Workers:
         if not self._closed and not ended.cancelled():
             self._on_ended(id, incarnation)
 
-    def _log(self, id: str) -> Path:
+    def log(self, id: str) -> Path:
+        """Return the file that the agent's processes write to when they have nobody to tell."""
         spec = self._nodes[id].spec
         return self._logs / f"{id}.log" if spec.persist else Path(f"{spec.folder}.log")

@@ -17,6 +17,7 @@
     │   ├── AgentDiedError
     │   ├── AgentGoneError
     │   ├── ArchiveDeletedError
+    │   ├── SessionDeletedError
     │   ├── NoResultError
     │   ├── NoValueError
     │   ├── QueryTimeoutError
@@ -77,6 +78,7 @@ __all__ = [
     "QueryTimeoutError",
     "RateLimitError",
     "SandboxError",
+    "SessionDeletedError",
     "SpawnError",
     "StoreError",
     "ToolNotGrantedError",
@@ -188,6 +190,12 @@ class AgentGoneError(AgentError):
 
 class ArchiveDeletedError(AgentError):
     """What an archive held was deleted for good; the message says when."""
+
+    exit_code = 3
+
+
+class SessionDeletedError(AgentError):
+    """What was said to an agent that was killed was deleted for good; the message says when."""
 
     exit_code = 3
 

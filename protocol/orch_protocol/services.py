@@ -36,6 +36,8 @@ from .sessions import (
     FsckSession,
     Kept,
     ListKept,
+    PrunedSessions,
+    PruneSessions,
     SessionChecked,
     SessionShown,
     ShowSession,
@@ -271,7 +273,8 @@ class AgentRow(Struct, frozen=True):
     `spent` is what it and everything below it used, turns under way included as far as they are counted; of `budget`,
     as far as it has limits of its own. `planning`: nobody has approved its plan yet.
     `title` is what its session is called. `outcome` is how its last
-    query ended, "" before and while one is under way.
+    query ended, "" before and while one is under way. `deleted` is when its session, or what it held, was deleted for
+    good, "" when it was not.
     """
 
     id: str
@@ -305,6 +308,7 @@ class AgentRow(Struct, frozen=True):
     planning: bool = False
     title: str = ""
     sandbox: Level = "L0"
+    deleted: str = ""
 
 
 class Shown(Struct, frozen=True):
@@ -422,5 +426,6 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "marks": (MarksOf, list[Mark]),
     "read_archive": (ReadArchive, list[Message]),
     "prune": (Prune, Pruned),
+    "prune_sessions": (PruneSessions, PrunedSessions),
     "map": (MapAgents, list[Mapped]),
 }

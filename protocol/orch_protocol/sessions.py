@@ -37,6 +37,9 @@ __all__ = [
     "Kept",
     "ListKept",
     "Move",
+    "PruneSessions",
+    "PrunedSession",
+    "PrunedSessions",
     "Relabel",
     "Rename",
     "SessionChecked",
@@ -329,3 +332,36 @@ class SessionChecked(Struct, frozen=True):
     found: tuple[Finding, ...] = ()
     repaired: tuple[str, ...] = ()
     kept: str = ""
+
+
+class PruneSessions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Delete for good the sessions of agents that were over longer ago than `older`: seconds, or a text such as "30d".
+
+    The `keep` of these that were active last stay. With `dry_run` nothing is deleted.
+    """
+
+    older: float | str
+    keep: int = 0
+    dry_run: bool = False
+
+
+class PrunedSession(Struct, frozen=True):
+    """An agent whose session was deleted: `title` is what it was called, or for; `bytes` what its folder took."""
+
+    id: str
+    seq: int
+    name: str
+    title: str
+    last_activity: str
+    bytes: int
+
+
+class PrunedSessions(Struct, frozen=True):
+    """What was (with `dry_run`: would be) deleted, the oldest first, and how many bytes that are.
+
+    `busy` tells why the sessions of some agents stayed, by the agent's id.
+    """
+
+    sessions: tuple[PrunedSession, ...] = ()
+    bytes: int = 0
+    busy: dict[str, str] = {}

@@ -22,7 +22,7 @@ from .ledger import Ledger
 from .pruning import Doomed, doomed, rewritten
 from .search import Search
 
-__all__ = ["HOLDERS", "Deleted", "delete", "session_bytes"]
+__all__ = ["HOLDERS", "Deleted", "bytes_in", "delete", "remove_sessions", "session_bytes"]
 
 HOLDERS = "holders"
 """Where in an agent's folder its holders have theirs."""
@@ -62,7 +62,7 @@ def delete(ledger: Ledger, search: Search, before: str, when: str) -> Deleted:
             for damaged in folder.glob(DAMAGED):
                 damaged.unlink()  # what is deleted is in it, whatever else is
         dead = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
-        _remove_sessions(folder / HOLDERS, dead)
+        remove_sessions(folder / HOLDERS, dead)
         return Deleted(going, size, dead, dict(ledger.forgotten))
     except OSError as error:
         raise cannot("delete archives in", folder, error) from error
@@ -72,8 +72,12 @@ def delete(ledger: Ledger, search: Search, before: str, when: str) -> Deleted:
 
 def session_bytes(folder: Path, holders: Sequence[str]) -> int:
     """Return how large the sessions of `holders` of the agent in `folder` are, in bytes."""
-    files = (file for holder in holders for file in (folder / HOLDERS / holder).rglob("*"))
-    return sum(file.lstat().st_size for file in files if file.is_file())
+    return sum(bytes_in(folder / HOLDERS / holder) for holder in holders)
+
+
+def bytes_in(folder: Path) -> int:
+    """Return how large the files below `folder` are together, in bytes."""
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _remove_torn(folder: Path, before: float) -> None:
@@ -83,9 +87,9 @@ def _remove_torn(folder: Path, before: float) -> None:
             torn.unlink()
 
 
-def _remove_sessions(folder: Path, holders: Iterable[str]) -> None:
-    """Remove the sessions of `holders`, which nobody has open. Raises LockedError when somebody has."""
-    there = [folder / holder for holder in holders if (folder / holder).is_dir()]
+def remove_sessions(folder: Path, names: Iterable[str]) -> None:
+    """Remove the sessions `names` in `folder`, which nobody has open. Raises LockedError when somebody has, OSError."""
+    there = [folder / name for name in names if (folder / name).is_dir()]
     for session in there:
         lock = FolderLock.acquire(session)
         try:

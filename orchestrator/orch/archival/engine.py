@@ -120,6 +120,12 @@ class Archives:
         """Return what `change` returns, which puts another file in the place of the agent's; all is known anew then."""
         return await self._stacks.work(Path(spec.folder), _renewed, change)
 
+    async def forget(self, spec: AgentSpec) -> None:
+        """Know nothing more of the agent, and have none of its files open."""
+        if (folder := Path(spec.folder)) in self._stacks.folders():
+            await self._stacks.work(folder, Shelves.close)
+        self._told.pop(spec.id, None)
+
     async def source(self, spec: AgentSpec, holder: str) -> Source:
         """Return where `holder`, an archive of the agent, has its messages.
 

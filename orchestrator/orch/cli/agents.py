@@ -29,7 +29,8 @@ def _list(arguments: Namespace) -> int:
     if arguments.json:
         print(dump([{key: row[key] for key in ROW} for row in rows]))
     else:
-        print(render.tree(rows) if arguments.tree else render.table(rows))
+        there = words.without_deleted(rows)
+        print(render.tree(there) if arguments.tree else render.table(there))
     return 0
 
 

@@ -7,7 +7,7 @@ import sys
 from . import render, words
 from .asking import agreed, query, query_arguments
 from .connection import Connection
-from .failure import Failure
+from .failure import STILL_RUNNING, Failure
 from .verb import Group, Verb
 
 TYPE_CHECKING = False
@@ -19,7 +19,6 @@ __all__ = ["VERBS", "entry_range", "numbered", "pages", "places", "table"]
 
 HEAD = ("ID", "KIND", "AGENT", "AGE", "MESSAGES", "TURNS", "TOKENS", "")
 RIGHT = frozenset({3, 4, 5, 6})
-STILL_RUNNING = 4
 
 
 def table(rows: list[dict[str, Any]], now: float | None = None) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["Failure", "explain"]
+__all__ = ["STILL_RUNNING", "Failure", "explain"]
+
+STILL_RUNNING = 4
+"""What it exits with when something stays for now, since somebody is at work."""
 
 
 class Failure(Exception):

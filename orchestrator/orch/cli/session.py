@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import session_audit, session_exchange, session_fsck, session_notes, session_tree
+from . import session_audit, session_exchange, session_fsck, session_notes, session_prune, session_tree
 from .verb import Group
 
 __all__ = ["VERBS"]
@@ -15,6 +15,7 @@ VERBS = {
         | session_notes.ACTIONS
         | session_exchange.ACTIONS
         | session_fsck.ACTIONS
-        | session_audit.ACTIONS,
+        | session_audit.ACTIONS
+        | session_prune.ACTIONS,
     )
 }

@@ -51,7 +51,7 @@ def _list_arguments(parser: ArgumentParser) -> None:
 
 def _list(arguments: Namespace) -> int:
     rows = latest(Connection().call("list", {"all": arguments.all}))
-    words.say(arguments, rows, listing(rows) if rows else "")
+    words.say(arguments, rows, listing(words.without_deleted(rows)) if rows else "")
     if not rows and not arguments.json:
         print("orch: there is no session yet; orch spawn TASK begins one", file=sys.stderr)
     return 0

@@ -27,7 +27,9 @@ __all__ = [
     "say",
     "say_switched",
     "seconds",
+    "spans",
     "text",
+    "without_deleted",
 ]
 
 UNLIMITED = float("inf")
@@ -176,6 +178,25 @@ def say_switched(arguments: Namespace, name: str, when: str, *, on: bool, change
     word = "enabled" if on else "disabled"
     text = f"{word}, {when}: {name}" if changed else f"was {word} already: {name}"
     say(arguments, {"name": name, "enabled": on, "changed": changed}, render.safe(text))
+
+
+def without_deleted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the agents whose sessions were not deleted; say on stderr which are left out, by their numbers."""
+    gone = {row["seq"] for row in rows if row.get("deleted") and row["kind"] != "holder"}
+    if gone:
+        print(f"orch: sessions of these were deleted: {spans(sorted(gone))}", file=sys.stderr)
+    return [row for row in rows if row["seq"] not in gone]
+
+
+def spans(numbers: list[int]) -> str:
+    """Return ascending numbers in few words: 3, 5-9."""
+    runs: list[list[int]] = []
+    for each in numbers:
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1][1:] = [each]
+        else:
+            runs.append([each])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def say(arguments: Namespace, data: Any, text: str) -> None:

@@ -83,6 +83,8 @@ async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
     A holder's file has what it was asked; what it holds comes with that.
     """
     node = await found(root, params.ref)
+    if node.deleted:
+        raise node.refusal()
     folder = Path(node.spec.folder)
     session = await root.disk.do(read_session, folder)
     said = without_lost(session.messages) if node.pending is not None and node.running else session.messages
@@ -132,7 +134,7 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         folder=spec.folder,
         tools=spec.active,
         activity=f"{activity.phase}: {activity.detail}" if activity else "",
-        error=f"its archive was deleted on {node.deleted[:10]}" if node.deleted else node.error,
+        error=_gone(node) if node.deleted else node.error,
         repaired=node.repaired,
         budget=budget_in(spec.limits),
         planning=spec.plan,
@@ -140,4 +142,9 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         spent=root.budgets.spent(node),
         outcome=node.last.outcome if node.last is not None and node.pending is None else "",
         sandbox=spec.sandbox.level,
+        deleted=node.deleted,
     )
+
+
+def _gone(node: Node) -> str:
+    return f"its {'archive' if node.is_holder else 'session'} was deleted on {node.deleted[:10]}"

@@ -143,6 +143,8 @@ async def look_up(root: Supervisor, node: Node, *, eras: bool = False) -> None:
     That changes when other archives are deleted, and a root that died right then has not taken it down. What the holder
     of an era is shown is found anew with `eras` alone.
     """
+    if node.deleted:
+        raise node.refusal()
     owner, known = root.tree.nodes[node.spec.parent_id or ""].spec, node.spec.source
     record = await root.archives.record(owner, node.spec.id)
     if eras if record.kind == "era" else known is None or record.spans != known.spans:
@@ -204,7 +206,10 @@ async def _note_all(root: Supervisor) -> None:
 
 
 def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
-    """Return the agents that may have archives: `ref` and those below it; None means all, for an agent its own."""
+    """Return the agents that may have archives: `ref` and those below it; None means all, for an agent its own.
+
+    Raises AgentError, ConfigError.
+    """
     nodes = root.tree.nodes
     if ref is None:
         top = list(nodes) if caller is None else nodes.subtree(caller)
@@ -216,12 +221,14 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
             raise ConfigError(
                 f"{ref!r} is an archive, not an agent that has some; `orch archive read` shows what it holds"
             )
+        if node.deleted:
+            raise node.refusal()
         if not node.spec.persist:
             raise ConfigError(
                 f"nothing of agent {node.spec.name!r} is kept (persist=False), so nothing of it is archived"
             )
         top = nodes.subtree(node.spec.id)
-    return [node for node in top if node.spec.archival is not None or node.archives]
+    return [node for node in top if not node.deleted and (node.spec.archival is not None or node.archives)]
 
 
 def _is_below(root: Supervisor, caller: str, node: Node) -> bool:

@@ -106,6 +106,8 @@ def session_of(root: Supervisor, ref: str) -> Node:
     node = resolve(root.tree.nodes, ref)
     if node.is_holder:
         raise ConfigError(f"{ref!r} is an archive, and no session of its own; `orch archive read` shows what it holds")
+    if node.deleted:
+        raise node.refusal()
     return node
 
 

@@ -1,0 +1,65 @@
+"""`orch session prune`: deleting for good what was said to agents that were killed long ago."""
+
+from __future__ import annotations
+
+from . import render, words
+from .connection import Connection
+from .failure import STILL_RUNNING
+from .verb import Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["ACTIONS"]
+
+HEAD = ["#", "ID", "NAME", "AGE", "BYTES", "TITLE"]
+RIGHT = frozenset({0, 3, 4})
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--older-than", metavar="AGE", required=True, help="agents that were over longer ago: 90m, 12h, 30d, 8w"
+    )
+    parser.add_argument("--keep", type=words.count, metavar="N", default=0, help="the N of them that were active last")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
+
+
+def _prune(arguments: Namespace) -> int:
+    import sys
+
+    asked = {"older": arguments.older_than, "keep": arguments.keep, "dry_run": arguments.dry_run}
+    pruned: dict[str, Any] = Connection().call("prune_sessions", asked)
+    rows = pruned["sessions"]
+    much = f"{render.counted(len(rows), 'session')}, {pruned['bytes']:,} bytes"
+    said = f"would delete {much}" if arguments.dry_run else f"deleted {much}"
+    words.say(arguments, pruned, f"{_table(rows)}\n{said}" if rows else said)
+    for why in pruned["busy"].values():
+        print(f"orch: {render.safe(why)}", file=sys.stderr)
+    return STILL_RUNNING if pruned["busy"] else 0
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [
+            *(str(row["seq"]), row["id"], render.line(row["name"], 24), render.age(row["last_activity"])),
+            *(f"{row['bytes']:,}", render.line(row["title"])),
+        ]
+        for row in rows
+    ]
+    return render.columns([HEAD, *cells], RIGHT)
+
+
+ACTIONS = {
+    "prune": (
+        "delete old ones of killed agents for good",
+        Verb(
+            "Delete for good the sessions of agents that were killed, or never came up, and that nobody touched since. "
+            "One below which something is not over stays. Exits with 4 when one has a process still: then it stays.",
+            "orch session prune --older-than 30d --dry-run",
+            _arguments,
+            _prune,
+        ),
+    ),
+}

@@ -1,0 +1,237 @@
+"""Sessions of agents that were killed long ago are deleted for good: which, what is left, and what a kill -9 leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import AsyncSubagent
+from orch.cli.words import spans, without_deleted
+from orch.deletions import redacted
+from orch.events import Ask, Collect, Discard, Kill, Resume, Steer, Title
+from orch.journal import Kept, Pruned
+from orch.nodes import Nodes
+from orch.services.discarding import over_since
+from orch_protocol.errors import AgentBusyError, ConfigError, SessionDeletedError
+from orch_worker.lock import FolderLock
+from orch_worker.store import AppendLog
+from orchestrator.forest import Forest
+from orchestrator.test_deletions import SECRET, Past, told
+from orchestrator.world import World, opened
+from virtual import until
+
+
+def killed(forest: Forest, id: str) -> str:
+    """Let the agent and all below it be killed, and their processes be over."""
+    forest.handle(Kill((id,), "the user", {}))
+    for node in list(forest.tree.nodes):
+        if node.running and node.status == "killed":
+            forest.gone(node.spec.id)
+    return id
+
+
+def over(forest: Forest, before: float = 1000.0) -> list[str]:
+    return sorted(node.spec.id for node in over_since(forest.tree.nodes, before))
+
+
+class TestWhich:
+    """Those that are over, with all below them, for long enough."""
+
+    def test_those_that_were_killed_and_not_touched_since(self) -> None:
+        """Not one that lives, that is young, of which nothing is kept, or that is deleted already."""
+        forest = Forest(max_concurrent=9)
+        forest.spawn()
+        killed(forest, forest.spawn(persist=False))
+        old, gone = killed(forest, forest.spawn()), killed(forest, forest.spawn())
+        forest.now += 10
+        young = killed(forest, forest.spawn())
+        assert over(forest) == [old, gone]
+        forest.handle(Discard(gone))
+        assert (over(forest), over(forest, 1010.0)) == ([old], [old, young])
+
+    def test_one_below_which_something_is_not_over_stays(self) -> None:
+        """A child that was resumed, or an archive that somebody has asked since."""
+        forest = Forest(max_concurrent=9, allow_nested=True)
+        parent = forest.spawn(tools=("spawn_subagent",))
+        child = forest.spawn(parent, parent_id=parent, depth=2)
+        killed(forest, parent)
+        assert over(forest) == [parent, child]
+        forest.handle(Resume(child))
+        assert over(forest) == []
+        past = Past()
+        killed(past, past.agent)
+        past.gone("h1")
+        assert over(past) == [past.agent]
+        past.now += 10
+        past.turn("q3", "h1")
+        assert over(past) == []
+
+
+class TestRecord:
+    """What the tree and the journal tell of one."""
+
+    def test_nothing_is_told_of_what_was_said(self) -> None:
+        """Nor of its archives; what is folded is the same tree, also when it was kept in short before."""
+        past = Past(warm=False)
+        past.handle(Title(past.agent, SECRET))
+        killed(past, past.agent)
+        short = past.tree.nodes.kept(1000.0)
+        past.handle(Discard(past.agent))
+        for journal in (past.journal, [*short, past.journal[-1]]):
+            after = redacted(journal)
+            assert [type(entry) for entry in after] == [type(entry) for entry in journal]
+            assert not told(after)
+            assert not [entry for entry in after if isinstance(entry, Kept) and SECRET.encode() in bytes(entry.state)]
+            assert Nodes(after).by_id == past.tree.nodes.by_id
+            assert Nodes(after).going == past.tree.nodes.going == {past.agent: "/nowhere"}
+            assert all(one is two for one, two in zip(after, redacted(after), strict=True))
+        past.write([Pruned(at=1000.0, id=past.agent, session="gone")])
+        assert Nodes(redacted(past.journal)).going == {}
+
+    def test_who_asks_for_it_is_told_when_it_was_deleted(self) -> None:
+        """Its number and what it used are left; its name is free."""
+        forest = Forest(max_concurrent=9)
+        id = forest.spawn(name="reader")
+        forest.ask(id)
+        forest.finish(id)
+        killed(forest, id)
+        forest.handle(Discard(id))
+        for event in (Ask(id, "q2", "?"), Collect(id, "the user"), Steer(id, "s", "x"), Resume(id), Discard(id)):
+            with pytest.raises(SessionDeletedError, match=r"of agent 'reader' \(a001\) was deleted on 1970-01-01"):
+                forest.handle(event)
+        assert (forest.tree.nodes[id].usage.cost_usd, forest.tree.nodes.by_id.at(1)) == (0.5, forest.tree.nodes[id])
+        forest.spawn(name="reader")
+
+    def test_one_that_has_a_process_stays(self) -> None:
+        """Whoever was resumed since it was chosen is not deleted."""
+        forest = Forest()
+        id = forest.spawn()
+        with pytest.raises(AgentBusyError, match="has a process: its session stays"):
+            forest.handle(Discard(id))
+
+
+def test_numbers_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that were deleted are left out of a list."""
+    assert spans([1, 3, 4, 5, 8, 9]) == "1, 3-5, 8-9"
+    rows = [{"seq": seq, "kind": "agent", "deleted": "2026" if seq != 2 else ""} for seq in range(1, 5)]
+    assert [row["seq"] for row in without_deleted(rows)] == [2]
+    assert capsys.readouterr().err == "orch: sessions of these were deleted: 1, 3-4\n"
+
+
+async def ended(world: World, said: str = "first word") -> AsyncSubagent:
+    """Return an agent that said something, would say more, and was killed."""
+    agent = await world.scripted(said, "second word")
+    assert (await agent.query("?")).text == said
+    await agent.kill()
+    await until(lambda: not world.supervisor.tree.nodes[agent.id].running)
+    return agent
+
+
+def answers(world: World) -> list[str]:
+    """Return what was answered, as far as the journal tells it."""
+    lines = world.supervisor.happenings.path.read_bytes().splitlines()
+    said = [line for line in lines if b'"type":"answered"' in line]
+    return [word for line in said for word in ("first word", "second word", "kept") if word.encode() in line]
+
+
+async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:
+    """Neither session nor log nor a word in the journal; a copy of it, and the one that is kept, go on. What somebody
+    has open just then is taken away by the next root."""
+    sessions = tmp_path / "sessions"
+    async with opened(tmp_path, run="mine") as world:
+        first = await ended(world)
+        copy = await first.fork()
+        second, third = await ended(world), await ended(world, "kept")
+        planned = await world.prune_sessions(older=0, keep=1, dry_run=True)
+        assert [row.seq for row in planned.sessions] == [1, 3]
+        lock = FolderLock.acquire(sessions / second.id)
+        assert await world.prune_sessions(older="0s", keep=1) == planned
+        lock.release()
+        assert {path.name for path in sessions.iterdir()} == {copy.id, second.id, third.id}
+        assert answers(world) == ["kept"]
+        assert (await copy.query("?")).text == "second word"
+    async with opened(tmp_path, run="mine") as world:
+        assert {path.name for path in sessions.iterdir()} == {copy.id, third.id}
+        assert world.supervisor.tree.nodes.going == {}
+        rows = await world.agents(all=True)
+        assert [bool(row.deleted) for row in rows] == [True, False, True, False]
+        gone, there = await world.get(first.id), await world.get(third.id)
+        for ask in (gone.fork(), gone.resume(), gone.collect(), world.search_archive("x", ref=first.id)):
+            with pytest.raises(SessionDeletedError):
+                await ask
+        await there.resume()
+        assert (await there.query("again?")).text == "second word"
+        with pytest.raises(ConfigError, match="cannot be kept"):
+            await world.prune_sessions(older=0, keep=-1)
+
+
+STEPS = [(AppendLog, "append"), (os, "replace"), (os, "unlink"), (os, "rmdir")]
+
+
+def deleted_until(home: Path, step: int) -> bool:
+    """Prune all in `home` in another process, which kills itself before the so-many-th thing that it does to a file
+    from then on; return whether it did."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    try:
+        left = [step]
+
+        def deadly(act: Callable[..., Any]) -> Callable[..., Any]:
+            def acting(*arguments: Any, **named: Any) -> Any:
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return act(*arguments, **named)
+
+            return acting
+
+        async def prune() -> None:
+            async with World(home, run="mine") as world:
+                for where, name in STEPS:
+                    setattr(where, name, deadly(getattr(where, name)))
+                await world.prune_sessions(older=0)
+                os._exit(0)
+
+        asyncio.run(prune())
+    finally:
+        os._exit(1)
+
+
+def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
+    """kill -9 before each thing that is done to a file: both sessions are there and answer, or the next root takes away
+    what is left of those that were given up, of which nothing is told any more."""
+    home, before = tmp_path / "home", tmp_path / "before"
+
+    async def past() -> list[str]:
+        async with World(home, run="mine") as world:
+            return [(await ended(world)).id for _ in range(2)]
+
+    async def gone() -> int:
+        async with opened(home, run="mine") as world:
+            deleted = {node.spec.id for node in world.supervisor.tree.nodes if node.deleted}
+            left = set(ids) - deleted
+            assert {path.name for path in (home / "sessions").iterdir()} == left
+            assert [(await (await world.get(id)).collect(again=True)).text for id in left] == ["first word"] * len(left)
+            assert answers(world) == ["first word"] * len(left)
+            return len(deleted)
+
+    ids = asyncio.run(past())
+    home.rename(before)
+    found: list[int] = []
+    dies = True
+    while dies:
+        shutil.copytree(before, home)
+        dies = deleted_until(home, len(found) + 1)
+        found.append(asyncio.run(gone()))
+        shutil.rmtree(home)
+    assert found == sorted(found)
+    assert {*found} == {0, 1, 2}
+    assert len(found) > 8
