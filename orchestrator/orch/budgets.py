@@ -32,7 +32,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import Usage
 
 from .allowances import LOW, Account, low, reached, share, short, shortened
-from .journal import Answered, Entry, LetGo, PutAside, RootBudgeted, Spent
+from .journaled import Answered, Entry, LetGo, PutAside, RootBudgeted, Spent
 from .nodes import Node, Nodes
 
 __all__ = ["Budgets"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from . import admission, journal
+from . import admission, journaled
 from .events import Adopt, Archived, Decision, Hold
-from .journal import Moved, Spawned
+from .journaled import Moved, Spawned
 from .nodes import Nodes
 
 __all__ = ["adopt", "archived", "hold"]
@@ -35,7 +35,7 @@ def archived(nodes: Nodes, event: Archived, now: float) -> Decision:
     new = tuple(each for each in event.holders if each[0] not in node.archives)
     if not new and not event.problem and event.context_tokens in (0, node.context_tokens):
         return Decision()
-    said = journal.Archived(
+    said = journaled.Archived(
         at=now, id=event.id, holders=new, context_tokens=event.context_tokens, problem=event.problem
     )
     return Decision([said])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from orch_protocol.errors import AgentBusyError, NoResultError
 
 from .events import Collect, Decision
-from .journal import Collected
+from .journaled import Collected
 from .nodes import Node, Nodes, Result, iso
 
 __all__ = ["at_hand", "collect", "uncollected"]

@@ -10,7 +10,7 @@ from orch_protocol.errors import AgentBusyError, error_info
 from orch_protocol.spec import AgentSpec
 
 from .events import Decision, Deleted, Discard, Instruction, Notify, Signal
-from .journal import Answered, Archived, Asked, Entry, Heard, Kept, Moved, Pruned, Spawned, Steered, Titled, Woken
+from .journaled import Answered, Archived, Asked, Entry, Heard, Kept, Moved, Pruned, Spawned, Steered, Titled, Woken
 from .node import Node, bare, bury, forget
 from .node import discard as empty
 from .nodes import Nodes, iso

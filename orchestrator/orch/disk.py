@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from orch_protocol.errors import StoreError
 
-from .journal import Entry, Journal
+from .journal import Journal
+from .journaled import Entry
 
 __all__ = ["Disk"]
 

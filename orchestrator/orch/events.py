@@ -14,7 +14,7 @@ from orch_protocol.models import Answers
 from orch_protocol.spec import AgentSpec, BackendSpec, QueueMode
 from orch_protocol.taint import Mark
 
-from .journal import Entry
+from .journaled import Entry
 
 __all__ = [
     "REQUESTS",

@@ -15,7 +15,8 @@ from orch_protocol.happened import RunEvent
 from orch_protocol.hook_events import Event, SubagentFinished, SubagentSpawned
 from orch_worker.store import newest_sealed
 
-from .journal import Answered, Ended, Entry, Journal, Kept, KeptRun, Spawned, decoded
+from .journal import Journal
+from .journaled import Answered, Ended, Entry, Kept, KeptRun, Spawned, decoded
 from .nodes import head_of
 
 if TYPE_CHECKING:

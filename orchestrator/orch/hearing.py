@@ -10,7 +10,7 @@ from orch_protocol import commands
 
 from . import admission
 from .events import Decision, Hear, Instruction, Send, SetHearing, Steer, Unsay
-from .journal import Heard, Hearing, Steered, Unsaid
+from .journaled import Heard, Hearing, Steered, Unsaid
 from .nodes import Node, Nodes
 
 __all__ = ["hear", "reminder", "set_hearing", "steer", "unsay"]

@@ -6,7 +6,7 @@ from orch_protocol.errors import error_info
 from orch_protocol.services import Status
 
 from .events import BootOverdue, Decision, Gone, Instruction, Launch, Notify, Relaunch, Timer
-from .journal import Answered, Ended, Entry, Launched
+from .journaled import Answered, Ended, Entry, Launched
 from .nodes import Node, Nodes
 from .obituaries import cause_of, obituary
 from .restarts import SPREAD, WINDOW, pause, recent

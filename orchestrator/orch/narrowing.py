@@ -13,7 +13,7 @@ from orch_worker.tools.presets import RECALL
 
 from . import events
 from .events import Decision, Instruction, Send
-from .journal import Entry, Narrowed
+from .journaled import Entry, Narrowed
 from .nodes import Node, Nodes
 
 __all__ = ["narrow", "own_rights", "reminder"]

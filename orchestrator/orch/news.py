@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .journal import Answered, Woken
+from .journaled import Answered, Woken
 
 if TYPE_CHECKING:
     from .nodes import Node, Nodes

@@ -11,7 +11,7 @@ from orch_protocol.messages import Reply, Usage
 from orch_protocol.services import Status
 from orch_protocol.spec import AgentSpec, BackendSpec
 
-from .journal import Asked, Pruned, Steered
+from .journaled import Asked, Pruned, Steered
 from .tombstones import marker, refusal, session_refusal, silent
 from .worked import Worked
 

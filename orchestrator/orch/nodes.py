@@ -15,7 +15,7 @@ from orch_protocol.models import Answers
 from orch_protocol.spec import AgentSpec
 from orch_worker.backends.registry import template_for
 
-from .journal import (
+from .journaled import (
     Answered,
     Archived,
     Asked,

@@ -11,7 +11,7 @@ from orch_worker.files import cannot
 
 from .archival.deletion import remove_sessions
 from .deletions import redacted
-from .journal import Pruned
+from .journaled import Pruned
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .events import Decision, Instruction, Notify
-from .journal import Answered, Entry
+from .journaled import Answered, Entry
 from .news import News
 from .nodes import Nodes
 

@@ -73,7 +73,8 @@ from .events import (
 from .fleeting import Fleeting
 from .happenings import Happenings
 from .holds import Holds
-from .journal import Entry, Journal
+from .journal import Journal
+from .journaled import Entry
 from .lanes import Lanes
 from .launchers.base import Launcher
 from .nodes import Node, head_of

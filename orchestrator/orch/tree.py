@@ -26,7 +26,7 @@ from orch_protocol.messages import Usage
 from orch_protocol.services import Status
 from orch_protocol.taint import joined
 
-from . import admission, cold, collecting, deletions, hearing, journal, narrowing
+from . import admission, cold, collecting, deletions, hearing, journaled, narrowing
 from .events import (
     Adopt,
     ApprovePlan,
@@ -71,7 +71,7 @@ from .events import (
     Unsay,
     WorkerUp,
 )
-from .journal import (
+from .journaled import (
     Answered,
     Asked,
     Budgeted,
@@ -276,17 +276,17 @@ class Tree:
         return deletions.discard(self.nodes, event, now)
 
     def _on_localise(self, event: Localise, now: float) -> Decision:
-        return Decision([journal.Localised(at=now, id=event.id, backend=event.backend)])
+        return Decision([journaled.Localised(at=now, id=event.id, backend=event.backend)])
 
     def _on_choose(self, event: Choose, now: float) -> Decision:
-        return Decision([journal.Chosen(at=now, id=event.id, answers=event.answers)])
+        return Decision([journaled.Chosen(at=now, id=event.id, answers=event.answers)])
 
     def _on_catalogchanged(self, event: CatalogChanged, now: float) -> Decision:
-        return Decision([journal.CatalogChanged(at=now, id=event.id, digest=event.digest)])
+        return Decision([journaled.CatalogChanged(at=now, id=event.id, digest=event.digest)])
 
     def _on_markagent(self, event: MarkAgent, now: float) -> Decision:
         marks = joined(self.nodes[event.id].spec.marks, event.marks)
-        return Decision([journal.Marked(at=now, id=event.id, marks=marks)])
+        return Decision([journaled.Marked(at=now, id=event.id, marks=marks)])
 
     def _on_spend(self, event: Spend, now: float) -> Decision:
         return Decision([Spent(at=now, id=event.id, usage=event.usage)])
@@ -376,7 +376,7 @@ class Tree:
 
     def _on_title(self, event: Title, now: float) -> Decision:
         new = event.title != self.nodes[event.id].title
-        return Decision([journal.Titled(at=now, id=event.id, title=event.title)] if new else [])
+        return Decision([journaled.Titled(at=now, id=event.id, title=event.title)] if new else [])
 
     def _on_unsay(self, event: Unsay, now: float) -> Decision:
         return hearing.unsay(self.nodes, event, now)
@@ -420,7 +420,7 @@ class Tree:
         return narrowing.narrow(self.nodes, event, now)
 
     def _on_approveplan(self, event: ApprovePlan, now: float) -> Decision:
-        return Decision([journal.PlanApproved(at=now, id=event.id)])
+        return Decision([journaled.PlanApproved(at=now, id=event.id)])
 
     def _on_collect(self, event: Collect, now: float) -> Decision:
         return collecting.collect(self.nodes, event, now)

@@ -19,7 +19,7 @@ from orch.events import (
     Timer,
     WorkerUp,
 )
-from orch.journal import Entry
+from orch.journaled import Entry
 from orch.tree import Tree
 from orch_protocol.config import SubagentsConfig
 from orch_protocol.errors import ErrorInfo

@@ -11,7 +11,8 @@ import pytest
 from orch.cli import run
 from orch.damage import examine, repair
 from orch.findings import in_session
-from orch.journal import Journal, Opened
+from orch.journal import Journal
+from orch.journaled import Opened
 from orch_protocol.messages import assistant
 from orch_worker.lines import seal, unseal
 from orch_worker.lock import FolderLock

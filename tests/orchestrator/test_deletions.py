@@ -12,7 +12,8 @@ import pytest
 from orch.deletions import redacted
 from orch.events import Archived, Ask, Deleted, Finish, Hear, Hold, Rest, Resume, Steer
 from orch.holds import Holds
-from orch.journal import Answered, Entry, Journal, Opened, Pruned, Spawned
+from orch.journal import Journal
+from orch.journaled import Answered, Entry, Opened, Pruned, Spawned
 from orch.services.pruning import seconds_of
 from orch_protocol.archive import Source
 from orch_protocol.errors import ArchiveDeletedError, ConfigError, StoreError

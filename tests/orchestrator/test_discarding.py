@@ -1,14 +1,8 @@
-"""Sessions of agents that were killed long ago are deleted for good: which, what is left, and what a kill -9 leaves."""
+"""Sessions of agents that were killed long ago are deleted for good: which, and what is left."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,12 +10,11 @@ from orch import AsyncSubagent
 from orch.cli.words import spans, without_deleted
 from orch.deletions import redacted
 from orch.events import Ask, Collect, Discard, Kill, Resume, Steer, Title
-from orch.journal import Kept, Pruned
+from orch.journaled import Kept, Pruned
 from orch.nodes import Nodes
 from orch.services.discarding import over_since
 from orch_protocol.errors import AgentBusyError, ConfigError, SessionDeletedError
 from orch_worker.lock import FolderLock
-from orch_worker.store import AppendLog
 from orchestrator.forest import Forest
 from orchestrator.test_deletions import SECRET, Past, told
 from orchestrator.world import World, opened
@@ -170,68 +163,3 @@ async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:
         assert (await there.query("again?")).text == "second word"
         with pytest.raises(ConfigError, match="cannot be kept"):
             await world.prune_sessions(older=0, keep=-1)
-
-
-STEPS = [(AppendLog, "append"), (os, "replace"), (os, "unlink"), (os, "rmdir")]
-
-
-def deleted_until(home: Path, step: int) -> bool:
-    """Prune all in `home` in another process, which kills itself before the so-many-th thing that it does to a file
-    from then on; return whether it did."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    try:
-        left = [step]
-
-        def deadly(act: Callable[..., Any]) -> Callable[..., Any]:
-            def acting(*arguments: Any, **named: Any) -> Any:
-                left[0] -= 1
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return act(*arguments, **named)
-
-            return acting
-
-        async def prune() -> None:
-            async with World(home, run="mine") as world:
-                for where, name in STEPS:
-                    setattr(where, name, deadly(getattr(where, name)))
-                await world.prune_sessions(older=0)
-                os._exit(0)
-
-        asyncio.run(prune())
-    finally:
-        os._exit(1)
-
-
-def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
-    """kill -9 before each thing that is done to a file: both sessions are there and answer, or the next root takes away
-    what is left of those that were given up, of which nothing is told any more."""
-    home, before = tmp_path / "home", tmp_path / "before"
-
-    async def past() -> list[str]:
-        async with World(home, run="mine") as world:
-            return [(await ended(world)).id for _ in range(2)]
-
-    async def gone() -> int:
-        async with opened(home, run="mine") as world:
-            deleted = {node.spec.id for node in world.supervisor.tree.nodes if node.deleted}
-            left = set(ids) - deleted
-            assert {path.name for path in (home / "sessions").iterdir()} == left
-            assert [(await (await world.get(id)).collect(again=True)).text for id in left] == ["first word"] * len(left)
-            assert answers(world) == ["first word"] * len(left)
-            return len(deleted)
-
-    ids = asyncio.run(past())
-    home.rename(before)
-    found: list[int] = []
-    dies = True
-    while dies:
-        shutil.copytree(before, home)
-        dies = deleted_until(home, len(found) + 1)
-        found.append(asyncio.run(gone()))
-        shutil.rmtree(home)
-    assert found == sorted(found)
-    assert {*found} == {0, 1, 2}
-    assert len(found) > 8

@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 from orch.disk import THREADS, Disk
-from orch.journal import Journal, Opened
+from orch.journal import Journal
+from orch.journaled import Opened
 
 
 async def test_the_journal_is_synced_while_large_files_are_read(tmp_path: Path) -> None:

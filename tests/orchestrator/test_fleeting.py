@@ -9,7 +9,8 @@ import pytest
 from orch import ArchivalConfig, AsyncOrchestrator, Config, MemoryConfig, ScriptedBackend, fleeting
 from orch.damage import examine
 from orch.fleeting import Fleeting
-from orch.journal import Journal, Killed, Spawned
+from orch.journal import Journal
+from orch.journaled import Killed, Spawned
 from orch.paths import sessions_of
 from orch.testing import FakeLauncher, fake_world
 from orch_protocol.errors import AgentGoneError, ConfigError, SpawnError

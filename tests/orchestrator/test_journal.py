@@ -12,7 +12,8 @@ from orch import Config, journal
 from orch.deletions import redacted
 from orch.events import Collect, Kill, Resume
 from orch.happenings import read_events
-from orch.journal import Journal, Kept, KeptRun, Spawned, Steered
+from orch.journal import Journal
+from orch.journaled import Kept, KeptRun, Spawned, Steered
 from orch.nodes import Nodes
 from orch_protocol.errors import AgentGoneError
 from orchestrator.forest import Forest

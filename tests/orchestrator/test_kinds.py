@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orch.allowances import LOW, change_of, told
 from orch.budgets import Budgets
 from orch.events import Finish, Gone, Recover, Resume
-from orch.journal import Opened
+from orch.journaled import Opened
 from orch.overtime import Overtime
 from orch.worked import Worked
 from orch_protocol.budget import KINDS, Amounts, Budget, BudgetChange, Reserve, amounts_of, limit_of

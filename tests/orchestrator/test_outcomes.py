@@ -9,7 +9,7 @@ import pytest
 
 from orch import Budget, Limits, ScriptedBackend
 from orch.events import Cancel, Finish, Gone, Kill, LaunchFailed, Notify, Recover, TurnOverdue
-from orch.journal import Answered
+from orch.journaled import Answered
 from orch.nodes import Node
 from orch.ooms import Ooms
 from orch_protocol.errors import (

@@ -9,7 +9,7 @@ import pytest
 
 from orch import roll
 from orch.events import Collect, Kill, Resume, Title
-from orch.journal import Spawned, Titled
+from orch.journaled import Spawned, Titled
 from orch.refs import resolve
 from orchestrator.forest import Forest
 

@@ -19,7 +19,7 @@ from orch.events import (
     StopOverdue,
     Sweep,
 )
-from orch.journal import Answered, Ended
+from orch.journaled import Answered, Ended
 from orch_protocol.errors import (
     AgentBusyError,
     AgentGoneError,
