@@ -334,6 +334,18 @@ def test_globs(pattern: str, path: str, matches: bool) -> None:
     assert bool(glob_regex(pattern).fullmatch(path)) is matches
 
 
+async def test_names_that_are_alike_are_of_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was swapped for a link a moment ago: what is missing there is not looked for elsewhere."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.txt").write_text("no")
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd" / "sub").symlink_to(tmp_path / "outside")
+    monkeypatch.setattr("orch_worker.tools.files.inside", lambda context, path: context.cwd / path)
+    with pytest.raises(ToolError) as told:
+        await run(read_file, tmp_path / "cwd", path="sub/secret.tx")
+    assert str(told.value) == "There is no 'sub/secret.tx'."
+
+
 @pytest.mark.parametrize("pattern", ["*a" * 100 + "b", "**/a/" * 50 + "b", "**a" * 60 + "b", "*?" * 100 + "b"])
 def test_a_pattern_of_a_stranger_is_soon_done(pattern: str) -> None:
     """A `.gitignore` comes with a repository: many stars on a long name are not tried in all ways that there are."""

@@ -55,6 +55,8 @@ def _resolved(top: int, relative: str, flags: int) -> int:
 
 def _walked(top: int, relative: str, flags: int) -> int:
     *folders, name = relative.split("/")
+    if ".." in (*folders, name):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), relative)
     here = top
     try:
         for part in folders:

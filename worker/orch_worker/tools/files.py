@@ -15,6 +15,7 @@ from typing import Annotated, BinaryIO, Final
 from msgspec import Meta
 
 from .base import ToolContext, ToolError, tool
+from .descent import FOLDER, open_below
 from .globs import glob_regex
 from .ignore import walk
 from .patterns import compile_pattern
@@ -134,11 +135,11 @@ def inside(context: ToolContext, path: str) -> Path:
 @contextmanager
 def opened(context: ToolContext, path: str) -> Iterator[BinaryIO]:
     """Open the file `path` for reading. Raises ToolError when it is not below the context's folder, or is no file."""
-    target = inside(context, path)
-    if _is_folder(target, path):
+    target, root = inside(context, path), context.cwd.resolve()
+    if _is_folder(target, path, root):
         raise ToolError(f"{path!r} is a folder: use list_files.")
     try:
-        with open_regular(target, context.cwd.resolve()) as file:
+        with open_regular(target, root) as file:
             yield file
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -153,11 +154,11 @@ def _that_match(glob: str | None) -> str:
     return f" match {glob!r}" if glob else ""
 
 
-def _is_folder(target: Path, path: str) -> bool:
+def _is_folder(target: Path, path: str, root: Path) -> bool:
     try:
         return stat.S_ISDIR(target.stat().st_mode)
     except FileNotFoundError:
-        raise ToolError(f"There is no {path!r}.{_similar(target)}") from None
+        raise ToolError(f"There is no {path!r}.{_similar(target, root)}") from None
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -168,12 +169,16 @@ def _unreadable(path: str, error: OSError) -> ToolError:
     return ToolError(f"{path!r} cannot be read: {error.strerror}.")
 
 
-def _similar(target: Path) -> str:
+def _similar(target: Path, root: Path) -> str:
     import difflib
 
     try:
-        names = {name.lower(): name for name in sorted(os.listdir(target.parent))}
-    except OSError:
+        folder = open_below(str(root), str(target.parent.relative_to(root)), FOLDER)
+        try:
+            names = {name.lower(): name for name in sorted(os.listdir(folder))}
+        finally:
+            os.close(folder)
+    except (OSError, ValueError):  # it is not there, or is the working folder itself
         return ""
     close = difflib.get_close_matches(target.name.lower(), names, n=3)
     return f" Did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else ""
@@ -216,7 +221,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def _files(context: ToolContext, path: str, glob: str | None) -> Iterator[tuple[str, Path]]:
     """Yield, in order, the files below the folder `path` (or `path` itself), as shown and as they are."""
     root, start = context.cwd.resolve(), inside(context, path)
-    if not _is_folder(start, path):
+    if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
     wanted = glob_regex(glob) if glob else None
