@@ -47,6 +47,7 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         note(folder, agent.id, Choose("nowhere:model"))
         with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
             await agent.query("fourth")
+        await agent.title("Nothing else is kept from happening")
         assert await agent.set_model("extractive") == "extractive"
         assert (await agent.query("Which was the one?")).text
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.errors import BackendError, ConfigError, RateLimitError
+from orch_protocol.errors import BackendError, ConfigError, ContextOverflowError, RateLimitError
 from orch_protocol.messages import Text, ToolUse, assistant, text_of, tool_uses, user
 from orch_worker.backends import make_backend
 from orch_worker.backends.scripted import ScriptedBackend
@@ -133,6 +133,15 @@ class TestPosition:
         assert await say(revived) == "b"
         revived.load([user("q"), assistant("a"), assistant("b")])
         assert await say(revived) == "c"
+
+    async def test_an_error_that_was_raised_is_not_when_the_conversation_is_loaded_shorter(self) -> None:
+        """So a refusal for length can be scripted, and what comes of it; see compaction."""
+        backend = ScriptedBackend(["one", {"error": "ContextOverflowError"}, "two"])
+        backend.load((user("q1"), assistant("one"), user("q2")), 1)
+        with pytest.raises(ContextOverflowError):
+            await backend.assistant_turn()
+        backend.load((user("in short"), user("q2")), 1)
+        assert text_of((await backend.assistant_turn()).message) == "two"
 
     async def test_script_of_errors_alone(self) -> None:
         """A loop of errors does not trap a conversation that holds responses from elsewhere."""

@@ -82,11 +82,13 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
         left = await _summed(root, node, edit.change.to)
         edit = Edit(edit.entry, Move(edit.change.to, left.text or None))
     told: str | None = None
-    if recorded != (node.spec.chosen, node.spec.backend.thinking) or isinstance(edit.change, Choose | Think):
+    chosen = isinstance(edit.change, Choose | Think)
+    moved = isinstance(edit.change, Move) and recorded != (node.spec.chosen, node.spec.backend.thinking)
+    if chosen or moved:
         try:
             answers = await choosing.answers_at(root, node.spec, *recorded)
         except ConfigError:
-            if not isinstance(edit.change, Move):
+            if chosen:
                 raise
             # Nobody is kept from going there: whoever asks is told why that model does not answer.
         else:

@@ -89,6 +89,8 @@ class ScriptedBackend(Conversation):
         self._items = tuple(items)
         self._summaries = tuple(summaries)
         self._next = 0
+        self._raised: set[int] = set()
+        """Where the errors stand that were raised."""
         self.on_request: OnRequest | None = None
         """Told of each request before it is answered."""
 
@@ -111,6 +113,7 @@ class ScriptedBackend(Conversation):
         if item.sleep:
             await asyncio.sleep(item.sleep)
         if item.error is not None:
+            self._raised.add(self._next)
             self._next += 1
             raise error_from(ErrorInfo(item.error, item.message or f"scripted {item.error}"))
         message = self._message(item)
@@ -137,6 +140,8 @@ class ScriptedBackend(Conversation):
         super().load(messages)
         self._next = 0
         self._advance(sum(message.role == "assistant" for message in messages) if responses is None else responses)
+        while self._next in self._raised:
+            self._next += 1  # the same conversation in other words, to be asked again
 
     def info(self) -> BackendInfo:
         """Return who answers."""
