@@ -16,11 +16,11 @@ from msgspec import Struct
 from orch_protocol.entries import CompactionEntry
 from orch_protocol.messages import Message, Text
 
-from .loop import STEERING
 from .project import is_project
 from .prompt import question_in, split_first_prompt
 from .receipt import Receipt, merge, receipt_of, render
 from .rendering import pieces, render_turn
+from .said import STEERING
 from .stubs import holder_of, is_summary, stubs_in
 from .tokens import clip
 from .turns import is_prompt, turns_of

@@ -33,6 +33,7 @@ from .cutting import WHY, Cut, cut_off, end_all, is_done, outcome_of
 from .interjections import Interjection
 from .prompt import continued_prompt
 from .purse import Purse
+from .said import STEERING
 from .tokens import CHARS_PER_TOKEN, clip
 from .tools.toolbox import Executor, Outcome, refuse
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from .hooked import AgentHooks
     from .phases.turn import Phases
 
-__all__ = ["STEERING", "Aborted", "Brake", "run_turn"]
+__all__ = ["Aborted", "Brake", "run_turn"]
 
 Report = Callable[[str, str, int], None]
 Interject = Callable[[bool], list[Interjection]]
@@ -52,7 +53,6 @@ Prepare = Callable[[], Awaitable[None]]
 Shorten = Callable[[bool], Awaitable["Compacted | None"]]
 Frame = Callable[[str], str]
 
-STEERING: Final = "[Steering]"
 SHOWN: Final = 2000
 
 NOT_COMPLETE: Final = frozenset({"max_tokens", "budget", "refusal", "error"})

@@ -11,6 +11,7 @@ from typing import Final
 
 from orch_protocol.policy import Verdict
 
+from .said import CUT_SHORT, INTERRUPTED
 from .session import Session
 
 __all__ = [
@@ -77,14 +78,14 @@ def after_interruption(prompt: str, unfinished: Sequence[str]) -> str:
     `unfinished` names the tools whose calls it kept from running or from finishing.
     """
     calls = f" Not run, or not to the end: {', '.join(unfinished)}." if unfinished else ""
-    return f"[The user interrupted the turn before this one.{calls} {AND_NOW}]\n\n{prompt}"
+    return f"{INTERRUPTED}.{calls} {AND_NOW}]\n\n{prompt}"
 
 
 def after_cut(prompt: str, unfinished: Sequence[str], died: str = "") -> str:
     """Return `prompt`, the first one after a turn that broke off by itself, with that said before it."""
     calls = f" Without a result, though perhaps done: {', '.join(unfinished)}." if unfinished else ""
     how = f": its process ended ({died})" if died else ""
-    return f"[The turn before this one was cut short{how}; what it recorded is above.{calls}]\n\n{prompt}"
+    return f"{CUT_SHORT}{how}; what it recorded is above.{calls}]\n\n{prompt}"
 
 
 def mark_of(session: Session, *, ended: bool, died: str = "") -> Callable[[str], str]:

@@ -256,6 +256,7 @@ class Chat:
         self.link.watch(asked, self.event, self._lost)
 
     def _lost(self, failure: Failure) -> None:
+        self._story.lost()
         self._fail(failure)
         self.sheet.note("what the agent finished is kept; the next prompt goes on with it")
         self.questions.clear()  # those that still wait are told of again

@@ -28,7 +28,7 @@ from prompt_toolkit.styles import Style
 
 from .chat import Chat
 from .completing import suggestions
-from .pieces import Piece
+from .pieces import Piece, wrapped
 
 __all__ = ["Screen"]
 
@@ -61,6 +61,9 @@ IDLE_SECONDS: Final = 4.0
 LIVE_ROWS: Final = 6
 """So many rows of what is not complete stand above the prompt; what goes beyond scrolls away."""
 PROMPT: Final = "> "
+PROSE: Final = frozenset({"note", "error", "ask", "you", "call"})
+"""Styles of lines of words, which end between these; others are as they are."""
+HANG: Final = "  "
 DEFAULT: Final = "DEFAULT_BUFFER"
 
 
@@ -82,6 +85,8 @@ class Screen:
         self._topic = ""
         """The question that is on the screen: no other is answered by what is typed."""
         self._bound: tuple[dict[str, str] | None, KeyBindings] = None, KeyBindings()
+        self._spaced = False
+        """Whether a prompt has to be set off from what stands above it."""
         self._dirty = asyncio.Event()
         chat.changed = self._dirty.set
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -170,8 +175,13 @@ class Screen:
 
     def _print(self, lines: Iterable[list[Piece]]) -> None:
         text: list[tuple[str, str]] = []
+        width = self._session.output.get_size().columns
         for line in lines:
-            text += [*_formatted(line), ("", "\n")]
+            if self._spaced and line and line[0][0] == "you" and line[0][1].startswith(PROMPT):
+                text.append(("", "\n"))
+            self._spaced = any(piece.strip() for _, piece in line)
+            for row in wrapped(line, width, hang=HANG) if len(line) == 1 and line[0][0] in PROSE else [line]:
+                text += [*_formatted(row), ("", "\n")]
         if text:
             print_formatted_text(
                 FormattedText(text),

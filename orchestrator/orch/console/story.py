@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from typing import Any, Final
 
 from orch_worker.prompt import split_first_prompt
+from orch_worker.said import as_said
 
 from ..cli import render
 from ..cli.watching import Transcript
@@ -35,13 +36,19 @@ class Story:
     def began(self, event: dict[str, Any]) -> None:
         """A turn begins, or is met."""
         self._turn = Transcript(self._sheet)
-        asked = not event["from_inbox"] and not event["asker"]
-        if event["met"] and asked:
-            self._sheet.note(f"> {event['prompt']}", "you")
-        elif event["met"] or event["request_id"] not in self._own:
-            self._sheet.note(f"{_whose(event)}: {event['prompt'][:PROMPT]}", "you")
+        self._sheet.over()
+        if event["request_id"] in self._own:
+            return
+        by_user = not event["from_inbox"] and not event["asker"]
+        prompt = event["prompt"][:PROMPT]
+        self._sheet.note(f"> {prompt}" if event["met"] and by_user else f"{_whose(event)}: {prompt}", "you")
         if event["met"]:
             self._sheet.note("(it is at work on that)")
+
+    def lost(self) -> None:
+        """Nothing more is heard of the turn."""
+        self._turn = None
+        self._sheet.over()
 
     def so_far(self, event: dict[str, Any]) -> None:
         """What has happened in the turn that was met."""
@@ -91,11 +98,10 @@ class Story:
 
     def _block(self, block: dict[str, Any], style: str) -> None:
         if block["type"] == "text":
-            said = split_first_prompt(block["text"])[1] if style else block["text"]
             if style:
-                self._sheet.note(f"> {folded(said)}", style)
+                self._sheet.note(f"> {folded(as_said(split_first_prompt(block['text'])[1]))}", style)
             else:
-                self._sheet.text(said)
+                self._sheet.text(block["text"])
                 self._sheet.over()
             return
         calls = render.message({"content": [block]})

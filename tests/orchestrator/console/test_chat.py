@@ -97,7 +97,9 @@ async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> 
     """The end of what was said, the turn with its response as far as it has come; then that goes on."""
     talk = Talk()
     first = user("Task: t\n\nQuery: what is it?")
-    talk.wire.said = [*[user("long ago")] * 19, first, assistant("It is.")]
+    steered = user("[Steering]\nlong ago")
+    cut = user("[The turn before this one was cut short; what it recorded is above.]\n\nlong ago")
+    talk.wire.said = [user("older"), steered, cut, *[user("long ago")] * 16, first, assistant("It is.")]
     await talk.chat.meet("1")
     assert talk.shown()[1:] == ["(1 message before these)", *["> long ago"] * 18, "> what is it?", "It is."]
     talk.began(prompt="and now?", met=True)
@@ -217,12 +219,19 @@ async def test_a_daemon_that_ended_is_said_and_the_next_prompt_goes_on() -> None
     """It is watched anew then."""
     talk = await Talk().begin()
     await talk.chat.take("go")
+    talk.began()
+    talk.chat.event(event(1, "text", "half a li"))
     talk.wire.there = False
     talk.chat._lost(Failure("DaemonGone", "the daemon ended"))
     assert talk.chat.working is None
+    assert talk.shown()[1:3] == ["half a li", "DaemonGone: the daemon ended"]
     await talk.chat.take("again")
+    assert talk.shown() == ["> again"]
     assert len(talk.wire.watched) == 2
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["go", "again"]
+    talk.began(met=True)  # the watch came a moment later than what was asked
+    talk.chat.event(event(1, "text", "whole"))
+    assert talk.shown() == ["whole"]
 
 
 async def test_a_daemon_that_ended_asks_nothing() -> None:
