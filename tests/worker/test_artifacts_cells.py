@@ -129,8 +129,19 @@ def test_values_of_a_process_that_has_ended_are_stale() -> None:
     """Those that are bound still are not; files and pages are not values."""
     there = Notebook()
     there.run("a = 1", "b = 2")
-    [step] = unbound(there.workspace, {"a"})
+    left = {"a": there.before["a"]}
+    [step] = unbound(there.workspace, left, 100)
     assert isinstance(step, Stale)
     assert step.names == ("value:b",)
     there.workspace.apply(step)
-    assert unbound(there.workspace, {"a"}) == ()
+    assert unbound(there.workspace, left, 100) == []
+
+
+def test_values_that_were_bound_anew_on_another_branch_are_stale() -> None:
+    """The conversation went back, the process did not; what is the same there as here is not."""
+    here, there = Notebook(), Notebook()
+    here.run("rows = [1, 2]", "same = 'x' * 300", "text = 'a'")
+    there.run("rows = [1, 2, 3]", "same = 'x' * 300", "text = 4")
+    [step] = unbound(here.workspace, there.before, 100)
+    assert step.names == ("value:rows", "value:text")
+    assert "another value" in step.why

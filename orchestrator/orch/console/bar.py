@@ -48,8 +48,6 @@ def bar(
     if row is None:
         return cut([("note", "(no word of the agent: it was ended, or its daemon is gone)")], width)
     parts = [[part] for part in _own(row, working)]
-    meter = _meter(row)
-    parts[1:1] = [[meter]] if meter else []
     parts += [[("", each)] for each in widgets]
     at_work = [each for each in live(rows, id) if each["pending"] is not None]
     if others := live(rows, id):
@@ -61,13 +59,15 @@ def bar(
 def _own(row: dict[str, Any], working: float | None) -> Iterator[Piece]:
     model = f" {render.line(row['model'], NAME)}" if row["model"] else ""
     yield "strong", f"{render.line(row['name'], NAME)}{model}"
+    if working is not None:  # first of all, in a narrow window
+        doing = f": {render.line(row['activity'], DOING)}" if row["activity"] else ""
+        yield "call", f"works {working:.0f}s{doing}"
+    if meter := _meter(row):
+        yield meter
     floor = "" if row["tree_usage"].get("cost_known", True) else ">="
     yield "", f"{floor}${row['tree_usage']['cost_usd']:.4f}"
     if row["planning"]:
         yield "ask", "plan mode"
-    if working is not None:
-        doing = f": {render.line(row['activity'], DOING)}" if row["activity"] else ""
-        yield "call", f"works {working:.0f}s{doing}"
 
 
 def _meter(row: dict[str, Any]) -> Piece | None:

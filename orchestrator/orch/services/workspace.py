@@ -68,7 +68,7 @@ def _shown(spec: AgentSpec, about: str | None, running: bool) -> WorkspaceShown:
     from orch_worker.artifacts.retrieval import digest, ranked
 
     there, turns = _read(spec)
-    for step in (*(() if running else unbound(there, ())), *changed(Path(spec.cwd), list(there))):
+    for step in (*(() if running else unbound(there, {}, 0)), *changed(Path(spec.cwd), list(there))):
         there.apply(step)
     if about is not None:
         rows = ranked(there, about, turns + 1)

@@ -35,7 +35,7 @@ def test_it_tells_model_context_cost_and_children() -> None:
     """Of the agent and of those below it, of nobody else; nothing in it is obeyed."""
     line = said(ROWS, working=12.4)
     assert line == (
-        "top m:x\\x1b[2J · context 182k/200k 91 % · $0.0000 · works 12s: tool: bash · "
+        "top m:x\\x1b[2J · works 12s: tool: bash · context 182k/200k 91 % · $0.0000 · "
         "2 subagents, 1 at work · kid: model: y 5s"
     )
     assert ("error", "context 182k/200k 91 %") in bar(ROWS, "top", 200)

@@ -3,7 +3,7 @@ are gone. Pure, but for `mark`, which looks at a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ __all__ = ["VALUE", "Bound", "Cell", "steps_of", "unbound"]
 
 VALUE: Final = "value:"
 MOST_FILES: Final = 20
+OTHERWISE: Final = "bound to another value by now"
 UNBOUND: Final = "not bound any more: the process that had it has ended"
 
 
@@ -131,8 +132,15 @@ def _kept(
     )
 
 
-def unbound(workspace: Workspace, names: Collection[str]) -> tuple[Stale, ...]:
-    """Return that values are not bound any more whose names are not among `names`, those that are."""
-    values = [name for name, each in workspace.artifacts.items() if name.startswith(VALUE) and not each.stale]
-    lost = tuple(name for name in values if name.removeprefix(VALUE) not in names)
-    return (Stale(lost, UNBOUND),) if lost else ()
+def unbound(workspace: Workspace, names: Mapping[str, Bound], most: int) -> list[Stale]:
+    """Return that values are not bound any more: their names are not among `names`, those that are, or are bound to
+    what looks otherwise in a summary of at most `most` characters, as after going back to before that was bound."""
+    values = {name: each for name, each in workspace.artifacts.items() if name.startswith(VALUE) and not each.stale}
+    bound = {name: names.get(name.removeprefix(VALUE)) for name in values}
+    lost = [name for name, now in bound.items() if now is None]
+    other = [name for name, now in bound.items() if now is not None and not _is(values[name], now.outline, most)]
+    return [Stale(tuple(names), why) for names, why in ((lost, UNBOUND), (other, OTHERWISE)) if names]
+
+
+def _is(kept: Artifact, outline: Outline, most: int) -> bool:
+    return (kept.kind, kept.size, kept.summary) == (outline.kind, outline.size, one_line(outline.text, most))

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError, StoreError
-from orch_protocol.messages import ToolUse, tool_uses
+from orch_protocol.messages import ToolUse
 from orch_protocol.taint import bits_in
 from orch_protocol.workspace import Artifact, Keep, Pin, Stale, Step, Touch, WorkspaceSpec
 
@@ -82,21 +82,8 @@ class Workbench:
 
     async def settle(self) -> None:
         """Put on record what calls have brought since. Raises StoreError; what cannot be found out in time is left."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        try:
-            ran = any(call.name == "run_python" for call, _, _ in pending)
-            after = self._look() if ran and self._spec.capture_values else {}
-            async with asyncio.timeout(LOOK_SECONDS):
-                steps = await asyncio.to_thread(self._steps, pending, after)
-            self._record(steps)
-        except StoreError:
-            raise
-        except TimeoutError:
-            print("workspace: the disk did not answer in time: what was read is not kept track of", flush=True)
-        except Exception:
-            traceback.print_exc()  # a summary is not worth a turn
+        if self._pending:
+            await self._take_in(looks=False)
 
     async def part(self) -> str:
         """Return what the next request is told, after what is stale or too much by now is recorded as such.
@@ -104,20 +91,33 @@ class Workbench:
         Raises StoreError.
         """
         if self._said is None:
-            await self.settle()
-            self._said = await self._looked() if len(self.workspace) else ""
+            looks = bool(self._pending) or any(each.files and not each.stale for each in self.workspace)
+            if looks:
+                await self._take_in(looks=True)
+            self._said = self._ordered() if len(self.workspace) else ""
         return self._said
 
-    async def _looked(self) -> str:
-        steps: list[Step] = [*unbound(self.workspace, self._names)]
-        if from_files := [each for each in self.workspace if each.files and not each.stale]:
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    steps += await asyncio.to_thread(changed, self._cwd, from_files)
-            except TimeoutError:
-                print("workspace: the disk did not answer in time: files may have changed", flush=True)
-        self._record(steps)
+    async def _take_in(self, *, looks: bool) -> None:
+        """Record what calls have brought since; and, if it `looks`, what files have become. Both in one thread: to
+        begin to wait for one takes longer than what is done in it."""
+        pending, self._pending = self._pending, []
+        try:
+            ran = any(call.name == "run_python" for call, _, _ in pending)
+            after = self._look() if ran and self._spec.capture_values else {}
+            async with asyncio.timeout(LOOK_SECONDS):
+                steps = await asyncio.to_thread(self._found, pending, after, looks=looks)
+            self._record(steps)
+        except StoreError:
+            raise
+        except TimeoutError:
+            lost = "what was read is not kept track of" if pending else "files may have changed"
+            print(f"workspace: the disk did not answer in time: {lost}", flush=True)
+        except Exception:
+            traceback.print_exc()  # a summary is not worth a turn
+
+    def _ordered(self) -> str:
         spec = self._spec
+        self._record(unbound(self.workspace, self._names, spec.max_summary_chars))
         self._record(
             pruned(self.workspace, self.turn, turns=spec.prune_turns, bytes=spec.prune_bytes, count=spec.prune_count)
         )
@@ -126,7 +126,13 @@ class Workbench:
     def told(self) -> Told:
         """Return what a request is told of what there is."""
         view = self._transcript.session.view
-        visible = {call.id for message in view if message.role == "assistant" for call in tool_uses(message)}
+        visible = {
+            block.id
+            for message in view
+            if message.role == "assistant"
+            for block in message.content
+            if isinstance(block, ToolUse)
+        }
         return told(self.workspace, self._prompt, self.turn, self._spec.budget_tokens, self._size, visible=visible)
 
     def pin(self, name: str, *, pinned: bool = True) -> Artifact:
@@ -150,6 +156,19 @@ class Workbench:
         return {name: Bound(id(value), outline(value), is_ours(value)) for name, value in bound}
 
     # In a thread.
+
+    def _found(
+        self, pending: Sequence[tuple[ToolUse, Outcome, str]], after: dict[str, Bound], *, looks: bool
+    ) -> list[Step]:
+        """Return what calls came to, and, if it `looks`, which files are not what they were."""
+        steps = self._steps(pending, after) if pending else []
+        if not looks:
+            return steps
+        now = Workspace()
+        now.artifacts = dict(self.workspace.artifacts)
+        for step in steps:
+            now.apply(step)
+        return [*steps, *changed(self._cwd, [each for each in now if each.files and not each.stale])]
 
     def _steps(self, pending: Sequence[tuple[ToolUse, Outcome, str]], after: dict[str, Bound]) -> list[Step]:
         """Return what calls came to, one after the other."""
