@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orch import ScriptedBackend
-from orch_protocol.errors import ConfigError
+from orch_protocol.errors import AgentBusyError, AgentDiedError, ConfigError
 from orch_protocol.ids import new_entry_id
 from orch_protocol.sessions import Choose, Edit, Think
 from orch_worker.transcript import NAME, Transcript
@@ -65,3 +65,49 @@ async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over
         assert (await other.query("second")).text == "two"
         kinds = [(row.type, row.head) for row in (await other.tree()).entries if row.type == "model_change"]
         assert [head for _, head in kinds] == ["extractive", "nowhere:model", "scripted"]
+
+
+async def test_what_was_chosen_holds_in_a_later_root_and_on_its_branch(tmp_path: Path) -> None:
+    """What answered before is there again where the conversation goes back behind it, and in a copy from there."""
+    async with opened(tmp_path, run="one") as o:
+        agent = await o.scripted("one", {"loop": ["more"]}, context="none", tools=[], name="reader")
+        await agent.query("first")
+        before = (await agent.tree()).leaf
+        await agent.set_model("extractive")
+    async with opened(tmp_path, run="one") as o:
+        agent = await o.get("reader")
+        assert (await agent.state()).model == "extractive"
+        assert "Extractive answer" in (await agent.query("Which was one?")).text
+        copy = await agent.fork(before)
+        assert (await copy.state()).model == "scripted"
+        await agent.checkout(before)
+    async with opened(tmp_path, run="one") as o:
+        agent, copy = await o.get("reader"), await o.get(copy.id)
+        assert [(await each.state()).model for each in (agent, copy)] == ["scripted"] * 2
+        assert [(await each.query("again")).text for each in (agent, copy)] == ["more"] * 2
+
+
+async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """A model nobody knows, one without a key, a script, a word that is no level; and nothing in a turn."""
+    async with opened(tmp_path) as o:
+        agent = await o.scripted({"text": "late", "sleep": 60}, context="none", tools=[])
+        for model, why in [
+            ("nowhere:model", "unknown provider 'nowhere'"),
+            ("moonshot:kimi-k3", "needs a key"),
+            ("", "which model is to answer"),
+            ("scripted", "given to an agent when that is spawned"),
+        ]:
+            with pytest.raises(ConfigError, match=why):
+                await agent.set_model(model)
+        with pytest.raises(ConfigError, match="'very much' is none of off, minimal"):
+            await agent.set_thinking("very much")
+        with pytest.raises(ConfigError, match="scripted is no model"):
+            await agent.set_thinking("low")
+        working = agent.submit("Well?")
+        for change in (agent.set_model("extractive"), agent.set_thinking("low")):
+            with pytest.raises(AgentBusyError, match="is busy with: Well"):
+                await change
+        await agent.cancel(hard=True)
+        with pytest.raises(AgentDiedError):
+            await working
+        assert not [row for row in (await agent.tree()).entries if row.type.endswith("_change")]
