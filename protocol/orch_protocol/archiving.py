@@ -17,7 +17,8 @@ class Archive(Struct, frozen=True):
     Between turns `stop_reason` says how the last one ended, None means that a turn is under way; `last` is the entry
     that the conversation ended with then. `context_tokens` is the size of its next request, and `factor` how many
     tokens were reported for each one estimated. Without `summaries` no model is there to be asked for any; `beside`
-    says that it is the agent's own, which has the conversation cached.
+    says that it is the agent's own, which has the conversation cached. With `now` all finished turns are to go that
+    become smaller by that, whether that would pay or not.
     """
 
     stop_reason: StopReason | None = None
@@ -26,6 +27,7 @@ class Archive(Struct, frozen=True):
     factor: float = 1.0
     summaries: bool = False
     beside: bool = False
+    now: bool = False
 
 
 class SummaryOrder(Struct, frozen=True):

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 SESSION_VERSION = 3
-CompactionReason: TypeAlias = Literal["size", "refused", "asked"]
+CompactionReason: TypeAlias = Literal["size", "refused", "asked", "hook"]
 """Why a conversation was compacted: it had grown past its share of the model's window, was refused as too long, or
 somebody asked for it."""
 CompactionWriter: TypeAlias = Literal["model", "extract", "hook"]

@@ -21,6 +21,7 @@ from .hook_patches import (
     ResponsePatch,
     ResultPatch,
     SteeringPatch,
+    StepPatch,
     SystemPatch,
     ToolCallPatch,
     TurnPatch,
@@ -147,7 +148,14 @@ class AfterSystemPrompt(Event, frozen=True, tag="after_system_prompt"):
 
 
 class StepStart(Event, frozen=True, tag="step_start"):
-    """The model is to be asked."""
+    """The model is to be asked, with so many `messages` that are about so many `tokens`; its window has `limit`, 0:
+    nobody knows. `shorten` is how the conversation is to become shorter before that, "" for not at all."""
+
+    takes = StepPatch
+    messages: int = 0
+    tokens: int = 0
+    limit: int = 0
+    shorten: str = ""
 
 
 class Context(Event, frozen=True, tag="context"):

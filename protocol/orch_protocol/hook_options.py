@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -18,6 +18,7 @@ __all__ = [
     "ModelRouter",
     "NarrationGuard",
     "OutputSandbox",
+    "Summarization",
     "ToolRouter",
 ]
 
@@ -55,6 +56,18 @@ class OutputSandbox(Struct, frozen=True, forbid_unknown_fields=True):
     """Longer ones, of which so much is shown."""
     tools: tuple[str, ...] | None = None
     """Whose results; None: those of all tools."""
+
+
+class Summarization(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a conversation becomes shorter before it has to: whichever of these bounds it passes first."""
+
+    mode: Literal["compact", "archive"] | None = None
+    """What was said first gives way to a summary, or what is finished goes to archives; unset: to archives where
+    archival is on."""
+    pct: Annotated[int, Meta(ge=1, le=100)] | None = 60
+    """Percent of the model's window."""
+    tokens: Annotated[int, Meta(ge=1)] | None = None
+    messages: Annotated[int, Meta(ge=2)] | None = None
 
 
 class NarrationGuard(Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,6 +123,7 @@ class HookOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     injection_guard: InjectionGuard = InjectionGuard()
     narration_guard: NarrationGuard = NarrationGuard()
     output_sandbox: OutputSandbox = OutputSandbox()
+    summarization: Summarization = Summarization()
     completion_checklist: CompletionChecklist = CompletionChecklist()
     tool_router: ToolRouter = ToolRouter()
     model_router: ModelRouter = ModelRouter()

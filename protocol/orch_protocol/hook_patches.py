@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -27,6 +27,7 @@ __all__ = [
     "ResponsePatch",
     "ResultPatch",
     "SteeringPatch",
+    "StepPatch",
     "SystemPatch",
     "ToolCallPatch",
     "TurnPatch",
@@ -99,6 +100,13 @@ class SystemPatch(Patch, frozen=True):
     """Another system text, for this turn."""
 
     text: Words | UnsetType = UNSET
+
+
+class StepPatch(Patch, frozen=True):
+    """Whether the conversation is to become shorter for good before the request: what was said first gives way to a
+    summary, or what is finished goes to archives."""
+
+    shorten: Literal["compact", "archive"] | UnsetType = UNSET
 
 
 class ContextPatch(Patch, frozen=True):

@@ -71,6 +71,7 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {"policy.function": "house_rules:judge", "hooks.content_safety.kinds": ("card", "iban")}
     unset |= {"policy.taint.tools.bash": ("acts",), "hooks.injection_guard.tools": ("fetch_url",)}
     unset |= {"hooks.output_sandbox.tools": ("bash",), "hooks.cost_tracker.warn_usd": 5.0}
+    unset |= {f"hooks.summarization.{k}": v for k, v in (("mode", "compact"), ("tokens", 50_000), ("messages", 200))}
     set_ = {key: value for key, value in flat(Config()).items() if key not in TABLES}
     unset |= {"skills.presets.minimal": ()}
     for phase in ("assess", "reflect"):

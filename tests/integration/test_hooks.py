@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, ScriptedBackend
+from orch.audit import audit
 from orch.hook_records import lines, switch
 from orch_protocol.config import HooksConfig
 from orch_protocol.errors import ConfigError, LaunchError
-from orch_protocol.hook_options import CompletionChecklist, LoopDetection, NarrationGuard
-from orch_protocol.messages import Message, ToolResult, text_of
+from orch_protocol.hook_options import CompletionChecklist, LoopDetection, NarrationGuard, Summarization
+from orch_protocol.messages import Message, ToolResult, assistant, text_of, user
+from orch_worker.builtin_hooks.cost_tracker import FILE
+from orch_worker.ledger import Ledger
 
 READ = {"tool": "read_file", "input": {"path": "one.txt"}}
 REDACT = """
@@ -167,6 +170,26 @@ async def test_built_in_hooks_act_in_a_real_run(tmp_path: Path) -> None:
     assert said[0] == said[1]
     assert "the very same call was made 2 times in this turn" in said[2]
     assert reply.tool_calls == 2
+
+
+async def test_built_in_hooks_that_count_and_shorten_act_in_a_real_run(tmp_path: Path) -> None:
+    """What agents cost is added up, a conversation becomes shorter at its bound, and the audit has all of it."""
+    hooks = HooksConfig(("cost_tracker", "summarization"), summarization=Summarization("compact", messages=6))
+    home, history = tmp_path / "home", [user("one?"), assistant("one " * 300), user("two?"), assistant("two")]
+    async with AsyncOrchestrator(config=Config(hooks=hooks), home=home) as root:
+        script = ScriptedBackend([READ, "three"], ["One was counted."])
+        agent = await root.spawn("Count", tools=["read_file"], cwd=tmp_path, backend=script, history=history)
+        assert (await agent.query("three?")).text == "three"
+        assert "One was counted." in text_of((await agent.show()).messages[0])
+        session = Path((await agent.state()).folder) / "session.jsonl"
+    [day] = Ledger(home / "evidence" / FILE).days().values()
+    assert [each.requests for each in day.models.values()] == [2]
+    assert [(name, each.calls, each.errors) for name, each in day.tools.items()] == [("read_file", 1, 1)]
+    rows = list(audit(session))
+    assert [row.what for row in rows if row.what in ("call", "compaction")] == ["call", "compaction"]
+    assert not any(row.remark for row in rows)
+    with pytest.raises(ConfigError, match="audit_log"):
+        switch(home, "audit_log", enabled=False)
 
 
 async def test_an_agent_checks_its_work_before_it_stops(tmp_path: Path) -> None:

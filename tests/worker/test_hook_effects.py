@@ -88,6 +88,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "orchestrator/test_prompt.py::test_the_system_text_of_a_turn": ("after_system_prompt text",),
     "integration/test_guards.py::test_long_results_go_to_handles": ("tool_result most",),
+    "orchestrator/test_summarization.py::test_a_function_of_the_program_can_want_it_too": ("step_start shorten",),
     "worker/test_archiving_hooks.py::test_a_summary_that_a_hook_supplies_is_what_stays": ("before_archive summary",),
     "worker/test_archiving_hooks.py::test_lines_are_added_to_the_receipt": ("before_archive inject",),
     "worker/test_archiving_hooks.py::test_a_blocked_archive_stays_in_the_conversation": ("before_archive block",),

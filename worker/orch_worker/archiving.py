@@ -168,7 +168,11 @@ class Archiving:
 
     # The work.
 
-    async def _relieve(self) -> None:
+    async def shorten(self) -> None:
+        """Let what is finished leave the conversation now, whether it is due or not; see `_relieve`."""
+        await self._relieve(now=True)
+
+    async def _relieve(self, *, now: bool = False) -> None:
         """Let what can go leave a conversation that has outgrown its bounds, before it is sent once more.
 
         That takes some milliseconds, and is given up after RELIEF_SECONDS: it will be done behind the request then.
@@ -178,10 +182,10 @@ class Archiving:
             async with asyncio.timeout(RELIEF_SECONDS):
                 await self._worked()
                 tokens = self._backend.context_tokens()
-                if tokens > max(self._spec.high_tokens, self._told):
+                if now or tokens > max(self._spec.high_tokens, self._told):
                     # Not asked again before there is more to go: what cannot leave now cannot a moment later.
                     self._told = tokens + self._spec.high_tokens // 8
-                    self._work = self._begin(None)
+                    self._work = self._begin(None, now=now)
                     await self._worked()
         except TimeoutError:
             pass
@@ -192,11 +196,11 @@ class Archiving:
         if self._work is not None:
             await asyncio.wait([self._work])
 
-    def _begin(self, stop_reason: StopReason | None) -> asyncio.Task[None]:
+    def _begin(self, stop_reason: StopReason | None, *, now: bool = False) -> asyncio.Task[None]:
         # As it is now, which is whole: a moment later a request may be under way.
         conversation, items = tuple(self._backend.transcript()), self._transcript.session.view.items
         last = items[-1].last if items else ""
-        work = asyncio.create_task(self._consider(stop_reason, last, conversation, self._work))
+        work = asyncio.create_task(self._consider(stop_reason, last, conversation, self._work, now=now))
         self._under_way.add(work)
         work.add_done_callback(self._under_way.discard)
         return work
@@ -207,6 +211,8 @@ class Archiving:
         last: str,
         conversation: Sequence[Message],
         before: asyncio.Task[None] | None,
+        *,
+        now: bool,
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
@@ -215,7 +221,7 @@ class Archiving:
             factor = estimator.factor if estimator is not None else 1.0
             summariser = self._summariser
             tokens = self._backend.context_tokens()
-            ask = Archive(stop_reason, last, tokens, factor, summariser.there, summariser.beside)
+            ask = Archive(stop_reason, last, tokens, factor, summariser.there, summariser.beside, now)
             plan: ArchivePlan = await self._call("archive", ask, PLAN_SECONDS)
             if not plan.collapses:
                 return

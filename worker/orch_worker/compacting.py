@@ -168,7 +168,7 @@ class Compactor:
         view, window, tokens = session.view, backend.info().context_limit, backend.context_tokens()
         size = (getattr(backend, "estimator", None) or Estimator()).message
         refused = reason == "refused"
-        if reason == "asked":
+        if reason in ("asked", "hook"):
             cut = asked_for(view.items, size, rules, tokens=tokens, told=view.told)
         else:
             cut = planned(view.items, size, rules, tokens=tokens, window=window, told=view.told, refused=refused)

@@ -43,6 +43,7 @@ WHY: Final[dict[CompactionReason, str]] = {
     "size": "the conversation had grown too long",
     "refused": "the conversation was refused as too long",
     "asked": "somebody asked for it",
+    "hook": "a hook wanted it shorter",
 }
 BY: Final[dict[CompactionWriter, str]] = {
     "model": "a model's summary",

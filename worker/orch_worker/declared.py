@@ -35,6 +35,7 @@ BUILTIN: Final[dict[str, str]] = {
         "model_router",
         "narration_guard",
         "output_sandbox",
+        "summarization",
         "tool_router",
     )
 }

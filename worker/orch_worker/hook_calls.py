@@ -163,6 +163,11 @@ class HookCalls:
         self._tell: Tell | None = None
 
     @property
+    def archives(self) -> bool:
+        """Whether what the agent has finished can go to archives."""
+        return self._spec.archival is not None
+
+    @property
     def stuck(self) -> tuple[str, ...]:
         """Names of the hooks that were given up and still hold a thread."""
         return (*self._threads.overdue, *self._here.overdue)

@@ -38,7 +38,7 @@ from .chain import Followed
 from .history import acceptable
 from .hook_calls import HookCalls
 from .hooked_past import PastHooks, detached
-from .loop import Aborted
+from .loop import Aborted, Shorter
 from .tools.base import ToolError
 from .tools.toolbox import MAX_CAPTURED, Executor, Outcome, text_in, with_text
 
@@ -156,10 +156,20 @@ class AgentHooks:
 
     # A step.
 
-    def step_start(self, step: int) -> None:
-        """The model is to be asked, after `step` responses."""
+    async def step_start(self, step: int, backend: Backend) -> Shorter | None:
+        """The model is to be asked, after `step` responses; return how the conversation is to become shorter first."""
         self.calls.step = step
-        self.calls.tell("step_start")
+        if "step_start" not in self.calls.on:
+            return None
+        size = {"tokens": backend.context_tokens(), "limit": backend.info().context_limit}
+        followed = await self.calls.ask("step_start", messages=len(backend.transcript()), **size)
+        assert followed is not None
+        assert isinstance(followed.event, stages.StepStart)
+        if followed.event.shorten == "archive" and not self.calls.archives:
+            by = next(done.hook for done in reversed(followed.done) if "shorten" in done.actions)
+            self.calls.failed(by, "step_start", "wants archives made, and archival.enabled is not set")
+            return None
+        return "archive" if followed.event.shorten == "archive" else "hook" if followed.event.shorten else None
 
     async def request(self, backend: Backend, info: BackendInfo) -> Instead | None:
         """Return what the next request is to hold in place of the conversation, None: that. Raises Aborted."""

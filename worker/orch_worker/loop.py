@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -43,14 +43,17 @@ if TYPE_CHECKING:
     from .hooked import AgentHooks
     from .phases.turn import Phases
 
-__all__ = ["Aborted", "Brake", "run_turn"]
+__all__ = ["Aborted", "Brake", "Shorter", "run_turn"]
 
 Report = Callable[[str, str, int], None]
 Interject = Callable[[bool], list[Interjection]]
 Heard = Callable[[str], None]
 Emit = Callable[[str, str, str, int, bool], None]
 Prepare = Callable[[], Awaitable[None]]
-Shorten = Callable[[bool], Awaitable["Compacted | None"]]
+Shorter: TypeAlias = Literal["size", "refused", "hook", "archive"]
+"""Why a conversation is to become shorter: it has grown too long, or was refused; or a hook wants a summary of what was
+said first, or what is finished in archives."""
+Shorten = Callable[[Shorter], Awaitable["Compacted | None"]]
 Frame = Callable[[str], str]
 
 SHOWN: Final = 2000
@@ -138,8 +141,8 @@ async def run_turn(
     `emit(kind, text, name, step, is_error)` is told of everything that happens, see TurnEvent. `prepare` is awaited
     before each model request, and may change what the conversation holds; so may `pause`, awaited when the turn goes on
     past its steps. None of them may raise. `shorten` is awaited then too, and may make the conversation
-    shorter where it has grown too long; and with True when a request was refused for that: if it does, the request is
-    made once more.
+    shorter where it has grown too long, or a hook wants that; and when a request was refused for that: if it does, the
+    request is made once more.
 
     `hooks` may change what happens, and end the turn with stop reason `aborted`; `opening` is awaited before the prompt
     is taken down, and `frame` puts around it what the agent is told besides. `phases` are told of the prompt first, and
@@ -360,23 +363,22 @@ class _Turn:
 
     async def _response(self) -> AssistantTurn:
         """Return the next model response, recorded."""
-        if self._hooks is not None:
-            self._hooks.step_start(self._steps)
+        shorter = await self._hooks.step_start(self._steps, self._backend) if self._hooks is not None else None
         if self._purse is not None:
             await self._hear_of_budgets(self._purse)
         if self._prepare is not None:
             await self._prepare()
-        await self._make_room(refused=False)
+        await self._make_room(shorter or "size")
         try:
             return await self._asked()
         except ContextOverflowError:
-            if not await self._make_room(refused=True):
+            if not await self._make_room("refused"):
                 raise
             return await self._asked()
 
-    async def _make_room(self, *, refused: bool) -> bool:
-        """Let the conversation become shorter where it is too long; return whether it did."""
-        done = await self._shorten(refused) if self._shorten is not None else None
+    async def _make_room(self, why: Shorter) -> bool:
+        """Let the conversation become shorter where it is to; return whether it did."""
+        done = await self._shorten(why) if self._shorten is not None else None
         if done is None:
             return False
         from .compaction import line_of

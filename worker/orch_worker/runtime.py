@@ -32,7 +32,7 @@ from .gate import Gate
 from .guard import Guard
 from .interjections import Interjection, Interjections
 from .locality import Locality
-from .loop import Brake, run_turn
+from .loop import Brake, Shorter, run_turn
 from .markers import mark_of
 from .marks import Marks
 from .prompt import first_prompt
@@ -402,16 +402,17 @@ class Runtime:
             self._prompt.objects = await self._bench.part()
         self._prompt.before_request(live, self._archiving, low=self._purse.low)
 
-    async def _shorten(self, turn: str, refused: bool) -> Compacted | None:
-        """Let what was said first give way to a summary when the next request is too long, or the last one was."""
-        rules = self.spec.compaction
-        if rules is None or self.spec.source is not None:
-            return None
-        at = rules.at(self.backend.info().context_limit)
-        if not refused and (not at or self.backend.context_tokens() < at):
+    async def _shorten(self, turn: str, why: Shorter) -> Compacted | None:
+        """Let the conversation become shorter where that is due, or wanted; `why` is as `Shorter` says."""
+        if why == "archive" and self._archiving is not None:
+            await self._archiving.shorten()
+        why, rules = "size" if why == "archive" else why, self.spec.compaction
+        at = rules.at(self.backend.info().context_limit) if rules is not None else 0
+        due = why == "hook" or (rules is not None and (why == "refused" or 0 < at <= self.backend.context_tokens()))
+        if self.spec.source is not None or not due:
             return None
         try:
-            return await self._compacted(turn, "refused" if refused else "size")
+            return await self._compacted(turn, why)
         except StoreError:
             raise
         except Exception:

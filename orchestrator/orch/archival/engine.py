@@ -151,6 +151,7 @@ class Archives:
             beside=max(0, ask.context_tokens - sum(piece.tokens for piece in shown)),
             summaries=ask.summaries,
             depth=spec.depth,
+            now=ask.now,
         )
         orders = (self._order(draft.shelf.records[holder], ask, prices) for holder in draft.summarise)
         return ArchivePlan(tuple(draft.collapses), tuple(orders))

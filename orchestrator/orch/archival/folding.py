@@ -70,8 +70,10 @@ class Folding:
         beside: int,
         summaries: bool,
         depth: int = 0,
+        now: bool = False,
     ) -> tuple[list[Piece], list[Folded]]:
         """Archive everything that the rules let go: finished turns, then stubs too many, then the past of long turns.
+        With `now` all finished turns go that become smaller by that.
 
         Returns the pieces that go on, and what was done. Raises StoreError.
         """
@@ -80,7 +82,11 @@ class Folding:
             return self._pieces.view(pieces, stop_reason, beside=beside, summaries=summaries)
 
         estimator = self._pieces.estimator
-        turns = plan.finished_turns(view(), self._rules, trigger, prices, estimator, depth=depth)
+        seen = view()
+        if now:
+            turns = plan.all_finished(seen, self._rules, trigger, depth=depth)
+        else:
+            turns = plan.finished_turns(seen, self._rules, trigger, prices, estimator, depth=depth)
         pieces, folded = self._fold(pieces, turns)
         while merging := plan.eras(view(), self._rules, prices):
             pieces, done = self._fold(pieces, [merging])

@@ -24,6 +24,7 @@ __all__ = [
     "SUMMARY_TOKENS",
     "Collapse",
     "View",
+    "all_finished",
     "eras",
     "finished_turns",
     "fresh_from",
@@ -120,6 +121,14 @@ def finished_turns(
         return []
     reason = f"saves {gains[best].saved:.0f} for {gains[best].cost:.0f}"
     return [_collapse("turn", each, reason, gains[best]) for each in candidates[best:]]
+
+
+def all_finished(view: View, rules: Rules, trigger: TriggerConfig, *, depth: int = 0) -> list[Collapse]:
+    """Return the finished turns that would become smaller, in order: somebody wants them archived now."""
+    if depth >= trigger.depth_cap:
+        return []
+    parts = (_candidate(view, turn, rules) for turn in turns_of(view.messages) if _is_over(view, turn))
+    return [_collapse("turn", part, "it was asked for", None) for part in parts if part is not None]
 
 
 def eras(view: View, rules: Rules, prices: Prices) -> Collapse | None:
