@@ -4,13 +4,14 @@ The life is `ordeal.py`'s. It begins with files that a death has left half done,
 one call it is killed before, after or in the middle, or the disk fails, once or for good. Then it goes on without a
 fault, and `verdict.py`, which shares no code with the product, says what is lost or twice.
 
-`--way calls` puts the faults into the calls that Python makes: a fork for each. `--way strace` lets the kernel make
-them, below everything, SQLite included. `--every K` takes each Kth point alone.
+`--way calls` puts the faults into the calls that Python makes; `--way strace` lets the kernel make them, below
+everything, SQLite included. Each life is a fork. `--every K` takes each Kth point alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import errno
 import importlib
 import json
@@ -27,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 TESTS: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
@@ -37,6 +38,7 @@ from chaos.verdict import judge, rows  # noqa: E402
 
 SECONDS: Final = 60.0
 """After which a life hangs: its clock waits for nothing, so it takes none."""
+PR_SET_PTRACER: Final = 0x59616D61
 FULL, BROKEN = str(errno.ENOSPC), str(errno.EIO)
 DEATHS: Final = ("kill", "after")
 KINDS: Final = {
@@ -196,10 +198,7 @@ class ByCalls:
 
 
 class ByStrace:
-    """The kernel's own calls fail, by strace."""
-
-    def __init__(self) -> None:
-        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    """The kernel's own calls fail, by strace, which is attached to a fork before that begins to live."""
 
     def points(self, stage: Stage) -> list[Point]:
         """Return all the places that a life comes to."""
@@ -223,25 +222,64 @@ class ByStrace:
 
     def _strace(self, stage: Stage, log: Path, rules: Sequence[str]) -> int | None:
         only = [word for path in stage.paths() for word in ("-P", str(path))]
-        life = [sys.executable, str(TESTS / "chaos" / "ordeal.py"), stage.home, stage.told, str(stage.asked())]
-        command: list[Any] = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", log, *only, *rules, *life]
+        gate, held = os.pipe()
+
+        def life() -> int:
+            os.close(held)
+            may_be_traced()
+            os.read(gate, 1)
+            return ordeal.main(stage.home, stage.told, stage.asked())
+
+        pid = forked(life, stage.says)
+        os.close(gate)
         try:
-            with stage.says.open("w") as says:
-                done = subprocess.run(
-                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=says, stderr=says, timeout=SECONDS
-                )
-        except subprocess.TimeoutExpired:
-            return None
-        return done.returncode
+            tracer = attached(pid, ["-f", "-o", str(log), *only, *rules])
+        finally:
+            os.close(held)
+        try:
+            return waited(pid)
+        finally:
+            tracer.communicate(timeout=SECONDS)
+
+
+def may_be_traced() -> None:
+    """Let any process of the user's trace this one, where only those above it may; nothing happens elsewhere."""
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
+
+
+def attached(pid: int, rules: Sequence[str]) -> subprocess.Popen[str]:
+    """Return strace, attached to a process: it misses nothing from now on. Raises AssertionError where it may not."""
+    tracer = subprocess.Popen(
+        ["strace", *rules, "-p", str(pid)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert tracer.stderr is not None
+    said = tracer.stderr.readline()
+    assert said.endswith("attached\n"), f"nothing can be traced here: {said.strip()}"
+    return tracer
 
 
 def no_strace() -> str:
     """Return why the kernel's calls cannot be made to fail here, "" when they can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
-    probe = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", os.devnull, "-e", "trace=write", "true"]
-    done = subprocess.run(probe, capture_output=True, text=True, timeout=SECONDS)
-    return f"nothing can be traced here: {done.stderr.strip()}" if done.returncode or done.stderr else ""
+    gate, held = os.pipe()
+
+    def life() -> int:
+        os.close(held)
+        may_be_traced()
+        return len(os.read(gate, 1))
+
+    pid, why = forked(life), ""
+    os.close(gate)
+    try:
+        tracer = attached(pid, ["-f", "-o", os.devnull, "-e", "trace=write"])
+    except AssertionError as error:
+        why = str(error)
+    os.close(held)
+    waited(pid)
+    if not why:
+        tracer.communicate(timeout=SECONDS)
+    return why
 
 
 # What is held.

@@ -45,6 +45,8 @@ EXPECTED = {"AgentDiedError", "LaunchError"}
 """What a question may end with when processes are killed. Everything else is found fault with."""
 STANDSTILL = 60.0
 LONGEST = 0.12
+TOLD = 100
+"""After so many kills it is told how far it is."""
 VERSION = 1
 
 
@@ -305,6 +307,8 @@ def torment(world: World, kills: int, seconds: float, seed: int) -> tuple[Counte
         except ProcessLookupError:
             continue
         killed[role] += 1
+        if sum(killed.values()) % TOLD == 0:
+            print(f"{sum(killed.values())} kills, {world.ended} answers", flush=True)
         restarts = [*restarts, now] if role in ("zygote", "shim") else [] if role == "daemon" else restarts
         while world.ended == before and not wrong:
             wrong += [client.failure for client in clients if client.failure]
