@@ -51,7 +51,8 @@ def imports_of(
     """Return what `source`, as the module named `module`, imports anywhere in it that is executed then."""
     found: list[str] = []
     parts = module.split(".")
-    for node in nodes(parsed(source), executed):
+    deep = "import_module" in source or "__import__" in source
+    for node in nodes(parsed(source), executed, deep=deep):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -63,8 +64,12 @@ def imports_of(
     return tuple(found)
 
 
-def nodes(tree: ast.AST, executed: When) -> Iterator[ast.AST]:
-    """Yield each node of `tree`, level by level, that is executed then."""
+BLOCKS = ("body", "orelse", "handlers", "cases", "finalbody")
+"""Where a statement has others inside it."""
+
+
+def nodes(tree: ast.AST, executed: When = "perhaps never", *, deep: bool = True) -> Iterator[ast.AST]:
+    """Yield each node of `tree`, level by level, that is executed then; not `deep`: but no expressions, a tenth."""
     waiting = deque([tree])
     while waiting:
         node = waiting.popleft()
@@ -73,7 +78,8 @@ def nodes(tree: ast.AST, executed: When) -> Iterator[ast.AST]:
         if for_types and executed != "perhaps never":
             waiting += node.orelse
         elif executed != "at once" or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            waiting += ast.iter_child_nodes(node)
+            inside = (each for block in BLOCKS for each in getattr(node, block, ()))
+            waiting += ast.iter_child_nodes(node) if deep else inside
 
 
 def called(node: ast.Call, *names: str) -> bool:

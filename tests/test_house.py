@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sources import ROOT, Module, broken, called, modules, parsed
+from sources import ROOT, Module, broken, called, modules, nodes, parsed
 
+pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 MOST_LINES = 500
 UNIT_FOLDERS = ("tests/protocol", "tests/worker", "tests/orchestrator")
 TESTS = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
@@ -39,7 +40,7 @@ def without_docstring(source: str) -> list[str]:
     """Return the names of the tests in `source` that do not say in a sentence what holds."""
     return [
         node.name
-        for node in ast.walk(parsed(source))
+        for node in nodes(parsed(source), deep=False)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name.startswith("test_")
         and not (ast.get_docstring(node) or "").splitlines()[:1:]

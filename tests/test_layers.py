@@ -13,6 +13,7 @@ import pytest
 
 from sources import PACKAGES, ROOT, Module, broken, imports_of, modules
 
+pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 OURS = tuple(PACKAGES)
 DOORS: dict[str, set[str]] = {
     "anthropic": {"orch_worker.backends.anthropic"},

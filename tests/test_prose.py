@@ -9,6 +9,7 @@ import pytest
 
 from sources import ROOT, broken, texts
 
+pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 FORBIDDEN = {
     "a path of somebody's machine": r"(?<![\w.~/{}])/(work|root|home|opt|Users|mnt|workspaces?)/\w",
     "a host of a package registry": r"pypi\.|pythonhosted|npmjs\.|(--|_)index[-_]url|registry\.(npmjs|yarnpkg)",
