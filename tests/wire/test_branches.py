@@ -10,16 +10,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from orch import AsyncOrchestrator, AsyncSubagent
 from orch_protocol.sessions import EntryRow
+from wire.each import each_model
 from wire.model_server import ModelServer, call, fail, say
 from wire.test_end_to_end import folder, read, root
 
 __all__ = ["folder", "root"]
-
-MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai:gpt-4o"]
 
 
 def conversation(server: ModelServer) -> str:
@@ -39,7 +36,7 @@ async def messages(agent: AsyncSubagent) -> list[EntryRow]:
     return [row for row in (await agent.tree()).entries if row.type == "message" and row.on_path]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 async def test_the_next_request_is_the_path(
     server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str
 ) -> None:
@@ -91,7 +88,7 @@ async def test_the_next_request_is_the_path(
     assert server.refused == []
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 async def test_a_model_writes_what_came_of_what_is_left(
     server: ModelServer, root: AsyncOrchestrator, folder: Path, model: str
 ) -> None:

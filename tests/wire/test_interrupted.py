@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,11 @@ from orch import AsyncOrchestrator, AsyncSubagent
 from orch_protocol.errors import AgentDiedError
 from orch_protocol.messages import Text, ToolUse, assistant, user
 from orchestrator.world import Gate
+from wire.each import each_model
 from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment, read
 
 STOP_AND_ASK = "Stop and ask what to do instead"
-MODELS = [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"]
-"""One for each shape that a conversation has on the wire."""
 
 
 class Halted:
@@ -50,22 +49,34 @@ class Halted:
         return json.dumps(said), json.dumps(said[-1])
 
 
-@pytest.fixture(params=MODELS)
-async def halted(server: ModelServer, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Halted]:
-    """An agent with a process of its own, by each API in turn. An old call in its history has no result."""
+Make = Callable[[str], Awaitable[Halted]]
+
+
+@pytest.fixture
+async def make(server: ModelServer, tmp_path: Path) -> AsyncIterator[Make]:
+    """Makes agents with a process of their own, by model. An old call in their history has no result."""
     (tmp_path / "one.txt").write_text("this is one\n")
-    gate = Gate()
+    gates: list[Gate] = []
     stale = [user("long ago"), assistant("I look."), user("never mind")]
     stale[1] = type(stale[1])("assistant", (Text("I look."), ToolUse("old_1", "bash", {"command": "ls"})))
     env = environment(server)
-    async with AsyncOrchestrator(request.param, home=tmp_path / "home", env=env) as root:
-        agent = await root.spawn("x", tools=["read_file", gate.tool()], cwd=tmp_path, history=stale)
-        yield Halted(server, root, agent, gate)
-        gate.open.set()
+    async with AsyncOrchestrator(MODEL, home=tmp_path / "home", env=env) as root:
+
+        async def make(model: str) -> Halted:
+            gates.append(gate := Gate())
+            tools = ["read_file", gate.tool()]
+            agent = await root.spawn("x", model=model, tools=tools, cwd=tmp_path, history=stale)
+            return Halted(server, root, agent, gate)
+
+        yield make
+        for gate in gates:
+            gate.open.set()
 
 
-async def test_a_cancelled_turn_is_told_of(halted: Halted) -> None:
+@each_model
+async def test_a_cancelled_turn_is_told_of(make: Make, model: str) -> None:
     """What was done has its result, what was not says so and to stop; the next prompt says who ended it."""
+    halted = await make(model)
     turn = await halted.begin()
     await halted.agent.cancel()
     reply = await turn
@@ -79,8 +90,10 @@ async def test_a_cancelled_turn_is_told_of(halted: Halted) -> None:
     assert whole.count("Interrupted") == 2, "the stale call is left alone"
 
 
-async def test_it_is_told_once(halted: Halted) -> None:
+@each_model
+async def test_it_is_told_once(make: Make, model: str) -> None:
     """The turn after the next one begins with its prompt alone."""
+    halted = await make(model)
     turn = await halted.begin()
     await halted.agent.cancel()
     await turn
@@ -89,8 +102,10 @@ async def test_it_is_told_once(halted: Halted) -> None:
     assert "interrupted" not in last
 
 
-async def test_a_hard_cancel_is_told_of_as_the_users(halted: Halted) -> None:
+@each_model
+async def test_a_hard_cancel_is_told_of_as_the_users(make: Make, model: str) -> None:
     """Also when its process ended with the turn, the agent knows that it was the user who ended it."""
+    halted = await make(model)
     turn = await halted.begin()
     await halted.agent.cancel(hard=True)
     with pytest.raises(AgentDiedError):
@@ -100,8 +115,10 @@ async def test_a_hard_cancel_is_told_of_as_the_users(halted: Halted) -> None:
     assert "The user interrupted the turn before this one. Not run, or not to the end: gate, gate." in last
 
 
-async def test_a_death_is_not_told_of_as_the_users(halted: Halted) -> None:
+@each_model
+async def test_a_death_is_not_told_of_as_the_users(make: Make, model: str) -> None:
     """A turn that broke off by itself is no interruption: nobody need be asked about it."""
+    halted = await make(model)
     turn = await halted.begin()
     pid = halted.agent.pid
     assert pid is not None

@@ -2,61 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from orch import AsyncOrchestrator
+from wire.each import MODELS, each_model
 from wire.model_server import ModelServer, call, say
-from wire.sent import assert_goes_on, of_agents
+from wire.sent import Sent, assert_goes_on, of_agents
 from wire.test_end_to_end import MODEL, environment, read
 
 
-@pytest.mark.parametrize("model", [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"])
-async def test_plan_mode_breaks_no_cache(server: ModelServer, tmp_path: Path, model: str) -> None:
+@pytest.fixture
+async def root(server: ModelServer, tmp_path: Path) -> AsyncIterator[AsyncOrchestrator]:
+    """A root at which every plan is approved of, in a folder with a file."""
+    (tmp_path / "one.txt").write_text("this is one\n")
+    env = environment(server)
+    async with AsyncOrchestrator(MODEL, home=tmp_path / "home", env=env, approve=lambda _: True) as root:
+        yield root
+
+
+@each_model
+async def test_plan_mode_breaks_no_cache(
+    server: ModelServer, root: AsyncOrchestrator, tmp_path: Path, model: str
+) -> None:
     """Before and after the approval each request is the one before it and more, with the same tools; an agent that
     does not plan is told nothing."""
-    (tmp_path / "one.txt").write_text("this is one\n")
     write = {"call": "write_file", "input": {"path": "out.txt", "content": "x"}}
     plan = {"call": "exit_plan_mode", "input": {"plan": "Write out.txt."}}
     server.script += [call(read("one.txt")), call(write), call(plan), call(write), say("done"), say("again")]
-    env = environment(server)
-    async with AsyncOrchestrator(model, home=tmp_path / "home", env=env, approve=lambda _: True) as root:
-        agent = await root.spawn("x", tools=["read_file", "write_file"], cwd=tmp_path, plan=True)
-        assert (await agent.query("Go")).text == "done"
-        await agent.query("And?")
-        sent = of_agents(server.requests)
-        assert ["Plan mode" in each.tail for each in sent] == [True, True, True, False, False, False]
-        assert all("exit_plan_mode" in each.tools for each in sent)
-        for before, after in pairwise(sent):
-            assert_goes_on(before, after)
-        plain = await root.spawn("x", tools=["read_file"], cwd=tmp_path)
-        await plain.query("Go")
-        last = of_agents(server.requests)[-1]
-        assert last.tail == ""
-        assert "exit_plan_mode" not in last.tools
-    assert server.refused == []
-    assert (tmp_path / "out.txt").exists()
-
-
-@pytest.mark.parametrize("model", [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"])
-async def test_narrowing_breaks_no_cache(server: ModelServer, tmp_path: Path, model: str) -> None:
-    """What was taken stays on offer, in this process and in the next, and the end of each request says what that is."""
-    (tmp_path / "one.txt").write_text("this is one\n")
-    script = [call(read("one.txt")), say("one"), call(read("one.txt")), say("two"), call(read("one.txt")), say("three")]
-    server.script += script
-    home, env = tmp_path / "home", environment(server)
-    async with AsyncOrchestrator(model, home=home, env=env, run="r") as root:
-        agent = await root.spawn("x", tools=["read_file", "list_files"], cwd=tmp_path)
-        assert (await agent.query("Go")).tool_calls == 1
-        await agent.narrow(["list_files"])
-        assert (await agent.query("Go")).tool_calls == 0
-        id = agent.id
-    async with AsyncOrchestrator(model, home=home, env=env, run="r") as root:
-        assert (await (await root.get(id)).query("Go")).tool_calls == 0
+    agent = await root.spawn("x", model=model, tools=["read_file", "write_file"], cwd=tmp_path, plan=True)
+    assert (await agent.query("Go")).text == "done"
+    await agent.query("And?")
     sent = of_agents(server.requests)
-    assert ["Not yours any more, and denied: read_file." in each.tail for each in sent] == [False] * 2 + [True] * 4
+    assert ["Plan mode" in each.tail for each in sent] == [True, True, True, False, False, False]
+    assert all("exit_plan_mode" in each.tools for each in sent)
     for before, after in pairwise(sent):
         assert_goes_on(before, after)
+    plain = await root.spawn("x", model=model, tools=["read_file"], cwd=tmp_path)
+    await plain.query("Go")
+    last = of_agents(server.requests)[-1]
+    assert last.tail == ""
+    assert "exit_plan_mode" not in last.tools
+    (tmp_path / "out.txt").unlink()
+
+
+async def test_narrowing_breaks_no_cache(server: ModelServer, tmp_path: Path) -> None:
+    """What was taken stays on offer, in this process and in the next, and the end of each request says what that is."""
+    (tmp_path / "one.txt").write_text("this is one\n")
+    reading = [call(read("one.txt")), say("one")]
+    home, env = tmp_path / "home", environment(server)
+    first, then, ids = dict[str, list[Sent]](), dict[str, list[Sent]](), dict[str, str]()
+    async with AsyncOrchestrator(MODEL, home=home, env=env, run="r") as root:
+        for model in MODELS:
+            server.script += reading * 2
+            agent = await root.spawn("x", model=model, tools=["read_file", "list_files"], cwd=tmp_path)
+            assert (await agent.query("Go")).tool_calls == 1
+            await agent.narrow(["list_files"])
+            assert (await agent.query("Go")).tool_calls == 0
+            ids[model], first[model] = agent.id, of_agents(server.requests[-4:])
+    async with AsyncOrchestrator(MODEL, home=home, env=env, run="r") as root:
+        for model in MODELS:
+            server.script += reading
+            assert (await (await root.get(ids[model])).query("Go")).tool_calls == 0
+            then[model] = of_agents(server.requests[-2:])
+    for model in MODELS:
+        sent = first[model] + then[model]
+        denied = ["Not yours any more, and denied: read_file." in each.tail for each in sent]
+        assert denied == [False] * 2 + [True] * 4, model
+        for before, after in pairwise(sent):
+            assert_goes_on(before, after)
     assert server.refused == []

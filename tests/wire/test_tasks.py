@@ -13,9 +13,12 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch_protocol.errors import AgentDiedError
+from wire.each import each_model
 from wire.model_server import Answer, ModelServer, call, say
 from wire.sent import assert_goes_on, of_agents
-from wire.test_end_to_end import MODEL, environment
+from wire.test_plan import root
+
+__all__ = ["root"]
 
 CREATE = {"call": "task_create", "input": {"tasks": ["look", "say"]}}
 
@@ -25,33 +28,32 @@ def update(index: int, status: str) -> dict[str, Any]:
     return {"call": "task_update", "input": {"index": index, "status": status}}
 
 
-@pytest.mark.parametrize("model", [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"])
-async def test_tasks_break_no_cache_and_survive_kill_9(server: ModelServer, tmp_path: Path, model: str) -> None:
+@each_model
+async def test_tasks_break_no_cache_and_survive_kill_9(
+    server: ModelServer, root: AsyncOrchestrator, tmp_path: Path, model: str
+) -> None:
     """Each request is the one before it and more, and ends with the list as it stands, also after a death; when all
     is done it ends as if there had never been one."""
     stuck = Answer(gate=asyncio.Event())
     server.script += [call(CREATE), call(update(1, "in_progress")), stuck]
-    env = environment(server)
-    async with AsyncOrchestrator(model, home=tmp_path / "home", env=env, approve=lambda _: True) as root:
-        agent = await root.spawn("x", tools=["tasks", "read_file"], cwd=tmp_path)
-        asking = asyncio.ensure_future(agent.query("Go"))
-        while len(server.requests) < 3:
-            server.arrived.clear()
-            await server.arrived.wait()
-        assert agent.pid is not None
-        os.kill(agent.pid, signal.SIGKILL)
-        with pytest.raises(AgentDiedError):
-            await asking
-        server.script += [call(update(1, "completed"), update(2, "cancelled")), say("done"), say("again")]
-        await agent.query("Go on")
-        await agent.query("And?")
-        sent = of_agents(server.requests)
-        for before, after in pairwise(sent):
-            assert_goes_on(before, after)
-        shown = [each.tail.replace("\\n", "\n") for each in sent]
-        assert ["# Tasks" in tail for tail in shown] == [False, True, True, True, False, False]
-        assert "[ ] 1. look\n[ ] 2. say" in shown[1]
-        assert "[>] 1. look\n[ ] 2. say" in shown[2]
-        assert "[>] 1. look\n[ ] 2. say" in shown[3]
-        assert [task.status for task in (await agent.show()).tasks] == ["completed", "cancelled"]
-    assert server.refused == []
+    agent = await root.spawn("x", model=model, tools=["tasks", "read_file"], cwd=tmp_path)
+    asking = asyncio.ensure_future(agent.query("Go"))
+    while len(server.requests) < 3:
+        server.arrived.clear()
+        await server.arrived.wait()
+    assert agent.pid is not None
+    os.kill(agent.pid, signal.SIGKILL)
+    with pytest.raises(AgentDiedError):
+        await asking
+    server.script += [call(update(1, "completed"), update(2, "cancelled")), say("done"), say("again")]
+    await agent.query("Go on")
+    await agent.query("And?")
+    sent = of_agents(server.requests)
+    for before, after in pairwise(sent):
+        assert_goes_on(before, after)
+    shown = [each.tail.replace("\\n", "\n") for each in sent]
+    assert ["# Tasks" in tail for tail in shown] == [False, True, True, True, False, False]
+    assert "[ ] 1. look\n[ ] 2. say" in shown[1]
+    assert "[>] 1. look\n[ ] 2. say" in shown[2]
+    assert "[>] 1. look\n[ ] 2. say" in shown[3]
+    assert [task.status for task in (await agent.show()).tasks] == ["completed", "cancelled"]
