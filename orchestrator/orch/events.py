@@ -22,6 +22,7 @@ __all__ = [
     "ApprovePlan",
     "Archived",
     "Ask",
+    "BeginPlan",
     "BootOverdue",
     "Cancel",
     "CatalogChanged",
@@ -337,9 +338,16 @@ class Narrow(Struct, frozen=True, gc=False):
 
 
 class ApprovePlan(Struct, frozen=True, gc=False):
-    """Somebody approved the plan of agent `id`."""
+    """Somebody approved the plan of agent `id`, or wants none of it."""
 
     id: str
+
+
+class BeginPlan(Struct, frozen=True, gc=False):
+    """Somebody wants a plan of agent `id` before it goes on; `plan` is the id of that plan mode."""
+
+    id: str
+    plan: str
 
 
 class Recover(Struct, frozen=True, gc=False):
@@ -386,6 +394,7 @@ Event: TypeAlias = (
     | Localise
     | MarkAgent
     | ApprovePlan
+    | BeginPlan
     | Narrow
     | Recover
     | Relaunch
@@ -405,6 +414,7 @@ REQUESTS = (
     Localise,
     MarkAgent,
     ApprovePlan,
+    BeginPlan,
     Narrow,
 )
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""

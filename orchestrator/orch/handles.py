@@ -46,6 +46,7 @@ from orch_protocol.sessions import (
     Rename,
     SessionChecked,
     SessionShown,
+    SetPlanning,
     ShowSession,
     Think,
 )
@@ -245,6 +246,14 @@ class AsyncSubagent:
         """
         names = tools if isinstance(tools, str) else tuple(tools)
         await self._call("narrow", NarrowAgent(self.id, names))  # type: ignore[arg-type]
+
+    async def set_planning(self, on: bool = True) -> None:
+        """Let the agent go on in plan mode: nothing is written or run before a plan of it is approved; or without.
+
+        Its process ends, and with it what its Python has bound. Raises AgentBusyError while a turn runs, ConfigError
+        for one that is to leave plan mode before somebody above it does.
+        """
+        await self._call("set_planning", SetPlanning(self.id, on))
 
     async def cancel(self, *, hard: bool = False) -> None:
         """End the turn under way: its query is answered with stop reason `cancelled`. `hard` kills the process."""

@@ -22,6 +22,7 @@ from .journaled import (
     Marked,
     Narrowed,
     PlanApproved,
+    PlanBegun,
     RootBudgeted,
     Spawned,
     decoded,
@@ -60,7 +61,7 @@ class Journal:
                 entries.append(decoder.decode(line))
             except DECODE_ERRORS as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        synced = (Budgeted, Collected, Killed, Localised, Marked, Narrowed, PlanApproved, RootBudgeted)
+        synced = (Budgeted, Collected, Killed, Localised, Marked, Narrowed, PlanApproved, PlanBegun, RootBudgeted)
         return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
 
     def append(self, entries: list[Entry]) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "Narrowed",
     "Opened",
     "PlanApproved",
+    "PlanBegun",
     "Pruned",
     "PutAside",
     "Resumed",
@@ -207,7 +208,13 @@ class Narrowed(_Agent, frozen=True, gc=False, kw_only=True, tag="narrowed"):
 
 
 class PlanApproved(_Agent, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
-    """Somebody approved the agent's plan: it is not in plan mode any more."""
+    """Somebody approved the agent's plan, or let it out of plan mode without one: it is not in it any more."""
+
+
+class PlanBegun(_Agent, frozen=True, gc=False, kw_only=True, tag="plan_begun"):
+    """Somebody let the agent go on in plan mode; `plan` is the id of that."""
+
+    plan: str
 
 
 class Steered(_Agent, frozen=True, gc=False, kw_only=True, tag="steered"):
@@ -331,6 +338,7 @@ Entry: TypeAlias = (
     | Localised
     | Marked
     | PlanApproved
+    | PlanBegun
     | Narrowed
     | Woken
     | Steered

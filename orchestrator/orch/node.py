@@ -8,6 +8,7 @@ import msgspec
 
 from orch_protocol.errors import AgentError, ErrorInfo, Outcome, outcome_of
 from orch_protocol.messages import Reply, Usage
+from orch_protocol.policy import EXIT_PLAN
 from orch_protocol.services import Status
 from orch_protocol.spec import AgentSpec, BackendSpec
 
@@ -15,7 +16,7 @@ from .journaled import Asked, Pruned, Steered
 from .tombstones import marker, refusal, session_refusal, silent
 from .worked import Worked
 
-__all__ = ["Node", "Result", "bare", "bury", "discard", "forget"]
+__all__ = ["Node", "Result", "bare", "bury", "discard", "forget", "in_plan_mode"]
 
 
 @dataclass(slots=True)
@@ -165,3 +166,11 @@ def bare(spec: AgentSpec, when: str) -> AgentSpec:
     """Return `spec` without what it says of what the agent was for, and what its model and tools were given."""
     backend = BackendSpec(spec.backend.provider, spec.backend.model)
     return msgspec.structs.replace(spec, task=marker(when), history=(), env={}, backend=backend)
+
+
+def in_plan_mode(spec: AgentSpec, plan: str) -> AgentSpec:
+    """Return the agent `spec` in the plan mode `plan`, with its own way out of that."""
+    withdrawn = tuple(name for name in spec.withdrawn if name != EXIT_PLAN)
+    return msgspec.structs.replace(
+        spec, plan=True, plan_id=plan, tools=tuple(dict.fromkeys((*spec.tools, EXIT_PLAN))), withdrawn=withdrawn
+    )

@@ -38,6 +38,7 @@ from .journaled import (
     Narrowed,
     Opened,
     PlanApproved,
+    PlanBegun,
     Pruned,
     PutAside,
     Resumed,
@@ -52,7 +53,7 @@ from .journaled import (
     Woken,
 )
 from .news import news_line
-from .node import Node, Result, bury, discard, forget
+from .node import Node, Result, bury, discard, forget, in_plan_mode
 from .roll import Roll
 from .worked import Worked
 
@@ -400,6 +401,9 @@ class Nodes:
 
     def _apply_planapproved(self, node: Node, _: PlanApproved) -> None:
         node.spec = msgspec.structs.replace(node.spec, plan=False)
+
+    def _apply_planbegun(self, node: Node, entry: PlanBegun) -> None:
+        node.spec = in_plan_mode(node.spec, entry.plan)
 
     def _apply_steered(self, node: Node, entry: Steered) -> None:
         node.unheard[entry.steer_id] = entry

@@ -149,6 +149,10 @@ class Subagent:
         """Let the agent hear one thing at a time, or all that wait, from now on; None leaves it as it is."""
         self._orchestrator._wait(self._agent.set_queue(steering=steering, follow_up=follow_up))
 
+    def set_planning(self, on: bool = True) -> None:
+        """Let the agent go on in plan mode, or without it; see `AsyncSubagent.set_planning`."""
+        self._orchestrator._wait(self._agent.set_planning(on))
+
     def narrow(self, tools: Iterable[str]) -> None:
         """Let the agent keep of its tools only these (names, and categories), and everybody below it no more than that.
 

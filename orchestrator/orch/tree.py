@@ -32,6 +32,7 @@ from .events import (
     ApprovePlan,
     Archived,
     Ask,
+    BeginPlan,
     BootOverdue,
     Cancel,
     CatalogChanged,
@@ -421,6 +422,9 @@ class Tree:
 
     def _on_approveplan(self, event: ApprovePlan, now: float) -> Decision:
         return Decision([journaled.PlanApproved(at=now, id=event.id)])
+
+    def _on_beginplan(self, event: BeginPlan, now: float) -> Decision:
+        return Decision([journaled.PlanBegun(at=now, id=event.id, plan=event.plan)])
 
     def _on_collect(self, event: Collect, now: float) -> Decision:
         return collecting.collect(self.nodes, event, now)

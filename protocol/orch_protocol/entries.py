@@ -193,10 +193,12 @@ class Label(_Entry, frozen=True, gc=False, kw_only=True, tag="label"):
 class PlanApproved(_Entry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
     """Somebody approved the plan of `agent`, the last one it handed in: from here on it is not in plan mode.
 
-    In the session of another agent, which goes on with that conversation, it says nothing.
+    In the session of another agent, which goes on with that conversation, it says nothing. `plan` is the id of the plan
+    mode that it ends, "" for the one that the agent began in.
     """
 
     agent: str
+    plan: str = ""
 
 
 class TasksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="tasks"):

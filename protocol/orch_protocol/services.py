@@ -40,6 +40,7 @@ from .sessions import (
     PruneSessions,
     SessionChecked,
     SessionShown,
+    SetPlanning,
     ShowSession,
 )
 from .skills import SkillsConfig, SkillSpec
@@ -387,6 +388,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "workspace": (ShowWorkspace, WorkspaceShown),
     "arrange_workspace": (ArrangeWorkspace, Arranged),
     "fork": (ForkSession, Forked),
+    "set_planning": (SetPlanning, AgentRow),
     "fsck_session": (FsckSession, SessionChecked),
     "state": (Ref, AgentRow),
     "watch": (WatchAgent, Empty),

@@ -44,6 +44,7 @@ __all__ = [
     "Rename",
     "SessionChecked",
     "SessionShown",
+    "SetPlanning",
     "ShowSession",
     "Think",
 ]
@@ -277,17 +278,23 @@ class Kept(Struct, frozen=True):
     data: Any = None
 
 
+class SetPlanning(Struct, frozen=True, forbid_unknown_fields=True):
+    """Let `ref` go on in plan mode, or without it."""
+
+    ref: str
+    on: bool = True
+
+
 class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):
     """Let there be another agent whose session is a copy of the path to the entry `at`, None: of the current one.
 
-    `model` is another one that is to answer. With `plan` it goes on in plan mode.
+    `model` is another one that is to answer.
     """
 
     ref: str
     at: str | None = None
     name: str | None = None
     model: str | None = None
-    plan: bool = False
 
 
 class Forked(Struct, frozen=True):

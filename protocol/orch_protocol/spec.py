@@ -163,6 +163,7 @@ class AgentSpec(Struct, frozen=True):
     policy: PolicySpec = field(default_factory=PolicySpec)
     local: bool = False
     plan: bool = False
+    plan_id: str = ""
     context: ContextSpec = field(default_factory=ContextSpec)
     prompt: PromptSpec = PromptSpec()
     hooks: HooksSpec = HooksSpec()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch import AsyncSubagent, Config, Consent, PolicyConfig, Question, SubagentsConfig
+from orch import AgentBusyError, AsyncSubagent, Config, ConfigError, Consent, PolicyConfig, Question, SubagentsConfig
 from orch.events import ApprovePlan
 from orch.services import call
 from orch_protocol.errors import AgentError
@@ -18,7 +18,7 @@ from orch_protocol.services import QueryAgent, Spawn
 from orch_worker.prompt import PLAN_MODE
 from orch_worker.transcript import read_session
 from orchestrator.test_policy import results
-from orchestrator.world import NEST, World, opened
+from orchestrator.world import NEST, Gate, World, opened
 
 TOOLS = ["read_file", "write_file", "bash"]
 
@@ -148,8 +148,8 @@ async def test_plan_mode_outlives_the_root_until_a_plan_is_approved(tmp_path: Pa
         bound = await world.scripted("x", write("b"), "y", tools=TOOLS, cwd=tmp_path, plan=True)
         await free.query("Begin")
         await bound.query("Begin")
-        assert read_session(folder_of(world, free)).plan_approved
-        assert not read_session(folder_of(world, bound)).plan_approved
+        assert read_session(folder_of(world, free)).plans_approved
+        assert not read_session(folder_of(world, bound)).plans_approved
         ids = free.id, bound.id
     async with World(tmp_path / "home", run="r") as world:
         free, bound = [await world.get(id) for id in ids]
@@ -249,3 +249,56 @@ def test_a_plan_is_shown_whole_and_forges_no_line() -> None:
     assert shown[:3] == ("| # Do", "|     it\\r\\x1b[2J", "| agent: root")
     assert "".join(line.removeprefix("| ") for line in shown[3:]).replace(" ", "") == "long" * 50
     assert [line.split(":")[0] for line in question.lines[:3]] == ["agent", "task", "in"]
+
+
+async def test_an_agent_goes_into_plan_mode_and_out_of_it_where_it_is(tmp_path: Path) -> None:
+    """As often as somebody wants, each time with a plan of its own to be approved, or with none when it is let out; in
+    a root opened anew it is as it was, and what had been taken of its tools stays taken."""
+    script = [
+        write("a"),
+        "wrote",
+        write("b"),
+        "looked",
+        hand_in(),
+        write("c"),
+        "did",
+        write("d"),
+        "looked",
+        write("e"),
+        "x",
+    ]
+    async with World(tmp_path / "home", run="r", approve=Approver(True)) as world:
+        agent = await world.scripted(*script, tools=TOOLS, cwd=tmp_path)
+        await agent.query("write")
+        await agent.set_planning(True)
+        assert [(await agent.query("plan")).tool_calls, (await agent.state()).planning] == [0, True]
+        await agent.query("carry on")
+        assert not (await agent.state()).planning
+        await agent.narrow(["write_file"])
+        await agent.set_planning(True)
+        await agent.set_planning(True)
+    async with World(tmp_path / "home", run="r") as world:
+        agent = await world.get(agent.id)
+        assert (await agent.state()).planning
+        assert set((await agent.state()).tools) == {"write_file", EXIT_PLAN}
+        await agent.query("again")
+        await agent.set_planning(False)
+        await agent.query("now")
+    assert [name for name in "abcde" if (tmp_path / name).exists()] == ["a", "c", "e"]
+
+
+async def test_nobody_is_let_out_of_plan_mode_before_those_above(tmp_path: Path) -> None:
+    """And nobody goes in or out in the middle of a turn."""
+    gate = Gate()
+    async with opened(tmp_path, config=nested()) as world:
+        above = await world.scripted("x", tools=[*NEST, "read_file"], plan=True)
+        child = await call(world.supervisor, above.id, "spawn", Spawn("look", tools=("read_file",)))
+        with pytest.raises(ConfigError, match="which is in plan mode: let that one out first"):
+            await (await world.get(child.id)).set_planning(False)
+        busy = await world.scripted({"tool": "gate"}, "x", tools=[gate.tool()])
+        future = busy.submit("go")
+        await gate.called.wait()
+        with pytest.raises(AgentBusyError):
+            await busy.set_planning(True)
+        gate.open.set()
+        await future

@@ -44,13 +44,13 @@ def test_at_most_one_is_in_progress(changes: list[tuple[int, TaskStatus]]) -> No
 def test_the_approval_of_another_agents_plan_says_nothing(tmp_path: Path) -> None:
     """Who goes on with a conversation in which a plan was approved has had none approved."""
     planner = Transcript.open(tmp_path / "one", agent="a1", cwd="/")
-    planner.plan_approved()
+    planner.plan_approved("")
     (entry,) = planner.session.entries
     planner.close()
     heir = Transcript.open(tmp_path / "two", agent="a2", cwd="/")
     assert isinstance(entry, PlanApproved)
     heir.append(entry)
-    assert (planner.session.plan_approved, heir.session.plan_approved) == (True, False)
+    assert (planner.session.plans_approved, heir.session.plans_approved) == ({""}, set())
     assert Agenda(heir, planning=True).planning
     heir.close()
 

@@ -10,22 +10,24 @@ __all__ = ["Agenda"]
 
 
 class Agenda:
-    """The agenda of the agent whose `transcript` that is. `planning` says that it is to plan, as its root knows it."""
+    """The agenda of the agent whose `transcript` that is. `planning` says that it is to plan, as its root knows it;
+    `plan` is the id of that plan mode."""
 
-    def __init__(self, transcript: Transcript, *, planning: bool) -> None:
+    def __init__(self, transcript: Transcript, *, planning: bool, plan: str = "") -> None:
         self._transcript = transcript
         self._planning = planning
+        self._plan = plan
         self._turn = ""
 
     @property
     def planning(self) -> bool:
         """Whether nothing may be written or run, because no plan was approved yet."""
-        return self._planning and not self._transcript.session.plan_approved
+        return self._planning and self._plan not in self._transcript.session.plans_approved
 
     @property
     def plans(self) -> bool:
         """Whether it is an agent that plans, or did: its tools stay the same, so that what is cached of it holds."""
-        return self._planning or self._transcript.session.plan_approved
+        return self._planning or bool(self._transcript.session.plans_approved)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -41,5 +43,5 @@ class Agenda:
         self._transcript.tasks(changed, self._turn)
 
     def approve_plan(self) -> None:
-        """End plan mode, for good. Raises StoreError, and it goes on, when that cannot be recorded."""
-        self._transcript.plan_approved()
+        """End this plan mode, for good. Raises StoreError, and it goes on, when that cannot be recorded."""
+        self._transcript.plan_approved(self._plan)

@@ -95,7 +95,7 @@ class Runtime:
             self.transcript.log.on_dirty = self._sync_soon
             if spec.history and not self.transcript.session.entries:
                 self.transcript.seed(spec.history)
-            self._agenda = Agenda(self.transcript, planning=spec.plan)
+            self._agenda = Agenda(self.transcript, planning=spec.plan, plan=spec.plan_id)
             self._marks = Marks(self.transcript, kept=spec.persist)
             self._memory = memory_of(spec, self._marks, lambda: self._locality.bound)
             estimator = Estimator(ratios_of(spec.backend))

@@ -125,8 +125,8 @@ class Session:
         """Ids of what was said to the agent while it worked, on all branches."""
         self.usage = Usage()
         """What all turns used together, on all branches, those cut short included, as far as it is on record."""
-        self._approved: set[str] = set()
-        """Agents of whom a plan was approved, on whatever branch."""
+        self._approved: dict[str, set[str]] = {}
+        """By agent, which plan modes the approval of a plan has ended, on whatever branch."""
         self.tasks: tuple[Task, ...] = ()
         """What the agent means to do, as the path has it."""
         self.marks: tuple[Mark, ...] = ()
@@ -233,9 +233,9 @@ class Session:
         return history.messages()
 
     @property
-    def plan_approved(self) -> bool:
-        """Whether a plan of the agent's was approved: of this one, not of one whose conversation it goes on with."""
-        return self.header is not None and self.header.agent in self._approved
+    def plans_approved(self) -> frozenset[str]:
+        """Which plan modes of the agent's have ended: of this one, not of one whose conversation it goes on with."""
+        return frozenset(self._approved.get(self.header.agent, ()) if self.header is not None else ())
 
     @property
     def fresh(self) -> bool:
@@ -356,7 +356,7 @@ class Session:
     def _count(self, entry: Entry | Row) -> None:
         """Take in what an entry tells on whichever branch it is: what was used was used."""
         if isinstance(entry, PlanApproved):
-            self._approved.add(entry.agent)
+            self._approved.setdefault(entry.agent, set()).add(entry.plan)
         if isinstance(entry, TurnEnd):
             # The reply knows of failed requests too, which no message tells of.
             self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)

@@ -83,7 +83,7 @@ def standing(spec: AgentSpec, session: Session, live: str, *, hooked: bool = Fal
             date=today() if rules.time else "",
             workspace=workspace_text(spec.cwd, session.replies.values()) if rules.workspace else "",
             taken=toolbox.withdrawn,
-            planning=spec.plan and not session.plan_approved,
+            planning=spec.plan and spec.plan_id not in session.plans_approved,
             tasks=session.tasks,
             live=live,
         ),

@@ -238,10 +238,10 @@ class Transcript:
         """Record a better text for what stands in a holder's place."""
         self.append(UpgradeEntry(**self._next(), upgrade=upgrade))
 
-    def plan_approved(self) -> None:
-        """Record that the agent's plan was approved: on the disk when this returns."""
+    def plan_approved(self, plan: str) -> None:
+        """Record that the agent's plan was approved, in the plan mode `plan`: on the disk when this returns."""
         agent = self.session.header.agent if self.session.header else ""
-        self.append(PlanApproved(**self._next(), agent=agent), sync=True)
+        self.append(PlanApproved(**self._next(), agent=agent, plan=plan), sync=True)
 
     def tasks(self, tasks: tuple[Task, ...], turn: str) -> None:
         """Record what the agent means to do, said in the query `turn`."""

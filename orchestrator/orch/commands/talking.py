@@ -9,7 +9,7 @@ from orch_protocol.slash import Effect
 
 from ..cli import render, session_tree
 from .deeds import use_tool
-from .registry import Here, Said, command, given, rest
+from .registry import Here, Said, command, flag, given, rest
 
 __all__ = ["COMMANDS"]
 
@@ -58,18 +58,17 @@ async def compact(here: Here) -> Said:
 
 @command(
     "plan",
-    "go on in plan mode, in a copy of this conversation: nothing is written or run before its plan is approved",
+    "go on in plan mode: nothing is written or run before a plan is approved; --off: go on without",
+    flag("off"),
     rest("task"),
     group=GROUP,
-    moves=True,
 )
 async def plan(here: Here) -> Said:
-    if here.spec.plan:
-        task = here.get("task")
-        return Said("it is in plan mode already", effect=Effect("ask", text=task) if task else None)
-    forked = await here.ask("fork", ref=here.id, plan=True)
-    told = f"agent {forked['seq']} ({forked['id']}) goes on with this conversation, in plan mode"
-    return Said(told, forked, Effect("switch", forked["id"], here.get("task") or ""))
+    on, was, task = here.get("off") is None, here.spec.plan, here.get("task")
+    row = await here.ask("set_planning", ref=here.id, on=on)
+    mode = "in plan mode" if on else "not in plan mode"
+    told = f"it is {mode} already" if on == was else f"it is {mode} from now on"
+    return Said(told, row, Effect("ask", text=task) if task else None)
 
 
 @command("tasks", "what the agent means to do; clear: no more of it", given("what", "choice", "clear"), group=GROUP)

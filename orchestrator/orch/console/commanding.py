@@ -29,7 +29,7 @@ KEYS: Final = """\
 ESCAPED: Final = ("//", "\\/", "\\!")
 END: Final = "/end"
 MOST_WIDGETS: Final = 4
-COPIES: Final = ("fork", "plan")
+COPIES: Final = ("fork",)
 """Commands that go on in a copy of the conversation, which is on the screen already."""
 
 

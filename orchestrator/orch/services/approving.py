@@ -29,7 +29,7 @@ from ..nodes import Node
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["answer", "approve", "judge", "permissions", "revoke"]
+__all__ = ["answer", "approve", "judge", "lineage_of", "permissions", "revoke"]
 
 COMMANDS: Final = ("command", "code", "plan")
 """The arguments that say best what a call is about, but for a path."""
@@ -52,7 +52,7 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
     A plan that is approved ends the agent's plan mode. Raises StoreError when that cannot be recorded.
     """
     node = root.tree.nodes[caller or ""]
-    lineage = _lineage(root, node)
+    lineage = lineage_of(root, node)
     digest = digest_of(params.tool, params.input, params.paths)
     if params.tool == EXIT_PLAN and (no := _no_plan(lineage)):
         return Approved(False, digest, no)
@@ -115,7 +115,7 @@ async def revoke(root: Supervisor, caller: str | None, params: Revoke) -> list[P
     return root.approvals.revoke(None if params.all else params.ids, params.folder)
 
 
-def _lineage(root: Supervisor, node: Node) -> list[Node]:
+def lineage_of(root: Supervisor, node: Node) -> list[Node]:
     """Return the agent and those above it, up to the one that the user spawned."""
     found = [node]
     while (above := root.tree.nodes.get(found[-1].spec.parent_id)) is not None:

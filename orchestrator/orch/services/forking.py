@@ -14,7 +14,6 @@ from orch_protocol.entries import Label, ModelChange, SessionInfo
 from orch_protocol.errors import AgentBusyError, ConfigError, OrchError
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.models import Answers
-from orch_protocol.policy import EXIT_PLAN
 from orch_protocol.sessions import Forked, ForkSession
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.answering import model_of
@@ -59,8 +58,6 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
     id = new_id()
     place = root.sessions / id if spec.persist else root.fleeting.folder(id)
     copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(place), history=())
-    if params.plan:
-        copy = replace(copy, plan=True, tools=tuple(dict.fromkeys((*copy.tools, EXIT_PLAN))))
     chosen, thinking = await root.disk.do(_answers, Path(spec.folder), params.at)
     if params.model is not None:
         backend = await root.catalog.complete(parse_model(params.model))

@@ -163,18 +163,18 @@ async def test_branch_gives_the_question_back(tmp_path: Path) -> None:
         assert await shown(agent) == []
 
 
-async def test_plan_and_model_go_on_in_a_copy(tmp_path: Path) -> None:
-    """It has what was said, and the agent that was talked to stays as it is."""
+async def test_plan_goes_on_in_plan_mode_and_off_without(tmp_path: Path) -> None:
+    """The same agent, with all that was said; a task is asked at once."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
-        effect = (await agent.execute("/plan mend the pump")).effect
-        assert effect is not None
-        assert (effect.kind, effect.text) == ("switch", "mend the pump")
-        copy = await o.get(effect.agent)
-        assert (await copy.state()).planning
-        assert "exit_plan_mode" in (await copy.state()).tools
-        assert await shown(copy) == await shown(agent)
-        assert (await copy.execute("/plan and the valve")).effect == Effect("ask", text="and the valve")
+        said = await shown(agent)
+        done = await agent.execute("/plan mend the pump")
+        assert (done.text, done.effect) == ("it is in plan mode from now on", Effect("ask", text="mend the pump"))
+        assert (await agent.state()).planning
+        assert "exit_plan_mode" in (await agent.state()).tools
+        assert await shown(agent) == said
+        assert (await agent.execute("/plan")).text == "it is in plan mode already"
+        assert (await agent.execute("/plan --off")).text == "it is not in plan mode from now on"
         assert not (await agent.state()).planning
 
 
