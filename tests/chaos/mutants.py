@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 COPIED: Final = ("orchestrator", "worker", "protocol", "tests", "pyproject.toml")
 SECONDS: Final = 300.0
 FAILED: Final = 1
-"""How pytest ends when a test failed; other numbers say that it could not be run."""
+"""How pytest ends when a test failed; it may die of it, too. Other numbers say that it could not be run."""
 
 
 class Mutant(NamedTuple):
@@ -269,9 +269,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a repository says where its files are",
-        REPOSITORY,
-        ', "GIT_WORK_TREE": self.top}',
-        "}",
+        "worker/orch_worker/tools/git.py",
+        "run.git(capture, arguments, {**run.found.env, **await",
+        "run.git(capture, arguments, {**await",
         "tests/integration/test_tools_git.py::TestElsewhere::test_files_of_another_folder_are_not_shown",
     ),
     Mutant(
@@ -280,6 +280,20 @@ MUTANTS: Final = (
         "            taste(*reader, data)",
         "            pass",
         "tests/integration/test_taster.py::test_a_frame_that_lies_about_its_length_ends_no_process",
+    ),
+    Mutant(
+        "who says a great deal holds everybody up",
+        "worker/orch_worker/drain.py",
+        "            for _ in range(BATCH):",
+        "            for _ in range(10**9):",
+        "tests/worker/test_drain.py::test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard",
+    ),
+    Mutant(
+        "what comes while something is sent is not heard",
+        "worker/orch_worker/drain.py",
+        "        if not self._draining and self._wants(self._look()):\n            self._schedule()",
+        "        self._look()",
+        "tests/worker/test_drain.py::test_what_comes_while_something_is_sent_is_heard",
     ),
 )
 
@@ -323,7 +337,7 @@ def escaped(folder: Path, mutant: Mutant) -> str:
         code, said = tested(folder, mutant.test)
     finally:
         path.write_text(source)
-    return "" if code == FAILED else f"{mutant.test} ended with {code}: {said[-500:]}"
+    return "" if code == FAILED or code < 0 else f"{mutant.test} ended with {code}: {said[-500:]}"
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import zmq
 from orch_protocol.commands import Nothing, Query
 from orch_protocol.wire import RESEND_SECONDS, Channel
 from orch_worker.courier import ACK_SECONDS, Courier
-from orch_worker.drain import Dealer, Drain
+from orch_worker.drain import BATCH, Dealer, Drain
 
 
 class Echo:
@@ -101,6 +102,59 @@ async def test_ping_pong_never_stalls(tmp_path: Path) -> None:
         dealer.close()
         echo.close()
     assert left == 0
+
+
+async def test_what_comes_while_something_is_sent_is_heard(tmp_path: Path) -> None:
+    """Whoever sends looks at the socket, and uses up what would have woken the loop: then it is woken all the same."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    here, there = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    heard = asyncio.Queue[bytes]()
+    here.bind(f"ipc://{tmp_path}/line")
+    there.connect(f"ipc://{tmp_path}/line")
+    drain = Drain(here, lambda: heard.put_nowait(here.recv(zmq.NOBLOCK)), keep=False)
+    try:
+        async with asyncio.timeout(20):
+            there.send(b"first")
+            assert await heard.get() == b"first"
+            there.send(b"second")
+            select.select([here.getsockopt(zmq.FD)], [], [], 20.0)
+            drain.send([b"x"])
+            assert await heard.get() == b"second"
+    finally:
+        drain.close(0)
+        there.close(0)
+        context.term()
+
+
+async def test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard(tmp_path: Path) -> None:
+    """After a batch others have their turn; then it goes on, though nothing more comes that would say so."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    says, hears = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    hears.bind(f"ipc://{tmp_path}/line")
+    says.connect(f"ipc://{tmp_path}/line")
+    for _ in range(4 * BATCH):
+        says.send(b"x")
+    hears.poll(20_000)
+    heard, others, done = 0, list[int](), asyncio.Event()
+
+    def receive() -> None:
+        nonlocal heard
+        hears.recv(zmq.NOBLOCK)
+        heard += 1
+        if heard == 1:
+            asyncio.get_running_loop().call_soon(lambda: others.append(heard))
+        if heard == 4 * BATCH:
+            done.set()
+
+    drain = Drain(hears, receive, keep=False)
+    try:
+        async with asyncio.timeout(20):
+            await done.wait()
+    finally:
+        drain.close(0)
+        says.close(0)
+        context.term()
+    assert others[0] <= BATCH + 1
 
 
 async def test_a_message_to_nobody_is_dropped_and_closing_twice_is_harmless(tmp_path: Path) -> None:
