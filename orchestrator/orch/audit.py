@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from orch_protocol import entries
 from orch_protocol.errors import ForeignFileError
+from orch_protocol.hooks import ACTED, Acted, HookAct
 from orch_protocol.messages import Message, Reply, Text, Thinking, ToolResult, ToolUse, Usage, text_of
 from orch_worker.files import cannot
 from orch_worker.lines import Sealed
@@ -34,9 +35,10 @@ _decoder: msgspec.json.Decoder[entries.Entry] = msgspec.json.Decoder(entries.Ent
 class Audited(Struct, frozen=True, omit_defaults=True):
     """One thing that happened, on line `line` of the file; a message of several parts is several rows.
 
-    `what` is prompt, said, thought, call, result, reply, or the type of another entry; "damage" for a line that cannot
-    be read, which `remark` tells of. `text` is what was said; of a call its arguments as JSON. `turn` is the query's
-    id, `tokens` (in and out) and `cost_usd` what the request took. `checksum` is the line's, eight hex digits.
+    `what` is prompt, said, thought, call, result, reply, hook, or the type of another entry; "damage" for a line that
+    cannot be read, which `remark` tells of. `text` is what was said; of a call its arguments as JSON, of a hook what it
+    did. `turn` is the query's id, `tokens` (in and out) and `cost_usd` what the request took. `checksum` is the line's,
+    eight hex digits.
     """
 
     line: int
@@ -94,6 +96,8 @@ def _rows(sealed: Sealed) -> list[Audited]:
         if entry.deleted:
             parts = [Audited(0, entry.message.role, text=f"deleted on {entry.deleted}")]
         return [replace(part, id=entry.id, at=entry.timestamp, turn=entry.turn) for part in parts]
+    if isinstance(entry, entries.Custom) and entry.custom_type == ACTED:
+        return [replace(row, id=entry.id, at=entry.timestamp) for row in _acts(msgspec.convert(entry.data, Acted))]
     row = _OTHERS[type(entry)](entry)
     return [replace(row, id=entry.id, at=entry.timestamp)]
 
@@ -124,6 +128,21 @@ def _reply(entry: entries.TurnEnd) -> Audited:
     reply: Reply = entry.reply
     text = f"deleted on {entry.deleted}" if entry.deleted else reply.text
     return _paid(Audited(0, "reply", turn=entry.turn, name=reply.stop_reason, text=text), reply.usage)
+
+
+def _acts(acted: Acted) -> list[Audited]:
+    rows = [
+        Audited(0, "hook", turn=acted.turn, name=each.hook, text=_done(each), is_error=bool(each.error))
+        for each in acted.acts
+    ]
+    more = Audited(0, "hook", turn=acted.turn, text=f"and {acted.more:,} more")
+    return [*rows, more] if acted.more else rows
+
+
+def _done(act: HookAct) -> str:
+    """Return in a line what a hook did."""
+    did = ", ".join(act.actions) or "nothing"
+    return f"{act.stage}: {did}, in {1000 * act.seconds:.2f} ms" + (f"; {act.error}" if act.error else "")
 
 
 def _phase(entry: entries.PhaseEntry) -> Audited:

@@ -47,9 +47,12 @@ from .hook_options import HookOptions
 from .hook_patches import Abort, Approve, Block, Decision, Patch, name_of
 
 __all__ = [
+    "ACTED",
     "ALIASES",
     "EVERYTHING",
     "STAGES",
+    "Acted",
+    "HookAct",
     "HookRow",
     "HookSaid",
     "HookTally",
@@ -232,6 +235,31 @@ class HookTally(Struct, frozen=True):
     late: int = 0
     last_error: str = ""
     metrics: dict[str, float] = {}
+
+
+ACTED: Final = "hooks"
+"""The kind of entry of a session that says what hooks did."""
+
+
+class HookAct(Struct, frozen=True, omit_defaults=True):
+    """What one hook did at a stage, in so many seconds: the names of fields that it changed, and decisions; or why
+    nothing came of it."""
+
+    hook: str
+    stage: str
+    actions: tuple[str, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+
+
+class Acted(Struct, frozen=True, omit_defaults=True):
+    """What hooks did in the query `turn`, in order; `more` says how often something that is not here. When all that was
+    said in it was deleted, that was on `deleted`."""
+
+    turn: str
+    acts: tuple[HookAct, ...] = ()
+    more: int = 0
+    deleted: str = ""
 
 
 class HooksRan(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_hooks_of_a_plain_program(tmp_path: Path) -> None:
 
 
 async def test_built_in_hooks_act_in_a_real_run(tmp_path: Path) -> None:
-    """Secrets are gone from results, record and reply, and a call that goes in circles is blocked."""
+    """Secrets are gone from results, record and reply, a call in circles is blocked, and the record says so."""
     secret = "AKIA" + "Q" * 16
     (tmp_path / "one.txt").write_text(f"key {secret}\n")
     config = Config(hooks=HooksConfig(("content_safety", "loop_detection"), loop_detection=LoopDetection(repeats=2)))
@@ -165,6 +166,13 @@ async def test_built_in_hooks_act_in_a_real_run(tmp_path: Path) -> None:
         agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
         reply = await agent.query("Go")
         said = results((await agent.show()).messages)
+        session = Path((await agent.state()).folder) / "session.jsonl"
+    acts = [(row.name, re.sub(r"[\d.]+", "N", row.text)) for row in audit(session) if row.what == "hook"]
+    assert acts == [
+        *[("content_safety", "tool_result: text, in N ms")] * 2,
+        ("loop_detection", "tool_call: block, in N ms"),
+        ("content_safety", "before_output: text, in N ms"),
+    ]
     assert reply.text == "It is [redacted: aws_key]."
     assert "key [redacted: aws_key]" in said[0]
     assert said[0] == said[1]

@@ -16,9 +16,21 @@ from msgspec.structs import replace
 
 from orch_protocol.errors import ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.hook_events import Event
-from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksRan, HooksSaid, HookTally, RunHook, RunHooks
+from orch_protocol.hooks import (
+    STAGES,
+    Acted,
+    HookAct,
+    HookRow,
+    HookSaid,
+    HooksRan,
+    HooksSaid,
+    HookTally,
+    RunHook,
+    RunHooks,
+)
 from orch_protocol.messages import Message
 from orch_protocol.spec import AgentSpec
+from orch_protocol.text import scrub
 
 from .audience import Audience
 from .calling import awaited, in_thread, task_of
@@ -38,6 +50,8 @@ REPORT_SECONDS: Final = 2.0
 REPORT_EVERY: Final = 1.0
 """Seconds between two reports of what hooks did: with hundreds of them they cost more than short turns."""
 MOST_SHOWN: Final = 400
+MOST_ACTS: Final = 200
+"""Things that hooks did in one turn, of those that are on record one by one."""
 
 Tell = Callable[[str, str, str, bool], None]
 """Told of what a hook did: `hook`, what, which, whether that was an error."""
@@ -159,6 +173,8 @@ class HookCalls:
         self._report: asyncio.TimerHandle | None = None
         self._reported = -REPORT_EVERY
         self._events = 0
+        self._acts: list[HookAct] = []
+        self._more = 0
         self._turn = ""
         self._tell: Tell | None = None
 
@@ -377,10 +393,24 @@ class HookCalls:
     def _noted(self, tally: Tally, done: Done, *, counted: bool = True) -> None:
         """Count what a hook did, and tell whoever watches of what had an effect."""
         tally.add(done, counted=counted)
+        if done.error or done.actions:
+            self._act(done)
         if done.error:
             print(f"hook {done.hook} at {done.stage}: {done.error}", flush=True)
         if self._tell is not None and (done.error or done.actions):
             self._tell("hook", told(done), done.hook, bool(done.error))
+
+    def _act(self, done: Done) -> None:
+        if len(self._acts) < MOST_ACTS:
+            why = scrub(done.error)[:MOST_SHOWN]
+            self._acts.append(HookAct(done.hook, done.stage, done.actions, round(done.seconds, 6), why))
+        else:
+            self._more += 1
+
+    def acted(self) -> Acted | None:
+        """Return what hooks did since this was asked last, None when that was nothing but to look on."""
+        acted, self._acts, more, self._more = self._acts, [], self._more, 0
+        return Acted(self._turn, tuple(acted), more) if acted else None
 
     def _switches(self) -> frozenset[str]:
         """Return the names of the hooks that are switched off; the file is read when it has changed."""

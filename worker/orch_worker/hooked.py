@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from orch_protocol import hook_events as stages
 from orch_protocol.commands import Happened
-from orch_protocol.errors import OrchError
+from orch_protocol.errors import OrchError, StoreError
 from orch_protocol.hook_patches import Abort
-from orch_protocol.hooks import STAGES
+from orch_protocol.hooks import ACTED, STAGES
 from orch_protocol.messages import (
     Message,
     Reply,
@@ -49,14 +49,16 @@ ENDED: Final = "a hook ended the turn"
 CUT: Final = "(The response was withheld: the turn was ended while hooks looked at it.)"
 
 Dispatch = Callable[..., Awaitable[Outcome]]
+Keep = Callable[[str, Any], None]
 
 
 class AgentHooks:
     """The hooks of one agent, as its loop sees them. `calls` knows which there are and calls them, `answering` which
-    models can answer a turn."""
+    models can answer a turn; what hooks did goes to `keep`, which puts it on record."""
 
-    def __init__(self, calls: HookCalls, answering: Answering | None = None) -> None:
+    def __init__(self, calls: HookCalls, answering: Answering | None = None, keep: Keep = lambda *_: None) -> None:
         self.calls = calls
+        self._keep = keep
         self.past = PastHooks(calls)
         """What is said of what becomes of the conversation."""
         self._answering = answering
@@ -133,8 +135,9 @@ class AgentHooks:
         return str(scrub(followed.event.text))
 
     async def output(self, text: str, stop: StopReason) -> tuple[str, StopReason]:
-        """Return the text of the reply, and why the turn ended."""
+        """Return the text of the reply, and why the turn ended. What hooks did in it is on record then."""
         followed = await self.calls.ask("before_output", text=text, stop_reason=stop)
+        self._keep_acts()
         if followed is None:
             return text, stop
         if isinstance(followed.decision, Abort):
@@ -153,6 +156,12 @@ class AgentHooks:
         """The turn ended without a reply."""
         self.calls.tell("error", kind=type(error).__name__, message=str(error))
         await self.calls.told()
+        if not isinstance(error, StoreError):
+            self._keep_acts()
+
+    def _keep_acts(self) -> None:
+        if (acted := self.calls.acted()) is not None:
+            self._keep(ACTED, msgspec.to_builtins(acted))
 
     # A step.
 

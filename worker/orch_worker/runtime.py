@@ -269,8 +269,8 @@ class Runtime:
 
         theirs = self.extensions.hooks if self.extensions is not None else ()
         own = Registry((*declared(self.spec.hooks.load, self.spec.hooks.options), *theirs))
-        say, messages = self.say_to_itself, self.backend.transcript
-        return AgentHooks(HookCalls(own, self.spec, self._root.call_root, say=say, messages=messages), self._answering)
+        made = HookCalls(own, self.spec, self._root.call_root, say=self.say_to_itself, messages=self.backend.transcript)
+        return AgentHooks(made, self._answering, self.transcript.custom)
 
     def _phases_for(self, query_id: str, hooks: AgentHooks | None) -> Phases | None:
         """Return the phases of this turn, None when nothing is to be done in one."""

@@ -30,6 +30,7 @@ from orch_protocol.entries import (
     UpgradeEntry,
 )
 from orch_protocol.errors import StoreError
+from orch_protocol.hooks import ACTED, Acted
 from orch_protocol.messages import Message, Text
 from orch_protocol.taint import bare
 from orch_protocol.workspace import WORKSPACE, Keep, Steps
@@ -254,6 +255,8 @@ class _Copy:
     def _custom(self, object: bytes, _: int) -> Custom | None:
         """Forget what a turn that is deleted had brought into the workspace, also where others tell of it."""
         entry = _custom.decode(object)
+        if entry.custom_type == ACTED:
+            return self._acted(entry)
         if entry.custom_type != WORKSPACE:
             return None
         # Imported when there is one: most sessions have none.
@@ -266,6 +269,15 @@ class _Copy:
         else:
             left = msgspec.structs.replace(said, steps=without(said.steps, self._not_at_hand))
         return msgspec.structs.replace(entry, data=msgspec.to_builtins(left)) if left != said else None
+
+    def _acted(self, entry: Custom) -> Custom | None:
+        """Forget why hooks failed in a turn that is deleted: that may say what was said."""
+        acted = msgspec.convert(entry.data, Acted)
+        if acted.deleted or acted.turn not in self._losing:
+            return None
+        acts = tuple(msgspec.structs.replace(each, error="deleted" if each.error else "") for each in acted.acts)
+        left = msgspec.structs.replace(acted, acts=acts, deleted=self._when)
+        return msgspec.structs.replace(entry, data=msgspec.to_builtins(left))
 
     def _compaction(self, object: bytes, offset: int) -> CompactionEntry | None:
         entry = _compaction.decode(object)

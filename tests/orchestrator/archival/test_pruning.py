@@ -18,8 +18,9 @@ from orch.archival import deletion
 from orch.archival.index import NAME as INDEX
 from orch.archival.pruning import doomed
 from orch.tombstones import emptied
-from orch_protocol.entries import PhaseEntry
+from orch_protocol.entries import Custom, PhaseEntry
 from orch_protocol.errors import ArchiveDeletedError, LockedError
+from orch_protocol.hooks import ACTED, Acted, HookAct
 from orch_protocol.messages import Message, Usage, assistant, text_of, user
 from orch_protocol.taint import Mark, mark
 from orch_worker.lock import FolderLock
@@ -260,13 +261,15 @@ def test_what_brought_a_mark_goes_and_the_mark_stays(life: Life) -> None:
 
 
 def test_what_was_said_beside_a_turn_goes_with_it(life: Life) -> None:
-    """Of what an assessment or a reflection said nothing is left; what it took stays counted."""
+    """Of what an assessment or a reflection said nothing is left, nor why a hook failed; what it took stays counted."""
     life.begin("what now?")
     for phase in ("assess", "reflect"):
         life.transcript.phase(
             turn=f"q{life.queries}", phase=phase, by="model", note="needle", did=("note",), usage=Usage(5, 1)
         )
         life.say(*steps(1, phase, 60))
+    acts = (HookAct("guard", "tool_call", ("block",)), HookAct("odd", "tool_result", error="failed: needle"))
+    life.transcript.custom(ACTED, msgspec.to_builtins(Acted(f"q{life.queries}", acts)))
     used = life.transcript.session.usage
     life.say(assistant("so it is"))
     life.end()
@@ -276,6 +279,8 @@ def test_what_was_said_beside_a_turn_goes_with_it(life: Life) -> None:
     left = [entry for entry in life.transcript.session.entries if isinstance(entry, PhaseEntry)]
     assert [(entry.note, entry.deleted, entry.did) for entry in left] == [("", DELETED, ("note",))] * 2
     assert used.input_tokens == 10
+    [kept] = [entry.data for entry in life.transcript.session.entries if isinstance(entry, Custom)]
+    assert [(each["hook"], each.get("error")) for each in kept["acts"]] == [("guard", None), ("odd", "deleted")]
 
 
 def test_tasks_of_long_ago_go_and_those_in_force_stay(life: Life) -> None:
