@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,9 @@ import pytest
 from orch import Abort, AsyncOrchestrator, Config, SubagentsConfig
 from orch_protocol.config import HooksConfig
 from orch_protocol.hooks import STAGES
+from wire.each import MODELS
 from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment, read
-
-MODELS = [MODEL, "openai:gpt-4o", "openai:gpt-6-luna"]
-"""One for each shape that a conversation has on the wire."""
 
 HOOKS = """
 from orch import Block, hook
@@ -48,8 +47,8 @@ def watch(event, ctx):
 class House:
     """A folder with a file of hooks, and roots whose agents all run with them."""
 
-    def __init__(self, server: ModelServer, folder: Path, model: str) -> None:
-        self.server, self.folder, self._model = server, folder, model
+    def __init__(self, server: ModelServer, folder: Path) -> None:
+        self.server, self.folder = server, folder
         self.file = folder / "hooks.py"
         self.file.write_text(HOOKS)
 
@@ -57,7 +56,7 @@ class House:
         """Return a root whose agents load `names` of the file, all of it without any."""
         load = tuple(f"{self.file}:{name}" for name in names) or (str(self.file),)
         hooks = HooksConfig(load=() if names == ("",) else load)
-        config = Config(self._model, hooks=hooks, subagents=SubagentsConfig(allow_nested=True))
+        config = Config(MODEL, hooks=hooks, subagents=SubagentsConfig(allow_nested=True))
         return AsyncOrchestrator(config=config, home=self.folder / "home", env=environment(self.server), **options)
 
     def sent(self, number: int = -1) -> str:
@@ -73,34 +72,35 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=MODELS)
-async def house(server: ModelServer, folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[House]:
-    """A house, by each API in turn."""
-    yield House(server, folder, request.param)
+@pytest.fixture
+async def house(server: ModelServer, folder: Path) -> AsyncIterator[House]:
+    """A house without a root so far."""
+    yield House(server, folder)
     assert server.refused == []
 
 
 async def test_effects_reach_the_model_and_the_record(house: House) -> None:
     """A result is redacted before it is kept, a call is blocked, messages and system text are a request's own."""
-    house.server.script += [call(read("one.txt"), read("two.txt")), say("Done.")]
     async with house.root() as root:
-        agent = await root.spawn("Read", tools=["read_file"], cwd=house.folder)
-        reply = await agent.query("Go")
-        shown = await agent.show()
-    assert (reply.text, reply.tool_calls) == ("Done.", 1)
-    assert "Be brief." in house.sent(0)
-    assert "depth 1, process of its own" in house.sent(0)
-    assert house.sent(1).count("process of its own") == 1
-    assert "one is a *****" in house.sent(1)
-    assert "two is private" in house.sent(1)
+        for number, model in enumerate(MODELS):
+            house.server.script += [call(read("one.txt"), read("two.txt")), say("Done.")]
+            agent = await root.spawn("Read", model=model, tools=["read_file"], cwd=house.folder)
+            reply = await agent.query("Go")
+            shown = await agent.show()
+            assert (reply.text, reply.tool_calls) == ("Done.", 1), model
+            first, second = house.sent(2 * number), house.sent(2 * number + 1)
+            assert "Be brief." in first
+            assert "depth 1, process of its own" in first
+            assert second.count("process of its own") == 1
+            assert "one is a *****" in second
+            assert "two is private" in second
+            assert "process of its own" not in str(shown.messages)
     kept = b"".join(path.read_bytes() for path in (house.folder / "home" / "sessions").rglob("*") if path.is_file())
     assert b"a secret" not in kept
-    assert "process of its own" not in str(shown.messages)
 
 
-async def test_children_are_under_the_same_hooks(server: ModelServer, folder: Path) -> None:
+async def test_children_are_under_the_same_hooks(house: House) -> None:
     """What an agent spawns runs with the hooks of its root, in its own process."""
-    house = House(server, folder, MODEL)
     spawning = {"call": "spawn_subagent", "input": {"task": "help", "tools": ["read_file"], "query": "read one.txt"}}
     house.server.script += [call(spawning), call(read("one.txt")), say("Read."), say("Done.")]
     async with house.root("redact", "remind") as root:
@@ -118,12 +118,13 @@ async def test_a_hook_that_fails_everywhere_kills_nothing(house: House) -> None:
     for kind, stages in at.items():
         text += f"@hook(*{stages!r}, kind={kind!r})\ndef {kind}(event, ctx):\n    raise ValueError('broken')\n"
     house.file.write_text(text)
-    house.server.script += [call(read("one.txt"), read("two.txt")), say("Done."), say("Again.")]
     async with house.root() as root:
-        agent = await root.spawn("Read", tools=["read_file"], cwd=house.folder)
-        assert (await agent.query("Go")).text == "Done."
-        assert house.sent().count("failed: ValueError: broken") == 2
-        assert (await agent.query("And?")).text == "Again."
+        for model in MODELS:
+            house.server.script += [call(read("one.txt"), read("two.txt")), say("Done."), say("Again.")]
+            agent = await root.spawn("Read", model=model, tools=["read_file"], cwd=house.folder)
+            assert (await agent.query("Go")).text == "Done."
+            assert house.sent().count("failed: ValueError: broken") == 2, model
+            assert (await agent.query("And?")).text == "Again."
 
 
 ENDS = ("before_turn", "context", "before_provider_request", "after_provider_response", "tool_call", "before_output")
@@ -132,8 +133,8 @@ ENDS = ("before_turn", "context", "before_provider_request", "after_provider_res
 async def test_an_aborted_turn_leaves_a_conversation_that_goes_on(house: House) -> None:
     """Wherever a hook ends a turn, its message is the reply, and the turn after it is accepted by the model."""
     async with house.root("") as root:
-        agent = await root.spawn("Read", tools=["read_file"], cwd=house.folder)
-        for stage in ENDS:
+        agents = [await root.spawn("Read", model=each, tools=["read_file"], cwd=house.folder) for each in MODELS]
+        for agent, stage in product(agents, ENDS):
             house.server.script += [call(read("one.txt"), read("two.txt")), say("Done.")]
             name = root.register_hook(lambda _event, _ctx, at=stage: Abort(f"not at {at}"), stage, name="ender")
             reply = await agent.query("Go")
