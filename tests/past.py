@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -322,7 +323,7 @@ class Life:
         Read by nothing of ours.
         """
         with (self.folder / "session.jsonl").open("rb") as file:
-            lines = [json.loads(line) for line in file if line.endswith(b"}\n")][1:]
+            lines = [_row(line) for line in file if line.endswith(b"}\n")][1:]
         by_id = {line["id"]: line for line in lines}
         found, at = [], last or (lines[-1]["id"] if lines else None)
         while at is not None:
@@ -342,8 +343,15 @@ class Life:
     def _ids(self, spans: Any) -> list[str]:
         """Return the ids of the messages on these lines, read by nothing of ours."""
         data = (self.folder / "session.jsonl").read_bytes()
-        lines = [json.loads(line) for start, length in spans for line in data[start : start + length].splitlines()]
+        lines = [_row(line) for start, length in spans for line in data[start : start + length].splitlines()]
         return [line["id"] for line in lines if line["type"] in ("message", "custom_message", "branch_summary")]
+
+
+@lru_cache(maxsize=10_000)
+def _row(line: bytes) -> dict[str, Any]:
+    """Return what is on a line: it is looked at for each archive that there is."""
+    row: dict[str, Any] = json.loads(line)
+    return row
 
 
 def _begins(message: Message, said: Message | None) -> bool:
