@@ -90,4 +90,5 @@ def about(known: Models, provider: str, name: str, keys: Container[str]) -> Mode
         prices=model.prices,
         keys=model.keys,
         key=next((key for key in model.keys if key in keys), None),
+        thinks=model.flags.thinks,
     )

@@ -32,7 +32,7 @@ class ModelRow(Struct, frozen=True):
 
     `context` and `output` are the most tokens of a conversation and of a response; None is not known. `prices` are a
     floor while `price_known` is false, and none at all mean that it is free when it is true. `keys` are the variables
-    that can hold its provider's key, `key` the one that does.
+    that can hold its provider's key, `key` the one that does. It can be told to think as much as one of `thinks`.
     """
 
     model: str
@@ -44,6 +44,7 @@ class ModelRow(Struct, frozen=True):
     prices: tuple[Price, ...]
     keys: tuple[str, ...]
     key: str | None
+    thinks: tuple[str, ...] = ()
 
 
 class Localise(Struct, frozen=True, forbid_unknown_fields=True):

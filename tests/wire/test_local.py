@@ -15,6 +15,7 @@ from orch import (
     ArchivalConfig,
     AsyncOrchestrator,
     Config,
+    ConfigError,
     Consent,
     OrchError,
     PolicyCall,
@@ -111,6 +112,33 @@ async def test_the_next_request_goes_to_the_local_model_and_all_after_it(
         assert (await (await root.get("a")).query("And ever?")).text == "Ever."
     assert (len(far.requests), saw(here)) == (2, [True, True, True])
     assert [request.body["model"] for request in here.requests] == ["qwen3:8b"] * 3
+
+
+async def test_what_was_chosen_before_takes_nothing_away(
+    begin: Begin, far: ModelServer, here: ModelServer, folder: Path
+) -> None:
+    """A conversation that is bound to this machine stays here: where it goes back, with another level of thinking, in a
+    later root; and no model elsewhere can be chosen for it."""
+    far.script += [say("Fine."), call(read("mine.txt"))]
+    here.otherwise = lambda _: say("I know it.")
+    async with begin(run="r", **fake_world()) as root:
+        agent = await root.spawn("Look", tools=["read_file"], cwd=folder, name="a")
+        await agent.set_model(MODELS[2])
+        await agent.query("How is the weather?")
+        asked = (await agent.tree()).leaf
+        await agent.set_thinking("low")
+        await agent.set_model(MODELS[0])
+        assert (await agent.query("Which code?")).local
+        with pytest.raises(ConfigError, match="this conversation is for local models alone"):
+            await agent.set_model(MODELS[2])
+        await agent.checkout(asked)
+        assert (await agent.query("And now?")).text == "I know it."
+    async with begin(run="r", **fake_world()) as root:
+        agent = await root.get("a")
+        assert (await agent.query("And ever?")).text == "I know it."
+        assert (await agent.state()).model == "ollama:qwen3:8b"
+    assert [request.body["model"] for request in far.requests] == ["gpt-6-luna", "claude-sonnet-5-5"]
+    assert far.requests[1].body["output_config"] == {"effort": "low"}
 
 
 async def test_without_a_local_model_the_call_is_refused(

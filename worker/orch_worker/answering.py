@@ -127,8 +127,9 @@ class Answering:
         self._transcript.model_change(to)
 
     def stays(self, here: BackendSpec) -> None:
-        """The conversation has moved to `here`, a model of this machine, for good."""
+        """The conversation has moved to `here`, a model of this machine, for good: whatever was chosen before."""
         self._own = self._now = here
+        self._settled, self._due = self._recorded, None
 
     def _find(self, model: str) -> Awaitable[BackendSpec]:
         found: Awaitable[BackendSpec] = self._call_root("find_model", FindModel(model), FIND_SECONDS)

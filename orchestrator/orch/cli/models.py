@@ -67,7 +67,7 @@ def _look_up(known: Models, name: str, keys: Container[str]) -> ModelRow:
 
 def data(row: ModelRow) -> dict[str, Any]:
     """Return one model as JSON data."""
-    return asdict(row) | {"keys": list(row.keys), "prices": list(map(asdict, row.prices))}
+    return asdict(row) | {"keys": list(row.keys), "thinks": list(row.thinks), "prices": list(map(asdict, row.prices))}
 
 
 def _cells(row: ModelRow) -> list[str]:
@@ -92,6 +92,7 @@ def _page(row: ModelRow) -> str:
         "API": row.api,
         "context": f"{row.context:,} tokens",
         "reply": f"at most {row.output:,} tokens" if row.output else "",
+        "thinks": ", ".join(row.thinks),
         "key": f"{row.key}, which is set" if row.key else _wanted(row),
     }
     page = [render.safe(row.model), *(f"  {name + ':':10}{value}" for name, value in facts.items() if value)]

@@ -14,7 +14,7 @@ from orch_protocol.services import Empty
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.answering import model_of
 from orch_worker.backends.fare import check_priced
-from orch_worker.backends.registry import PROVIDERS
+from orch_worker.backends.registry import PROVIDERS, is_remote
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.outline import read_outline
 
@@ -41,14 +41,20 @@ async def answers(root: Supervisor, caller: str | None, _: Empty) -> Answers:
 async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: str) -> Answers:
     """Return who answers for the agent `spec` where its conversation has `model` and `thinking` on record ("": none).
 
-    Raises ConfigError for a model that cannot be asked, or not by this agent.
+    In a conversation that is bound to this machine it is a model here, whatever was chosen before. Raises ConfigError
+    for a model that cannot be asked.
     """
     born = spec.born or spec.backend
     backend = next((each for each in (spec.backend, born) if model == model_of(each)), born)
     if model and model != model_of(backend):
-        backend = await _asked(root, spec, model)
-    elif spec.local:
-        backend = await local_model(root, backend)
+        try:
+            backend = await _asked(root, spec, model)
+        except ConfigError:
+            if not spec.local:
+                raise
+            backend = spec.backend
+    if spec.local:
+        backend = await local_model(root, spec.backend if is_remote(backend) else backend)
     return Answers(replace(backend, thinking=thinking), model)
 
 
@@ -58,13 +64,14 @@ async def chosen(root: Supervisor, spec: AgentSpec, model: str) -> str:
         raise ConfigError("which model is to answer? Write PROVIDER:MODEL, or local; `orch models` lists them")
     if parse_model(model).provider == "scripted":
         raise ConfigError("a script is no model to choose: it is given to an agent when that is spawned")
-    return model_of(await _asked(root, spec, model))
+    backend = await _asked(root, spec, model)
+    if spec.local and is_remote(backend):
+        raise ConfigError(f"{model!r} is not on this machine, and this conversation is for local models alone")
+    return model_of(backend)
 
 
 async def _asked(root: Supervisor, spec: AgentSpec, model: str) -> BackendSpec:
     backend = await root.catalog.complete(parse_model(model))
-    if spec.local and await local_model(root, backend) is not backend:
-        raise ConfigError(f"{model!r} is not on this machine, and this conversation is for local models alone")
     if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.id):
         check_priced(backend)
     return backend

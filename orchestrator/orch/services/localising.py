@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from orch_protocol.errors import ConfigError, ErrorInfo, OrchError, error_from
 from orch_protocol.models import Localise
 from orch_protocol.spec import BackendSpec
@@ -61,7 +63,7 @@ async def local_model(root: Supervisor, backend: BackendSpec) -> BackendSpec:
     found = await root.catalog.complete(BackendSpec(LOCAL))
     if is_remote(found):
         raise ConfigError(f"`local`: {found.provider} is at {found.options.get('base_url')}, which is not this machine")
-    return found
+    return replace(found, thinking=backend.thinking)
 
 
 async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
