@@ -243,6 +243,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         preset: str | None = None,
         tools: Iterable[ToolLike] | None = None,
         model: str | None = None,
+        thinking: str | None = None,
         backend: Scripted | None = None,
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
@@ -267,6 +268,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
         `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
+        Its model thinks as much as `thinking` says (see `AsyncSubagent.set_thinking`), None: as it does by itself.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
@@ -289,6 +291,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             tools=names,
             root_tools=tuple(function.spec() for function in functions if not function.missing(here)),
             model=model,
+            thinking=thinking,
             script=script,
             summaries=summaries,
             name=name,

@@ -115,6 +115,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with its root.
     `skills` names those it has, None: as configured for its preset, all there are. Where these are looked for,
     `skill_rules` say, None: as configured; `own_skills` are the program's. What an agent spawns has some of its own.
+    Its model is to think as much as `thinking` says, None: as its parent's does, else as it does by itself.
     At `depth` 0 it is one that a person talks to, nobody's subagent. An agent cannot say so: what it spawns is deeper.
     """
 
@@ -148,6 +149,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     skill_rules: SkillsConfig | None = None
     own_skills: tuple[SkillSpec, ...] = ()
     request_id: str | None = None
+    thinking: str | None = None
 
 
 class Spawned(Struct, frozen=True):

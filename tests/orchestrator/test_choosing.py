@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orch import ScriptedBackend
+from orch.exchange.found import Found
+from orch.nodes import answered_by
+from orch.services.choosing import holds
+from orch.services.exchanging import _gone_on_with
+from orch_protocol.entries import ThinkingLevelChange
 from orch_protocol.errors import AgentBusyError, AgentDiedError, ConfigError
 from orch_protocol.ids import new_entry_id
+from orch_protocol.models import Answers
 from orch_protocol.sessions import Choose, Edit, Think
+from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import NAME, Transcript
 from orchestrator.world import opened
 
@@ -111,3 +119,32 @@ async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(tmp_path: Pa
         with pytest.raises(AgentDiedError):
             await working
         assert not [row for row in (await agent.tree()).entries if row.type.endswith("_change")]
+
+
+def test_what_an_agent_was_made_with_holds_where_nothing_is_on_record() -> None:
+    """So nobody is asked for it; after a change too, where the conversation goes back behind that."""
+    backend = BackendSpec("acme", "x", {"api": "chat"}, "high")
+    spec = AgentSpec("a", 1, "a", "task", backend, "", "/")
+    assert holds(spec, "", "")
+    assert not holds(spec, "", "low")
+    moved = answered_by(spec, Answers(replace(backend, thinking="low")))
+    assert holds(moved, "", "low")
+    assert not holds(moved, "", "")
+    assert answered_by(moved, Answers(replace(backend, model="y"), "acme:y")).born == backend
+
+
+async def test_a_level_that_is_asked_for_is_the_one_that_holds(tmp_path: Path) -> None:
+    """What a file from elsewhere has on record gives way to it; and a model that takes none is not asked for one."""
+    async with opened(tmp_path) as o:
+        with pytest.raises(ConfigError, match="extractive is no model"):
+            await o.spawn("work", model="extractive", thinking="low")
+        with pytest.raises(ConfigError, match="'much' is none of off"):
+            await o.spawn("work", model="extractive", thinking="much")
+    off = ThinkingLevelChange(id="1", parent_id=None, timestamp="", thinking_level="off")
+    found = Found("x", "pi session", (off,))
+    spec = AgentSpec("a", 1, "a", "task", BackendSpec("acme", "x", {}, "high"), "", "/")
+    assert [getattr(each, "thinking_level", "") for each in _gone_on_with(found, spec, "now").entries] == [
+        "off",
+        "high",
+    ]
+    assert _gone_on_with(found, replace(spec, backend=BackendSpec("acme")), "now") == found

@@ -80,6 +80,7 @@ def test_the_list_as_json(capsys: Captured) -> None:
         ],
         "keys": ["ACME_API_KEY", "ACME_AUTH_TOKEN"],
         "key": "ACME_AUTH_TOKEN",
+        "thinks": [],
     }
 
 

@@ -24,6 +24,11 @@ def asked(server: ModelServer) -> dict[str, Any]:
     return {key: body[key] for key in SAID if key in body}
 
 
+def thinks(level: str) -> dict[str, Any]:
+    """Return what a request to the root's model says of a level of thinking."""
+    return {"thinking": {"type": "adaptive"}, "output_config": {"effort": level}}
+
+
 async def changes(agent: AsyncSubagent) -> list[str]:
     """Return what is on record of models and thinking, on all branches."""
     kinds = ("model_change", "thinking_level_change")
@@ -37,16 +42,15 @@ async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
     own = MODEL.partition(":")[2]
     server.otherwise = lambda request: say(f"As {request.body['model']}.")
     server.script += [call(read("one.txt"))]
-    agent = await root.spawn("Read", tools=["read_file"], cwd=folder, name="reader")
+    agent = await root.spawn("Read", tools=["read_file"], cwd=folder, name="reader", thinking="xhigh")
     assert (await agent.query("Which?")).text == f"As {own}."
-    assert asked(server) == {"model": own}
+    assert asked(server) == {"model": own, **thinks("xhigh")}
     first = (await agent.tree()).leaf
     pid = agent.pid
 
     assert await agent.set_thinking("medium") == "medium"
     await agent.query("Sure?")
-    think = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"}}
-    assert asked(server) == {"model": own, **think}
+    assert asked(server) == {"model": own, **thinks("medium")}
 
     assert await agent.set_model(RESPONSES) == RESPONSES
     assert (await agent.state()).model == RESPONSES
@@ -71,12 +75,12 @@ async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
     await agent.checkout(first)
     assert (await agent.state()).model == MODEL
     await agent.query("Once more?")
-    assert asked(server) == {"model": own}
+    assert asked(server) == {"model": own, **thinks("xhigh")}
     await agent.checkout(last)
     await agent.query("And there?")
     assert asked(server) == {"model": "o3-mini", "reasoning_effort": "low"}
     await copy.query("And you?")
-    assert asked(server) == {"model": own}
+    assert asked(server) == {"model": own, **thinks("xhigh")}
 
     assert await agent.set_model(TOKENS) == TOKENS
     assert await agent.set_thinking("low") == "low"

@@ -75,6 +75,13 @@ def test_levels_that_cannot_be() -> None:
     assert level_of(BackendSpec("acme", "x", {"api": "chat"})) == ""
 
 
+def test_the_command_line_knows_the_levels() -> None:
+    """It says them without importing anything."""
+    from orch.cli.spawning import THINKING as SAID
+
+    assert SAID == THINKING
+
+
 def test_the_levels_of_what_comes_along_are_levels() -> None:
     """Each model's, and models of the three APIs have some."""
     known = load()

@@ -49,6 +49,7 @@ class Answering:
         leave: Callable[[], None],
     ) -> None:
         self._own = self._now = spec.backend
+        self._born = (spec.born or spec.backend).thinking
         self._settled = spec.chosen, spec.backend.thinking
         self._due: BackendSpec | None = None
         self._backend = backend
@@ -80,7 +81,7 @@ class Answering:
     @property
     def _recorded(self) -> tuple[str, str]:
         session = self._transcript.session
-        return session.model, session.thinking
+        return session.model, session.thinking or self._born
 
     def choose(self, answers: Answers | None) -> None:
         """Somebody says who is to answer from the next turn on, as is on record already; None: nobody says so."""

@@ -22,6 +22,7 @@ __all__ = ["SPAWNED", "VERBS", "agent_arguments", "agent_params", "kind_argument
 
 SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
 CONTEXTS = ("none", "brief", "full")
+THINKING = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
 LEVELS = ("L0", "L1", "L2", "L3")
 TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV")
 """What an agent's tools see of the caller's environment, besides LC_*."""
@@ -39,6 +40,7 @@ def kind_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tools", metavar="A,B", help="the tools it gets, instead of a preset")
     parser.add_argument("--context", choices=CONTEXTS, help="how much it is told of the project in its folder")
     parser.add_argument("--model", metavar="PROVIDER:MODEL", help="the model that answers; local: one of this machine")
+    parser.add_argument("--thinking", choices=THINKING, help="how much it is to think, or the next level that it has")
     parser.add_argument("--prompt-template", metavar="NAME", help="the template that says who it is: a name, or a file")
     parser.add_argument("--var", metavar="NAME=VALUE", type=words.pair, action="append", help="a variable of it")
     parser.add_argument("--skills", metavar="A,B", help="the skills it has, of those there are; '' for none")
@@ -71,6 +73,7 @@ def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
         "name": arguments.name,
         "context": arguments.context,
         "plan": arguments.plan,
+        "thinking": arguments.thinking,
         "persist": not arguments.no_persist,
         "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
     }

@@ -26,7 +26,7 @@ from .resting import AtWork, rest
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["answers", "answers_at", "chosen", "make_way", "told", "true_now"]
+__all__ = ["answers", "answers_at", "chosen", "holds", "make_way", "told", "true_now"]
 
 
 async def answers(root: Supervisor, caller: str | None, _: Empty) -> Answers:
@@ -39,7 +39,8 @@ async def answers(root: Supervisor, caller: str | None, _: Empty) -> Answers:
 
 
 async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: str) -> Answers:
-    """Return who answers for the agent `spec` where its conversation has `model` and `thinking` on record ("": none).
+    """Return who answers for the agent `spec` where its conversation has `model` and `thinking` on record; "": what the
+    agent was made with.
 
     In a conversation that is bound to this machine it is a model here, whatever was chosen before. Raises ConfigError
     for a model that cannot be asked.
@@ -55,7 +56,12 @@ async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: st
             backend = spec.backend
     if spec.local:
         backend = await local_model(root, spec.backend if is_remote(backend) else backend)
-    return Answers(replace(backend, thinking=thinking), model)
+    return Answers(replace(backend, thinking=thinking or born.thinking), model)
+
+
+def holds(spec: AgentSpec, model: str, thinking: str) -> bool:
+    """Whether what answers for the agent `spec` is what its conversation has on record; see `answers_at`."""
+    return (model, thinking or (spec.born or spec.backend).thinking) == (spec.chosen, spec.backend.thinking)
 
 
 async def chosen(root: Supervisor, spec: AgentSpec, model: str) -> str:

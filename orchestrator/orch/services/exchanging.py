@@ -6,11 +6,11 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from orch_protocol.entries import ArchiveEntry, MessageEntry, ModelChange
+from orch_protocol.entries import ArchiveEntry, MessageEntry, ModelChange, ThinkingLevelChange
 from orch_protocol.errors import ConfigError, OrchError
 from orch_protocol.exchange import Imported, ImportSession
 from orch_protocol.ids import new_entry_id
@@ -18,7 +18,7 @@ from orch_protocol.services import Spawn
 from orch_protocol.spec import AgentSpec
 
 from .. import events
-from ..exchange.found import Found, path_of
+from ..exchange.found import Found, Told, path_of
 from ..exchange.planting import has_messages, plant, task_of
 from ..exchange.reading import read_conversation
 from ..nodes import iso
@@ -92,16 +92,25 @@ async def _adopt(
 
 
 def _gone_on_with(found: Found, spec: AgentSpec, now: str) -> Found:
-    """Return the conversation with the model of the agent `spec` as what answers in it from now on, where it has one on
-    record as its own: that was there, where there may be other keys."""
-    own = [entry for entry in path_of(found) if isinstance(entry, ModelChange) and entry.own]
-    backend = spec.backend
-    if not own or (own[-1].provider, own[-1].model_id) == (backend.provider, backend.model):
-        return found
-    id, last = new_entry_id({entry.id for entry in found.entries}), found.entries[-1].id
-    base = {"id": id, "parent_id": last, "timestamp": now}
-    change = ModelChange(**base, provider=backend.provider, model_id=backend.model, own=True)
-    return msgspec.structs.replace(found, entries=(*found.entries, change))
+    """Return the conversation with what the agent `spec` is to be as what holds in it from now on, where it has
+    something else on record: a model as its own, which was there, where there may be other keys; or how much it thinks,
+    where that was asked for."""
+    added: list[Told] = []
+    backend, taken = spec.backend, {entry.id for entry in found.entries}
+
+    def base() -> dict[str, Any]:
+        id = new_entry_id(taken)
+        taken.add(id)
+        return {"id": id, "parent_id": (added or found.entries)[-1].id, "timestamp": now}
+
+    path = path_of(found)
+    own = [(entry.provider, entry.model_id) for entry in path if isinstance(entry, ModelChange) and entry.own]
+    if own and own[-1] != (backend.provider, backend.model):
+        added.append(ModelChange(**base(), provider=backend.provider, model_id=backend.model, own=True))
+    levels = [entry.thinking_level for entry in path if isinstance(entry, ThinkingLevelChange)]
+    if backend.thinking and levels and levels[-1] != backend.thinking:
+        added.append(ThinkingLevelChange(**base(), thinking_level=backend.thinking))
+    return msgspec.structs.replace(found, entries=(*found.entries, *added))
 
 
 def _folder(params: ImportSession, found: Found) -> str:

@@ -30,7 +30,7 @@ from ..exchange.own import read_own
 from ..exchange.planting import plant
 from ..nodes import answered_by, iso
 from .archiving import note
-from .choosing import answers_at
+from .choosing import answers_at, holds
 from .localising import local_model
 from .sessions import session_of
 from .spawning import check_name
@@ -65,8 +65,9 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
             backend = await local_model(root, backend)
         if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.parent_id):
             check_priced(backend)
-        copy = answered_by(copy, Answers(replace(backend, thinking=thinking), model_of(backend)))
-    elif (chosen, thinking) != (spec.chosen, spec.backend.thinking):
+        level = thinking or (spec.born or spec.backend).thinking
+        copy = answered_by(copy, Answers(replace(backend, thinking=level), model_of(backend)))
+    elif not holds(spec, chosen, thinking):
         with contextlib.suppress(ConfigError):  # who asks the copy is told why that model does not answer
             copy = answered_by(copy, await answers_at(root, spec, chosen, thinking))
     model = copy.backend if params.model is not None else None

@@ -83,7 +83,7 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
         edit = Edit(edit.entry, Move(edit.change.to, left.text or None))
     told: str | None = None
     chosen = isinstance(edit.change, Choose | Think)
-    moved = isinstance(edit.change, Move) and recorded != (node.spec.chosen, node.spec.backend.thinking)
+    moved = isinstance(edit.change, Move) and not choosing.holds(node.spec, *recorded)
     if chosen or moved:
         try:
             answers = await choosing.answers_at(root, node.spec, *recorded)

@@ -30,6 +30,7 @@ from orch_protocol.workspace import WorkspaceSpec
 from orch_worker.backends.fare import check_priced
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.confinement.trial import machine
 from orch_worker.memory import folder_of, make_memory
 from orch_worker.tools.presets import DESK, NOTES, RECALL, resolve
@@ -78,6 +79,10 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     backend = await root.catalog.complete(_backend(request, over, root.config))
     if over is not None and over.local:
         backend = await local_model(root, backend)
+    if request.thinking is not None:
+        check_level(request.thinking)
+        backend = replace(backend, thinking=request.thinking)
+        level_of(backend)  # says so where the model takes none
     skills = await there(root, request, _folder(request.cwd, None)) if over is None else ()
     spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home, skills=skills)
     if not spec.persist:
