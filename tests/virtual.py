@@ -8,17 +8,20 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["VirtualLoop", "passed", "until", "virtual"]
+__all__ = ["PatientLoop", "VirtualLoop", "passed", "until", "virtual"]
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
     now = 0.0
+    working = 0
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
+        if self.working:
+            return super().select(None)
         ready = super().select(0)
         if not ready:
             self.now += timeout
@@ -50,6 +53,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as error:
             done.set_exception(error)
         return done
+
+
+class PatientLoop(VirtualLoop):
+    """One whose clock stands still while a thread is at work: what is late is so by the clock, not by the machine."""
+
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Call `function` in a thread of `executor`, and let no time pass meanwhile."""
+        future = super().run_in_executor(executor, function, *args)
+        self._virtual.working += 1
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, _: asyncio.Future[Any]) -> None:
+        self._virtual.working -= 1
 
 
 def virtual(test: Test) -> Callable[..., None]:

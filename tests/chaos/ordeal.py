@@ -249,10 +249,10 @@ async def live(home: Path, told: Path, first: int, *, again: bool) -> None:
 def main(home: Path, told: Path, first: int, *, again: bool = False) -> int:
     """Live, and return the exit code."""
     from orch_protocol.errors import OrchError
-    from virtual import VirtualLoop
+    from virtual import PatientLoop
 
     try:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with asyncio.Runner(loop_factory=PatientLoop) as runner:
             runner.run(live(home, told, first, again=again))
     except (GaveUp, OrchError) as error:  # which closing may raise as well
         print(f"gave up: {error}", file=sys.stderr)
