@@ -57,6 +57,13 @@ def test_who_dies_of_it_is_somebody_else(
         taste("polars", "read_ipc", b"it")
 
 
+def test_where_nobody_can_try_it_it_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be tried by another process is not risked in this one."""
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(Deadly, match="no process could be started that reads it first: No such file"):
+        taste("polars", "read_ipc", b"it")
+
+
 def test_a_frame_that_lies_about_its_length_ends_no_process(tmp_path: Path) -> None:
     """A program that takes such a value of an agent is told, and goes on."""
     pytest.importorskip("polars")

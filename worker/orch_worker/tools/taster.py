@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from typing import Final
-
-import msgspec
 
 __all__ = ["Deadly", "taste"]
 
@@ -16,6 +15,8 @@ ROOM: Final = 1 << 30
 TIMES: Final = 16
 """How much memory the process may take: so much, and so many times the size of what it reads."""
 
+NEEDED: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""The variables without which a Python may not start."""
 READ: Final = """
 import importlib, io, json, resource, sys
 for what, most in zip((resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA), map(int, sys.argv[4:])):
@@ -38,7 +39,7 @@ class Deadly(ValueError):
 
 def taste(library: str, reader: str, data: bytes) -> None:
     """Raise Deadly when reading `data` with `reader` of `library` ends the process that does so, or takes it too much
-    memory or time. What it raises is not told.
+    memory or time, or when no process can be had for it. What it raises is not told.
 
     Libraries that are no Python end their process where bytes tell them of more than there can be: whoever made the
     bytes would have ended ours.
@@ -46,14 +47,16 @@ def taste(library: str, reader: str, data: bytes) -> None:
     limits = map(str, (0, SECONDS, ROOM + TIMES * len(data)))
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", READ, msgspec.json.encode(sys.path).decode(), library, reader, *limits],
+            [sys.executable, "-I", "-c", READ, json.dumps([*map(str, sys.path)]), library, reader, *limits],
             input=data,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PATH": os.defpath, "POLARS_MAX_THREADS": "1"},
+            env={"POLARS_MAX_THREADS": "1"} | {name: os.environ[name] for name in NEEDED if name in os.environ},
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise Deadly(f"reading it does not end within {SECONDS} s") from None
+    except OSError as error:
+        raise Deadly(f"no process could be started that reads it first: {error.strerror}") from error
     if done.stdout.strip() != b"alive":  # the exit code is not to be had where a program ignores its children
         raise Deadly("a process that read it died of that")
