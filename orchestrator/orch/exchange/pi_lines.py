@@ -112,6 +112,9 @@ class _Writer:
             case ModelChange(provider=provider, model_id=model):
                 yield {"type": "model_change", "provider": provider, "modelId": model}
             case ThinkingLevelChange(thinking_level=level):
+                if level == "max":  # pi ends one before, and knows no word of it
+                    self._leave("level of thinking above xhigh")
+                    level = "xhigh"
                 yield {"type": "thinking_level_change", "thinkingLevel": level}
             case Kept(type=kind, fields=fields) if kind != UNREADABLE:
                 yield {"type": kind} | fields

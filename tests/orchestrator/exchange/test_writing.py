@@ -33,6 +33,7 @@ from orch_protocol.messages import (
     user,
 )
 from orch_protocol.services import AgentRow
+from orch_protocol.sessions import Choose, Edit, Think
 from orch_worker.session import Session, UnknownEntry
 from orch_worker.store import AppendLog
 from orch_worker.transcript import Transcript
@@ -176,6 +177,23 @@ class TestPi:
         pages, notes = written(row, "pi")
         assert "document" not in "".join(pages)
         assert notes == ["left out, for pi has no place for it: 1 Opaque"]
+
+    def test_what_was_chosen_is_as_pi_has_it(self, tmp_path: Path) -> None:
+        """Model and level, under the words that it knows; what it has no word for is told."""
+        transcript = Transcript.open(tmp_path / "a", agent="abc", cwd="/srv")
+        transcript.message(user("one"), "q1")
+        for number, change in enumerate((Choose("anthropic:claude-sonnet-5-5"), Think("high"), Think("max"))):
+            transcript.change(Edit(f"{number:08}", change))
+        transcript.close()
+        pages, notes = written(agent(tmp_path / "a"), "pi")
+        rows = [json.loads(row) for row in "".join(pages).splitlines()][2:]
+        keys = ("type", "provider", "modelId", "thinkingLevel")
+        assert [tuple(row[key] for key in keys if key in row) for row in rows] == [
+            ("model_change", "anthropic", "claude-sonnet-5-5"),
+            ("thinking_level_change", "high"),
+            ("thinking_level_change", "xhigh"),
+        ]
+        assert notes == ["left out, for pi has no place for it: 1 level of thinking above xhigh"]
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda text: bool(text.strip()))
