@@ -13,7 +13,7 @@ from . import bar, replies
 from .commanding import Commands, said_as
 from .link import Link
 from .order import Order
-from .pastes import Pastes, folded
+from .pastes import Pastes, prompted
 from .pieces import Piece
 from .presses import Interrupts
 from .questions import Questions
@@ -212,7 +212,7 @@ class Chat:
             return
         if not self.link.watching:
             self._watch()
-        self.echo(f"> {folded(typed)}")
+        self.echo(prompted(typed))
         if self._since is not None:
             said = await self.link.call("steer", ref=self.id, text=text, follow_up=follow_up)
             if said.get("steer_id"):

@@ -10,7 +10,7 @@ from ..cli import render
 from ..cli.failure import Failure
 from ..commands.reading import read
 from .diffs import coloured
-from .pastes import folded
+from .pastes import prompted
 
 if TYPE_CHECKING:
     from .chat import Chat
@@ -131,7 +131,7 @@ class Commands:
         if name == "help" and not read(text).text:
             chat.sheet.note(KEYS)
         elif name not in ("quit", "q", "exit"):
-            chat.echo(f"> {folded(typed)}")
+            chat.echo(prompted(typed))
         self._running.add(dropped)
         try:
             done = await chat.link.call("execute", ref=chat.id, text=text, dropped=dropped)

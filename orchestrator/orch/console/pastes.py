@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-__all__ = ["Pastes", "folded"]
+__all__ = ["Pastes", "folded", "prompted"]
 
 MOST_CHARACTERS: Final = 1000
 MOST_LINES: Final = 8
@@ -34,6 +34,11 @@ class Pastes:
         """Return `text` with each mark replaced by what it stands for, and the marks that stand for nothing known."""
         unknown = [found[0] for found in MARK.finditer(text) if found[1] not in self._texts]
         return MARK.sub(lambda found: self._texts.get(found[1], found[0]), text), unknown
+
+
+def prompted(text: str) -> str:
+    """Return `text` as a prompt is shown: behind its sign, the other lines below its beginning."""
+    return "> " + folded(text).replace("\n", "\n  ")
 
 
 def folded(text: str) -> str:

@@ -11,7 +11,7 @@ from orch_worker.said import as_said
 from ..cli import render
 from ..cli.watching import Transcript
 from ..observers import line_of
-from .pastes import folded
+from .pastes import prompted
 from .sheet import Sheet
 
 __all__ = ["Story"]
@@ -41,7 +41,7 @@ class Story:
             return
         by_user = not event["from_inbox"] and not event["asker"]
         prompt = event["prompt"][:PROMPT]
-        self._sheet.note(f"> {prompt}" if event["met"] and by_user else f"{_whose(event)}: {prompt}", "you")
+        self._sheet.note(prompted(prompt) if event["met"] and by_user else f"{_whose(event)}: {prompt}", "you")
         if event["met"]:
             self._sheet.note("(it is at work on that)")
 
@@ -99,7 +99,7 @@ class Story:
     def _block(self, block: dict[str, Any], style: str) -> None:
         if block["type"] == "text":
             if style:
-                self._sheet.note(f"> {folded(as_said(split_first_prompt(block['text'])[1]))}", style)
+                self._sheet.note(prompted(as_said(split_first_prompt(block["text"])[1])), style)
             else:
                 self._sheet.text(block["text"])
                 self._sheet.over()

@@ -19,10 +19,10 @@ CHILD = AGENT | {"id": "kid", "name": "kim", "parent_id": "abc", "seq": 2}
 async def test_a_prompt_is_asked_and_its_turn_is_shown() -> None:
     """What is said streams; the answer counts as taken; the prompt is shown once."""
     talk = await Talk().begin()
-    await talk.chat.take("go")
+    await talk.chat.take("go\non")
     talk.began()
     talk.chat.event(event(1, "text", "one\ntwo"))
-    assert talk.shown() == ["> go", "one", "two"]
+    assert talk.shown() == ["> go", "  on", "one", "two"]
     talk.now = 3.0
     assert talk.chat.working == 3.0
     talk.chat.event(event(2, "message", "one\ntwo", step=1))
@@ -31,7 +31,7 @@ async def test_a_prompt_is_asked_and_its_turn_is_shown() -> None:
     await talk.ended()
     assert talk.shown() == ["two", '-> read_file {"path": "x"}', "<- read_file error: x\\x1b[2J"]
     assert talk.chat.working is None
-    assert [params["prompt"] for params in talk.wire.of("submit")] == ["go"]
+    assert [params["prompt"] for params in talk.wire.of("submit")] == ["go\non"]
     assert talk.wire.of("collect") == [{"ref": "abc", "timeout": 0.0}]
 
 
