@@ -15,12 +15,13 @@ from orch import ArchivalConfig, AsyncSubagent, Config, Limits, SubagentsConfig
 from orch.services import call
 from orch_protocol.budget import Amounts, Reserve, Settle
 from orch_protocol.config import BudgetConfig, SummaryConfig, TriggerConfig
-from orch_protocol.errors import AgentError, BudgetExceededError, ConfigError, ProtocolError
+from orch_protocol.errors import AgentError, BudgetExceededError, ConfigError, ProtocolError, StoreError
 from orch_protocol.messages import Message, ToolResult, text_of
 from orch_protocol.policy import PolicyConfig
 from orch_protocol.services import Shown
 from orch_protocol.taint import TaintConfig
 from orch_worker.backends import registry
+from orch_worker.transcript import Transcript
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from paid import price
 from virtual import passed, until, virtual
@@ -90,6 +91,22 @@ async def test_an_agent_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_pa
         await world.resume("x", max_cost=7)
         assert (await agent.query("go on")).text == "and more"
         assert await row(agent) == (6.0, 7.0)
+        assert no_money_is_held(world)
+
+
+@virtual
+async def test_a_turn_whose_end_cannot_be_written_is_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed behind the last response: who asks again has that much less."""
+
+    def full(*_: object) -> None:
+        raise StoreError("no space left on the device")
+
+    async with opened(tmp_path) as world:
+        agent = await buy(world, price(2), "more", max_cost=4.5)
+        monkeypatch.setattr(Transcript, "turn_end", full)
+        with pytest.raises(StoreError, match="no space"):
+            await agent.query("go")
+        assert await row(agent) == (2.0, 4.5)
         assert no_money_is_held(world)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import futures
 from contextvars import ContextVar
+
+import pytest
 
 from orch_worker.handover import hand_over
 from virtual import virtual
@@ -63,3 +66,41 @@ async def test_whoever_goes_on_may_be_handed_over_to_again() -> None:
         loop.call_soon(hand_over, future, number)
     await task
     assert said == ["0 for one", "1 for one", "2 for one"]
+
+
+@virtual
+async def test_futures_that_are_written_in_python_wake_everybody() -> None:
+    """Those of who lets event loops run within one another: in the next round, for such a callback may take long."""
+    loop, said = asyncio.get_running_loop(), list[str]()
+    future: asyncio.Future[int] = futures._PyFuture(loop=loop)  # type: ignore[attr-defined]
+    tasks = [asyncio.create_task(waiting(future, whose, said)) for whose in ("one", "other")]
+    await asyncio.sleep(0)
+
+    def callback() -> None:
+        hand_over(future, 5)
+        said.append("behind it")
+
+    loop.call_soon(callback)
+    await asyncio.gather(*tasks)
+    assert said == ["behind it", "5 for one", "5 for other"]
+
+
+def test_whoever_leaves_the_program_keeps_nobody_waiting() -> None:
+    """`sys.exit` ends the event loop, which then cancels the others, and waits for them."""
+    said: list[str] = []
+
+    async def leaving(future: asyncio.Future[int]) -> None:
+        await future
+        raise SystemExit(3)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        tasks = [asyncio.create_task(each) for each in (leaving(future), waiting(future, "other", said))]
+        await asyncio.sleep(0)
+        loop.call_soon(hand_over, future, 5)
+        await asyncio.wait(tasks)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert said == []

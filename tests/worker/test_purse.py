@@ -199,6 +199,22 @@ async def test_what_a_request_took_that_was_given_up_is_settled_and_the_turns() 
     assert talk.purse.lost() == Usage()
 
 
+@pytest.mark.parametrize("error", [BudgetExceededError("too little is left"), asyncio.CancelledError(), OSError("x")])
+async def test_whatever_a_turn_ends_by_tells_what_it_used(error: BaseException) -> None:
+    """Also where the first response never came: what it took to ask for it."""
+
+    class Failing(Paid):
+        async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:  # noqa: ARG002
+            raise error
+
+        def lost(self) -> Usage:
+            return Usage(7, cost_usd=0.25)
+
+    with pytest.raises((BackendError, BudgetExceededError, asyncio.CancelledError)) as failed:
+        await Paying(Bank(100.0), Failing(["never said"])).ask()
+    assert vars(failed.value)["usage"] == Usage(7, cost_usd=0.25)
+
+
 async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     """The turn goes on; the root counts what is on record when it is over."""
 

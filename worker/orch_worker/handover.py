@@ -6,23 +6,35 @@ A round is a call to the kernel and a dozen of Python's own: a tenth of what a s
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import asyncio.futures
+from typing import Final, TypeVar
 
 __all__ = ["hand_over"]
 
 T = TypeVar("T")
+
+IN_PYTHON: Final[type] = getattr(asyncio.futures, "_PyFuture", object)
 
 
 def hand_over(future: asyncio.Future[T], result: T) -> None:
     """Give `future`, which is not done, its result and let the tasks that await it go on before this returns.
 
     For the last act of a callback of the event loop: what these tasks do next happens in between. Within a task, where
-    no other can go on, they do so in the next round as ever. What a done callback of another kind raises is raised
-    here. Relied upon: `_callbacks`, without which it is the next round too.
+    no other can go on, they do so in the next round as ever. What one of them raises that ends the event loop, or a
+    done callback of another kind, is raised here; those behind it go on in the next round. Relied upon: `_callbacks` of
+    the interpreter's own futures. With Python's, which those use whose event loop is to run within itself, it is the
+    next round too: no callback of theirs may be under way for long.
     """
-    waiting = getattr(future, "_callbacks", None) if asyncio.current_task() is None else None
+    waiting = None
+    if asyncio.current_task() is None and not isinstance(future, IN_PYTHON):
+        waiting = getattr(future, "_callbacks", None)
     for callback, _ in waiting or ():
         future.remove_done_callback(callback)
     future.set_result(result)
-    for callback, context in waiting or ():
-        context.run(callback, future)
+    rest = iter(waiting or ())
+    try:
+        for callback, context in rest:
+            context.run(callback, future)
+    finally:
+        for callback, context in rest:
+            future.get_loop().call_soon(callback, future, context=context)

@@ -46,6 +46,7 @@ from orch_protocol.errors import (
     error_info,
 )
 from orch_protocol.ids import new_id
+from orch_protocol.messages import Usage
 from orch_protocol.observing import Called
 from orch_protocol.prompts import Prompted
 from orch_protocol.services import SERVICES
@@ -256,6 +257,8 @@ class Host:
         self._courier.send("pong", Nothing(), id, reliable=False)
 
     def _on_query(self, id: str, body: Query) -> None:
+        if self._stopped.done():
+            return  # the next process is asked the same
         if self._runtime is None or self._in_turn:
             busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
             self._finish(id, Finished(error=error_info(busy)))
@@ -406,6 +409,8 @@ class Host:
     async def _take_turns(self, asked: Asked) -> None:
         while True:
             await self._run(*asked)
+            if self._stopped.done():
+                return  # it would not be cancelled: nobody who leaves is to wait for another one
             awaited = self._next = asyncio.get_running_loop().create_future()
             asked = await awaited
 
@@ -414,6 +419,12 @@ class Host:
             if self._compaction is not None:
                 await asyncio.wait([self._compaction])
             finished = await runtime.query(query_id, query, brake)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._stopped.done() or (task is not None and task.cancelling()):
+                raise
+            own = OrchError("the turn was cancelled from within: a model or a hook awaited what had been cancelled")
+            finished = Finished(error=error_info(own), usage=getattr(error, "usage", None) or Usage())
         except Exception as error:
             finished = Finished(error=error_info(error))
         self._finish(query_id, finished)

@@ -134,7 +134,8 @@ async def run_turn(
     Every message goes through `record` before it becomes part of the conversation. `brake` ends the turn with
     stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`, once it has gone on as often
     as it may, a response that `purse` does not cover with `budget`, or when it is the first one BudgetExceededError.
-    Raises BackendError, with the turn's `usage` so far as an attribute, and ConfigError for an empty prompt.
+    Raises BackendError, and ConfigError for an empty prompt. What is raised has the turn's `usage` so far as an
+    attribute.
 
     `interject(stopping)` is asked for what was said meanwhile: after the prompt, after each batch of tool calls, and
     when the turn would end; each text becomes a user message, and `heard` is called when that is on record.
@@ -217,7 +218,7 @@ class _Turn:
             stop = self._reached or stop if stop == "timeout" else stop
         except Aborted as aborted:
             stop, self._text = "aborted", str(aborted)
-        except BackendError as error:
+        except BaseException as error:
             self._take_losses()
             vars(error)["usage"] = self._usage
             raise

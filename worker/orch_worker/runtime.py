@@ -15,7 +15,7 @@ from orch_protocol.commands import Finished, Happened, Query, Ready, Summed
 from orch_protocol.entries import CompactionReason
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.ids import new_id
-from orch_protocol.messages import Message, StopReason, Usage
+from orch_protocol.messages import Message, Reply, Usage
 from orch_protocol.prompts import PromptShown
 from orch_protocol.sessions import Compact, Compacted, Edit, Edited, Move
 from orch_protocol.spec import AgentSpec, BackendSpec, CompactionSpec, QueueMode
@@ -190,12 +190,12 @@ class Runtime:
             self._bench.turn_began(query_id, query.prompt)
         self.toolbox.observe = partial(self._root.called, query_id) if query.observed else None
         self.busy = True
-        stop_reason: StopReason | None = None
         limits = self.spec.limits
         if query.seconds is not None and query.seconds < limits.turn_seconds:
             limits = msgspec.structs.replace(limits, turn_seconds=query.seconds)
         self._purse.budgeted, self._purse.low = frozenset(query.budgeted), ""
         hooks: AgentHooks | None = None
+        reply: Reply | None = None
         try:
             if (query.local or self._locality.bound) and (why := await self._locality.bind()):
                 raise ConfigError(f"this conversation is for a model on this machine: {why}")
@@ -234,18 +234,18 @@ class Runtime:
             if self._bench is not None:
                 await self._bench.settle()
             self.transcript.turn_end(query_id, reply)
-            stop_reason = reply.stop_reason
             if hooks is not None:
                 await hooks.turn_end(reply)
         except Exception as error:
             traceback.print_exc()
             if hooks is not None:
                 await hooks.error(error)
-            usage = getattr(error, "usage", None) or Usage()
+            usage = getattr(error, "usage", None) or (reply.usage if reply is not None else Usage())
             return Finished(error=error_info(error), usage=usage, context_tokens=self.backend.context_tokens())
         finally:
             if archiving is not None:
-                await archiving.turn_ended(stop_reason)
+                ended = session.replies.get(query_id)
+                await archiving.turn_ended(ended.stop_reason if ended is not None else None)
             self.busy = False
             self._leave_if_broken()
             if hooks is not None:
