@@ -59,12 +59,12 @@ class Watchers:
     def begins(self, node: Node, query_id: str, prompt: str) -> bool:
         """The turn begins; say whether anybody is to be told of its TurnEvents."""
         told = query_id in self._turns or any(id == node.spec.id for id, _ in self._agents.values())
-        if told:
-            turn = self._under_way.get(query_id)
-            if turn is None:
-                turn = self._under_way[query_id] = _Turn(node.spec.id, _began(node, query_id, prompt))
-                self._tell(turn, turn.began)
-            turn.told, turn.tale = True, Tale()  # another process begins it anew
+        turn = self._under_way.get(query_id)
+        if told and turn is None:
+            turn = self._under_way[query_id] = _Turn(node.spec.id, _began(node, query_id, prompt))
+            self._tell(turn, turn.began)
+        if turn is not None:
+            turn.told, turn.tale = told, Tale()  # another process begins it anew
         return told
 
     def meet(self, node: Node, watcher: Watcher) -> str | None:

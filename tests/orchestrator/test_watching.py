@@ -17,7 +17,7 @@ from orch_protocol.messages import assistant
 from orch_protocol.services import CancelTurn, QueryAgent
 from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
 from orchestrator.world import Gate, World, opened
-from virtual import virtual
+from virtual import until, virtual
 
 ASK = Config(policy=PolicyConfig(permissions={"bash": "ask"}))
 REMOVE = {"tool": "bash", "input": {"command": "rm precious.txt"}}
@@ -103,6 +103,27 @@ async def test_who_comes_in_the_middle_of_a_turn_sees_the_rest(tmp_path: Path) -
         assert [each.n for each in rest[:-1]] == [so_far.n + 1, so_far.n + 2, so_far.n + 3]
         assert after.kinds == ["spoken"]
         assert after.events[0].messages[-1] == assistant("late")
+
+
+@virtual
+async def test_who_comes_after_another_process_began_the_turn_anew_sees_that_one(tmp_path: Path) -> None:
+    """Unwatched, as the one that ended was not: it is asked what happened so far."""
+    gate = Gate()
+    async with opened(tmp_path) as world:
+        agent = await world.scripted({"text": "Let me", "tool": "gate"}, "done", tools=[gate.tool()])
+        async with watched(world, agent.id):
+            future = agent.submit("go")
+            await until(lambda: world.supervisor.tree.nodes[agent.id].status == "busy")
+            world.launcher.worker(agent.id).die(-9)
+        await gate.called.wait()
+        assert world.supervisor.tree.nodes[agent.id].incarnation == 2
+        async with watched(world, agent.id) as seen:
+            await seen.caught_up.wait()
+            gate.open.set()
+            await future
+            await seen.ended.wait()
+    assert [each.text for each in seen.events[1].events][:2] == ["Let me", "{}"]
+    assert seen.kinds[2:] == ["tool_result", "text", "message", "ended"]
 
 
 @virtual
