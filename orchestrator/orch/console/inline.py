@@ -15,6 +15,7 @@ __all__ = ["balanced", "inline", "styled"]
 
 DEEPEST: Final = 8
 SPECIAL: Final = re.compile(r"\\|`+|\*+|_+|~~+|!?\[")
+RUNS: Final = {mark: re.compile(re.escape(mark) + "+") for mark in "`*_~"}
 ESCAPED: Final = frozenset("\\`*_{}[]()#+.!|>~-")
 LINK: Final = re.compile(r"!?\[(?P<label>[^\[\]]+)\]\((?P<to>(?:[^()\s]|\([^()\s]*\))+)\)")
 STYLES: Final = {"*": "em", "**": "strong", "***": "strong,em", "~~": "strike"}
@@ -72,10 +73,10 @@ class _Span:
         begin = at + len(mark)
         if mark in self._vain:
             return [], 0
-        for found in re.finditer("`+", self._text[begin:]):
+        for found in RUNS["`"].finditer(self._text, begin):
             if found[0] == mark:
-                code = self._text[begin : begin + found.start()]
-                return [(styled(self._style, "code"), _bare(code))], begin + found.end()
+                code = self._text[begin : found.start()]
+                return [(styled(self._style, "code"), _bare(code))], found.end()
         self._vain.add(mark)
         return [], 0
 
@@ -101,8 +102,8 @@ class _Span:
 
     def _close(self, mark: str, at: int) -> int:
         """Return where the emphasis is closed, 0 for nowhere."""
-        for found in re.finditer(re.escape(mark[0]) + "+", self._text[at:]):
-            place = at + found.start()
+        for found in RUNS[mark[0]].finditer(self._text, at):
+            place = found.start()
             ends = found[0] == mark or (len(mark) > 1 and len(found[0]) == len(mark) + 1)
             inner = mark[0] == "_" and _is_word(self._text[place + len(mark) : place + len(mark) + 1])
             if ends and not inner and not self._text[place - 1].isspace():

@@ -23,9 +23,11 @@ QUOTE: Final = re.compile(r" {0,3}(?P<marks>(?:>\s?)+)(?P<text>.*)\Z")
 ITEM: Final = re.compile(r"(?P<indent>\s*)(?P<mark>[-*+]|\d{1,9}[.)])\s+(?P<task>\[[ xX]\]\s+)?(?P<text>.*)\Z")
 BULLETS: Final = "-*+"
 LONGEST_RULE: Final = 40
+DEEPEST: Final = 8
 MOST_ROWS: Final = 1000
 MOST_ROW: Final = 4000
-"""A table of more rows, or with a longer one, is shown as it is written."""
+MOST_TABLE: Final = 100_000
+"""What of a table goes beyond so many rows or characters, and one with a longer row, is shown as it is written."""
 LONG: Final = 2000
 """What is longer is parted before it is looked at: its markup is looked for in time that grows with its square."""
 PART: Final = 3
@@ -76,7 +78,8 @@ class Markdown:
             return self._code(text)
         if self._is_row(text):
             self._rows.append(text)
-            return self._table(width) if len(self._rows) >= MOST_ROWS else []
+            whole = len(self._rows) >= MOST_ROWS or sum(map(len, self._rows)) >= MOST_TABLE
+            return self._table(width) if whole else []
         rows = self._table(width)
         while len(text) > LONG:
             part, text = self.head(text, width)
@@ -100,6 +103,8 @@ class Markdown:
             return [[(_code_style(self._language, text), text)]]
         if self._is_row(text):
             return [[("", text)]]
+        if len(text) > LONG:
+            return wrapped([("", text[-LONG:])], width)
         return _shown(text, width, self._hang)
 
     def head(self, text: str, width: int) -> tuple[Lines, str]:
@@ -112,7 +117,7 @@ class Markdown:
         most = _place(text, width * PART)
         places = (found.start() for found in re.finditer(r" ", text[: most + 1]))
         at = max((place for place in places if place and balanced(text[:place])), default=most)
-        hang = _hang(text) if self._hang is None else self._hang
+        hang = _hang(text[:LONG])[: width // 2] if self._hang is None else self._hang
         rows = [*self._table(width), *_shown(text[:at], width, self._hang)]
         self._hang = hang
         return rows, text[at:].removeprefix(" ")
@@ -154,7 +159,7 @@ def _shown(text: str, width: int, hang: str | None = None) -> Lines:
     if RULE.match(text):
         return [[("note", "─" * min(width, LONGEST_RULE))]]
     if (found := QUOTE.match(text)) is not None:
-        bar = "│ " * found["marks"].count(">")
+        bar = _bar(found["marks"])
         rows = wrapped(inline(found["text"], "quote"), max(1, width - len(bar)))
         return [[("note", bar), *row] for row in rows]
     if (found := ITEM.match(text)) is not None:
@@ -171,12 +176,17 @@ def _before(found: re.Match[str]) -> str:
     return f"{found['indent']}{mark} {task}"
 
 
+def _bar(marks: str) -> str:
+    """Return what stands before a quote; one within many others has to have room."""
+    return "│ " * min(DEEPEST, marks.count(">"))
+
+
 def _hang(text: str) -> str:
     """Return what the rows of the line `text` after its first stand behind."""
     if (found := ITEM.match(text)) is not None:
         return " " * cells(_before(found))
     if (quote := QUOTE.match(text)) is not None:
-        return "│ " * quote["marks"].count(">")
+        return _bar(quote["marks"])
     return text[: len(text) - len(text.lstrip())]
 
 

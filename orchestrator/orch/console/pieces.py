@@ -87,9 +87,10 @@ def wrapped(pieces: Iterable[Piece], width: int, first: Sequence[Piece] = (), ha
 
 def _ended(row: list[Piece]) -> list[Piece]:
     """Return a row without the spaces at its end."""
-    while row and not (last := row[-1][1].rstrip()):
-        row = row[:-1]
-    return joined([*row[:-1], (row[-1][0], last)] if row else [])
+    end = len(row)
+    while end and not row[end - 1][1].rstrip():
+        end -= 1
+    return joined([*row[: end - 1], (row[end - 1][0], row[end - 1][1].rstrip())] if end else [])
 
 
 def _atoms(pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -185,11 +185,31 @@ def test_markers_without_a_partner_stay(text: str, said: str) -> None:
 
 
 def test_a_line_without_end_is_no_paragraph() -> None:
-    """A megabyte on one line is shown in a moment, half markup or not."""
-    for text in ("*a " * 400_000, "`" * 9_000, "[a](" * 4_000, "日" * 9_000, "| " * 9_000, "word " * 3_000):
+    """A megabyte on one line is shown in a moment, half markup or not; also when the prompt is drawn before any of it
+    has gone."""
+    texts = ("*a " * 400_000, "`" * 9_000, "[a](" * 4_000, "日" * 9_000, "| " * 9_000, "word " * 3_000, "` " * 30_000)
+    for text in texts:
         sheet = Sheet(Markdown())
         sheet.text(text)
+        assert sheet.live
         sheet.scroll(6)
         assert len(sheet.live) <= 6
         sheet.over()
         assert sheet.take()
+
+
+def test_a_quote_within_many_leaves_room_for_what_it_says() -> None:
+    """Each of its rows stands behind a few bars, and not behind as many as there are marks."""
+    for text in (">" * 50_000 + " said", "> " * 300 + "said"):
+        shown = lines(text)
+        assert max(sum(cells(said) for _, said in line) for line in shown) <= 80
+        assert "said" in "".join(plain(shown))
+
+
+def test_a_table_is_waited_for_until_it_is_as_long_as_an_answer() -> None:
+    """What goes beyond is shown as it is written."""
+    row = f"| {'a ' * 1500}|\n"
+    sheet = Sheet(Markdown())
+    sheet.text(f"{row}|---|\n{row * 40}")
+    assert len(sheet.live) < 10
+    assert sheet.take()
