@@ -97,7 +97,9 @@ def _rows(sealed: Sealed) -> list[Audited]:
             parts = [Audited(0, entry.message.role, text=f"deleted on {entry.deleted}")]
         return [replace(part, id=entry.id, at=entry.timestamp, turn=entry.turn) for part in parts]
     if isinstance(entry, entries.Custom) and entry.custom_type == ACTED:
-        return [replace(row, id=entry.id, at=entry.timestamp) for row in _acts(msgspec.convert(entry.data, Acted))]
+        acted = Acted.of(entry.data)
+        if acted is not None:
+            return [replace(row, id=entry.id, at=entry.timestamp) for row in _acts(acted)]
     row = _OTHERS[type(entry)](entry)
     return [replace(row, id=entry.id, at=entry.timestamp)]
 

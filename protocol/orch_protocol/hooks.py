@@ -237,7 +237,7 @@ class HookTally(Struct, frozen=True):
     metrics: dict[str, float] = {}
 
 
-ACTED: Final = "hooks"
+ACTED: Final = "orch.hooks"
 """The kind of entry of a session that says what hooks did."""
 
 
@@ -260,6 +260,14 @@ class Acted(Struct, frozen=True, omit_defaults=True):
     acts: tuple[HookAct, ...] = ()
     more: int = 0
     deleted: str = ""
+
+    @classmethod
+    def of(cls, data: Any) -> Acted | None:
+        """Return what `data` of an entry says, None when that is somebody else's."""
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError:
+            return None
 
 
 class HooksRan(Struct, frozen=True):

@@ -6,12 +6,14 @@ import json
 import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orch.audit import _OTHERS, UNFINISHED, Audited, audit
 from orch.cli import run
 from orch_protocol import entries
 from orch_protocol.errors import ForeignFileError, StoreError
+from orch_protocol.hooks import ACTED, Acted, HookAct
 from orch_protocol.messages import Message, Reply, Text, Thinking, ToolResult, ToolUse, Usage, assistant, user
 from orch_worker.transcript import Transcript
 
@@ -52,6 +54,17 @@ def test_everything_that_happened_is_a_row(session: Path) -> None:
     assert [row.is_error for row in rows] == [False] * 5 + [True, False, False]
     assert {row.turn for row in rows[1:]} == {"q1"}
     assert not any(row.remark for row in rows)
+
+
+def test_what_is_kept_under_the_name_of_what_hooks_did_is_shown_as_kept(session: Path) -> None:
+    """An entry that says something else than we would is no reason for an audit to fail."""
+    transcript = Transcript.open(session.parent, agent="a", cwd="/srv")
+    transcript.custom(ACTED, {"turn": 3})
+    transcript.custom(ACTED, msgspec.to_builtins(Acted("q1", (HookAct("guard", "tool_call", ("block",), 0.001),), 2)))
+    transcript.close()
+    rows = [(row.what, row.name, row.text) for row in audit(session)][-3:]
+    guard = ("hook", "guard", "tool_call: block, in 1.00 ms")
+    assert rows == [("custom", ACTED, ""), guard, ("hook", "", "and 2 more")]
 
 
 def test_what_a_request_took_is_counted_once(session: Path) -> None:

@@ -272,8 +272,8 @@ class _Copy:
 
     def _acted(self, entry: Custom) -> Custom | None:
         """Forget why hooks failed in a turn that is deleted: that may say what was said."""
-        acted = msgspec.convert(entry.data, Acted)
-        if acted.deleted or acted.turn not in self._losing:
+        acted = Acted.of(entry.data)
+        if acted is None or acted.deleted or acted.turn not in self._losing:
             return None
         acts = tuple(msgspec.structs.replace(each, error="deleted" if each.error else "") for each in acted.acts)
         left = msgspec.structs.replace(acted, acts=acts, deleted=self._when)

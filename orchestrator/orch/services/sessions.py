@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from orch_protocol.commands import Summed, SumUp
 from orch_protocol.entries import Custom
 from orch_protocol.errors import AgentBusyError, ConfigError, OrchError
+from orch_protocol.hooks import ACTED
 from orch_protocol.ids import new_entry_id
 from orch_protocol.sessions import (
     Change,
@@ -185,7 +186,7 @@ def _kept(folder: Path, kind: str | None) -> list[Kept]:
     return [
         Kept(entry.id, entry.timestamp, entry.custom_type, entry.data)
         for entry in read_session(folder).entries
-        if isinstance(entry, Custom) and kind in (None, entry.custom_type)
+        if isinstance(entry, Custom) and (entry.custom_type == kind or (kind is None and entry.custom_type != ACTED))
     ]
 
 
