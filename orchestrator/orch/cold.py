@@ -33,9 +33,9 @@ def archived(nodes: Nodes, event: Archived, now: float) -> Decision:
     """Take down which parts of the agent's conversation are holders' now, if that is new."""
     node = nodes[event.id]
     new = tuple(each for each in event.holders if each[0] not in node.archives)
-    if not new and not event.problem and event.context_tokens in (0, node.context_tokens):
+    tokens, problem = event.context_tokens, event.problem
+    looked = event.looked and event.id in nodes.unlooked
+    if not (new or looked or problem) and tokens in (0, node.context_tokens):
         return Decision()
-    said = journaled.Archived(
-        at=now, id=event.id, holders=new, context_tokens=event.context_tokens, problem=event.problem
-    )
+    said = journaled.Archived(at=now, id=event.id, holders=new, context_tokens=tokens, problem=problem, looked=looked)
     return Decision([said])

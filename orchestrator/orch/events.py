@@ -174,12 +174,16 @@ class Sweep(Struct, frozen=True, gc=False):
 
 
 class Archived(Struct, frozen=True, gc=False):
-    """Agent `id` has put archives on record (holder's id, what it is about), or could not: `problem`."""
+    """Agent `id` has put archives on record (holder's id, what it is about), or could not: `problem`.
+
+    Somebody `looked`: there are no others.
+    """
 
     id: str
     holders: tuple[tuple[str, str], ...] = ()
     context_tokens: int = 0
     problem: str = ""
+    looked: bool = False
 
 
 class Spend(Struct, frozen=True, gc=False):

@@ -258,11 +258,12 @@ class Hearing(_Agent, frozen=True, gc=False, kw_only=True, tag="hearing"):
 
 class Archived(_Agent, frozen=True, gc=False, kw_only=True, tag="archived"):
     """Parts of the agent's conversation are holders' now: their ids and what they are about. Its transcript says all
-    of it, and knows better. `problem` says why nothing could be archived."""
+    of it, and knows better: when somebody `looked` there are no more. `problem` says why nothing could be archived."""
 
     holders: tuple[tuple[str, str], ...] = ()
     context_tokens: int = 0
     problem: str = ""
+    looked: bool = False
 
 
 class Spent(_Agent, frozen=True, gc=False, kw_only=True, tag="spent"):

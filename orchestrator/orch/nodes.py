@@ -87,6 +87,7 @@ class _Run(msgspec.Struct):
     names: dict[str, str]
     past_names: dict[str, str]
     going: dict[str, str] = {}
+    unlooked: set[str] = set()
 
 
 _run = msgspec.json.Decoder(_Run)
@@ -112,6 +113,8 @@ class Nodes:
         """Holders that have a process."""
         self.holders: dict[str, str] = {}
         """Whose conversation each holder has a part of: ids by ids, of holders that were never asked too."""
+        self.unlooked: set[str] = set()
+        """Agents that may have archives of which nobody has told: their processes ended before they could, say."""
         self.requests: dict[str, str] = {}
         """What was spawned for whose request, of the youngest."""
         self.going: dict[str, str] = {}
@@ -240,6 +243,8 @@ class Nodes:
         node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec), repaired=entry.repaired)
         if node.is_holder or entry.cold:
             node.status = "cold"  # until somebody asks it
+        if entry.cold and entry.spec.archival is not None:
+            self.unlooked.add(entry.id)
         self.by_id.add(node)
         if entry.request_id is not None:
             self.requests[entry.request_id] = entry.id
@@ -270,6 +275,7 @@ class Nodes:
             self.names,
             self._past_names,
             self.going,
+            self.unlooked,
         )
         return [*agents, KeptRun(at=at, state=_encoded(run))]
 
@@ -277,7 +283,7 @@ class Nodes:
         self._at, self.usage, self.processes = run.at, run.usage, run.processes
         self.worked, self.failed_starts, self.root_budgets = run.worked, run.failed_starts, run.root_budgets
         self.requests, self.names, self._past_names = run.requests, run.names, run.past_names
-        self.going = run.going
+        self.going, self.unlooked = run.going, run.unlooked
 
     def _apply_launched(self, node: Node, entry: Launched) -> None:
         if not node.is_holder:
@@ -370,6 +376,8 @@ class Nodes:
         node.status = entry.status  # type: ignore[assignment]
         node.pid, node.running, node.stopping, node.error = None, False, False, entry.error
         node.exit_code, node.end = entry.code, entry.error or ""
+        if node.queries and node.spec.archival is not None:
+            self.unlooked.add(node.spec.id)
 
     def _apply_killed(self, node: Node, entry: Killed) -> None:
         node.last_activity = entry.at
@@ -427,6 +435,8 @@ class Nodes:
     def _apply_archived(self, node: Node, entry: Archived) -> None:
         node.archives.update(entry.holders)
         self.holders |= {id: node.spec.id for id, _ in entry.holders}
+        if entry.looked:
+            self.unlooked.discard(node.spec.id)
         node.context_tokens = entry.context_tokens or node.context_tokens
         node.repaired = entry.problem or node.repaired
 

@@ -171,6 +171,8 @@ class Supervisor:
     def start(self) -> None:
         """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
         self.handle(recovery(self.tree.nodes.pending.values()))
+        if self._journal.notes:  # of whom it does not tell any more, nobody knows
+            self.tree.nodes.unlooked.update(self.tree.nodes.by_id)
         self._journal.shorten(partial(self.tree.nodes.kept, self.clock()))
         self.handle(Sweep())
         self.timers.later(CHECK_SECONDS, self._check_turns)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orch import Config
+from orch import ArchivalConfig, Config
 from orch.archival.engine import Archives
 from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError
 from orchestrator.world import opened
@@ -89,3 +89,39 @@ async def test_archives_that_were_listed_are_found(tmp_path: Path) -> None:
         o.supervisor.archives._told.clear()
         assert [row.id for row in await o.archives()] == [holder]
         assert len(await o.read_archive(holder or "")) == 2
+
+
+async def test_a_search_reads_the_files_of_those_that_have_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many other agents there were: each of them is looked at once after it was last at work, by whatever
+    root; one that was never asked is not."""
+    read: list[str] = []
+
+    def counting(name: str) -> None:
+        act = getattr(Archives, name)
+
+        async def counted(self: Archives, spec: Any, *more: Any) -> Any:
+            read.append(spec.id)
+            return await act(self, spec, *more)
+
+        monkeypatch.setattr(Archives, name, counted)
+
+    eager = Config(archival=replace(EAGER, async_=False))
+    lazy = Config(archival=ArchivalConfig(enabled=True))
+    async with opened(tmp_path, run="mine", config=eager) as o:
+        owner = await o.scripted("needle")
+        await owner.query("go")
+    async with opened(tmp_path, run="mine", config=lazy) as o:
+        asked, never = await o.scripted("one"), await o.scripted("one")
+        await asked.query("go")
+        await never.kill()
+        await asked.kill()
+    for name in ("known", "search"):
+        counting(name)
+    for others in ({asked.id}, set()):
+        read.clear()
+        async with opened(tmp_path, run="mine", config=lazy) as o:
+            assert await o.search_archive("needle")
+            assert [row.owner for row in await o.archives()] == [owner.id]
+        assert set(read) == {owner.id} | others

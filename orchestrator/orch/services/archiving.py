@@ -74,7 +74,7 @@ async def note(root: Supervisor, node: Node, context_tokens: int = 0, problem: s
     size = root.archives.size(node.spec)
     records = await root.archives.known(node.spec)
     holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
-    root.handle(events.Archived(node.spec.id, holders, context_tokens, problem))
+    root.handle(events.Archived(node.spec.id, holders, context_tokens, problem, looked=True))
     root.archives.told(node.spec, size)
 
 

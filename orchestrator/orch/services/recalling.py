@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,7 +50,7 @@ MOST_HITS = 100
 
 async def archives(root: Supervisor, caller: str | None, params: ListArchives) -> list[ArchiveRow]:
     """Return the archives in sight, by agent, in the order they were made."""
-    owners = owners_in_sight(root, caller, params.ref)
+    owners = await _owners(root, caller, params.ref)
     known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
     return [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
 
@@ -60,7 +61,7 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
     if not params.query.strip():
         raise ConfigError("the query is empty: say what to look for")
     limit = max(1, min(params.limit, MOST_HITS))
-    owners = [each for each in owners_in_sight(root, caller, params.ref) if not kept_from(root, caller, each)]
+    owners = [each for each in await _owners(root, caller, params.ref) if not kept_from(root, caller, each)]
     hits = await asyncio.gather(*(root.archives.search(owner.spec, params.query, limit) for owner in owners))
     return merged(hits, limit)
 
@@ -187,7 +188,8 @@ async def _holder(root: Supervisor, ref: str) -> str:
                     f"{ref!r} is the beginning of {len(matches)} archives: {', '.join(matches[:8])}"
                 )
             # A root that died as an archive was put on record has not heard of it.
-            await _note_all(root)
+            among = root.tree.nodes
+            await _look(root, [among[id] for id in sorted(among.unlooked | among.alive.keys())])
         if any(id.startswith(ref) for id in known):
             raise AmbiguousRefError(
                 f"{ref!r} is too little of an archive's id: type {LEAST_PREFIX} characters of it or more"
@@ -196,13 +198,20 @@ async def _holder(root: Supervisor, ref: str) -> str:
     return ref
 
 
-async def _note_all(root: Supervisor) -> None:
-    for node in list(root.tree.nodes):
-        if node.spec.archival is not None and root.archives.grew(node.spec):
-            try:
+async def _look(root: Supervisor, nodes: Iterable[Node]) -> None:
+    """Look for archives of which nobody has told, in the files of those of the agents that may have some: each file
+    once, whatever becomes of the root."""
+    for node in nodes:
+        unlooked = node.spec.id in root.tree.nodes.unlooked
+        if node.spec.archival is not None and (unlooked or node.running) and root.archives.grew(node.spec):
+            with suppress(OrchError):  # who asks for that agent's archives is told
                 await note(root, node)
-            except OrchError:
-                continue  # who asks for that agent's archives is told
+
+
+async def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+    """Return those of the agents in sight that have archives, or are alive."""
+    await _look(root, owners_in_sight(root, caller, ref))
+    return owners_in_sight(root, caller, ref)
 
 
 def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
@@ -211,8 +220,11 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
     Raises AgentError, ConfigError.
     """
     nodes = root.tree.nodes
-    if ref is None:
-        top = list(nodes) if caller is None else nodes.subtree(caller)
+    may_have = {*nodes.holders.values(), *nodes.unlooked, *nodes.alive}
+    if ref is None and caller is None:
+        top = sorted((nodes[id] for id in may_have), key=lambda node: node.spec.seq)
+    elif ref is None:
+        top = nodes.subtree(caller or "")
     else:
         node = resolve(nodes, ref)
         if caller is not None and not _is_below(root, caller, node):
@@ -228,7 +240,8 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
                 f"nothing of agent {node.spec.name!r} is kept (persist=False), so nothing of it is archived"
             )
         top = nodes.subtree(node.spec.id)
-    return [node for node in top if not node.deleted and (node.spec.archival is not None or node.archives)]
+    there = [node for node in top if node.spec.id in may_have and not node.deleted]
+    return [node for node in there if node.spec.archival is not None or node.archives]
 
 
 def _is_below(root: Supervisor, caller: str, node: Node) -> bool:
