@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -31,6 +30,7 @@ from orch_protocol.errors import (
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS, VERSION
 
+from .credentials import peer_of
 from .logs import logger
 
 __all__ = ["ANY_VERSION", "MAX_LINE", "WAITS", "Client", "ControlServer", "DaemonLeaving", "Handler"]
@@ -94,7 +94,7 @@ class ControlServer:
         """Listen. A socket file left at the path is removed first: whoever calls holds the lock that says it may."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self._path)
             os.chmod(self._path, 0o600)
@@ -169,9 +169,7 @@ class _Connection:
         self._writer = writer
         self._server = server
         self._reading = asyncio.current_task()
-        peer = writer.get_extra_info("socket")
-        pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        self._client = Client(pid, uid)
+        self._client = Client(*peer_of(writer.get_extra_info("socket")))
         self.tasks: dict[asyncio.Task[None], Request] = {}
 
     async def serve(self) -> None:

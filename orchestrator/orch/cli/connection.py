@@ -203,7 +203,9 @@ class Connection:
 
     def _silent(self, connected: socket.socket) -> Failure:
         # Who listened is told by the kernel: a file may be gone, or name another by now.
-        pid = int.from_bytes(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+        from ..credentials import peer_of
+
+        pid, _ = peer_of(connected)
         self.close()
         return Failure(
             SILENT,
@@ -237,6 +239,14 @@ def daemon_status() -> dict[str, Any] | None:
 
 def await_end(pid: int) -> None:
     """Wait until the process `pid` is gone. Raises Failure after STOP_SECONDS."""
+    late = Failure(SILENT, f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
+    if not hasattr(os, "pidfd_open"):
+        deadline = time.monotonic() + STOP_SECONDS
+        while _is_there(pid):
+            if time.monotonic() > deadline:
+                raise late
+            time.sleep(TICK / 10)
+        return
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -245,6 +255,18 @@ def await_end(pid: int) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         if not poll.poll(STOP_SECONDS * 1000):
-            raise Failure(SILENT, f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
+            raise late
     finally:
         os.close(descriptor)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.waitpid(pid, os.WNOHANG)  # where it was this program that started it
+    except ChildProcessError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -79,15 +79,19 @@ def dependencies() -> Finding:
 
 def processes() -> Finding:
     """The kernel offers what keeps track of processes."""
+    if sys.platform != "linux" and hasattr(os, "fork"):
+        return Finding(
+            "warn",
+            "each worker is a fresh process, watched by a thread: slower than a fork, and what its tools detach may "
+            "outlive it",
+        )
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:
         return Finding("fail", f"no pidfd ({error}): Linux 5.3 or newer, and a sandbox that allows it, is needed")
     if not hasattr(os, "fork"):
         return Finding("fail", "no fork")
-    if sys.platform == "linux":
-        return Finding("ok", "fork and pidfd work: workers are forked from a process that has imported everything once")
-    return Finding("warn", "each worker is a fresh process, which is slower than a fork")
+    return Finding("ok", "fork and pidfd work: workers are forked from a process that has imported everything once")
 
 
 def sandbox() -> Finding:
