@@ -124,9 +124,9 @@ async def measure(args: Args) -> list[Row]:
             again = Toil()
             agents = [await many_lives(orchestrator) for _ in range(AT_ONCE)]
             await again.again_and_again(lives // 10, agents)
-            _, mib = held()
+            _, warm_mib = held()
             await again.again_and_again(lives - lives // 10, agents)
-            growth = 100 * (held()[1] / mib - 1)
+            growth = 100 * (held()[1] / warm_mib - 1)
     failures = spawns.failures + again.failures
     for failure in failures[:10]:
         print(failure, file=sys.stderr)
