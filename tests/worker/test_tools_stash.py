@@ -9,7 +9,7 @@ import pytest
 from orch_worker.tools.base import ToolContext, ToolError
 from orch_worker.tools.handles import read_handle
 from orch_worker.tools.reading import MAX_MATCHES
-from orch_worker.tools.stash import Stash
+from orch_worker.tools.stash import Note, Stash
 
 
 def stash(folder: Path) -> Stash:
@@ -32,6 +32,22 @@ class TestStash:
         again = stash(tmp_path)
         assert again.text(".h_001") == "a"
         assert again.keep("b") == ".h_002"
+
+    def test_the_oldest_texts_go_when_there_is_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A pinned one stays, and so does the newest, however large; who asks for one is told why it is gone."""
+        monkeypatch.setattr("orch_worker.tools.stash.MOST_TEXTS", 1 << 20)
+        kept, large = stash(tmp_path), 500 << 10
+        for letter in "ab":
+            kept.keep(letter * large)
+        kept.note("h_001", Note("text", pinned=True))
+        kept.keep("c" * large)
+        assert list(kept.files()) == ["h_001", "h_003"]
+        assert kept.keep("d" * 3 * large) == ".h_004"
+        assert list(stash(tmp_path).files()) == ["h_001", "h_004"]
+        for handle in ("h_002", "h_003"):
+            with pytest.raises(ToolError, match=rf"{handle} is gone: texts may take 1 MiB, and it was the oldest"):
+                kept.text(handle)
+        assert kept.keep("b" * 9) == ".h_005"
 
     def test_is_private(self, tmp_path: Path) -> None:
         """Nobody else reads what is kept."""

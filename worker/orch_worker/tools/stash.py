@@ -43,6 +43,8 @@ SPELLING: Final = re.compile(r"\.?h_(\d{1,9})|(\d{1,9})")
 LETTERS: Final[dict[Bit, str]] = {"untrusted": "u", "sensitive": "s"}
 LEAST_SHOWN: Final = 300
 TEXT: Final = "txt"
+MOST_TEXTS: Final = 256 << 20
+"""Bytes that texts may take under the handles of one agent: years of long results, and no full disk."""
 
 
 class Note(Struct, frozen=True, omit_defaults=True):
@@ -88,8 +90,27 @@ class Stash:
         """Held by whoever takes a new handle until it stands for something."""
 
     def keep(self, text: str, bits: Collection[Bit] = ()) -> str:
-        """Keep `text`, which brought `bits`, and return its handle, such as `.h_001`. Raises OSError."""
-        return self.put(text.encode(), TEXT, bits)
+        """Keep `text`, which brought `bits`, and return its handle, such as `.h_001`. Raises OSError.
+
+        When texts take too much the oldest go that are not pinned; their handles say so.
+        """
+        with self.lock:
+            handle = self.put(text.encode(), TEXT, bits)
+            self._make_room(named(handle))
+        return handle
+
+    def _make_room(self, but: str) -> None:
+        texts = {handle: file.path for handle, file in self.files().items() if file.ending == TEXT}
+        sizes = {handle: path.stat().st_size for handle, path in texts.items()}
+        over = sum(sizes.values()) - MOST_TEXTS
+        for handle in sorted(sizes, key=lambda handle: int(handle[2:])):
+            if over <= 0:
+                return
+            note = self.noted(handle) or Note("text", size=sizes[handle])
+            if handle != but and not note.pinned:
+                over -= sizes[handle]
+                self.note(handle, replace(note, gone=f"texts may take {MOST_TEXTS >> 20} MiB, and it was the oldest"))
+                self.drop(handle)
 
     def put(self, data: bytes, ending: str, bits: Collection[Bit] = (), note: Note | None = None) -> str:
         """Keep `data` in a file that ends so, with `note`, and return its handle: the old one of the same data.
