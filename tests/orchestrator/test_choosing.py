@@ -56,8 +56,15 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
             await agent.query("fourth")
         await agent.title("Nothing else is kept from happening")
+        there = (await agent.tree()).leaf
         assert await agent.set_model("extractive") == "extractive"
         assert (await agent.query("Which was the one?")).text
+
+        # Nobody answers there in the place of who is on record, also not who was chosen just before.
+        await agent.set_model("extractive")
+        await agent.checkout(there)
+        with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
+            await agent.query("fifth")
 
 
 async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orch import AsyncOrchestrator, AsyncSubagent
+from orch.testing import fake_world
 from wire.model_server import ModelServer, call, say
-from wire.test_end_to_end import MODEL, folder, read, root
+from wire.test_end_to_end import MODEL, environment, folder, read, root
 
 __all__ = ["folder", "root"]
 
@@ -88,3 +90,31 @@ async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
     assert asked(server) == {"model": "claude-haiku-4-5", "thinking": {"type": "enabled", "budget_tokens": 2048}}
     assert server.requests[-1].body["max_tokens"] > 2048
     assert server.refused == []
+
+
+async def test_of_two_changes_at_once_none_is_lost(server: ModelServer, folder: Path) -> None:
+    """Each knew of what was before both: who answers is what is on record, and the root knows it, too.
+
+    So it is who shortens the conversation before the next question, and who sums up what it leaves.
+    """
+    server.otherwise = lambda request: say(f"As {request.body['model']}.")
+    env, ask = environment(server), "So? " + "x" * 400
+    async with AsyncOrchestrator(MODEL, home=folder / "home", env=env, **fake_world()) as root:
+        agent = await root.spawn("Read", tools=[], cwd=folder)
+        await agent.query(ask)
+        first = (await agent.tree()).leaf
+        await asyncio.gather(agent.set_model(RESPONSES), agent.set_thinking("high"))
+        backend = root.supervisor.tree.nodes[agent.id].spec.backend
+        assert (backend.model, backend.thinking) == ("gpt-6-luna", "high")
+        await agent.query(ask)
+        assert asked(server) == {"model": "gpt-6-luna", "reasoning": {"effort": "high"}}
+        await asyncio.gather(agent.set_thinking("low"), agent.set_model(CHAT))
+        await agent.query(ask)
+        assert asked(server) == {"model": "o3-mini", "reasoning_effort": "low"}
+        await agent.set_model(TOKENS)
+        await agent.checkout(first, summarise=True)
+        assert asked(server)["model"] == "claude-haiku-4-5"
+        await agent.query(ask)
+        await agent.set_model(RESPONSES)
+        await agent.compact()
+        assert asked(server)["model"] == "gpt-6-luna"

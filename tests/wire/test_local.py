@@ -328,3 +328,27 @@ async def test_errors_and_lists_tell_nothing_to_who_is_elsewhere(
         assert any(SECRET in row.task for row in await root.agents())
     assert "what there is to say of it is for local models alone" in str(far.requests[2].body)
     assert "(for local models alone)" in str(far.requests[3].body)
+
+
+async def test_a_model_that_was_chosen_before_does_not_take_over_what_stays_here(
+    begin: Begin, far: ModelServer, here: ModelServer, folder: Path
+) -> None:
+    """It was to answer the next question, and that is for local models alone; nor does it where somebody goes back."""
+    old = {"call": "query_subagent", "input": {"id": "old", "prompt": f"And of {SECRET}?"}}
+    far.script += [say("ready"), call(read("mine.txt"))]
+    here.script += [call(old), say("well"), say("All think.")]
+    here.otherwise = lambda _: say("here")
+    async with begin(**fake_world()) as root:
+        agent = await root.spawn("Ask", tools=["read_file", *NEST], cwd=folder)
+        child = await root.spawn("Wait", tools=[], cwd=folder, name="old")
+        assert (await child.query("Are you there?")).text == "ready"
+        before = (await child.tree()).leaf
+        await child.set_model(MODELS[1])
+        chosen = (await child.tree()).leaf
+        assert (await agent.query("Ask around")).text == "All think."
+        with pytest.raises(OrchError, match="for local models alone"):
+            await child.set_model(MODELS[1])
+        for place in (before, chosen):
+            await child.checkout(place)
+            assert (await child.query(f"What of {SECRET}?")).text == "here"
+        assert [row.model for row in await root.agents()] == ["ollama:qwen3:8b"] * 2

@@ -51,7 +51,7 @@ class Answering:
         self._own = self._now = spec.backend
         self._born = (spec.born or spec.backend).thinking
         self._settled = spec.chosen, spec.backend.thinking
-        self._due: BackendSpec | None = None
+        self._due: Answers | None = None
         self._backend = backend
         self._call_root = call_root
         self._make = make
@@ -67,6 +67,11 @@ class Answering:
     def now(self) -> BackendSpec:
         """What the model is that answers just now."""
         return self._now
+
+    @property
+    def next(self) -> BackendSpec:
+        """What the model is that answers the next turn, as far as anybody has said so."""
+        return self._due.backend if self._due is not None and self._fits(self._due) else self._own
 
     @property
     def own(self) -> str:
@@ -86,17 +91,21 @@ class Answering:
     def choose(self, answers: Answers | None) -> None:
         """Somebody says who is to answer from the next turn on, as is on record already; None: nobody says so."""
         if answers is not None:
-            self._due = answers.backend
+            self._due = answers
+
+    def _fits(self, answers: Answers) -> bool:
+        """Say whether that is what is on record: somebody else may have changed it meanwhile, or gone elsewhere."""
+        return (answers.chosen, answers.backend.thinking) == self._recorded
 
     async def settle(self) -> BackendSpec:
         """Let the model answer that the conversation has on record, and return what it is.
 
         The root says what it takes, where it has not said so. Raises ConfigError when it cannot be asked.
         """
-        if self._due is None:
-            answers: Answers = await self._call_root("answers", Empty(), FIND_SECONDS)
-            self._due = answers.backend
-        to = self._due
+        answers = self._due
+        if answers is None or not self._fits(answers):
+            answers = await self._call_root("answers", Empty(), FIND_SECONDS)
+        to = answers.backend
         if isinstance(self._backend, Movable):
             if to != self._now:
                 await self._backend.move(self._make(to))

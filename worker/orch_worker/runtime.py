@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -197,12 +197,12 @@ class Runtime:
         hooks: AgentHooks | None = None
         reply: Reply | None = None
         try:
-            if (query.local or self._locality.bound) and (why := await self._locality.bind()):
+            if self._answering.unsettled:
+                await self._settle()
+            if (query.local or self._locality.bound) and (why := await self._locality.bind()):  # whoever was chosen
                 raise ConfigError(f"this conversation is for a model on this machine: {why}")
             self._marks.note((*self.spec.marks, *query.marks))
             frame = self._frame(query)
-            if self._answering.unsettled:
-                self._answered_by(await self._answering.settle())
             hooks = self._hooks_for(query_id, query)
             if hooks is None and self._answering.away:
                 await self._answering.turn()
@@ -320,8 +320,8 @@ class Runtime:
             await self.backend.move(self._make_backend(backend))
         self._answering.stays(backend)
 
-    def _answered_by(self, backend: BackendSpec) -> None:
-        self._locality.answered_by(backend)
+    async def _settle(self) -> None:
+        self._locality.answered_by(backend := await self._answering.settle())
         if self._archiving is not None:
             self._archiving.answered_by(backend)
 
@@ -344,7 +344,7 @@ class Runtime:
         from .leaving import left_behind, summed_up
 
         left = left_behind(self.transcript.session, to)
-        told = await summed_up(left, self._answering.now, self._make_backend, self._purse)
+        told = await summed_up(left, self._answering.next, self._make_backend, self._purse)
         return Summed(told.text, told.by_model, told.usage)
 
     def _load(self) -> None:
@@ -427,9 +427,9 @@ class Runtime:
         hooks = self._hooks_for(id, Query("", hooks=asked.hooks))
         self._purse.budgeted, self.busy = frozenset(asked.budgeted), True
         try:
-            done = await self._compacted("", "asked", asked.instructions)
-            assert done is not None
-            return done
+            if self._answering.unsettled:
+                await self._settle()
+            return cast(Compacted, await self._compacted("", "asked", asked.instructions))
         finally:
             self.busy = False
             self._leave_if_broken()

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from orch_protocol.commands import Summed, SumUp
 from orch_protocol.entries import Custom
-from orch_protocol.errors import AgentBusyError, ConfigError, OrchError
+from orch_protocol.errors import AgentBusyError, ConfigError, OrchError, StoreError
 from orch_protocol.hooks import ACTED
 from orch_protocol.ids import new_entry_id
+from orch_protocol.services import Empty
 from orch_protocol.sessions import (
     Change,
     Changed,
@@ -75,6 +76,7 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
     """
     node = session_of(root, params.ref)
     check_idle(node)
+    was = node.spec
     if isinstance(params.change, Choose):
         params = replace(params, change=Choose(await choosing.chosen(root, node.spec, params.change.model)))
     edit, text, recorded = await root.disk.do(_resolved, node.spec, params)
@@ -96,7 +98,7 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
             told = choosing.told(answers, wanted=isinstance(edit.change, Think))
             await choosing.make_way(root, node, answers)
             edit = replace(edit, answers=answers)
-    putting = asyncio.ensure_future(_made(root, node, edit))
+    putting = asyncio.ensure_future(_made(root, node, edit, was))
     putting.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.shield(putting)
     summary = left.text or None if left is not None else None
@@ -123,12 +125,18 @@ def check_idle(node: Node) -> None:
         )
 
 
-async def _made(root: Supervisor, node: Node, edit: Edit) -> None:
+async def _made(root: Supervisor, node: Node, edit: Edit, was: AgentSpec) -> None:
     await put(root, node, edit)
     if isinstance(edit.change, Rename):
         root.handle(events.Title(node.spec.id, edit.change.name or ""))
-    if edit.answers is not None:
+    if edit.answers is None:
+        return
+    if node.spec == was:
         choosing.true_now(root, node, edit.answers)
+        return
+    # Somebody else's change came in between, or what it is told may not leave this machine any more.
+    with contextlib.suppress(ConfigError, StoreError):  # whoever asks next is told
+        await choosing.answers(root, node.spec.id, Empty())
 
 
 async def put(root: Supervisor, node: Node, edit: Edit) -> None:
