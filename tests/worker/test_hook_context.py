@@ -78,6 +78,22 @@ async def test_figures_notices_and_configuration() -> None:
     assert len(talk.root.asked) == 1
 
 
+async def test_no_figure_is_lost_that_is_added_while_they_are_read() -> None:
+    """A hook is in a thread: what it adds in the middle is told the next time."""
+    context = HookContext("h", SPEC, say=lambda *_: None, call=Root(), tell=lambda _: None)
+
+    class Late:
+        def __float__(self) -> float:
+            read.append(context.measured())
+            return 3.0
+
+    read: list[dict[str, float]] = []
+    context.metric("first")
+    context.metric("late", Late())  # type: ignore[arg-type]
+    read.append(context.measured())
+    assert read == [{"first": 1.0}, {"late": 3.0}]
+
+
 async def test_what_is_kept_for_a_turn_is_gone_after_it() -> None:
     """`turn_state` is empty when a turn begins and when one has ended; `state` stays."""
     contexts: list[HookContext] = []

@@ -405,6 +405,26 @@ class TestFailures:
         assert reply.usage.output_tokens > 0
         assert "secret" not in str(talk.recorded)
 
+    async def test_who_leaves_does_not_wait_for_one_that_hangs_and_leaves_no_thread(self) -> None:
+        """Once it returns, the thread that told it ends, as if it had been waited for."""
+        go, threads = threading.Event(), list[threading.Thread]()
+
+        def hang(_event: Any, _ctx: HookContext) -> None:
+            threads.append(threading.current_thread())
+            go.wait(30)
+
+        talk = Hooked(Watched("done"), make_hook(hang, "turn_start", name="slow", kind="observe"))
+        talk.calls.turn_began("q1", (), None)
+        talk.calls.tell("turn_start", prompt="go")
+        while not threads:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await talk.calls.close()
+        go.set()
+        threads[0].join(20)
+        assert not threads[0].is_alive()
+
     async def test_no_timer_and_no_task_is_left(self) -> None:
         """When a turn is over, nothing of its hooks waits any more."""
 

@@ -265,16 +265,18 @@ class HookCalls:
 
     async def close(self) -> None:
         """The process ends: say so to those who asked for it, and give up what still runs aside."""
-        if "session_end" in self.on:
-            await self.run(STAGES["session_end"].event())
-        await self.told()
-        if self._report is not None:
-            self._report.cancel()
-            await self.report()
-        for task in self._aside:
-            task.cancel()
-        self._threads.close()
-        self._here.close()
+        try:
+            if "session_end" in self.on:
+                await self.run(STAGES["session_end"].event())
+            await self.told()
+            if self._report is not None:
+                self._report.cancel()
+                await self.report()
+        finally:  # also when whoever leaves does not wait for one that hangs
+            for task in self._aside:
+                task.cancel()
+            self._threads.close()
+            self._here.close()
 
     # One call.
 

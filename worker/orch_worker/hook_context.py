@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class HookContext:
         self._tell = tell
         self._messages = messages
         self._turn = ""
-        self._measured: list[tuple[str, float]] = []
+        self._measured: deque[tuple[str, float]] = deque()
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def enter(self, turn: str) -> None:
@@ -102,9 +103,9 @@ class HookContext:
 
     def measured(self) -> dict[str, float]:
         """Return what was added up since this was asked last."""
-        taken, self._measured = self._measured, []
         sums: dict[str, float] = {}
-        for name, value in taken:
+        while self._measured:  # a hook in a thread may be adding to it
+            name, value = self._measured.popleft()
             sums[name] = sums.get(name, 0.0) + value
         return sums
 

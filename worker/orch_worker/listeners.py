@@ -77,7 +77,7 @@ class Listeners:
         self._thread: _Ear | None = None
         self._wakes = self._wake = -1
         """A pipe that wakes the thread. Unlike a lock it lets go of the interpreter: who wakes need not wait again."""
-        self._ended = False
+        self._ended = self._closed = False
         self._added = self._done = 0
         self._said: deque[Said] = deque()
         self._bell = threading.Lock()
@@ -89,7 +89,9 @@ class Listeners:
         self._shortest = 0.0
 
     def add(self, crowd: Crowd, event: Event) -> None:
-        """Let `crowd` be told of `event` once everything before it is told."""
+        """Let `crowd` be told of `event` once everything before it is told; nobody is, once this is closed."""
+        if self._closed:
+            return  # the number of the pipe may be another file's by now
         self._added += 1
         self._queue.append((crowd, event))
         if self._thread is None:
@@ -131,20 +133,23 @@ class Listeners:
             self._note(self._said.popleft())
 
     def close(self) -> None:
-        """End the thread once it has told everything."""
+        """End the thread once it has told everything; closing twice does nothing."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._thread is not None:
+        if self._thread is not None and not self._closed:
             os.close(self._wake)
+        self._closed = True
 
     # On the thread of the event loop.
 
     def _woken(self) -> None:
-        self.collect()
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        try:
+            self.collect()
+        finally:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _look_within(self, seconds: float) -> None:
         if self._timer is not None:
@@ -167,8 +172,10 @@ class Listeners:
         if next(round_.ends, None) is None:
             return  # it has just ended
         stop = len(round_.crowd.tasks) - len(list(round_.turns))
-        self._said.extend(round_.said(whole=False))
-        place = round_.first + len(round_.ended)
+        said = round_.said(whole=False)
+        self._said.extend(said)
+        # The next one is late, also where it returns just now: what it says is not among what was taken down.
+        place = round_.first + len(said)
         if place < stop:
             name, most, _, _ = round_.crowd.tasks[place]
             round_.hangs = name
