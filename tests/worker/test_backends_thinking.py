@@ -15,10 +15,12 @@ from orch_worker.backends.thinking import check_level, fitting, level_of, thinki
 EFFORTS = ("low", "high", "max")
 
 
-def model(api: Any, *thinks: str, in_tokens: bool = False, output: int = 64_000, **body: Any) -> Model:
+def model(
+    api: Any, *thinks: str, in_tokens: bool = False, output: int = 64_000, context: int = 200_000, **body: Any
+) -> Model:
     """Return a model that takes the levels `thinks`."""
     flags = Flags(thinks=thinks, thinking_in_tokens=in_tokens)
-    return Model(api=api, base_url="", context=200_000, output=output, flags=flags, body=body)
+    return Model(api=api, base_url="", context=context, output=output, flags=flags, body=body)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,21 @@ def test_where_there_is_none_higher_it_is_the_next_lower_one() -> None:
             model("messages", "low", "high", in_tokens=True, output=4096),
             "high",
             {"thinking": {"type": "enabled", "budget_tokens": 2048}},  # half of it is for the answer
+        ),
+        (
+            model("messages", "low", "high", in_tokens=True, output=0),
+            "high",
+            {"thinking": {"type": "enabled", "budget_tokens": 4096}},  # nobody knows how long it may be
+        ),
+        (
+            model("messages", "low", "high", in_tokens=True, context=20_000),
+            "high",
+            {"thinking": {"type": "enabled", "budget_tokens": 5000}},  # nor is it ever longer than half of all
+        ),
+        (
+            model("messages", "low", "high", in_tokens=True, max_tokens=4096),
+            "high",
+            {"max_tokens": 4096, "thinking": {"type": "enabled", "budget_tokens": 2048}},
         ),
         (model("messages", x=1), "high", {"x": 1}),
         (model("messages", *EFFORTS, x=1), "", {"x": 1}),

@@ -26,6 +26,7 @@ from orch_protocol.spec import BackendSpec
 from orch_protocol.text import scrub
 
 from .arrange import Wants, arrange, whole
+from .base import UNKNOWN_ANSWER
 from .failures import Complaint
 from .remote import Ask, Reading, Remote, Stream, parse_input
 from .transport import Deadlines, ssl_context, timeout
@@ -43,7 +44,6 @@ STOPS: Final[dict[str, StopReason]] = {
 }
 MARKER: Final = {"type": "ephemeral"}
 CAN_BE_MARKED: Final = frozenset({"text", "image", "tool_use", "tool_result"})
-LEAST_OUTPUT: Final = 8192
 
 
 class Messages:
@@ -71,7 +71,7 @@ class Messages:
             _end_with(wire, {"type": "text", "text": ask.tail})
         request = {
             "model": ask.name,
-            "max_tokens": ask.most_output or LEAST_OUTPUT,
+            "max_tokens": ask.most_output or UNKNOWN_ANSWER,
             "messages": wire,
             "system": parts,
             "tools": tools,

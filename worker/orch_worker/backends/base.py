@@ -21,6 +21,7 @@ __all__ = [
     "ENOUGH_ANSWER",
     "LEAST_ANSWER",
     "NOTHING",
+    "UNKNOWN_ANSWER",
     "AssistantTurn",
     "Backend",
     "BackendInfo",
@@ -196,6 +197,8 @@ LEAST_ANSWER: Final = 1_000
 """An answer of fewer tokens is not worth what is sent for it."""
 ENOUGH_ANSWER: Final = 8_000
 """Nearly every answer has fewer tokens."""
+UNKNOWN_ANSWER: Final = 8192
+"""What a model is asked for that must be told how long its answer may be, where nobody knows how long it can."""
 OPTIONAL: Final = frozenset({"lost"})
 METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in OPTIONAL)
 

@@ -11,6 +11,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.models import THINKING
 from orch_protocol.spec import BackendSpec
 
+from .base import UNKNOWN_ANSWER
 from .models import Model, over
 
 __all__ = ["check_level", "fitting", "level_of", "thinking"]
@@ -76,5 +77,11 @@ def _said(model: Model, level: str) -> Mapping[str, Any]:
     if not model.flags.thinking_in_tokens:
         return {"thinking": {"type": "adaptive"}, "output_config": {"effort": level}}
     # What is thought counts as said: what is left of the longest answer is for the answer.
-    most = max(TOKENS["minimal"], min(TOKENS[level], (model.output or TOKENS["high"]) // 2))
+    most = max(TOKENS["minimal"], min(TOKENS[level], _longest(model) // 2))
     return {"thinking": {"type": "enabled", "budget_tokens": most}}
+
+
+def _longest(model: Model) -> int:
+    """Return for how many tokens the model is asked at most, as the requests say it."""
+    said = model.body.get("max_tokens")
+    return said if isinstance(said, int) else min(model.output, max(1, model.context // 2)) or UNKNOWN_ANSWER
