@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -265,6 +267,30 @@ def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
     assert len(read_session(tmp_path / "other").entries) == 40
     transcript.close()
     other.close()
+
+
+def test_a_pipe_in_the_place_of_a_note_is_not_waited_for(tmp_path: Path) -> None:
+    """Neither by who opens the session, nor by who notes what is known of it."""
+    path = talk(tmp_path)
+    noted = known_of(path)
+    assert noted is not None
+    beside = path.with_name(f"{NAME}.known")
+    beside.unlink()
+    for each in (beside, path.with_name(f"{NAME}.known.new")):
+        os.mkfifo(each)
+    found: list[Known | None] = []
+
+    def look() -> None:
+        found.append(known_of(path))
+        known.remember(path, noted)
+        found.append(known_of(path))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(20)
+    assert found == [None, None]
+    known.remember(path, noted)  # what was in the way is gone
+    assert known_of(path) == noted
 
 
 def test_notes_are_for_long_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

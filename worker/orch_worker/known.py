@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from orch_protocol.errors import StoreError
 
-from .files import cannot, open_regular
+from .files import bytes_of, cannot, open_regular
 
 __all__ = ["LEAST", "Known", "Mistaken", "Stretch", "known_of", "remember"]
 
@@ -68,7 +68,7 @@ _decoder = msgspec.json.Decoder(Known)
 def known_of(path: Path) -> Known | None:
     """Return what is known of the file at `path`, None: nothing."""
     try:
-        return _decoder.decode(_beside(path).read_bytes())
+        return _decoder.decode(bytes_of(_beside(path)))
     except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
@@ -78,7 +78,9 @@ def remember(path: Path, known: Known) -> None:
     beside = _beside(path)
     fresh = beside.with_name(f"{beside.name}.new")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        # Whatever is there in its place is neither followed nor waited for: what is appended does not wait for a note.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(fresh, flags, 0o600)
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(known))
         fresh.replace(beside)
