@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from hooked import CALL, PARTS, SPEC, TWO, Hooked, Watched, fails, on, shout
+from orch_protocol.errors import StoreError
 from orch_protocol.hook_patches import Abort, Approve, Block
 from orch_protocol.hooks import STAGES
 from orch_protocol.messages import Message, Text, assistant, text_of, user
@@ -24,7 +25,7 @@ from orch_worker.hooks import Hook, make_hook
 from orch_worker.locality import Locality
 from orch_worker.tools.base import ToolContext, tool
 from orch_worker.tools.toolbox import Toolbox
-from talk import assert_valid
+from talk import Root, assert_valid
 
 
 class TestEveryAction:
@@ -404,6 +405,32 @@ class TestFailures:
         assert reply.stop_reason == "cancelled"
         assert reply.usage.output_tokens > 0
         assert "secret" not in str(talk.recorded)
+
+    async def test_what_fails_at_the_end_of_a_turn_is_on_record_as_that_turns(self) -> None:
+        """Also behind its reply, between turns, and when the process ends: not the next turn's, and not lost."""
+        kept: list[Any] = []
+        talk = Hooked(Watched("done", "done"), fails("*"), root=Root(*[None] * 9))
+        talk.hooks._keep = lambda _kind, data: kept.extend((data["turn"], each["stage"]) for each in data["acts"])
+        for turn in ("q1", "q2"):
+            await talk.ask()
+            talk.hooks.turn_ended()
+            talk.calls.turn_began(turn + ", beside", (), None)
+            talk.calls.tell("error", kind="E", message="no")
+            await talk.calls.told()
+            talk.hooks.turn_ended()
+        assert [turn for turn, stage in kept if stage == "turn_end"] == ["q1", "q1"]
+        assert [turn for turn, stage in kept if stage == "error"] == ["q1, beside", "q2, beside"]
+
+        def full(_kind: str, _data: Any) -> None:
+            raise StoreError("disk full")
+
+        keep, talk.hooks._keep = talk.hooks._keep, full
+        talk.calls.tell("error", kind="E", message="no")
+        await talk.calls.told()
+        talk.hooks.turn_ended()  # the reply stands
+        talk.hooks._keep = keep
+        await talk.hooks.close()
+        assert kept[-1] == ("q2, beside", "session_end")
 
     async def test_who_leaves_does_not_wait_for_one_that_hangs_and_leaves_no_thread(self) -> None:
         """Once it returns, the thread that told it ends, as if it had been waited for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -173,8 +173,9 @@ class HookCalls:
         self._report: asyncio.TimerHandle | None = None
         self._reported = -REPORT_EVERY
         self._events = 0
-        self._acts: list[HookAct] = []
-        self._more = 0
+        self._acts: dict[str, list[HookAct]] = {}
+        self._more: Counter[str] = Counter()
+        """What hooks did by turn, and how often something that is not among that: some are done when theirs is over."""
         self._turn = ""
         self._tell: Tell | None = None
 
@@ -210,7 +211,7 @@ class HookCalls:
         followed = await run_chain(self._registry.steps(event.stage), event, self._call, self._let_know)
         for done in followed.done:
             if not done.skipped and (hook := self._registry.find(done.hook)) is not None:
-                self._noted(self._tally(hook), done)
+                self._noted(self._tally(hook), done, event.turn)
         return followed
 
     def note(self, event: Event) -> None:
@@ -325,18 +326,18 @@ class HookCalls:
 
     def _heard_of(self, said: Said) -> None:
         done = watched(said.name, said.event.stage, Came(said.value, said.error, said.seconds or 0.0))
-        self._noted(self._tallies[said.name], done, counted=said.seconds is not None)
+        self._noted(self._tallies[said.name], done, said.event.turn, counted=said.seconds is not None)
 
     async def _tell_there(self, told: Sequence[tuple[Sequence[Hook], Event]]) -> None:
         callings = [(hook, event) for hooks, event in told for hook in hooks]
         for (hook, event), came in zip(callings, await self._root.ask(callings), strict=True):
             done = watched(hook.row.name, event.stage, came)
-            self._noted(self._tally(hook), done, counted=hook.waited or came.error is not None)
+            self._noted(self._tally(hook), done, event.turn, counted=hook.waited or came.error is not None)
 
     async def _watch(self, hook: Hook, event: Event) -> None:
         """Let an async hook that only observes run beside the agent, which does not wait for it at all."""
         came = await awaited(hook, event, self._context(hook))
-        self._noted(self._tally(hook), watched(hook.row.name, event.stage, came))
+        self._noted(self._tally(hook), watched(hook.row.name, event.stage, came), event.turn)
 
     async def told(self) -> None:
         """Return when those who observe know of everything so far, but for async ones."""
@@ -385,34 +386,35 @@ class HookCalls:
     def failed(self, hook: str, stage: str, why: str) -> None:
         """Take down that nothing can come of what `hook` said at `stage`."""
         if (found := self._registry.find(hook)) is not None:
-            self._noted(self._tally(found), Done(hook, stage, error=why), counted=False)
+            self._noted(self._tally(found), Done(hook, stage, error=why), self._turn, counted=False)
 
     def _tally(self, hook: Hook) -> Tally:
         if (tally := self._tallies.get(hook.row.name)) is None:
             tally = self._tallies[hook.row.name] = Tally(hook.row, self._context(hook))
         return tally
 
-    def _noted(self, tally: Tally, done: Done, *, counted: bool = True) -> None:
+    def _noted(self, tally: Tally, done: Done, turn: str, *, counted: bool = True) -> None:
         """Count what a hook did, and tell whoever watches of what had an effect."""
         tally.add(done, counted=counted)
         if done.error or done.actions:
-            self._act(done)
+            self._act(done, turn)
         if done.error:
             print(f"hook {done.hook} at {done.stage}: {done.error}", flush=True)
         if self._tell is not None and (done.error or done.actions):
             self._tell("hook", told(done), done.hook, bool(done.error))
 
-    def _act(self, done: Done) -> None:
-        if len(self._acts) < MOST_ACTS:
+    def _act(self, done: Done, turn: str) -> None:
+        acts = self._acts.setdefault(turn, [])
+        if len(acts) < MOST_ACTS:
             why = scrub(done.error)[:MOST_SHOWN]
-            self._acts.append(HookAct(done.hook, done.stage, done.actions, round(done.seconds, 6), why))
+            acts.append(HookAct(done.hook, done.stage, done.actions, round(done.seconds, 6), why))
         else:
-            self._more += 1
+            self._more[turn] += 1
 
-    def acted(self) -> Acted | None:
-        """Return what hooks did since this was asked last, None when that was nothing but to look on."""
-        acted, self._acts, more, self._more = self._acts, [], self._more, 0
-        return Acted(self._turn, tuple(acted), more) if acted else None
+    def acted(self) -> list[Acted]:
+        """Return what hooks did since this was asked last, by turn; nothing of those that only looked on."""
+        acted, self._acts, more, self._more = self._acts, {}, self._more, Counter()
+        return [Acted(turn, tuple(acts), more[turn]) for turn, acts in acted.items()]
 
     def _switches(self) -> frozenset[str]:
         """Return the names of the hooks that are switched off; the file is read when it has changed."""

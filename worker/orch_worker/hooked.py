@@ -6,6 +6,7 @@ Nothing here raises what a hook raised. `Aborted` is a hook's decision, and ends
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final
@@ -156,11 +157,23 @@ class AgentHooks:
         """The turn ended without a reply."""
         self.calls.tell("error", kind=type(error).__name__, message=str(error))
         await self.calls.told()
-        if not isinstance(error, StoreError):
+
+    def turn_ended(self) -> None:
+        """The turn is over, whatever came of it. What hooks did since its reply is on record then."""
+        self.calls.turn_ended()
+        with contextlib.suppress(StoreError):  # the reply stands
             self._keep_acts()
 
+    async def close(self) -> None:
+        """The process ends. What hooks did since the last turn is on record then."""
+        try:
+            await self.calls.close()
+        finally:
+            with contextlib.suppress(StoreError):
+                self._keep_acts()
+
     def _keep_acts(self) -> None:
-        if (acted := self.calls.acted()) is not None:
+        for acted in self.calls.acted():
             self._keep(ACTED, msgspec.to_builtins(acted))
 
     # A step.

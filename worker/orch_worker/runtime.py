@@ -290,7 +290,7 @@ class Runtime:
         return self._hooks.past if self._hooks is not None else None
 
     async def _hooks_done(self, hooks: AgentHooks) -> None:
-        hooks.calls.turn_ended()
+        hooks.turn_ended()
         if hooks.calls.stuck:
             await hooks.calls.report()
             # A thread cannot be ended but with its process; the next query starts another one.
@@ -382,7 +382,7 @@ class Runtime:
         if self._hooks is not None:
             try:
                 async with asyncio.timeout(seconds):
-                    await self._hooks.calls.close()
+                    await self._hooks.close()
             except TimeoutError:
                 print("leaving: hooks did not end in time", flush=True)
 
