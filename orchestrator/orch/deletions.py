@@ -57,6 +57,8 @@ def discard(nodes: Nodes, event: Discard, now: float) -> Decision:
     for each in (node, *holders.values()):
         if each.running or each.pending is not None:
             raise AgentBusyError(f"agent {each.spec.name!r} ({each.spec.id}) has a process: its session stays")
+    if node.status not in ("killed", "failed"):
+        raise AgentBusyError(f"agent {node.spec.name!r} ({node.spec.id}) was resumed: its session stays")
     when = dict.fromkeys((*node.archives, *holders), iso(now))
     return Decision([Pruned(at=now, id=event.id, holders=when, session="going")])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from orch.deletions import redacted
 from orch.events import Ask, Collect, Discard, Kill, Resume, Steer, Title
 from orch.journaled import Kept, Pruned
 from orch.nodes import Nodes
+from orch.services import forking
 from orch.services.discarding import over_since
 from orch_protocol.errors import AgentBusyError, ConfigError, SessionDeletedError
 from orch_worker.lock import FolderLock
@@ -108,6 +111,10 @@ class TestRecord:
         id = forest.spawn()
         with pytest.raises(AgentBusyError, match="has a process: its session stays"):
             forest.handle(Discard(id))
+        killed(forest, id)
+        forest.handle(Resume(id))
+        with pytest.raises(AgentBusyError, match="was resumed: its session stays"):
+            forest.handle(Discard(id))
 
 
 def test_numbers_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +139,29 @@ def answers(world: World) -> list[str]:
     lines = world.supervisor.happenings.path.read_bytes().splitlines()
     said = [line for line in lines if b'"type":"answered"' in line]
     return [word for line in said for word in ("first word", "second word", "kept") if word.encode() in line]
+
+
+async def test_a_copy_that_was_not_whole_when_it_was_deleted_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything of it left: not all that it names was there any more."""
+    ask, go = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        ask.set()
+        go.wait()
+
+    monkeypatch.setattr(forking, "_belongings", slow)
+    async with opened(tmp_path) as world:
+        first = await ended(world)
+        copying = asyncio.create_task(first.fork())
+        await until(ask.is_set)
+        pruned = await world.prune_sessions(older=0)
+        go.set()
+        with pytest.raises(SessionDeletedError):
+            await copying
+        assert [row.id for row in pruned.sessions] == [first.id]
+        assert list((tmp_path / "sessions").iterdir()) == []
 
 
 async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:

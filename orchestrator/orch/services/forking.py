@@ -75,6 +75,7 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
     await root.disk.do(plant, Path(copy.folder), id, spec.cwd, found, Path(spec.id))
     try:
         await root.disk.do(_belongings, Path(spec.folder), Path(copy.folder))
+        session_of(root, spec.id)  # deleted meanwhile, not all that the copy names was there any more
         root.handle(events.Adopt(copy, "; ".join(found.repairs)))
     except BaseException:
         shutil.rmtree(copy.folder, ignore_errors=True)
