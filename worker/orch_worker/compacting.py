@@ -147,6 +147,10 @@ class Compactor:
                 written.body, written.writer = extract(due.gone, due.known.body, due.chars), "extract"
             written.body = "\n".join((written.body, *(told.added if told is not None else ())))
             entry, usage = self._record(due, written)
+        except BaseException:
+            self._purse.owe(self._unclaimed)
+            self._unclaimed = Usage()
+            raise
         finally:
             for hold, took in written.holds:
                 hold.settle(took)

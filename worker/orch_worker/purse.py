@@ -51,9 +51,13 @@ class Purse:
     def lose(self, backend: Backend) -> Usage:
         """Return what `backend` used for requests that failed or were given up; a turn has yet to take that over."""
         used = lost_by(backend)
+        self.owe(used)
+        return used
+
+    def owe(self, used: Usage) -> None:
+        """Let a turn take over what was `used` for nothing that is on record."""
         if used != NOTHING:
             self._lost += used
-        return used
 
     def lost(self) -> Usage:
         """Return what was lost since the last turn took it over; whoever calls this does so."""
