@@ -6,10 +6,12 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-__all__ = ["READ_SKILL", "SkillSpec", "SkillsConfig", "SkillsSpec"]
+__all__ = ["READ_SKILL", "SKILL_READ", "SkillSpec", "SkillsConfig", "SkillsSpec"]
 
 READ_SKILL: Final = "read_skill"
 """The tool that reads them."""
+SKILL_READ: Final = "skill"
+"""The type of the custom entries that tell which one was read, and as what it was."""
 TOKENS: Final = 2000
 
 

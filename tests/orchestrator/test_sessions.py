@@ -303,6 +303,9 @@ async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path
             await agent.keep("state", object())
         with pytest.raises(ConfigError, match="the kind is empty"):
             await agent.keep(" ", 1)
+        for kind in ("workspace", "skill", "orch.hooks"):
+            with pytest.raises(ConfigError, match=f"'{kind}' sessions have what orch itself keeps"):
+                await agent.keep(kind, {"steps": []})
 
 
 async def test_somebody_else_has_the_session(tmp_path: Path) -> None:

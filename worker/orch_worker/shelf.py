@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from orch_protocol.entries import Custom
 from orch_protocol.errors import ConfigError
-from orch_protocol.skills import SkillSpec, SkillsSpec
+from orch_protocol.skills import SKILL_READ, SkillSpec, SkillsSpec
 
 from . import kept
 from .contents import Contents, contents_of, hash_of, skill_contents, skill_digest
@@ -20,9 +20,8 @@ from .skill_file import FILES, body_of, main_of, skill_in
 from .skill_tools import FREE, tools_named
 from .transcript import Transcript
 
-__all__ = ["KIND", "Shelf", "Taken"]
+__all__ = ["Shelf", "Taken"]
 
-KIND: Final = "skill"
 """Of the entries that say which skill was read, and what was in it."""
 SHOWN: Final = 12
 """Digits of a hash."""
@@ -73,7 +72,7 @@ class Shelf:
         taken = await asyncio.to_thread(_of_folder if skill.path else _of_text, skill, file)
         before = self._on_record().get(name)
         if taken.hash != before:
-            self._transcript.custom(KIND, {"name": name, "hash": taken.hash, "source": skill.source})
+            self._transcript.custom(SKILL_READ, {"name": name, "hash": taken.hash, "source": skill.source})
         if taken.allowed is not None:
             self._open[name] = taken.allowed
         then = before or skill.hash
@@ -94,7 +93,7 @@ class Shelf:
         return {
             str(entry.data.get("name")): str(entry.data.get("hash"))
             for entry in self._transcript.session.entries
-            if type(entry) is Custom and entry.custom_type == KIND and isinstance(entry.data, dict)
+            if type(entry) is Custom and entry.custom_type == SKILL_READ and isinstance(entry.data, dict)
         }
 
 

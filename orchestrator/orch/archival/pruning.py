@@ -262,7 +262,10 @@ class _Copy:
         # Imported when there is one: most sessions have none.
         from orch_worker.artifacts.fold import without
 
-        said = msgspec.convert(entry.data, Steps)
+        try:
+            said = msgspec.convert(entry.data, Steps)
+        except (msgspec.ValidationError, RecursionError):
+            return None  # another's, in a session that came from elsewhere
         if self._silent.get(said.query):
             self._not_at_hand.update(step.artifact.name for step in said.steps if isinstance(step, Keep))
             left = Steps(said.query, deleted=said.deleted or self._when)

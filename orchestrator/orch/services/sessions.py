@@ -32,8 +32,10 @@ from orch_protocol.sessions import (
     ShowSession,
     Think,
 )
+from orch_protocol.skills import SKILL_READ
 from orch_protocol.spec import AgentSpec
 from orch_protocol.text import scrub
+from orch_protocol.workspace import WORKSPACE
 from orch_worker.answering import model_of
 from orch_worker.leaving import extracted, left_behind
 from orch_worker.outline import Outline, question, read_outline
@@ -54,6 +56,8 @@ __all__ = ["change_session", "check_idle", "kept", "put", "session", "session_of
 
 SUM_UP_SECONDS: Final = 100.0
 EDIT_SECONDS: Final = 30.0
+OWN: Final = frozenset({WORKSPACE, SKILL_READ, ACTED})
+"""The types of entries that orch itself keeps with sessions."""
 """A process reads its whole file again when its conversation goes back: large ones take seconds."""
 
 
@@ -241,6 +245,8 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None,
         raise ConfigError("there is nothing to tell the model: the text is empty")
     elif isinstance(change, Keep) and not change.custom_type.strip():
         raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
+    elif isinstance(change, Keep) and change.custom_type in OWN:
+        raise ConfigError(f"under {change.custom_type!r} sessions have what orch itself keeps: choose another kind")
     return Edit(new_entry_id(outline.lineage.places), change), text, to_be
 
 

@@ -54,6 +54,18 @@ def session(life: Life) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("data", ["text", None, [1], {"steps": "no steps"}, {"steps": [{"type": "unheard of"}]}])
+def test_what_others_kept_under_a_name_of_ours_stays(life: Life, data: object) -> None:
+    """As in a session that came from elsewhere: it keeps nobody from deleting what is to go."""
+    life.transcript.custom("workspace", data)
+    life.turn(*steps(2, "needle", 30), answer="so it is")
+    life.archive()
+    life.prune(EVER)
+    assert "word1" not in file(life)
+    assert [entry.data for entry in life.transcript.session.entries if type(entry) is Custom] == [data]
+    life.check()
+
+
 def test_messages_are_gone_and_the_conversation_is_not(life: Life) -> None:
     """Prompt, record and answer stay as the conversation shows them; calls, results and the reply's text are gone."""
     life.turn(*steps(2, "needle", 30), asked="what of it?", answer="so it is, at length " * 10)
