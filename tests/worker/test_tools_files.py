@@ -327,6 +327,11 @@ def test_harmless_patterns_pass(pattern: str) -> None:
         ("**/b/**/*c*/d", "a/b/b/xcx/d", True),
         ("src/**.py", "src/a/b.py", True),
         ("*a*b*a", "abba/xaxbxa", True),
+        ("**/**/c", "c", True),
+        ("a/**/**/c", "a/c", True),
+        ("a/**/**/c", "a/x/c", True),
+        ("***/c", "a/b/c", True),
+        (r"\***/c", "*a/c", True),
     ],
 )
 def test_globs(pattern: str, path: str, matches: bool) -> None:

@@ -14,6 +14,7 @@ FOLDERS: Final = "(?:.*/)?"
 EARLY: Final = {"": "", NAME: "[^/]*?", ANY: ".*?", FOLDERS: "(?:.*?/)??"}
 """Each of them, so that it takes as little as it can."""
 
+_MORE_STARS: Final = re.compile(r"(?<!\\)\*{3,}")
 _CLASS: Final = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 _SPECIAL: Final = re.compile(r"([\\\[&~|])")
 
@@ -35,11 +36,12 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _pieces(before: str, rest: str) -> list[Piece]:
+    rest = _MORE_STARS.sub("**", rest)
     pieces, fixed, whole = [], "", rest
     while rest:
         star = ""
-        if rest.startswith("***"):
-            rest = rest[1:]
+        if rest.startswith("**/") and not fixed and before == FOLDERS:
+            rest = rest[3:]  # any folders below any folders
             continue
         if rest.startswith("**/") and (rest == whole or fixed.endswith("/")):
             star, rest = FOLDERS, rest[3:]
