@@ -7,10 +7,25 @@ from collections.abc import Sequence
 import msgspec
 
 from orch_protocol.errors import AgentBusyError, error_info
-from orch_protocol.spec import AgentSpec
+from orch_protocol.spec import AgentSpec, BackendSpec
 
 from .events import Decision, Deleted, Discard, Instruction, Notify, Signal
-from .journaled import Answered, Archived, Asked, Entry, Heard, Kept, Moved, Pruned, Spawned, Steered, Titled, Woken
+from .journaled import (
+    Answered,
+    Archived,
+    Asked,
+    Chosen,
+    Entry,
+    Heard,
+    Kept,
+    Localised,
+    Moved,
+    Pruned,
+    Spawned,
+    Steered,
+    Titled,
+    Woken,
+)
 from .node import Node, bare, bury, forget
 from .node import discard as empty
 from .nodes import Nodes, iso
@@ -120,6 +135,11 @@ class _Redaction:
                 return msgspec.structs.replace(entry, title="")
             case Woken(id=id, text=text) if text and id in self._sessions:
                 return msgspec.structs.replace(entry, text="")
+            case Localised(id=id, backend=backend) if id in self._sessions and _given(backend) != backend:
+                return msgspec.structs.replace(entry, backend=_given(backend))
+            case Chosen(id=id, answers=answers) if id in self._sessions and _given(answers.backend) != answers.backend:
+                answers = msgspec.structs.replace(answers, backend=_given(answers.backend))
+                return msgspec.structs.replace(entry, answers=answers)
         return entry
 
     def _kept(self, id: str, state: msgspec.Raw, entry: Kept) -> Kept:
@@ -148,3 +168,9 @@ class _Redaction:
         if (when := self._sessions.get(spec.id)) is not None:
             return bare(spec, when)
         return msgspec.structs.replace(spec, source=None) if spec.id in self._moved else spec
+
+
+def _given(backend: BackendSpec) -> BackendSpec:
+    """Return `backend` without what it is given to say, and with what the tree goes by."""
+    options = {name: backend.options[name] for name in ("api", "context") if name in backend.options}
+    return msgspec.structs.replace(backend, options=options)

@@ -165,7 +165,7 @@ def discard(node: Node, when: str) -> None:
 def bare(spec: AgentSpec, when: str) -> AgentSpec:
     """Return `spec` without what it says of what the agent was for, and what its model and tools were given."""
     backend = BackendSpec(spec.backend.provider, spec.backend.model)
-    return msgspec.structs.replace(spec, task=marker(when), history=(), env={}, backend=backend)
+    return msgspec.structs.replace(spec, task=marker(when), history=(), env={}, backend=backend, born=None)
 
 
 def in_plan_mode(spec: AgentSpec, plan: str) -> AgentSpec:

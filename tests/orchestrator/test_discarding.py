@@ -11,12 +11,14 @@ import pytest
 from orch import AsyncSubagent
 from orch.cli.words import spans, without_deleted
 from orch.deletions import redacted
-from orch.events import Ask, Collect, Discard, Kill, Resume, Steer, Title
+from orch.events import Ask, Choose, Collect, Discard, Kill, Localise, Resume, Steer, Title
 from orch.journaled import Kept, Pruned
 from orch.nodes import Nodes
 from orch.services import forking
 from orch.services.discarding import over_since
 from orch_protocol.errors import AgentBusyError, ConfigError, SessionDeletedError
+from orch_protocol.models import Answers
+from orch_protocol.spec import BackendSpec
 from orch_worker.lock import FolderLock
 from orchestrator.forest import Forest
 from orchestrator.test_deletions import SECRET, Past, told
@@ -77,6 +79,9 @@ class TestRecord:
         """Nor of its archives; what is folded is the same tree, also when it was kept in short before."""
         past = Past(warm=False)
         past.handle(Title(past.agent, SECRET))
+        for script in ({"items": [SECRET], "context": 7}, {"items": [f"{SECRET}!"]}):
+            past.handle(Choose(past.agent, Answers(BackendSpec("scripted", options=script), "scripted")))
+        past.handle(Localise(past.agent, BackendSpec("scripted", options={"items": [SECRET]})))
         killed(past, past.agent)
         short = past.tree.nodes.kept(1000.0)
         past.handle(Discard(past.agent))
