@@ -320,7 +320,7 @@ async def test_a_disk_that_does_not_answer_costs_no_turn(
     real = asyncio.to_thread
     loop = asyncio.get_running_loop()
 
-    async def never(*_: Any) -> Any:
+    async def never(*_: Any, **__: Any) -> Any:
         await loop.create_future()
 
     agent.begin()
