@@ -155,9 +155,13 @@ class Hearing(Struct, frozen=True, gc=False):
 
 
 class SumUp(Struct, frozen=True, gc=False):
-    """Say what came of what the conversation would leave if it went back to the entry `to`, None: to its beginning."""
+    """Say what came of what the conversation would leave if it went back to the entry `to`, None: to its beginning.
+
+    `budgeted` are the kinds of Amounts that have a limit.
+    """
 
     to: str | None = None
+    budgeted: tuple[str, ...] = ()
 
 
 class Summed(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -110,6 +110,25 @@ async def test_a_turn_whose_end_cannot_be_written_is_paid(tmp_path: Path, monkey
         assert no_money_is_held(world)
 
 
+@virtual
+async def test_summaries_between_turns_are_written_by_a_model_and_paid(tmp_path: Path) -> None:
+    """Of a budget as anything else: what it does not cover is said without one."""
+    async with opened(tmp_path) as world:
+        agent = await buy(world, *["x" * 4000 + "$1"] * 8, max_cost=9.5)
+        for _ in range(6):
+            await agent.query("go " + "y" * 4000)
+        done = await agent.compact()
+        assert (done.writer, done.usage.cost_usd) == ("model", 1.0)
+        assert await row(agent) == (7.0, 9.5)
+        first = (await agent.tree()).entries[0].id
+        await agent.checkout(first, summarise=True)
+        assert await row(agent) == (8.0, 9.5)
+        await agent.query("go on")
+        await agent.checkout(first, summarise=True)
+        assert await row(agent) == (9.0, 9.5)
+        assert no_money_is_held(world)
+
+
 @pytest.mark.parametrize("end", ["die", "kill", "close"])
 @virtual
 async def test_what_was_spent_stays_spent(tmp_path: Path, end: str) -> None:

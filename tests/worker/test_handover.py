@@ -88,6 +88,7 @@ async def test_futures_that_are_written_in_python_wake_everybody() -> None:
 def test_whoever_leaves_the_program_keeps_nobody_waiting() -> None:
     """`sys.exit` ends the event loop, which then cancels the others, and waits for them."""
     said: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def leaving(future: asyncio.Future[int]) -> None:
         await future
@@ -96,7 +97,7 @@ def test_whoever_leaves_the_program_keeps_nobody_waiting() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
-        tasks = [asyncio.create_task(each) for each in (leaving(future), waiting(future, "other", said))]
+        tasks[:] = [asyncio.create_task(each) for each in (leaving(future), waiting(future, "other", said))]
         await asyncio.sleep(0)
         loop.call_soon(hand_over, future, 5)
         await asyncio.wait(tasks)
@@ -104,3 +105,4 @@ def test_whoever_leaves_the_program_keeps_nobody_waiting() -> None:
     with pytest.raises(SystemExit):
         asyncio.run(main())
     assert said == []
+    assert isinstance(tasks[0].exception(), SystemExit)

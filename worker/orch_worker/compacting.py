@@ -77,11 +77,13 @@ class _Due(Struct, frozen=True):
 
 
 class _Written(Struct):
-    """What stands there in the end, who wrote it, and the money that was put aside for it, with what it took."""
+    """What stands there in the end, who wrote it, and the money that was put aside for it, with what it took: for the
+    query `turn`, "" for none."""
 
     body: str = ""
     writer: CompactionWriter = "extract"
     holds: list[tuple[Hold, Usage]] = []
+    turn: str = ""
 
 
 class Compactor:
@@ -136,7 +138,7 @@ class Compactor:
             if told is None:
                 return None
             instructions = told.instructions
-        written = _Written(holds=[])
+        written = _Written(holds=[], turn=turn)
         try:
             if told is not None and told.summary:
                 written.body, written.writer = told.summary, "hook"
@@ -273,7 +275,7 @@ class Compactor:
 
     async def _answer(self, asking: Backend, written: _Written, prompt: str, chars: int) -> str:
         asking.append_user((Text(prompt),))
-        hold = await self._purse.reserve(asking)
+        hold = await self._purse.reserve(asking, beside=not written.turn)
         turn = await self._purse.response(asking, hold)
         usage = turn.usage.of_a_response()
         written.holds.append((hold, usage))

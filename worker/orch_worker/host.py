@@ -295,7 +295,7 @@ class Host:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the agent is not up yet")
-            summed = await self._runtime.sum_up(body.to)
+            summed = await self._runtime.sum_up(body)
         except Exception as error:
             summed = Summed(error=error_info(error))
         self._courier.send("summed", summed, id)

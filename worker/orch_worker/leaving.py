@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -60,13 +60,19 @@ def extracted(left: Sequence[Message]) -> Left:
 
 
 async def summed_up(
-    left: Sequence[Message], model: BackendSpec, make: Callable[[BackendSpec], Backend], purse: Purse
+    left: Sequence[Message],
+    model: BackendSpec,
+    make: Callable[[BackendSpec], Backend],
+    purse: Purse,
+    budgeted: Iterable[str] = (),
 ) -> Left:
-    """Return what `model` writes about `left`; what can be said without it when it has no words, or not in time."""
+    """Return what `model` writes about `left`, between turns; what can be said without it when it has no words, or not
+    in time, or what it takes is more than is left of what is `budgeted`."""
     spec = writer_of(model)
     if spec is None or not left:
         return extracted(left)
     asking, usage, body = None, Usage(), ""
+    purse.budgeted = frozenset(budgeted)
     try:
         async with asyncio.timeout(SECONDS):
             asking = make(spec)
@@ -75,7 +81,7 @@ async def summed_up(
             for number, part in enumerate(parts, 1):
                 asking.load((), number - 1)
                 asking.append_user((Text(question(part, body, CHARS, number, len(parts))),))
-                hold = await purse.reserve(asking)
+                hold = await purse.reserve(asking, beside=True)
                 turn = await purse.response(asking, hold)
                 hold.settle(took := turn.usage.of_a_response())
                 usage += took

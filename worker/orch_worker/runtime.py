@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from orch_protocol.commands import Finished, Happened, Query, Ready, Summed
+from orch_protocol.commands import Finished, Happened, Query, Ready, Summed, SumUp
 from orch_protocol.entries import CompactionReason
 from orch_protocol.errors import ConfigError, StoreError, error_info
 from orch_protocol.ids import new_id
@@ -338,13 +338,13 @@ class Runtime:
         self._load()
         return Edited(self.backend.context_tokens())
 
-    async def sum_up(self, to: str | None) -> Summed:
-        """Return what is to be said of what the conversation would leave behind the entry `to`."""
+    async def sum_up(self, asked: SumUp) -> Summed:
+        """Return what is to be said of what the conversation would leave."""
         # Imported when it is needed: few conversations go back.
         from .leaving import left_behind, summed_up
 
-        left = left_behind(self.transcript.session, to)
-        told = await summed_up(left, self._answering.next, self._make_backend, self._purse)
+        left = left_behind(self.transcript.session, asked.to)
+        told = await summed_up(left, self._answering.next, self._make_backend, self._purse, asked.budgeted)
         return Summed(told.text, told.by_model, told.usage)
 
     def _load(self) -> None:

@@ -180,7 +180,8 @@ async def _summed(root: Supervisor, node: Node, to: str | None) -> Summed:
     if writer_of(spec.backend) is not None:
         with contextlib.suppress(OrchError):  # it is killed, or there is no room, or it does not come up
             await roused(root, node)
-            left = await answered(root, node, "sum_up", SumUp(to), new_entry_id(()), "summed", SUM_UP_SECONDS)
+            asked = SumUp(to, root.budgets.kinds_for(spec.id))
+            left = await answered(root, node, "sum_up", asked, new_entry_id(()), "summed", SUM_UP_SECONDS)
             if left is not None:
                 root.handle(events.Spend(spec.id, left.usage))
                 return cast(Summed, left)
