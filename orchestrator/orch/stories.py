@@ -42,7 +42,7 @@ __all__ = ["Retold", "differences", "plain", "source_of", "story_of", "with_requ
 
 ENDS: Final = ("end_turn", "stop_sequence", "max_tokens", "refusal")
 """How a turn may have ended that can be told again: by the model's own doing."""
-OWN: Final = frozenset({"id", "seq", "name", "task", "backend", "folder", "cwd"})
+OWN: Final = frozenset({"id", "seq", "name", "task", "backend", "born", "chosen", "folder", "cwd"})
 """What of an agent is its alone, and in no request."""
 MOST_SAID: Final = 5
 Shortening: TypeAlias = CompactionEntry | ArchiveEntry | UpgradeEntry

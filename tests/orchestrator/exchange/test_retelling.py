@@ -92,9 +92,11 @@ def test_a_recorded_conversation_is_a_test_that_passes(tmp_path: Path) -> None:
 
 
 def test_requests_are_those_that_the_model_was_sent(tmp_path: Path) -> None:
-    """System text, tools with their schemas, and each message, as the real request has them; no secret."""
+    """System text, tools with their schemas, and each message, as the real request has them; no secret, no model."""
     found, spec = lived(tmp_path)
-    story = told_again(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}, persist=False))
+    born = BackendSpec("anthropic", "claude-sonnet-5-5", {"api": "messages", "base_url": "http://s3cret"})
+    chosen = {"chosen": "openai:gpt-4o", "born": born}  # whoever answered: here it is a script
+    story = told_again(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}, persist=False, **chosen))
     assert len(story["requests"]) == 5
     assert len(story["systems"]) == len(story["offers"]) == 1
     assert "Stay on the task" in story["systems"][0]
