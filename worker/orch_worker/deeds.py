@@ -69,11 +69,13 @@ async def done(agent: Doer, deed: Deed) -> Did:
 
 
 async def _use(agent: Doer, deed: UseTool) -> Did:
-    """Let a tool run, whatever the agent was granted: a person asks for it. Its sandbox, folder and deadline hold."""
+    """Let a tool run, whatever the agent was granted, and may use: a person asks for it. Its sandbox, folder and
+    deadline hold."""
     tools = load([deed.name])
     if why := tools[0].missing(agent.context):
         return Did(why, is_error=True)
     box, call = Toolbox(tools, agent.context), ToolUse(new_id(), deed.name, deed.input)
+    box.counted = False
     outcome = await box.dispatch(call)
     outcome.settle(outcome.usage)
     [shown] = box.shown([call], [outcome])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orch import AsyncSubagent, Skill
+from orch import AsyncSubagent, Budget, Skill
 from orch.commands.table import BY_NAME, COMMANDS
 from orch.services import check_grant
 from orch_protocol.entries import Custom
@@ -148,6 +148,16 @@ async def test_a_person_has_agents_where_the_session_may_have_none(tmp_path: Pat
         assert (await agent.execute("/collect kid")).text
         assert (await agent.execute("/ask kid How many valves?")).text
         assert (await agent.execute("/kill kid")).data["ids"] == [kid["id"]]
+
+
+async def test_what_a_person_runs_takes_nothing_of_what_the_agent_may_use(tmp_path: Path) -> None:
+    """Between its turns, of which nothing can be put aside; and however often."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o, "Four.", budget=Budget(max_tool_calls=1), cwd=tmp_path)
+        for _ in range(3):
+            assert "mine" in (await agent.execute("!echo mine")).text
+        assert (await agent.query("How many valves?")).text == "Four."
+        assert (await agent.state()).spent.tool_calls == 0
 
 
 async def test_branch_gives_the_question_back(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from orch_protocol.text import scrub
 from ..account import Account, Observe
 from ..guard import Guard, Ruling
 from ..markers import denied, withheld
-from ..purse import Purse
+from ..purse import FREE, Purse
 from ..secret import masked
 from ..taint import LABEL, labelled
 from ..tokens import clip
@@ -118,6 +118,8 @@ class Toolbox:
         """Told of what becomes of each call; None when nobody wants to know."""
         self.answer: Callable[[ToolUse], ToolOutput | None] | None = None
         """Says what a call that may run returns, in place of its tool; None lets the tool run."""
+        self.counted = True
+        """Whether calls are of what the agent may use."""
         self.took: Took | None = None
         """Told of what the calls of each step came to, whole, and of how much of each is shown."""
         self._abandoned: set[asyncio.Task[ToolOutput]] = set()
@@ -194,9 +196,10 @@ class Toolbox:
             if ruling.outcome != "start":
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
                 return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
-            waits = tool.category in WAITING
+            waits, hold = tool.category in WAITING, FREE
             try:
-                hold = await self._context.own(Purse).reserve_call(None if waits else self._context.seconds)
+                if self.counted:
+                    hold = await self._context.own(Purse).reserve_call(None if waits else self._context.seconds)
             except BudgetExceededError as error:
                 account.refused("deny", str(error), ruling.verdict)
                 return replace(refuse(call, NOT_COVERED.format(error=error)), short=str(error))
