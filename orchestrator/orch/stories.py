@@ -97,7 +97,7 @@ def story_of(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[
     }
     if spec.memory is not None:
         told_at = {"tokens": spec.memory.tokens, "total_chars": spec.memory.total_chars}
-        story["memory"] = told_at | {"notes": _noted(notes, [turn[0].timestamp for turn in turns])}
+        story["memory"] = told_at | {"notes": _noted(notes, [(turn[0].turn, turn[0].timestamp) for turn in turns])}
     shown, shortened = _shortened(path[first:], messages)
     if not shortened:
         return story | {"conversation": whole}
@@ -105,12 +105,16 @@ def story_of(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[
     return story | {"conversation": conversation, "whole": whole, "shortened": shortened}
 
 
-def _noted(notes: Sequence[Note], turns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the notes that were there when one of the `turns` began, by its time, each `before` the first such."""
+def _noted(notes: Sequence[Note], turns: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return the notes that were there when one of the `turns`, by query and time, began, each `before` the first such.
+
+    What a turn noted itself is there for the next one, also where it took no millisecond.
+    """
+    own = {query: number for number, (query, _) in enumerate(turns, 1)}
     found = []
     for note in notes:
-        before = next((number for number, begun in enumerate(turns) if note.at <= begun), None)
-        if before is not None:
+        then = next((number for number, (_, begun) in enumerate(turns) if note.at <= begun), len(turns))
+        if (before := max(then, own.get(note.turn, 0))) < len(turns):
             found.append({"before": before, "note": msgspec.to_builtins(note)})
     return found
 
