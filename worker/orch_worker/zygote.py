@@ -167,6 +167,7 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[An
         from .backends import warm
 
         warm.warm()
+        gc.collect()  # there is much; what is rehearsed takes its room, rather than a fork's own
     rehearse(folder / f"rehearsal-{template}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
