@@ -20,11 +20,9 @@ async def waiting(future: asyncio.Future[int], whose: str, said: list[str]) -> N
     said.append(f"{await future} for {WHOSE.get()}")
 
 
-@virtual
-async def test_who_waits_goes_on_before_the_callback_does() -> None:
-    """All of them, in order, each in its own context."""
-    loop, said = asyncio.get_running_loop(), list[str]()
-    future: asyncio.Future[int] = loop.create_future()
+async def told(future: asyncio.Future[int]) -> list[str]:
+    """Return what is said, in order, when a callback hands over to two who wait for `future`."""
+    said: list[str] = []
     tasks = [asyncio.create_task(waiting(future, whose, said)) for whose in ("one", "other")]
     await asyncio.sleep(0)
 
@@ -32,9 +30,15 @@ async def test_who_waits_goes_on_before_the_callback_does() -> None:
         hand_over(future, 5)
         said.append("behind it")
 
-    loop.call_soon(callback)
+    asyncio.get_running_loop().call_soon(callback)
     await asyncio.gather(*tasks)
-    assert said == ["5 for one", "5 for other", "behind it"]
+    return said
+
+
+@virtual
+async def test_who_waits_goes_on_before_the_callback_does() -> None:
+    """All of them, in order, each in its own context."""
+    assert await told(asyncio.get_running_loop().create_future()) == ["5 for one", "5 for other", "behind it"]
 
 
 @virtual
@@ -71,18 +75,8 @@ async def test_whoever_goes_on_may_be_handed_over_to_again() -> None:
 @virtual
 async def test_futures_that_are_written_in_python_wake_everybody() -> None:
     """Those of who lets event loops run within one another: in the next round, for such a callback may take long."""
-    loop, said = asyncio.get_running_loop(), list[str]()
-    future: asyncio.Future[int] = futures._PyFuture(loop=loop)  # type: ignore[attr-defined]
-    tasks = [asyncio.create_task(waiting(future, whose, said)) for whose in ("one", "other")]
-    await asyncio.sleep(0)
-
-    def callback() -> None:
-        hand_over(future, 5)
-        said.append("behind it")
-
-    loop.call_soon(callback)
-    await asyncio.gather(*tasks)
-    assert said == ["behind it", "5 for one", "5 for other"]
+    future = futures._PyFuture(loop=asyncio.get_running_loop())  # type: ignore[attr-defined]
+    assert await told(future) == ["behind it", "5 for one", "5 for other"]
 
 
 def test_whoever_leaves_the_program_keeps_nobody_waiting() -> None:

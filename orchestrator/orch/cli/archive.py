@@ -7,7 +7,7 @@ import sys
 from . import render, words
 from .asking import agreed, query, query_arguments
 from .connection import Connection
-from .failure import STILL_RUNNING, Failure
+from .failure import Failure
 from .verb import Group, Verb
 
 TYPE_CHECKING = False
@@ -193,12 +193,7 @@ def _prune(arguments: Namespace) -> int:
     params = {"older": arguments.older, "ref": arguments.ref, "dry_run": arguments.dry_run}
     pruned = Connection().call("prune", words.clean(params))
     rows = pruned["archives"]
-    much = f"{render.counted(len(rows), 'archive')}, {pruned['bytes']:,} bytes"
-    said = f"would delete {much}" if arguments.dry_run else f"deleted {much}"
-    words.say(arguments, pruned, f"{table(rows)}\n{said}" if rows else said)
-    for why in pruned["busy"].values():
-        print(f"orch: {render.safe(why)}", file=sys.stderr)
-    return STILL_RUNNING if pruned["busy"] else 0
+    return words.say_deleted(arguments, pruned, rows, "archive", table)
 
 
 ACTIONS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from . import render, words
 from .connection import Connection
-from .failure import STILL_RUNNING
 from .verb import Verb
 
 TYPE_CHECKING = False
@@ -27,17 +26,10 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _prune(arguments: Namespace) -> int:
-    import sys
-
     asked = {"older": arguments.older_than, "keep": arguments.keep, "dry_run": arguments.dry_run}
     pruned: dict[str, Any] = Connection().call("prune_sessions", asked)
     rows = pruned["sessions"]
-    much = f"{render.counted(len(rows), 'session')}, {pruned['bytes']:,} bytes"
-    said = f"would delete {much}" if arguments.dry_run else f"deleted {much}"
-    words.say(arguments, pruned, f"{_table(rows)}\n{said}" if rows else said)
-    for why in pruned["busy"].values():
-        print(f"orch: {render.safe(why)}", file=sys.stderr)
-    return STILL_RUNNING if pruned["busy"] else 0
+    return words.say_deleted(arguments, pruned, rows, "session", _table)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

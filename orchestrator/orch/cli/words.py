@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from . import render
-from .failure import Failure
+from .failure import STILL_RUNNING, Failure
 from .verb import dump
 
 TYPE_CHECKING = False
@@ -25,6 +25,7 @@ __all__ = [
     "pair",
     "ref",
     "say",
+    "say_deleted",
     "say_switched",
     "seconds",
     "spans",
@@ -197,6 +198,18 @@ def spans(numbers: list[int]) -> str:
         else:
             runs.append([each])
     return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def say_deleted(
+    arguments: Namespace, pruned: dict[str, Any], rows: list[Any], noun: str, table: Callable[[list[Any]], str]
+) -> int:
+    """Say what was deleted for good, or would be, and who was busy; return the exit code."""
+    much = f"{render.counted(len(rows), noun)}, {pruned['bytes']:,} bytes"
+    said = f"would delete {much}" if arguments.dry_run else f"deleted {much}"
+    say(arguments, pruned, f"{table(rows)}\n{said}" if rows else said)
+    for why in pruned["busy"].values():
+        print(f"orch: {render.safe(why)}", file=sys.stderr)
+    return STILL_RUNNING if pruned["busy"] else 0
 
 
 def say(arguments: Namespace, data: Any, text: str) -> None:
