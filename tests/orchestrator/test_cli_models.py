@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from orch.cli import models as verb
-from orch.cli import run
+from orch.cli import run, spawning
 from orch_protocol.errors import ConfigError
+from orch_protocol.models import THINKING
 from orch_protocol.spec import BackendSpec
 
 Captured = pytest.CaptureFixture[str]
@@ -150,3 +151,8 @@ def test_local_is_looked_for(capsys: Captured, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(verb, "locate", nowhere)
     assert run(["models", "local"]) == 2
     assert "nobody answers" in capsys.readouterr().err
+
+
+def test_the_shell_knows_every_level_of_thinking() -> None:
+    """It has words of its own for them, since it imports nothing that takes time."""
+    assert spawning.THINKING == THINKING

@@ -23,6 +23,7 @@ __all__ = ["SPAWNED", "VERBS", "agent_arguments", "agent_params", "kind_argument
 SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
 CONTEXTS = ("none", "brief", "full")
 THINKING = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Those of `orch_protocol.models`, whose import a thin command does without."""
 LEVELS = ("L0", "L1", "L2", "L3")
 TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV")
 """What an agent's tools see of the caller's environment, besides LC_*."""
