@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,28 @@ async def test_a_turn_that_is_cancelled_from_within_is_over_and_the_next_one_com
     assert done.reply is not None
     root.say("stop", Nothing())
     await serving
+
+
+@virtual
+async def test_what_a_turn_sets_in_context_variables_is_gone_with_it(tmp_path: Path) -> None:
+    """Within the turn it holds, also after a wait and in tasks that it starts; the next one begins without it."""
+    mine: ContextVar[str] = ContextVar("mine", default="unset")
+    found: list[str] = []
+
+    async def look() -> None:
+        found.append(mine.get())
+
+    async def turn() -> None:
+        found.append(mine.get())
+        mine.set("set")
+        await passed(0.01)
+        await asyncio.create_task(look())
+        found.append(mine.get())
+
+    root, _, serving = await up(tmp_path, turn, turn)
+    for id in ("q1", "q2"):
+        root.say("query", Query("go"), id)
+        await passed(0.1)
+    root.say("stop", Nothing())
+    assert await serving == 0
+    assert found == ["unset", "set", "set"] * 2

@@ -1,15 +1,19 @@
-"""Going on at once with what somebody waits for, rather than in the next round of the event loop.
+"""One task for many turns: it goes on at once with what it waits for, and takes each turn in a context of its own.
 
-A round is a call to the kernel and a dozen of Python's own: a tenth of what a short question takes in all.
+A round of the event loop is a call to the kernel and a dozen of Python's own: a tenth of what a short question takes in
+all. A task for each turn would take one more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import asyncio.futures
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
+from types import coroutine
+from typing import Any, Final, TypeVar
 
-__all__ = ["hand_over"]
+__all__ = ["apart", "hand_over"]
 
 T = TypeVar("T")
 
@@ -38,3 +42,22 @@ def hand_over(future: asyncio.Future[T], result: T) -> None:
     finally:
         for callback, context in rest:
             future.get_loop().call_soon(callback, future, context=context)
+
+
+@coroutine
+def apart(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Await `work` as part of this task, but in a copy of its context: what it sets there is gone with it."""
+    context, given = copy_context(), None
+    go_on: Callable[[Any], Any] = work.send
+    while True:
+        try:
+            awaited = context.run(go_on, given)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        finally:
+            given = None  # what is raised refers to this frame
+        try:
+            go_on, given = work.send, (yield awaited)
+        except BaseException as error:
+            go_on, given = work.throw, error

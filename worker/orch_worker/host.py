@@ -57,7 +57,7 @@ from orch_protocol.values import Export, Exported
 from orch_protocol.wire import MAX_BODY, VERSION, Channel, encode_body
 
 from .courier import Courier
-from .handover import hand_over
+from .handover import apart, hand_over
 from .interjections import Interjection
 from .loop import Brake
 from .root import Root
@@ -418,7 +418,7 @@ class Host:
         try:
             if self._compaction is not None:
                 await asyncio.wait([self._compaction])
-            finished = await runtime.query(query_id, query, brake)
+            finished = await apart(runtime.query(query_id, query, brake))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self._stopped.done() or (task is not None and task.cancelling()):
