@@ -7,14 +7,13 @@ from orch_protocol.services import Status
 
 from .events import BootOverdue, Decision, Gone, Instruction, Launch, Notify, Relaunch, Timer
 from .journaled import Answered, Ended, Entry, Launched
+from .launchers.base import BOOT_SECONDS
 from .nodes import Node, Nodes
 from .obituaries import cause_of, obituary
 from .restarts import SPREAD, WINDOW, pause, recent
 from .settling import settle
 
-__all__ = ["BOOT_SECONDS", "launch", "lost", "relaunch"]
-
-BOOT_SECONDS = 20.0
+__all__ = ["launch", "lost", "relaunch"]
 
 
 def launch(id: str, incarnation: int) -> list[Instruction]:

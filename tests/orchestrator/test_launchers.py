@@ -18,8 +18,9 @@ from orch.launchers.exec import ExecLauncher
 from orch.launchers.intensity import Intensity
 from orch.launchers.zygote import ZygoteLauncher
 from orch_protocol.errors import LaunchError, UnsupportedPlatformError
-from orch_protocol.spec import Birth
+from orch_protocol.spec import Birth, Limits
 from orch_protocol.zygote import LENGTH_BYTES, MAX_BIRTH, decode_birth
+from orchestrator.forest import Forest, Timer
 
 
 def request(folder: Path) -> LaunchRequest:
@@ -125,6 +126,18 @@ class TestIntensity:
         assert not intensity.allow()
         now = 60.0
         assert [intensity.allow() for _ in range(4)] == [True, True, True, False]
+
+
+class TestBoot:
+    """How long a process may take to be up."""
+
+    def test_a_loaded_machine_has_time_for_an_sdk_and_a_tool_that_spawns_hears_of_it(self, tmp_path: Path) -> None:
+        """An import of four seconds may be one of a minute; the agent and its zygote are given up at one time."""
+        forest = Forest()
+        forest.spawn(up=False)
+        [timer] = forest.told(Timer)
+        assert ZygoteLauncher("run", tmp_path)._boot_timeout == timer.seconds > 90
+        assert timer.seconds + 5 < Limits().tool_seconds
 
 
 class TestDescriptors:

@@ -68,7 +68,7 @@ from .tale import Tale
 __all__ = ["Host", "Line", "Make"]
 
 ROOT_CALL_SECONDS = 3600.0
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 30.0
 PROGRESS_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
 LARGE = MAX_BODY // 2
@@ -129,7 +129,7 @@ class Host:
         self._courier = Courier(Channel(incarnation, spool), self._line.send)
 
     async def serve(self) -> int:
-        """Say hello, then serve until told to leave; return the exit code. Waits at most 10 s to be initialised."""
+        """Say hello, then serve until told to leave; return the exit code. Waits at most 30 s to be initialised."""
         self._courier.send("hello", Hello(self._birth.token, VERSION, os.getpid()))
         overdue = asyncio.get_running_loop().call_later(CONNECT_SECONDS, self._on_no_init)
         try:

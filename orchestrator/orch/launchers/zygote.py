@@ -12,7 +12,7 @@ from typing import Final
 from orch_protocol.errors import LaunchError, UnsupportedPlatformError
 from orch_protocol.spec import Template
 
-from .base import LaunchRequest
+from .base import BOOT_SECONDS, LaunchRequest
 from .child import Child, Children
 from .environment import check_platform
 from .forker import Forker
@@ -38,7 +38,7 @@ class ZygoteLauncher:
         run_id: str,
         folder: Path,
         *,
-        boot_timeout: float = 20.0,
+        boot_timeout: float = BOOT_SECONDS,
         entry: str = "orch_worker.process:main",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -43,7 +43,7 @@ from orch_worker.summarising import writer_of
 from orch_worker.transcript import Transcript, read_session
 
 from .. import events
-from ..losses import BOOT_SECONDS
+from ..launchers.base import BOOT_SECONDS
 from ..nodes import Node
 from ..refs import resolve
 from . import choosing

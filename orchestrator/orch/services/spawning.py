@@ -40,7 +40,7 @@ from ..allowances import checked
 from ..archival.profiles import rules_of
 from ..extensions import find, specs
 from ..hook_records import EVIDENCE, hooks_spec, switches_file
-from ..losses import BOOT_SECONDS
+from ..launchers.base import BOOT_SECONDS
 from .localising import local_model
 from .skills import left_out, skills_of, there
 
