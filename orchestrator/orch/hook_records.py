@@ -146,7 +146,7 @@ def record(home: Path, ran: Iterable[HookTally], now: float | None = None) -> No
             before = kept.get(each.row.name)
             kept[each.row.name] = Kept(summed(before.tally if before else None, each), at)
         names = sorted(kept, key=lambda name: kept[name].at, reverse=True)[:MOST_KEPT]
-        write(_file(home), {name: kept[name] for name in sorted(names)})
+        write(_file(home), {name: kept[name] for name in sorted(names)}, durable=False)
 
 
 def tallies(home: Path) -> dict[str, Kept]:

@@ -13,7 +13,7 @@ import msgspec
 
 from orch_protocol.errors import ConfigError
 
-from .files import cannot
+from .files import cannot, sync_folder
 
 __all__ = ["change", "locked", "read", "write"]
 
@@ -33,15 +33,23 @@ def read(file: Path, kind: type[T], otherwise: T, then: str) -> T:
         raise ConfigError(f"{file} cannot be read ({error}): remove it, and {then}") from error
 
 
-def write(file: Path, data: Any) -> None:
-    """Let `file`, which its user alone may read, hold `data` and nothing else. Raises StoreError."""
+def write(file: Path, data: Any, *, durable: bool = True) -> None:
+    """Let `file`, which its user alone may read, hold `data` and nothing else. Raises StoreError.
+
+    When it returns that survives a loss of power, unless it is not to be `durable`: then either content may be there.
+    """
     beside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as opened:
             os.fchmod(descriptor, 0o600)
             opened.write(msgspec.json.encode(data, order="sorted"))
+            if durable:
+                opened.flush()
+                os.fsync(descriptor)
         os.replace(beside, file)
+        if durable:
+            sync_folder(file.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise cannot("write", file, error) from error

@@ -82,5 +82,5 @@ class Ledger:
         with locked(self._path.with_name(f"{self._path.name}.lock")):
             days = self.days()
             days[day] = added(days.get(day, Day()), sums)
-            write(self._path, dict(sorted(days.items(), reverse=True)[:KEPT_DAYS]))
+            write(self._path, dict(sorted(days.items(), reverse=True)[:KEPT_DAYS]), durable=False)
         return days[day]

@@ -42,7 +42,7 @@ class PastNames:
         if self._file is None or names == self._now:
             return
         try:
-            kept.write(self._file, names)
+            kept.write(self._file, names, durable=False)
         except OrchError as error:
             print(error, flush=True)
         self._now = names
