@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import fields
 
 import orch
 from orch_protocol import errors
@@ -65,6 +68,20 @@ PUBLIC = {
     "WorkspaceConfig",
     "hook",
     "tool",
+    "ChildCompactionConfig",
+    "DaemonConfig",
+    "ExtensionsConfig",
+    "LimitsConfig",
+    "CompletionChecklist",
+    "ContentSafety",
+    "CostTracker",
+    "InjectionGuard",
+    "LoopDetection",
+    "ModelRouter",
+    "NarrationGuard",
+    "OutputSandbox",
+    "Summarization",
+    "ToolRouter",
 }
 TWINS = [("Orchestrator", "AsyncOrchestrator"), ("Subagent", "AsyncSubagent"), ("Session", "AsyncSession")]
 ONLY_ASYNC = {
@@ -101,6 +118,20 @@ def test_offers_exactly_this() -> None:
     public_errors = {name for name in errors.__all__ if name.endswith("Error")}
     assert sorted(orch.__all__) == orch.__all__
     assert set(orch.__all__) == PUBLIC | public_errors
+
+
+def structs(kind: Any) -> Iterator[type[Struct]]:
+    """Yield the structs that a value of the type `kind` is made of."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        yield kind
+        kind = tuple(field.type for field in fields(kind))
+    for each in kind if isinstance(kind, tuple) else get_args(kind):
+        yield from structs(each)
+
+
+def test_all_of_a_configuration_is_written_with_names_of_orch() -> None:
+    """Also the settings of each hook that is built in: nobody has to write dictionaries."""
+    assert {kind.__name__ for kind in structs(orch.Config)} - set(orch.__all__) == set()
 
 
 @pytest.mark.parametrize("name", sorted(orch.__all__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 
 import pytest
@@ -95,12 +96,13 @@ async def test_lines_that_are_taken_as_they_come_end_where_the_input_does() -> N
     assert [each["prompt"] for each in talk.wire.of("submit")] == ["#define X \\\n  3"]
 
 
-async def test_where_nobody_reads_any_more_the_chat_ends() -> None:
-    """In the middle of a turn too, whose end it does not wait for."""
+@pytest.mark.parametrize("why", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")], ids=str)
+async def test_where_what_is_said_cannot_be_written_the_chat_ends(why: OSError) -> None:
+    """In the middle of a turn too, whose end it does not wait for; with what was in the way."""
 
     class Closed(Screen):
         def write(self, _: str) -> int:
-            raise BrokenPipeError
+            raise why
 
     talk = await Talk(echo=False).begin()
     talk.chat.sheet = talk.chat._story._sheet = Printed(Closed(), Screen())
@@ -110,7 +112,7 @@ async def test_where_nobody_reads_any_more_the_chat_ends() -> None:
         await asyncio.sleep(0)
     talk.began()
     talk.chat.event({"n": 1, "kind": "text", "text": "said"})
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(type(why), match=why.strerror):
         await running
     assert len(talk.wire.of("submit")) == 1
 

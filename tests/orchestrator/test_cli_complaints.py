@@ -133,7 +133,17 @@ def test_closed_standard_streams_are_told(desk: Desk, capsys: Captured, monkeypa
     monkeypatch.setattr(sys, "stdin", None)
     assert run(["query", "n", "-"]) == 2
     assert "standard input, which is closed" in capsys.readouterr().err
+    assert run(["chat"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
     assert desk.asked == []
+
+
+@pytest.mark.usefixtures("desk")
+@pytest.mark.parametrize("argv", [["query", "n", "Go"], ["run", "Go"], ["spawn", "Go"]])
+def test_who_reads_nothing_needs_no_standard_input(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed where a service starts a command: nobody is there to be asked, then."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(argv) == 0
 
 
 @pytest.mark.usefixtures("desk")

@@ -48,7 +48,7 @@ def mode_of(chosen: str | None) -> str:
 
 
 def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 class Approver:

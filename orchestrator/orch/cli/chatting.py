@@ -37,6 +37,8 @@ def _chat(arguments: Namespace) -> int:
         raise Failure("UsageError", "a chat is for people; for programs: orch run, orch query --stream --json", 2)
     if arguments.ref is not None and (given := _kinds(arguments)):
         raise Failure("UsageError", f"agent {arguments.ref} is what it is: {', '.join(given)} is for another one", 2)
+    if sys.stdin is None:
+        raise Failure("UsageError", "standard input is closed: what is to be said cannot come; pipe it in", 2)
     arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
     mode = mode_of(arguments.approve)
     if _is_plain():

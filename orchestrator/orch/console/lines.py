@@ -25,7 +25,9 @@ class Printed(Sheet):
         self._err = err or sys.stderr
         self._open = False
         self.gone = asyncio.Event()
-        """Set when nobody reads what the agent says any more."""
+        """Set when what the agent says cannot be written any more."""
+        self.why: OSError = BrokenPipeError()
+        """Why not."""
 
     def text(self, text: str, style: str = "") -> None:
         """Print `text`, all of it as it is."""
@@ -34,7 +36,8 @@ class Printed(Sheet):
         try:
             stream.write(render.safe(text.replace("\r\n", "\n")) if safe else text)
             stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            self.why = error
             self.gone.set()
         if not style:
             self._open = not text.endswith("\n")
@@ -67,20 +70,20 @@ class Lines:
         chat.changed = self._changed
 
     async def run(self) -> None:
-        """Talk until the lines end. Raises BrokenPipeError when nobody reads what comes of them."""
+        """Talk until the lines end. Raises OSError when what comes of them cannot be written."""
         loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
         loop.add_signal_handler(signal.SIGINT, lambda: asyncio.ensure_future(self._chat.interrupt()))
         loop.add_signal_handler(signal.SIGHUP, self._chat.done.set)
         threading.Thread(target=_read, args=(loop, self._source, lines), daemon=True).start()
-        gone = self._chat.sheet.gone if isinstance(self._chat.sheet, Printed) else asyncio.Event()
+        sheet = self._chat.sheet if isinstance(self._chat.sheet, Printed) else Printed()
         talk = asyncio.ensure_future(self._talk(lines))
-        ends = [talk, *(asyncio.ensure_future(each.wait()) for each in (self._chat.done, gone))]
+        ends = [talk, *(asyncio.ensure_future(each.wait()) for each in (self._chat.done, sheet.gone))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if talk.done():
                 talk.result()
-            if gone.is_set():
-                raise BrokenPipeError
+            if sheet.gone.is_set():
+                raise sheet.why
         finally:
             for each in ends:
                 each.cancel()

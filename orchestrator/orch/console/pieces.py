@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from ..cli import render
@@ -24,11 +25,14 @@ def cleaned(text: str) -> str:
 
 def cells(text: str) -> int:
     """Return how many columns `text` takes."""
-    if text.isascii():
-        return len(text)
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+@lru_cache(1 << 14)
+def _columns(character: str) -> int:
     from prompt_toolkit.utils import get_cwidth  # most text needs no table of widths
 
-    return sum(map(get_cwidth, text))
+    return get_cwidth(character)
 
 
 def cut(pieces: Iterable[Piece], width: int) -> list[Piece]:
@@ -62,25 +66,27 @@ def wrapped(pieces: Iterable[Piece], width: int, first: Sequence[Piece] = (), ha
     row, used = list(first), sum(cells(text) for _, text in first)
     empty = True
     for style, atom in _atoms(pieces):
+        taken = cells(atom)
         if atom.isspace():
             if not empty or not rows:
                 row.append((style, atom))
-                used += cells(atom)
+                used += taken
             continue
-        while used + cells(atom) > width:
+        while used + taken > width:
             room = width - used
             head = fitting(atom, room) if empty and room > 0 else ""
             if empty and not head:  # not even one character has room: it is written all the same
                 head = atom[:1]
             row.append((style, head))
             atom = atom[len(head) :]
+            taken -= cells(head)
             rows.append(_ended(row))
             row, used, empty = [("", hang)], cells(hang), True
             if not atom:
                 break
         if atom:
             row.append((style, atom))
-            used += cells(atom)
+            used += taken
             empty = False
     return [*rows, _ended(row)] if not empty or not rows else rows
 
@@ -112,7 +118,7 @@ def fitting(text: str, width: int) -> str:
         return text[:width]
     end, used = 0, 0
     for character in text:
-        used += cells(character)
+        used += _columns(character)
         if used > width:
             break
         end += 1

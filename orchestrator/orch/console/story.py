@@ -99,7 +99,8 @@ class Story:
     def _block(self, block: dict[str, Any], style: str) -> None:
         if block["type"] == "text":
             if style:
-                self._sheet.note(prompted(as_said(split_first_prompt(block["text"])[1])), style)
+                if said := as_said(split_first_prompt(block["text"])[1]):  # what it was told of its project is nobody's
+                    self._sheet.note(prompted(said), style)
             else:
                 self._sheet.text(block["text"])
                 self._sheet.over()

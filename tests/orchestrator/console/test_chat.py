@@ -11,6 +11,7 @@ import pytest
 from orch.cli.failure import Failure
 from orch_protocol.commands import TurnEvent, TurnSoFar
 from orch_protocol.messages import assistant, user
+from orch_worker.project import CLOSING, OPENING
 from orchestrator.console.stand import AGENT, Talk, event, question
 
 CHILD = AGENT | {"id": "kid", "name": "kim", "parent_id": "abc", "seq": 2}
@@ -96,12 +97,13 @@ async def test_a_turn_that_somebody_else_asked_for_is_shown() -> None:
 async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> None:
     """The end of what was said, the turn with its response as far as it has come; then that goes on."""
     talk = Talk()
+    folder = user(f"{OPENING}README.md{CLOSING}")
     first = user("Task: t\n\nQuery: what is it?")
     steered = user("[Steering]\nlong ago")
     cut = user("[The turn before this one was cut short; what it recorded is above.]\n\nlong ago")
-    talk.wire.said = [user("older"), steered, cut, *[user("long ago")] * 16, first, assistant("It is.")]
+    talk.wire.said = [user("older"), steered, cut, *[user("long ago")] * 15, folder, first, assistant("It is.")]
     await talk.chat.meet("1")
-    assert talk.shown()[1:] == ["(1 message before these)", *["> long ago"] * 18, "> what is it?", "It is."]
+    assert talk.shown()[1:] == ["(1 message before these)", *["> long ago"] * 17, "> what is it?", "It is."]
     talk.began(prompt="and now?", met=True)
     call, text = TurnEvent(5, "tool_call", "{}", "bash"), TurnEvent(9, "text", "I am")
     talk.chat.event(msgspec.to_builtins(TurnSoFar("q", (call, text), n=9, lost=2)))

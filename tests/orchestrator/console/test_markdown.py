@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch.console import pieces
 from orch.console.inline import inline
 from orch.console.markdown import Markdown
 from orch.console.pieces import Piece, cells
@@ -213,3 +214,17 @@ def test_a_table_is_waited_for_until_it_is_as_long_as_an_answer() -> None:
     sheet.text(f"{row}|---|\n{row * 40}")
     assert len(sheet.live) < 10
     assert sheet.take()
+
+
+def test_how_wide_a_character_is_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all of a long line is wide, that was most of its time."""
+    looked_up: list[str] = []
+    monkeypatch.setattr("prompt_toolkit.utils.get_cwidth", lambda text: looked_up.append(text) or 2)
+    pieces._columns.cache_clear()
+    try:
+        shown = lines("漢字" * 5_000)
+    finally:
+        pieces._columns.cache_clear()
+    assert "".join(plain(shown)) == "漢字" * 5_000
+    assert all(len(line) == 30 for line in plain(shown)[:-1])
+    assert sorted(looked_up) == sorted("漢字")
