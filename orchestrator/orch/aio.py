@@ -125,8 +125,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         if config is not None:
             configuration.fits(config)
         environ = os.environ if env is None else env
-        self.home = paths.home(environ) if home is None else Path(home).absolute()
-        loaded = configuration.load(Path.cwd(), environ, home=self.home) if config is None else None
+        self.home = paths.home(environ, home)
+        loaded = configuration.load(paths.here(), environ, home=self.home) if config is None else None
         found = config or (loaded.config if loaded else Config())
         self._approver = approve
         self._policy = policy
@@ -136,7 +136,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         default = configuration.Default.of(self._known, self._keys)
         unsaid = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
-        self._templates = templates_for(self.config, Path.cwd(), self.home)
+        self._templates = templates_for(self.config, paths.here(), self.home)
         self._skill_providers: list[SkillProvider] = []
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
@@ -283,7 +283,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             raise ConfigError(f"a task is text and env a mapping of variables, not {wrong}")
         names, functions = split_tools(tools)
         script, summaries = script_of(backend)
-        folder = os.fspath(cwd) if cwd is not None else os.getcwd()
+        folder = os.fspath(cwd) if cwd is not None else str(paths.here())
         here = ToolContext(Path(folder), env=env or {})
         request = Spawn(
             task,
@@ -355,7 +355,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             "limits": limits,
             "budget": budget_of(max_cost, budget),
         }
-        asked = ImportSession(os.fspath(path), os.getcwd(), which, repair, agent)
+        asked = ImportSession(os.fspath(path), str(paths.here()), which, repair, agent)
         imported: Imported = await self._call("import", as_data(asked))
         return AsyncSubagent(self, imported.id)
 

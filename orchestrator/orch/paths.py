@@ -17,6 +17,7 @@ __all__ = [
     "OWN_RUN",
     "control_socket",
     "daemon_dir",
+    "here",
     "hide",
     "home",
     "home_text",
@@ -43,11 +44,11 @@ MAX_SOCKET_PATH = 100
 def home_text(env: Mapping[str, str] | None = None) -> str:
     """Return the absolute path of orch's folder: `$ORCH_HOME`, `$XDG_DATA_HOME/orch` or `~/.local/share/orch`.
 
-    Raises ConfigError for a user without a home.
+    Raises ConfigError for a user without a home, and for a path that is not UTF-8.
     """
     env = os.environ if env is None else env
     if chosen := env.get("ORCH_HOME"):
-        return os.path.abspath(os.path.expanduser(chosen))
+        return _told(os.path.abspath(os.path.expanduser(chosen)))
     data = env.get("XDG_DATA_HOME", "")
     if not os.path.isabs(data):  # a relative one is to be ignored, says its specification
         mine = env.get("HOME") or os.path.expanduser("~")
@@ -56,14 +57,41 @@ def home_text(env: Mapping[str, str] | None = None) -> str:
 
             raise ConfigError("there is no home folder: HOME is not set, and the system knows none. Set ORCH_HOME")
         data = os.path.join(mine, ".local", "share")
-    return os.path.join(data, "orch")
+    return _told(os.path.join(data, "orch"))
 
 
-def home(env: Mapping[str, str] | None = None) -> Path:
-    """Return orch's folder, which may not exist yet (see `private_dir`)."""
+def home(env: Mapping[str, str] | None = None, chosen: str | os.PathLike[str] | None = None) -> Path:
+    """Return orch's folder, the `chosen` one if any, which may not exist yet (see `private_dir`).
+
+    Raises ConfigError as `home_text` does.
+    """
     from pathlib import Path
 
-    return Path(home_text(env))
+    return Path(home_text(env) if chosen is None else _told(os.path.abspath(chosen)))
+
+
+def here() -> Path:
+    """Return the folder that this program is in. Raises ConfigError when it is gone."""
+    from pathlib import Path
+
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        from orch_protocol.errors import ConfigError
+
+        raise ConfigError("the folder that this program is in is gone: change to one that is there") from None
+
+
+def _told(path: str) -> str:
+    """Return `path`, which other processes are to be told, and in messages that are UTF-8. Raises ConfigError."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        from orch_protocol.errors import ConfigError
+
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise ConfigError(f"the path {shown} is not UTF-8: set ORCH_HOME to one that is") from None
+    return path
 
 
 def sessions_dir(home: Path) -> Path:

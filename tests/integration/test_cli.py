@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -336,7 +337,9 @@ def test_ctrl_c_during_the_demo_leaves_nothing(shell: Shell) -> None:
     demo = shell.start("demo")
     assert demo.stdout is not None
     assert demo.stdout.readline().startswith(b"Two agents")
-    demo.send_signal(signal.SIGINT)
+    for _ in range(3):  # as whoever is in a hurry does
+        demo.send_signal(signal.SIGINT)
+        time.sleep(0.02)
     _, err = demo.communicate(timeout=SECONDS)
     assert (demo.returncode, b"Traceback" in err) == (130, False)
     assert not shell.home.exists()

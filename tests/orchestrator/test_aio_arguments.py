@@ -33,6 +33,15 @@ def test_bad_arguments_are_refused(tmp_path: Path, given: dict[str, Any], match:
     assert not (tmp_path / "home").exists()
 
 
+def test_a_program_whose_folder_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands nowhere: no folder's configuration is its own, and no agent can work where it is."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="the folder that this program is in is gone: change to one"):
+        AsyncOrchestrator(home=tmp_path / "home")
+
+
 @pytest.mark.parametrize(
     ("given", "match"),
     [
@@ -41,6 +50,8 @@ def test_bad_arguments_are_refused(tmp_path: Path, given: dict[str, Any], match:
         ({"backend": "x"}, r"backend is an object such as ScriptedBackend.*'x'"),
         ({"env": 3}, "env=3"),
         ({"task": b"x"}, r"a task is text.*b'x'"),
+        ({"cwd": "/nope"}, "the working folder /nope does not exist"),
+        ({"cwd": "/n\udcff"}, "has a name that is not UTF-8: rename it"),
     ],
     ids=lambda value: str(value)[:24],
 )

@@ -56,6 +56,14 @@ def test_spawn_can_ask_at_once(desk: Desk, capsys: Captured, extra: list[str], p
     assert json.loads(capsys.readouterr().out)["reply"]["text"] == "42"
 
 
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_spawn_makes_nobody_who_would_be_asked_nothing(desk: Desk, capsys: Captured, empty: str) -> None:
+    """An empty question, as of a variable that is not set, is told before there is an agent nobody has the id of."""
+    assert run(["spawn", "t", "--query", empty]) == 2
+    assert capsys.readouterr() == ("", "orch: --query is empty: say what to ask, or leave it out\n")
+    assert desk.asked == []
+
+
 def test_spawn_without_a_model_says_who_answers(desk: Desk, capsys: Captured) -> None:
     """One line on stderr, only when nothing is configured; the agent is what the line says."""
     run(["spawn", "t"])

@@ -138,6 +138,16 @@ def test_closed_standard_streams_are_told(desk: Desk, capsys: Captured, monkeypa
     assert desk.asked == []
 
 
+@pytest.mark.parametrize("argv", [["spawn", "t"], ["run", "t"], ["query", "n", "t"]], ids=" ".join)
+def test_without_a_standard_input_nobody_is_there_to_be_asked(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    """Commands that read nothing go without one, as they do in a pipe."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(argv) == 0
+    assert desk.asked[0][1].get("channel", "api") == "api"
+
+
 @pytest.mark.usefixtures("desk")
 @pytest.mark.parametrize("argv", [["query", "n", "Go"], ["run", "Go"], ["spawn", "Go"]])
 def test_who_reads_nothing_needs_no_standard_input(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from orch.cli import run, waiting
 from orch.cli.failure import Failure
+from orch.cli.scratch import scratch
 from orchestrator.desk import ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -92,3 +94,18 @@ def test_ctrl_c_while_an_agent_is_ended_does_not_keep_it(desk: Desk, monkeypatch
     monkeypatch.setattr(desk, "call", call)
     assert run(["run", "t", "--model", "a:b"]) == 130
     assert killed == ["spawn", "kill"]
+
+
+def test_ctrl_c_again_and_again_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command made for itself alone is gone with it, however often Ctrl-C is pressed meanwhile."""
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+
+    def hurried(folder: Path, **_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        removed(folder)
+
+    removed = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", hurried)
+    with pytest.raises(KeyboardInterrupt), scratch("demo"):
+        signal.raise_signal(signal.SIGINT)
+    assert list(tmp_path.iterdir()) == []

@@ -48,6 +48,15 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     assert paths.home({"HOME": "/h"}) == Path("/h/.local/share/orch")
 
 
+@pytest.mark.parametrize("env", [{"ORCH_HOME": "/o\udcff"}, {"HOME": "/o\udcff"}], ids=str)
+def test_a_home_that_is_not_utf8_is_refused(env: dict[str, str]) -> None:
+    """Its path goes through messages that are: it is told before anything is made in it."""
+    with pytest.raises(ConfigError, match=r"/o\\xff.* is not UTF-8: set ORCH_HOME"):
+        paths.home(env)
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        paths.home({}, "/o\udcff")
+
+
 def test_folders_of_a_home_lie_inside_it() -> None:
     """Sessions, runs and the daemon live under the home."""
     home = Path("/o")

@@ -109,6 +109,9 @@ def _spawn(arguments: Namespace) -> int:
     if arguments.query is not None:
         arguments.approve = mode_of(arguments.approve)
     params, says = agent_params(arguments)
+    prompt = params["task"] if arguments.query is True else words.text(arguments.query or "")
+    if arguments.query not in (None, True) and not prompt.strip():
+        raise Failure("ConfigError", "--query is empty: say what to ask, or leave it out", 2)
     connection = Connection()
     spawned = spawn(connection, params, says)
     told = {key: spawned[key] for key in SPAWNED}
@@ -117,7 +120,6 @@ def _spawn(arguments: Namespace) -> int:
         return 0
     if not arguments.json:
         print(spawned["id"], flush=True)
-    prompt = params["task"] if arguments.query is True else words.text(arguments.query)
     arguments.stream = arguments.progress = False
     ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, known=told)
     return 0

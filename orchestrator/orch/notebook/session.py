@@ -22,6 +22,7 @@ from orch_protocol.messages import Reply
 from orch_protocol.services import AgentRow
 
 from .. import config as configuration
+from .. import paths
 from ..arguments import Scripted
 from ..sync import Orchestrator
 from ..sync_handles import Subagent
@@ -146,7 +147,7 @@ class NotebookSession:
             orchestrator.close()
 
     def _open(self, run: str | None) -> Orchestrator:
-        loaded = configuration.load(Path.cwd(), os.environ)
+        loaded = configuration.load(paths.here(), os.environ)
         policy = loaded.config.policy
         if not policy.approval_mode:  # a person is there to be asked, as at a terminal
             policy = replace(policy, approval_mode="ask")

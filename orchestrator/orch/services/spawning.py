@@ -318,7 +318,9 @@ def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
     except (OSError, RuntimeError) as error:  # a name that is too long, a home that is not known
         raise ConfigError(f"the working folder {str(cwd)[:80]!r} cannot be used: {error}") from error
     if not found:
-        raise ConfigError(f"the working folder {folder} does not exist or is no folder")
+        unsaid = "\N{REPLACEMENT CHARACTER}" in str(folder)
+        why = "has a name that is not UTF-8: rename it" if unsaid else "does not exist or is no folder"
+        raise ConfigError(f"the working folder {folder} {why}")
     if parent is not None and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(parent.cwd)):
         raise SpawnError(f"the working folder {folder} is not below that of agent {parent.name!r}, {parent.cwd}")
     return folder
