@@ -176,7 +176,7 @@ class SessionShown(Struct, frozen=True):
     """A session: `id` is its agent's, `leaf` the entry that the conversation goes on behind.
 
     `name` and `title` are what the agent and the session are called. `entries` are those that were asked for, of
-    `count`. `model` and `thinking` are as the path has them on record, "" when it does not say.
+    `count`. `model` answers the next question, and thinks as much as `thinking` says, "": as it does by itself.
     """
 
     id: str

@@ -56,13 +56,16 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
             await agent.query("fourth")
         await agent.title("Nothing else is kept from happening")
+        assert (await agent.tree()).model == "nowhere:model"
         there = (await agent.tree()).leaf
         assert await agent.set_model("extractive") == "extractive"
         assert (await agent.query("Which was the one?")).text
 
         # Nobody answers there in the place of who is on record, also not who was chosen just before.
         await agent.set_model("extractive")
+        assert (await agent.tree()).model == "extractive"
         await agent.checkout(there)
+        assert (await agent.tree()).model == "nowhere:model"
         with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
             await agent.query("fifth")
 
@@ -77,6 +80,7 @@ async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over
         folder = (await agent.state()).folder
         note(folder, agent.id, Choose("nowhere:model"))
         other = await o.import_session(Path(folder) / NAME, backend=ScriptedBackend([{"loop": ["two"]}]))
+        assert (await other.tree()).model == "scripted"
         assert (await other.query("second")).text == "two"
         kinds = [(row.type, row.head) for row in (await other.tree()).entries if row.type == "model_change"]
         assert [head for _, head in kinds] == ["extractive", "nowhere:model", "scripted"]

@@ -117,8 +117,29 @@ class TestNotes:
         assert run(["session", "kept", "reader", "progress"]) == 0
         assert capsys.readouterr().out.splitlines()[1:] == ["ENTRY  KIND      DATA", 'e7     progress  {"page":7}']
         assert desk.asked[-1] == ("kept", {"ref": "reader", "custom_type": "progress"})
-        assert run(["session", "keep", "reader", "progress", "page 7"]) == 2
+
+    @pytest.mark.parametrize("data", ["page 7", "NaN", "[1e999]", '{"a": -Infinity}'])
+    def test_what_is_no_json_is_not_kept(self, desk: Desk, capsys: Captured, data: str) -> None:
+        """Words, and figures that JSON does not carry."""
+        assert run(["session", "keep", "reader", "progress", data]) == 2
         assert "what is kept is JSON" in capsys.readouterr().err
+        assert desk.asked == []
+
+    def test_half_a_character_is_replaced(self, desk: Desk) -> None:
+        """JSON can name one, and no encoding carries it."""
+        assert run(["session", "keep", "reader", "progress", '{"page": "\\ud800 é"}']) == 0
+        assert desk.asked[-1][1]["change"]["data"] == {"page": "\N{REPLACEMENT CHARACTER} é"}
+
+
+@pytest.mark.parametrize("name", ["talk.json", "recording"])
+def test_a_file_to_look_at_goes_by_its_name_alone(desk: Desk, tmp_path: Path, capsys: Captured, name: str) -> None:
+    """Of whichever program, and called whatever; an agent of that name comes first."""
+    desk.answers["fsck_session"] = Failure("AgentNotFoundError", f"no agent goes by {name!r}", 3)
+    assert run(["session", "fsck", name]) != 0
+    capsys.readouterr()
+    Path(name).write_text('[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]')
+    assert run(["session", "fsck", name]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'project' / name}: nothing is wrong\n"
 
 
 class TestExport:

@@ -138,7 +138,7 @@ async def test_another_model_is_on_record(tmp_path: Path) -> None:
         await agent.query("first")
         copy = await agent.fork(model="extractive:")
         assert (await copy.tree()).model == "extractive"
-        assert (await agent.tree()).model == ""
+        assert (await agent.tree()).model == "scripted"
         assert (await copy.query("What was said first?")).text
         assert (await copy.state()).model.startswith("extractive")
 

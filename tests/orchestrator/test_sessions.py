@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,13 @@ async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path
         assert "page" not in str(texts(o, agent))
         with pytest.raises(ConfigError, match="'state' cannot be kept, for it is no JSON data"):
             await agent.keep("state", object())
+        for data, why in (
+            ({"a": [1, math.nan]}, r"state.a\[1\] is nan"),
+            (math.inf, "is inf"),
+            ({"n": 1 << 64}, "state.n is an integer beyond 64 bits"),
+        ):
+            with pytest.raises(ConfigError, match=why):
+                await agent.keep("state", data)
         with pytest.raises(ConfigError, match="the kind is empty"):
             await agent.keep(" ", 1)
         for kind in ("workspace", "skill", "orch.hooks"):

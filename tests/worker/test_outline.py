@@ -60,7 +60,6 @@ class TestAnswers:
         )
         found = {at: outline.answers(at) for at in (None, "1", "2", "5", "6")}
         assert found == {None: ("", ""), "1": ("", ""), "2": ("a:x", ""), "5": ("a:x", "low"), "6": ("c", "")}
-        assert outline.settings() == ("c", "")
 
 
 class TestBranches:
@@ -181,14 +180,6 @@ class TestNames:
         assert (outline.labels, outline.name) == ({entry: "three"}, "second")
         assert outline.row(entry).head == "a"
         transcript.close()
-
-    def test_settings_are_those_of_the_path(self) -> None:
-        """A model that answered on another branch is not this one's."""
-        changed = b'{"type":"model_change","id":"%b","parentId":%b,"provider":"p","modelId":"%b"}'
-        level = b'{"type":"thinking_level_change","id":"l","parentId":"m1","thinkingLevel":"high"}'
-        made = [changed % (b"m1", b"null", b"one"), level, changed % (b"m2", b'"l"', b"two")]
-        assert Outline(made).settings() == ("p:two", "high")
-        assert Outline([*made, *lines(went("c", "m1"))]).settings() == ("p:one", "")
 
 
 class TestFiles:

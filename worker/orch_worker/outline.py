@@ -139,15 +139,6 @@ class Outline:
         # One whose end something else was said behind is none of its own.
         return [self._branch(tip, path, current=tip == here) for tip in sorted(tips) if tip == here or not inner[tip]]
 
-    def settings(self) -> tuple[str, str]:
-        """Return model (`provider:name`) and thinking level by what is on record on the path, "" for neither."""
-        found = {"model_change": "", "thinking_level_change": ""}
-        for place in self.lineage.back(len(self._rows) - 1):
-            row = self._rows[place]
-            if row.type in found:
-                found[row.type] = found[row.type] or row.head
-        return found["model_change"], found["thinking_level_change"]
-
     def answers(self, at: str | None) -> tuple[str, str]:
         """Return the model (`provider:name`) that the path to the entry `at` has on record as the agent's own, and how
         much it is to think; "" for what it does not say."""

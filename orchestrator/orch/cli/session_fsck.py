@@ -24,10 +24,15 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _fsck(arguments: Namespace) -> int:
-    file = os.path.sep in arguments.key or ".jsonl" in arguments.key
+    file = os.path.sep in arguments.key or ".json" in arguments.key
     if arguments.output is not None and not (file and arguments.repair):
         raise Failure("UsageError", "--output goes with --repair and a file: a session has its place", 2)
-    checked = _of_file(arguments) if file else _of_agent(arguments)
+    try:
+        checked = _of_file(arguments) if file else _of_agent(arguments)
+    except Failure as failure:
+        if failure.kind != "AgentNotFoundError" or not os.path.isfile(arguments.key):
+            raise
+        checked = _of_file(arguments)  # whatever it is called: no agent is
     words.say(arguments, checked, page(checked))
     return 1 if checked["found"] and not checked["kept"] else 0
 

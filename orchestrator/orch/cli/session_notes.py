@@ -41,6 +41,7 @@ def _keep_arguments(parser: ArgumentParser) -> None:
 def _keep(arguments: Namespace) -> int:
     try:
         data = json.loads(words.text(arguments.data))
+        json.dumps(data, allow_nan=False)  # Python reads NaN, and what is too large as infinite
     except (ValueError, RecursionError) as error:
         what = 'what is kept is JSON, such as {"count": 3} or "text"'
         raise Failure("UsageError", f"{what}: {error}", 2) from error

@@ -64,9 +64,16 @@ def text(argument: str) -> str:
 
 
 def clean(value: Any) -> Any:
-    """Return `value` with text from the command line that is not UTF-8 made so."""
+    """Return `value` with text from the command line that is not UTF-8 made so; JSON may hold half a character too."""
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if not value.isascii() else value
+        if value.isascii():
+            return value
+        try:
+            return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        except UnicodeEncodeError:
+            from orch_protocol.text import scrub
+
+            return scrub(value)
     if isinstance(value, dict):
         return {clean(key): clean(item) for key, item in value.items()}
     if isinstance(value, list):

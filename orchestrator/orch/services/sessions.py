@@ -64,7 +64,7 @@ OWN: Final = frozenset({WORKSPACE, SKILL_READ, ACTED})
 async def session(root: Supervisor, _: str | None, params: ShowSession) -> SessionShown:
     """Return what is in a session, read from its file. Raises AgentNotFoundError, AmbiguousRefError, StoreError."""
     node = session_of(root, params.ref)
-    return await root.disk.do(_shown, node.spec, params.most)
+    return await root.disk.do(_shown, node.spec, node.model, params.most)
 
 
 async def kept(root: Supervisor, _: str | None, params: ListKept) -> list[Kept]:
@@ -203,10 +203,15 @@ def _kept(folder: Path, kind: str | None) -> list[Kept]:
     ]
 
 
-def _shown(spec: AgentSpec, most: int | None) -> SessionShown:
+def _shown(spec: AgentSpec, model: str, most: int | None) -> SessionShown:
     outline = read_outline(Path(spec.folder))
     header, rows = outline.header, outline.rows()
-    model, thinking = outline.settings()
+    recorded = outline.answers(outline.leaf)
+    if choosing.holds(spec, *recorded):
+        thinking = spec.backend.thinking
+    else:  # whoever asks next has this one answer, or is told why it does not
+        born = spec.born or spec.backend
+        model, thinking = recorded[0] or model_of(born), recorded[1] or born.thinking
     return SessionShown(
         id=spec.id,
         name=spec.name,
@@ -248,6 +253,10 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None,
         raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
     elif isinstance(change, Keep) and change.custom_type in OWN:
         raise ConfigError(f"under {change.custom_type!r} sessions have what orch itself keeps: choose another kind")
+    elif isinstance(change, Keep):
+        from ..archival.adapters.base import plain  # by those who keep something
+
+        change = Keep(change.custom_type, plain(change.data, change.custom_type))
     return Edit(new_entry_id(outline.lineage.places), change), text, to_be
 
 
