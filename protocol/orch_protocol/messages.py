@@ -154,7 +154,8 @@ class Reply(Struct, frozen=True, gc=False):
     the holder of the turn, once there is one. `unfinished` names the tools whose calls the end of the turn cut off, or
     kept from running. A `local` one is for models of this machine alone. `warning` says what was wrong with the agent's
     transcript when it was opened for this turn: what it does not remember any more. `marks` are what its conversation
-    holds that is untrusted or sensitive, which whoever takes the reply over then holds too.
+    holds that is untrusted or sensitive, which whoever takes the reply over then holds too. A text that was too long is
+    there without its middle, and `whole` is the agent's handle of all of it, "" where it could not be kept.
     """
 
     id: str
@@ -176,6 +177,7 @@ class Reply(Struct, frozen=True, gc=False):
         return CUT_SHORT.get(self.stop_reason, "done")
 
     marks: tuple[Mark, ...] = ()
+    whole: str = ""
 
 
 def user(text: str) -> Message:

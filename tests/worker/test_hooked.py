@@ -313,6 +313,15 @@ class TestEveryAction:
         reply = await Hooked(Watched("x"), on("before_output", Abort("no"))).ask()
         assert (reply.text, reply.stop_reason) == ("no", "aborted")
 
+    async def test_a_guard_of_the_output_sees_all_of_a_long_reply(self) -> None:
+        """Also what is left out of it afterwards, which whoever asked can have; what a hook adds counts too."""
+        seen: list[str] = []
+        guard = on("before_output", lambda event: seen.append(event.text) or event.patch(text="ab" * 10_000))
+        reply = await Hooked(Watched("x" * 20_000), guard).ask()
+        assert seen == ["x" * 20_000]
+        assert reply.text.startswith("abab")
+        assert "of 20,000 characters left out" in reply.text
+
 
 async def results(*hooks: Hook) -> list[str]:
     """Return the texts of the results of a turn with one call and `hooks`."""

@@ -166,7 +166,7 @@ class TestDispatch:
         [
             ({}, "missing required field `width`"),
             ({"width": "wide"}, "$.width"),
-            ({"width": 1, "depth": 2}, "unknown field `depth`"),
+            ({"width": 1, "depth": 2}, "unknown field `depth`; it takes width, height, unit"),
             ({"width": 1, "unit": "inch"}, "$.unit"),
         ],
     )

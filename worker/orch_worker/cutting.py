@@ -11,7 +11,7 @@ from orch_protocol.messages import ToolUse
 from .markers import interrupted
 from .tools.toolbox import Outcome, call_usage, refuse
 
-__all__ = ["WHY", "Cut", "cut_off", "end_all", "is_done", "outcome_of"]
+__all__ = ["Cut", "cut_off", "end_all", "ended", "is_done", "outcome_of"]
 
 GRACE_SECONDS: Final = 1.0
 Cut: TypeAlias = Literal["cancelled", "timeout", "budget"]
@@ -23,6 +23,12 @@ WHY: Final[dict[str, str]] = {
     "max_tokens": "The response was cut off: it reached the most tokens the model may give.",
     "budget": "The turn was stopped after {steps} steps: {short}.",
 }
+
+
+def ended(text: str, stop: str, *, steps: int, short: str) -> str:
+    """Return `text`, the last that was said, as a reply: with why the turn stopped, where the agent did not end it."""
+    why = WHY.get(stop, "").format(steps=steps, short=short)
+    return f"{text}\n\n[{why}]".lstrip() if why else text
 
 
 def outcome_of(call: ToolUse, task: asyncio.Task[Outcome], cut: Cut | None, elapsed: float) -> Outcome:

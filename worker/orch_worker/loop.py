@@ -29,7 +29,7 @@ from orch_protocol.spec import Limits
 from orch_protocol.text import scrub
 
 from .backends.base import NOTHING, AssistantTurn, Backend, OnText
-from .cutting import WHY, Cut, cut_off, end_all, is_done, outcome_of
+from .cutting import Cut, cut_off, end_all, ended, is_done, outcome_of
 from .interjections import Interjection
 from .prompt import continued_prompt
 from .purse import Purse
@@ -228,21 +228,23 @@ class _Turn:
                 self._phases.begun()  # what was asked for a turn that did not begin is paid for all the same
         self._take_losses()
         self._short = self._brake.short or self._short
-        text = self._reply_text(stop)
+        text = ended(self._text, stop, steps=self._steps, short=self._short)
         if self._phases is not None:
             text = self._phases.behind(text)
         if self._hooks is not None:
             text, stop = await self._hooks.output(text, stop)
+        most = self._limits.reply_tokens * CHARS_PER_TOKEN
         return Reply(
             id=agent_id,
             query_id=query_id,
-            text=text,
+            text=clip(text, most, "the transcript has it all"),
             stop_reason=stop,
             usage=self._usage,
             tool_calls=self._calls,
             files_changed=tuple(self._files),
             steps=self._steps,
             unfinished=self._unfinished,
+            whole=self._toolbox.kept(text) if len(text) > most else "",
         )
 
     async def _begin(self, prompt: str, frame: Frame) -> str:
@@ -489,8 +491,3 @@ class _Turn:
     def _append_results(self, results: Sequence[ToolResult], used: Usage = NOTHING) -> None:
         self._record(Message("user", tuple(results)), usage=used if used != NOTHING else None)
         self._backend.append_tool_result(results)
-
-    def _reply_text(self, stop: StopReason) -> str:
-        why = WHY.get(stop, "").format(steps=self._steps, short=self._short)
-        text = clip(self._text, self._limits.reply_tokens * CHARS_PER_TOKEN, "the transcript has it all")
-        return f"{text}\n\n[{why}]".lstrip() if why else text

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_protocol.errors import AgentError, NoValueError
+from orch_protocol.messages import Reply
 from orch_protocol.taint import bits_in, passed_on
 from orch_protocol.values import Taken, TakeValue
 
@@ -16,11 +17,13 @@ from .movable import EXTENSIONS, Kind, NotMovable, unpacked
 from .regular import open_regular
 from .stash import Note
 from .taster import Deadly, taste
-from .values import Kept, Values
+from .values import READERS, Kept, Values
 
-__all__ = ["MOST", "adopted", "data_of", "value_of"]
+__all__ = ["MOST", "adopted", "all_of", "data_of", "value_of"]
 
 MOST: Final = 64 << 20
+MOST_SECONDS: Final = 1.0
+ASK: Final = "[Ask it for what was left out.]"
 DEADLY: Final[dict[Kind, tuple[str, str]]] = {"arrow": ("polars", "read_ipc")}
 """What reads values of these kinds, and may end its process where they are not what they say."""
 
@@ -29,15 +32,34 @@ async def adopted(context: ToolContext, ref: str, name: str, *, local: bool) -> 
     """Return the marker of the handle under which the value of `name` in the agent `ref` is kept here from now on; or
     that there is none, and why."""
     try:
-        taken: Taken = await context.call_root("value", TakeValue(ref, name), context.seconds)
-        values = context.own(Values)
-        kept = await asyncio.to_thread(_keep, values, taken, local)
+        id, marker = await _taken_over(context, ref, name, local=local)
     except (AgentError, ToolError) as error:
         return f"[No value of {name!r} was returned: {error}]"
     except OSError as error:
         return f"[No value of {name!r} was returned: it cannot be kept here: {error.strerror}]"
-    gone = values.told()
-    return "\n".join([f"{name} of agent {taken.id} is kept here:", kept.text(context.granted), *gone])
+    return f"{name} of agent {id} is kept here:\n{marker}"
+
+
+async def all_of(context: ToolContext, reply: Reply) -> str:
+    """Return the marker of the handle under which all of `reply`, which has a part of it, is kept here; where that
+    cannot be had or read, what the agent can do instead."""
+    if READERS.isdisjoint(context.granted):
+        return ASK
+    try:
+        async with asyncio.timeout(MOST_SECONDS):  # the answer itself must still get through
+            _, marker = await _taken_over(context, reply.id, reply.whole, local=reply.local)
+    except (AgentError, ToolError, OSError) as error:
+        print(f"{reply.whole} of {reply.id} was not taken over: {error}", flush=True)
+        return ASK
+    return f"All of it is kept here:\n{marker}"
+
+
+async def _taken_over(context: ToolContext, ref: str, name: str, *, local: bool) -> tuple[str, str]:
+    """Keep the value of `name` in the agent `ref` here; return that one's id, and the marker of the handle."""
+    taken: Taken = await context.call_root("value", TakeValue(ref, name), context.seconds)
+    values = context.own(Values)
+    kept = await asyncio.to_thread(_keep, values, taken, local)
+    return taken.id, "\n".join([kept.text(context.granted), *values.told()])
 
 
 def data_of(taken: Taken) -> bytes:

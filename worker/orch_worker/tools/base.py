@@ -253,7 +253,8 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
         try:
             return msgspec.convert(input, params, strict=False)
         except msgspec.ValidationError as error:
-            raise ToolError(f"Invalid arguments for {name}: {error}") from error
+            takes = f"; it takes {', '.join(params.__struct_fields__)}" if "unknown field" in str(error) else ""
+            raise ToolError(f"Invalid arguments for {name}: {error}{takes}") from error
 
     async def call(context: ToolContext, arguments: Any) -> ToolOutput:
         passed = {field: getattr(arguments, field) for field in params.__struct_fields__}

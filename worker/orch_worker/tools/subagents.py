@@ -27,6 +27,7 @@ __all__ = [
 
 MARGIN_SECONDS: Final = 2.0
 MAX_TASK_SHOWN: Final = 80
+NOTHING_SAID: Final = "(It said nothing.)"
 
 
 @tool(category="agents")
@@ -64,7 +65,7 @@ async def spawn_subagent(
 @tool(category="agents")
 async def query_subagent(
     context: ToolContext,
-    id: str,
+    id: str | int,
     prompt: str,
     wait: bool = True,
     wake: Literal["any", "all"] | int | None = None,
@@ -82,14 +83,14 @@ async def query_subagent(
             handle of yours, whole, without passing through anybody's words.
     """
     if wait and wake is None:
-        return await _answer(context, "query", id, prompt, return_name)
-    submitted = await _ask(context, "submit", QueryAgent(id, prompt, wake=wake, marks=context.told))
+        return await _answer(context, "query", str(id), prompt, return_name)
+    submitted = await _ask(context, "submit", QueryAgent(str(id), prompt, wake=wake, marks=context.told))
     return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
 @tool(category="agents")
 async def collect_subagent(
-    context: ToolContext, id: str, wait: bool = True, return_name: str | None = None
+    context: ToolContext, id: str | int, wait: bool = True, return_name: str | None = None
 ) -> ToolOutput:
     """Take the answer of a subagent that was asked without waiting. An answer can be taken once.
 
@@ -98,11 +99,13 @@ async def collect_subagent(
         wait: Whether to wait for an answer that is not there yet.
         return_name: A name or handle of its, as for query_subagent: that value becomes a handle of yours.
     """
-    return await _answer(context, "collect", id, None if wait else 0.0, return_name)
+    return await _answer(context, "collect", str(id), None if wait else 0.0, return_name)
 
 
 @tool(category="agents")
-async def wait_subagents(context: ToolContext, ids: tuple[str, ...], mode: Literal["any", "all"] | int = "all") -> str:
+async def wait_subagents(
+    context: ToolContext, ids: tuple[str | int, ...], mode: Literal["any", "all"] | int = "all"
+) -> str:
     """Wait until subagents have answered; the answers are then taken with collect_subagent.
 
     Args:
@@ -111,7 +114,7 @@ async def wait_subagents(context: ToolContext, ids: tuple[str, ...], mode: Liter
     """
     seconds = _patience(context)
     try:
-        waited: Waited = await _ask(context, "wait", Wait(ids, mode, seconds))
+        waited: Waited = await _ask(context, "wait", Wait(tuple(map(str, ids)), mode, seconds))
     except QueryTimeoutError:
         return f"Not yet: they work on after {seconds:g} s. Wait again, or do something else first."
     return _json({"done": waited.done, "pending": waited.pending})
@@ -127,13 +130,13 @@ async def list_subagents(context: ToolContext) -> str:
 
 
 @tool(category="agents")
-async def kill_subagent(context: ToolContext, id: str) -> str:
+async def kill_subagent(context: ToolContext, id: str | int) -> str:
     """End a subagent and every agent below it. What it wrote is kept; it answers no more.
 
     Args:
         id: The subagent's id, number or name.
     """
-    killed: Killed = await _ask(context, "kill", Kill((id,)))
+    killed: Killed = await _ask(context, "kill", Kill((str(id),)))
     return f"Killed: {', '.join(killed.ids) or 'none'}."
 
 
@@ -155,7 +158,12 @@ async def _answer(
     if reply is None:
         return ToolOutput(f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent.")
     warning = f"; {reply.warning}" if reply.warning else ""
-    text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{reply.text}"
+    said = reply.text if reply.text.strip() else NOTHING_SAID
+    text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{said}"
+    if reply.whole:
+        from .adopting import all_of  # where there is more than can be shown
+
+        text = f"{text}\n\n{await all_of(context, reply)}"
     if return_name is not None:
         from .adopting import adopted  # by those who ask for a value
 

@@ -89,6 +89,9 @@ class Executor(Protocol):
     def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Return the outcomes of one step in the size that the model sees."""
 
+    def kept(self, text: str) -> str:
+        """Keep `text` for whoever may take it, and return its handle; "" where it cannot be kept."""
+
     @property
     def active(self) -> tuple[str, ...]:
         """Names of the tools that may be used now."""
@@ -283,6 +286,15 @@ class Toolbox:
             outcome if now is text else replace(outcome, result=with_text(outcome.result, now))
             for outcome, text, now in zip(outcomes, texts, said, strict=True)
         ]
+
+    def kept(self, text: str) -> str:
+        """Keep `text` for whoever may take it, and return its handle; "" where it cannot be kept."""
+        if self._context.folder is None:
+            return ""
+        try:
+            return self._context.own(Stash).keep(text, bits_in(self._context.told))
+        except OSError:
+            return ""
 
     def turn_began(self) -> None:
         """Begin a turn: what the last one touched no longer counts against a call, and what rested in it does not."""

@@ -1,0 +1,43 @@
+"""Answers of subagents that are longer than their parents are shown at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orch import AsyncOrchestrator, Config, Limits, SubagentsConfig
+from orch.launchers.in_process import InProcessLauncher
+from wire.model_server import ModelServer, Request, call, say
+
+REPORT = f"{'head ' * 400}the pump is K-77{' tail' * 400}"
+
+
+async def test_what_was_left_out_of_a_long_answer_is_read_under_a_handle(server: ModelServer, tmp_path: Path) -> None:
+    """Whoever asked is not shown all of it, but loses none of it, and pays for no second question."""
+
+    def answer(request: Request) -> Any:
+        step = sum(message["role"] == "assistant" for message in request.body["messages"])
+        if "Look at the pump" in str(request.body["messages"][0]):
+            return say(REPORT)
+        steps = [
+            call({"call": "spawn_subagent", "input": {"task": "Look at the pump", "tools": [], "query": "Report"}}),
+            call({"call": "read_handle", "input": {"handle": ".h_001", "search": "K-77"}}),
+            say("Seen."),
+        ]
+        return steps[step]
+
+    server.otherwise = answer
+    env = {"ANTHROPIC_API_KEY": "k1", "ANTHROPIC_BASE_URL": server.url}
+    config = Config(subagents=SubagentsConfig(allow_nested=True), limits=Limits(reply_tokens=200))
+    async with AsyncOrchestrator(
+        "anthropic:claude-sonnet-5-5", home=tmp_path, env=env, config=config, launcher=InProcessLauncher
+    ) as o:
+        lead = await o.spawn("Have it looked at", tools=["agents", "read_handle"], cwd=tmp_path)
+        assert (await lead.query("Begin")).text == "Seen."
+    assert server.refused == []
+    assert len(server.requests) == 4
+    answer_of, found = (str(server.requests[place].body["messages"][-1]) for place in (2, 3))
+    assert "characters left out" in answer_of
+    assert "K-77" not in answer_of
+    assert "All of it is kept here:" in answer_of
+    assert "the pump is K-77" in found
