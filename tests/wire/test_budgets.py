@@ -153,6 +153,32 @@ class TestRequests:
         assert not lost[0].cost_known
         assert lost[1:] == [Usage()] * 3
 
+    async def test_a_request_that_is_given_up_takes_nothing_before_it_was_sent(self, begin: Begin, peer: Peer) -> None:
+        """A budget is charged for what somebody may have read, also when not a word was said to it yet."""
+        called, gone = asyncio.Event(), asyncio.Event()
+
+        async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            called.set()
+            await gone.wait()
+            writer.transport.abort()
+
+        async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+            lost = []
+            for scheme in ("http", "https"):  # with the latter nothing leaves before the other end has shown who it is
+                called.clear()
+                talk = begin(peer, base_url=f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+                talk.backend.append_user((Text("words " * 3000),))
+                covered(talk, 100_000)
+                asking = asyncio.create_task(talk.backend.assistant_turn())
+                await called.wait()
+                asking.cancel()
+                await asyncio.wait([asking])
+                lost.append(talk.backend.lost())
+            gone.set()
+        assert lost[0].input_tokens > 3000
+        assert lost[1] == Usage()
+
     async def test_a_provider_that_tells_nothing_is_paid_by_guess(self, server: ModelServer, begin: Begin) -> None:
         """A budget must shrink; without one nothing is made up."""
         server.otherwise = lambda _: say("words " * 1000, usage={"input": 0, "output": 0})

@@ -19,7 +19,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.messages import text_of, tool_uses
 from orch_worker.backends.retry import Policy
-from orch_worker.backends.transport import Deadlines, listening
+from orch_worker.backends.transport import Deadlines, Ear
 from wire.model_server import Answer, How, ModelServer, call, fail, say
 from wire.peers import CHAT, MESSAGES, PEERS, RESPONSES, Peer, Talk
 
@@ -324,7 +324,8 @@ class TestDeadlines:
     async def test_the_first_byte_may_take_longer(self) -> None:
         """Until something was heard one deadline counts, then another, and none for long when all was said."""
         now = asyncio.get_running_loop().time
-        async with listening(Deadlines(first=1000.0, idle=500.0)) as ear:
+        ear = Ear(Deadlines(first=1000.0, idle=500.0))
+        async with ear.listening():
             watch = ear._watch
             assert (watch.when() or 0.0) > now() + 900
             ear.hear()

@@ -28,7 +28,7 @@ from .fare import Fare, fare, narrowed
 from .models import Model, cost
 from .retry import Failure, Policy, Sleep, persist
 from .thinking import thinking
-from .transport import Deadlines, listening, trouble
+from .transport import Deadlines, Ear, trouble
 
 __all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encoded", "parse_input"]
 
@@ -240,11 +240,11 @@ class Remote(Conversation):
     async def _attempt(self, on_text: OnText | None) -> Reading:
         """Return one whole response. Raises Failure."""
         body = encoded(self._dialect.request(self._ask()))
-        reading = self._dialect.reading(self._who.provider)
+        reading, ear = self._dialect.reading(self._who.provider), Ear(self.deadlines)
         try:
-            await self._read(body, reading, on_text)
+            await self._read(body, reading, on_text, ear)
         except asyncio.CancelledError:
-            self._claim(reading, sent=True)
+            self._claim(reading, sent=ear.sent)
             raise
         except Exception as error:
             if reading.stop is None:
@@ -258,10 +258,10 @@ class Remote(Conversation):
             raise truncated(self._who)
         return reading
 
-    async def _read(self, body: bytes, reading: Reading, on_text: OnText | None) -> None:
+    async def _read(self, body: bytes, reading: Reading, on_text: OnText | None, ear: Ear) -> None:
         if self._client is None:
             self._client = self._dialect.client(self._key, self.model.base_url, self._headers, self.deadlines)
-        async with listening(self.deadlines) as ear:
+        async with ear.listening():
             stream = await self._dialect.open(self._client, body)
             try:
                 ear.on(stream.response)

@@ -6,13 +6,14 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final, Literal
 
 import httpx2
 from msgspec import Struct
 
-__all__ = ["Deadlines", "Ear", "listening", "ssl_context", "timeout", "trouble"]
+__all__ = ["HOOKS", "Deadlines", "Ear", "ssl_context", "timeout", "trouble"]
 
 SEND_SECONDS: Final = 60.0
 LAST_SECONDS: Final = 2.0
@@ -51,11 +52,28 @@ def trouble(error: BaseException | None) -> tuple[Literal["silent", "refused", "
 
 
 class Ear:
-    """Hears every byte of a response, also those that an SDK keeps to itself, such as pings."""
+    """Hears every byte of a response, also those that an SDK keeps to itself, such as pings.
 
-    def __init__(self, deadlines: Deadlines, watch: asyncio.Timeout) -> None:
+    `sent` is true as soon as anything of the request may have left: it is not only being connected.
+    """
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self.sent = False
+        self._connected: Any = None
         self._seconds = deadlines.idle
-        self._watch = watch
+        self._watch = asyncio.timeout(deadlines.first)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Listen to the request that the block makes; raises TimeoutError when it hears nothing for too long. Once."""
+        async with self._watch:
+            _listening.set(self)
+            try:
+                yield
+            finally:
+                # Cancelled between that and a connection of its own, the client would leave it open.
+                if self._connected is not None and not self.sent:
+                    await self._connected.aclose()
 
     def on(self, response: httpx2.Response) -> None:
         """Listen to `response`, whose body was not read yet."""
@@ -71,12 +89,23 @@ class Ear:
         self._seconds = min(self._seconds, LAST_SECONDS)
         self.hear()
 
+    async def follow(self, step: str, info: dict[str, Any]) -> None:
+        """The client has come to that step of the request."""
+        if step == "connection.connect_tcp.complete":
+            self._connected = info["return_value"]
+        elif step.endswith(".send_request_headers.started"):
+            self.sent = True
 
-@asynccontextmanager
-async def listening(deadlines: Deadlines) -> AsyncIterator[Ear]:
-    """Yield an Ear; raises TimeoutError when it hears nothing for too long."""
-    async with asyncio.timeout(deadlines.first) as watch:
-        yield Ear(deadlines, watch)
+
+_listening: ContextVar[Ear] = ContextVar("listening")
+
+
+async def _begun(request: httpx2.Request) -> None:
+    request.extensions = {**request.extensions, "trace": _listening.get().follow}
+
+
+HOOKS: Final[dict[str, list[Any]]] = {"request": [_begun]}
+"""What a client is to be made with, so that an `Ear` hears when its requests are sent."""
 
 
 class _Heard(httpx2.AsyncByteStream):
