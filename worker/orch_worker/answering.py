@@ -60,8 +60,8 @@ class Answering:
 
     @property
     def away(self) -> bool:
-        """Whether another model than the agent's own answers just now."""
-        return self._now is not self._own
+        """Whether another model than the agent's own answers just now, or did last by what is on record."""
+        return self._now is not self._own or self._on_record != self.own
 
     @property
     def now(self) -> BackendSpec:
@@ -82,6 +82,10 @@ class Answering:
     def unsettled(self) -> bool:
         """Whether the agent's own model is to be another, or to think more or less, than it was."""
         return self._due is not None or self._recorded != self._settled
+
+    @property
+    def _on_record(self) -> str:
+        return self._transcript.session.answerer or self.own
 
     @property
     def _recorded(self) -> tuple[str, str]:
@@ -124,17 +128,17 @@ class Answering:
         if model is None or model == self.own:
             to = self._own
         elif model == model_of(self._now):
-            return
+            to = self._now
         elif not isinstance(self._backend, Movable):
             raise ConfigError(f"{self._own.provider} answers by itself: no other model can in its place")
         else:
             to = await self._find(model)
-        if to is self._now:
-            return
-        assert isinstance(self._backend, Movable)
-        await self._backend.move(self._make(to))
-        self._now = to
-        self._transcript.model_change(to)
+        if to is not self._now:
+            assert isinstance(self._backend, Movable)
+            await self._backend.move(self._make(to))
+            self._now = to
+        if self._on_record != model_of(to):
+            self._transcript.model_change(to)
 
     def stays(self, here: BackendSpec) -> None:
         """The conversation has moved to `here`, a model of this machine, for good: whatever was chosen before."""

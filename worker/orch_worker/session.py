@@ -134,6 +134,8 @@ class Session:
         what is archived: what was made of that stays."""
         self.model = ""
         """The model, `provider:name`, that the path has on record as the agent's own; "" where it has none."""
+        self.answerer = ""
+        """The model that answers by what the path has on record last: the agent's own, or another one for a turn."""
         self.thinking = ""
         """How much its model is to think, as the path has it; "" where it does not say."""
         self.at_hand: list[Any] = []
@@ -397,8 +399,9 @@ class Session:
         elif isinstance(entry, (Checkout, BranchSummary)):
             self.interrupted = None  # who went back there knows where that is
         elif isinstance(entry, ModelChange):
+            self.answerer = f"{entry.provider}:{entry.model_id}" if entry.model_id else entry.provider
             if entry.own:
-                self.model = f"{entry.provider}:{entry.model_id}" if entry.model_id else entry.provider
+                self.model = self.answerer
         elif isinstance(entry, ThinkingLevelChange):
             self.thinking = entry.thinking_level
         elif isinstance(entry, Custom) and entry.custom_type == WORKSPACE:
