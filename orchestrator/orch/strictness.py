@@ -78,7 +78,7 @@ TAINT_RANK: Final = {"off": 0, "ask": 1, "deny": 2}
 
 # What an untrusted file may do to each key. A test holds this table complete.
 NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "model": _never,
+    **dict.fromkeys(("model", "thinking"), _never),
     "session_dir": _never,
     "durability": lambda new, _: bool(new == "power"),
     "subagents.enabled": _at_most,

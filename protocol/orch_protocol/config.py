@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, field
 from .budget import Budget
 from .hook_options import HookOptions
 from .memory import MemoryConfig
+from .models import Thinking
 from .policy import PolicyConfig
 from .project import ContextConfig
 from .prompts import PromptConfig
@@ -182,6 +183,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set. `model` is `provider:model`, or None: the offline extractive backend."""
 
     model: str | None = None
+    thinking: Thinking | None = None
+    """How much models think that can be told, of agents spawned without a level of their own; None: as they do."""
     durability: Durability = "process"
     session_dir: str | None = None
     """The folder of session folders; None is `sessions` in orch's own."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
 from .spec import BackendSpec
 
-__all__ = ["THINKING", "Answers", "FindModel", "ListModels", "Localise", "ModelRow", "Price"]
+__all__ = ["THINKING", "Answers", "FindModel", "ListModels", "Localise", "ModelRow", "Price", "Thinking"]
 
-THINKING: Final = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
-"""How much a model can be told to think, the least first."""
+Thinking: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model can be told to think."""
+THINKING: Final[tuple[str, ...]] = get_args(Thinking)
+"""The same, the least first."""
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -19,7 +19,7 @@ from .happened import EventsSince, RunEvent
 from .hooks import HooksRan, HooksSaid, HooksSpec, RunHooks
 from .lanes import Admit, Admitted, LaneLeft, LaneRefused
 from .messages import Message, Reply, Usage
-from .models import Answers, FindModel, ListModels, Localise, ModelRow
+from .models import Answers, FindModel, ListModels, Localise, ModelRow, Thinking
 from .policy import PolicyCall, PolicySpec, Verdict
 from .project import ContextConfig, ProjectContext, Surveyed
 from .prompts import PromptShown, PromptSpec, ShowPrompt
@@ -115,7 +115,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with its root.
     `skills` names those it has, None: as configured for its preset, all there are. Where these are looked for,
     `skill_rules` say, None: as configured; `own_skills` are the program's. What an agent spawns has some of its own.
-    Its model is to think as much as `thinking` says, None: as its parent's does, else as it does by itself.
+    Its model is to think as much as `thinking` says, None: as its parent's does, else as `usual_thinking` says, None:
+    as configured; where nobody asked for it, only a model that can be told.
     At `depth` 0 it is one that a person talks to, nobody's subagent. An agent cannot say so: what it spawns is deeper.
     """
 
@@ -150,6 +151,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     own_skills: tuple[SkillSpec, ...] = ()
     request_id: str | None = None
     thinking: str | None = None
+    usual_thinking: Thinking | None = None
 
 
 class Spawned(Struct, frozen=True):

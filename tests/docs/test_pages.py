@@ -55,7 +55,7 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {f"archival.{name}_tokens": size for name, size in sizes.items()}
     bounds = {"stable": 2_000, "context": 4_000, "volatile": 1_000}
     unset |= {f"prompt.{name}_tokens": size for name, size in bounds.items()}
-    unset |= {"context_compaction.compact_tokens": 80_000, "session_dir": "/data/sessions"}
+    unset |= {"context_compaction.compact_tokens": 80_000, "session_dir": "/data/sessions", "thinking": "high"}
     unset |= {"prompt.template": "reviewer", "prompt.vars.language": "Rust"}
     unset |= {"subagents.max_cost_usd": 5.0, "budget.max_cost_usd": 50.0, "budget.unknown_price": 100.0}
     kinds = ("tokens", "seconds", "tool_seconds", "model_calls", "tool_calls", "processes")

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from orch import ScriptedBackend
+from orch import Config, ScriptedBackend, SubagentsConfig
 from orch.exchange.found import Found
 from orch.nodes import answered_by
-from orch.services.choosing import holds
+from orch.services.choosing import answers_at, holds, told
 from orch.services.exchanging import _gone_on_with
+from orch.services.spawning import spec_of
 from orch_protocol.entries import ThinkingLevelChange
 from orch_protocol.errors import AgentBusyError, AgentDiedError, ConfigError
 from orch_protocol.ids import new_entry_id
 from orch_protocol.models import Answers
+from orch_protocol.services import Spawn
 from orch_protocol.sessions import Choose, Edit, Think
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.transcript import NAME, Transcript
-from orchestrator.world import opened
+from orchestrator.world import NEST, opened
 
 
 def note(folder: str, agent: str, *changes: Choose | Think) -> None:
@@ -154,8 +158,33 @@ async def test_a_level_that_is_asked_for_is_the_one_that_holds(tmp_path: Path) -
     off = ThinkingLevelChange(id="1", parent_id=None, timestamp="", thinking_level="off")
     found = Found("x", "pi session", (off,))
     spec = AgentSpec("a", 1, "a", "task", BackendSpec("acme", "x", {}, "high"), "", "/")
-    assert [getattr(each, "thinking_level", "") for each in _gone_on_with(found, spec, "now").entries] == [
+    assert [getattr(each, "thinking_level", "") for each in _gone_on_with(found, spec, "high", "now").entries] == [
         "off",
         "high",
     ]
-    assert _gone_on_with(found, replace(spec, backend=BackendSpec("acme")), "now") == found
+    assert _gone_on_with(found, spec, None, "now") == found  # its own is what is configured
+    assert _gone_on_with(found, replace(spec, backend=BackendSpec("acme")), None, "now") == found
+
+
+async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_other(tmp_path: Path) -> None:
+    """A model that takes none goes on by itself, and one that is chosen later is told. Subagents think as above."""
+    thinks = {"flags": {"thinks": ["off", "low", "high"]}}
+    (tmp_path / "models.json").write_text(json.dumps({"models": {"ollama": {"deep": thinks}}}))
+    deep = {"model": "ollama:deep"}
+    async with opened(tmp_path, config=Config(thinking="high", subagents=SubagentsConfig(allow_nested=True))) as o:
+        root, parent = o.supervisor, await o.scripted("Fine.", tools=NEST)
+
+        async def thinking(caller: str | None = None, **asked: Any) -> str | None:
+            spec, _ = await spec_of(root, Spawn("t", **asked), caller)
+            return told(Answers(spec.backend, ""), wanted=False)
+
+        assert await thinking(**deep) == "high"
+        assert await thinking(**deep, usual_thinking="medium") == "high"  # the next that it has
+        assert await thinking(**deep, usual_thinking="off", thinking="low") == "low"
+        assert await thinking(model="ollama:plain") is None
+        assert await thinking(script=("Fine.",)) is None
+        assert await thinking(parent.id, **deep) == "high"
+        calm = (await spec_of(root, Spawn("t", **deep, thinking="low")))[0]
+        assert (await answers_at(root, calm, "", "")).backend.thinking == "low"
+        assert (await answers_at(root, root.tree.nodes[parent.id].spec, "ollama:deep", "")).backend.thinking == "high"
+        assert (await parent.execute("/thinking")).text == "as the model does by itself"

@@ -90,9 +90,11 @@ def test_spawn_follows_the_callers_configuration(
     run(["spawn", "t"])
     params = desk.asked[-1][1]
     assert (params["model"], params["preset"], params["limits"]["max_turns"]) == ("openai:m", "minimal", 3)
+    monkeypatch.setenv("ORCH_THINKING", "low")
     monkeypatch.setenv("ORCH_SUBAGENTS__DEFAULT_TOOLS", "read_file")
     run(["spawn", "t"])
-    assert desk.asked[-1][1]["tools"] == ["read_file"]
+    params = desk.asked[-1][1]
+    assert (params["tools"], params["thinking"], params["usual_thinking"]) == (["read_file"], None, "low")
     run(["spawn", "t", "--preset", "investigate"])
     assert desk.asked[-1][1]["preset"] == "investigate"
     assert capsys.readouterr().err == ""

@@ -95,6 +95,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     settings["skill_rules"] = msgspec.to_builtins(loaded.config.skills)
     if arguments.skills is not None:
         settings["skills"] = words.names(arguments.skills)
+    settings["usual_thinking"] = loaded.config.thinking
     settings["context_rules"] = msgspec.to_builtins(subagents.context)
     if arguments.script is None:
         settings["model"] = arguments.model or loaded.config.model

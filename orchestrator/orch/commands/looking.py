@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from orch_protocol.errors import ConfigError
-from orch_protocol.models import THINKING
+from orch_protocol.models import THINKING, Answers
 
 from ..cli import prompts, render
 from ..cli.admin import permitted
 from ..cli.workspace import listed
+from ..services.choosing import told
 from .registry import Here, Said, command, given, rest
 
 __all__ = ["COMMANDS"]
@@ -106,6 +107,11 @@ async def permissions(here: Here) -> Said:
     return Said(f"revoked: {permitted(revoked)}", revoked)
 
 
+def _thinks(here: Here) -> str:
+    """Return how much the model is really told to think, "" where it is told nothing."""
+    return told(Answers(here.spec.backend, ""), wanted=False) or ""
+
+
 @command(
     "model",
     "which model answers, and how much it thinks; with a name that one goes on with this conversation",
@@ -114,8 +120,7 @@ async def permissions(here: Here) -> Said:
 )
 async def model(here: Here) -> Said:
     if (name := here.get("name")) is None:
-        backend = here.spec.backend
-        found = {"model": (await here.ask("state", ref=here.id))["model"], "thinking": backend.thinking}
+        found = {"model": (await here.ask("state", ref=here.id))["model"], "thinking": _thinks(here)}
         return Said(" ".join(filter(None, map(render.safe, found.values()))), found)
     changed = await here.ask("change_session", ref=here.id, change={"type": "model", "model": name})
     return Said(f"{render.safe(changed['model'])} goes on with this conversation", changed)
@@ -129,7 +134,7 @@ async def model(here: Here) -> Said:
 )
 async def thinking(here: Here) -> Said:
     if (level := here.get("level")) is None:
-        return Said(here.spec.backend.thinking or "as the model does by itself", here.spec.backend.thinking)
+        return Said(_thinks(here) or "as the model does by itself", _thinks(here))
     changed = await here.ask("change_session", ref=here.id, change={"type": "thinking", "level": level})
     return Said(f"{render.safe(changed['model'])} thinks: {changed['thinking']}", changed)
 

@@ -76,7 +76,7 @@ async def _adopt(
     spec, said = await spec_of(root, request)
     if above is not None:
         spec = msgspec.structs.replace(spec, parent_id=above.id, depth=above.depth + 1)
-    folder, found = Path(spec.folder), _gone_on_with(found, spec, iso(root.clock()))
+    folder, found = Path(spec.folder), _gone_on_with(found, spec, request.thinking, iso(root.clock()))
     await root.disk.do(plant, folder, spec.id, spec.cwd, found, path)
     try:
         root.handle(events.Adopt(spec, "; ".join(found.repairs)))
@@ -91,10 +91,10 @@ async def _adopt(
     return spec, said
 
 
-def _gone_on_with(found: Found, spec: AgentSpec, now: str) -> Found:
+def _gone_on_with(found: Found, spec: AgentSpec, thinking: str | None, now: str) -> Found:
     """Return the conversation with what the agent `spec` is to be as what holds in it from now on, where it has
     something else on record: a model as its own, which was there, where there may be other keys; or how much it thinks,
-    where that was asked for."""
+    where `thinking` was asked for."""
     added: list[Told] = []
     backend, taken = spec.backend, {entry.id for entry in found.entries}
 
@@ -108,8 +108,8 @@ def _gone_on_with(found: Found, spec: AgentSpec, now: str) -> Found:
     if own and own[-1] != (backend.provider, backend.model):
         added.append(ModelChange(**base(), provider=backend.provider, model_id=backend.model, own=True))
     levels = [entry.thinking_level for entry in path if isinstance(entry, ThinkingLevelChange)]
-    if backend.thinking and levels and levels[-1] != backend.thinking:
-        added.append(ThinkingLevelChange(**base(), thinking_level=backend.thinking))
+    if thinking and levels and levels[-1] != thinking:
+        added.append(ThinkingLevelChange(**base(), thinking_level=thinking))
     return msgspec.structs.replace(found, entries=(*found.entries, *added))
 
 

@@ -83,6 +83,9 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
         check_level(request.thinking)
         backend = replace(backend, thinking=request.thinking)
         level_of(backend)  # says so where the model takes none
+    elif not backend.thinking:
+        usual = over.backend.thinking if over is not None else request.usual_thinking or root.config.thinking
+        backend = replace(backend, thinking=usual or "")
     skills = await there(root, request, _folder(request.cwd, None)) if over is None else ()
     spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home, skills=skills)
     if not spec.persist:
