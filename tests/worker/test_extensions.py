@@ -71,6 +71,7 @@ def test_tools_are_those_that_were_granted(tmp_path: Path) -> None:
         (GOOD.replace('"tool_result"', '"tool_resutl"'), "did you mean 'tool_result'"),
         (GOOD.replace("count_words", "count"), "permissions.tools has no 'count'"),
         (GOOD + "    extension.tool(count_words)", "it brings two tools 'count_words'"),
+        (GOOD + "    extension.hook('tool_result')(shout)", "it brings two hooks 'shout'"),
     ],
 )
 def test_a_broken_one_is_left_out_whole(tmp_path: Path, code: str, why: str) -> None:

@@ -169,6 +169,18 @@ class TestRegistry:
         assert [each.row.name for each in registry.chain("tool_call")] == ["b"]
         assert [each.row.name for each in registry] == ["a", "b"]
 
+    def test_what_the_same_lines_made_twice_is_two_hooks(self) -> None:
+        """Neither gives way to the other unseen: the second needs a name of its own."""
+
+        def guard(word: str) -> Hook:
+            return make_hook(lambda *_: word, "tool_call", name="guard")
+
+        registry = Registry([guard("alpha")])
+        with pytest.raises(ConfigError, match=r"two hooks 'guard', of this program: give one another name"):
+            registry.register(guard("beta"))
+        with pytest.raises(ConfigError, match="two hooks 'guard'"):
+            Registry([guard("alpha"), guard("beta")])
+
     def test_anothers_name_is_refused(self) -> None:
         """A hook of another source does not take the place of one that is there."""
         registry = Registry([made("tool_call", name="a", source="config")])

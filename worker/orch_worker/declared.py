@@ -69,7 +69,7 @@ def declared(names: Iterable[str], options: HookOptions) -> list[Hook]:
     module; or the same with the path of a file, `~/hooks.py`, in place of the module.
     """
     found: list[Hook] = []
-    for name in names:
+    for name in dict.fromkeys(names):
         if name == ALWAYS:
             raise ConfigError(f"hooks.load: {name!r} is always on: take it out, and read it with orch session audit")
         if name in BUILTIN:

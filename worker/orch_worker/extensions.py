@@ -78,7 +78,10 @@ class Extension:
         held = self._grip.held(function) if self._grip is not None else function
         if any(name != EVERYTHING and stage_of(name) in PROMPT_STAGES for name in stages):
             held = held_to_tiers(held, self.manifest)
-        self.hooks.append(make_hook(held, *stages, name=f"{own}.{called}", source=f"extension: {own}", **options))
+        made = make_hook(held, *stages, name=f"{own}.{called}", source=f"extension: {own}", **options)
+        if any(each.row.name == made.row.name for each in self.hooks):
+            raise ConfigError(f"it brings two hooks {called!r}: give one another name (name=)")
+        self.hooks.append(made)
 
     def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a tool of a function, as `orch.tool` does, for agents that are granted it."""

@@ -133,17 +133,19 @@ class Registry:
         return iter(self._hooks.values())
 
     def register(self, hook: Hook) -> None:
-        """Take `hook` in. One of the same name and source takes the other's place; of another source it is refused."""
-        self._add(hook)
+        """Take `hook` in. A function that was defined anew takes its own place; another one of that name is refused."""
+        there = self._hooks.get(hook.row.name)
+        if there is not None and there.row.source == hook.row.source and _is_anew(hook.handler, there.handler):
+            self._hooks[hook.row.name] = hook
+        else:
+            self._add(hook)
         self._arrange()
 
     def _add(self, hook: Hook) -> None:
         there = self._hooks.get(hook.row.name)
-        if there is not None and there.row.source != hook.row.source:
-            raise ConfigError(
-                f"there are two hooks {hook.row.name!r}, of {there.row.source or 'this program'} and "
-                f"{hook.row.source or 'this program'}: give one another name"
-            )
+        if there is not None and (there.row.source, there.handler) != (hook.row.source, hook.handler):
+            of = " and ".join(dict.fromkeys(each.row.source or "this program" for each in (there, hook)))
+            raise ConfigError(f"there are two hooks {hook.row.name!r}, of {of}: give one another name (name=)")
         self._hooks[hook.row.name] = hook
 
     def remove(self, name: str) -> None:
@@ -178,6 +180,13 @@ class Registry:
                 chains.setdefault(stage, []).append(each)
         self._chains = {stage: tuple(found) for stage, found in chains.items()}
         self._steps = {stage: tuple(_steps(found)) for stage, found in chains.items()}
+
+
+def _is_anew(function: Handler, other: Handler) -> bool:
+    """Say whether one was written where the other is from, as when a cell is run again: not so, and both are to be
+    called, if both were made by the same lines."""
+    one, two = (getattr(inspect.unwrap(each), "__code__", type(each)) for each in (function, other))
+    return one is not two
 
 
 def _steps(chain: Iterable[Hook]) -> typing.Iterator[tuple[Hook, ...]]:
