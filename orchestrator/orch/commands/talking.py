@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.slash import Effect
+from orch_worker.tools import past_names
 
 from ..cli import render, session_tree
 from .deeds import use_tool
@@ -58,13 +60,20 @@ async def compact(here: Here) -> Said:
 
 @command(
     "plan",
-    "go on in plan mode: nothing is written or run before a plan is approved; --off: go on without",
+    "go on in plan mode: nothing is written or run before a plan is approved; --off: go on without; --drop: also if "
+    "what its Python has bound is lost by that",
     flag("off"),
+    flag("drop"),
     rest("task"),
     group=GROUP,
 )
 async def plan(here: Here) -> Said:
     on, was, task = here.get("off") is None, here.spec.plan, here.get("task")
+    ends = on != was and here.node.running and here.get("drop") is None
+    if ends and (names := await here.root.disk.do(past_names.bound, Path(here.spec.folder))):
+        lost = f"its process would end, and with it what its Python bound last: {past_names.listed(names)}"
+        how = "/plan --drop" if on else "/plan --off --drop"
+        return Said(f"{lost}. {how} goes on without that; what is under a handle is kept", is_error=True)
     row = await here.ask("set_planning", ref=here.id, on=on)
     mode = "in plan mode" if on else "not in plan mode"
     told = f"it is {mode} already" if on == was else f"it is {mode} from now on"

@@ -188,6 +188,21 @@ async def test_plan_goes_on_in_plan_mode_and_off_without(tmp_path: Path) -> None
         assert not (await agent.state()).planning
 
 
+async def test_plan_says_before_which_names_would_be_lost(tmp_path: Path) -> None:
+    """What its Python has bound goes with its process: nothing is done before somebody says so."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        (Path((await agent.state()).folder) / "names.json").write_text('["df", "model"]')
+        done = await agent.execute("/plan x")
+        assert done.is_error
+        assert "what its Python bound last: df, model. /plan --drop goes on" in done.text
+        assert done.effect is None
+        assert not (await agent.state()).planning
+        assert (await agent.execute("/plan --drop x")).effect == Effect("ask", text="x")
+        assert (await agent.state()).planning
+        assert (await agent.execute("/plan --off")).text == "it is not in plan mode from now on"
+
+
 async def test_compact_says_what_has_gone(tmp_path: Path) -> None:
     """What was said first gives way to what was asked and answered there, as somebody says so; or it says why not."""
     async with opened(tmp_path) as o:

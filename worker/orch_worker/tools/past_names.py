@@ -10,7 +10,7 @@ from orch_protocol.errors import OrchError
 
 from .. import kept
 
-__all__ = ["PastNames", "forget", "remember"]
+__all__ = ["PastNames", "bound", "forget", "listed", "remember"]
 
 NAME: Final = "names.json"
 MOST: Final = 30
@@ -31,8 +31,7 @@ class PastNames:
             names = kept.read(self._file, list[str], [], "")
         except OrchError:
             names = []
-        more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-        which = f" ({', '.join(names[:MOST])}{more})" if names else ""
+        which = f" ({listed(names)})" if names else ""
         there = f" Handles are kept: {', '.join(handles[-MOST:])}." if handles else ""
         return f"[This is a new Python process: what earlier calls had bound is gone{which}.{there}]"
 
@@ -48,6 +47,17 @@ class PastNames:
         self._now = names
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return the first of `names`, and how many more there are."""
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return f"{', '.join(names[:MOST])}{more}"
+
+
+def bound(folder: Path) -> list[str]:
+    """Return what the agent whose session is in `folder` had bound when its code ran last. Raises StoreError."""
+    return kept.read(folder / NAME, list[str], [], "")
+
+
 def forget(folder: Path) -> None:
     """Let it not be known any more what the names were, but that there were some. Raises StoreError."""
     if (file := folder / NAME).exists():
@@ -57,5 +67,5 @@ def forget(folder: Path) -> None:
 def remember(folder: Path, copy: Path) -> None:
     """Let the agent whose session is in `copy`, made of that in `folder`, hear that what had been bound there is not
     bound in its process. Raises StoreError."""
-    if (file := folder / NAME).exists():
-        kept.write(copy / NAME, kept.read(file, list[str], [], ""))
+    if (folder / NAME).exists():
+        kept.write(copy / NAME, bound(folder))
