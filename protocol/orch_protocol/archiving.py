@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from .archive import Collapse
-from .messages import StopReason, Usage
+from .messages import StopReason
 from .spec import BackendSpec
 
 __all__ = ["Archive", "ArchivePlan", "Archived", "Summarise", "SummaryOrder", "SummaryRequest", "SummaryStep"]
@@ -68,7 +68,6 @@ class Summarise(Struct, frozen=True):
 
     holder: str
     answer: str | None = None
-    usage: Usage = Usage()
     beside: bool = False
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Reserved",
     "Settle",
     "Settled",
+    "Spent",
     "amounts_of",
     "budget_in",
     "changed",
@@ -121,6 +122,12 @@ class Settled(Struct, frozen=True):
     """It is. `low` tells of the budgets that are nearly used up."""
 
     low: str = ""
+
+
+class Spent(Struct, frozen=True, forbid_unknown_fields=True):
+    """The agent used so much beside its turns."""
+
+    usage: Usage
 
 
 class ChangeBudget(Struct, frozen=True, forbid_unknown_fields=True):

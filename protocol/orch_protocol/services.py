@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from .approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
 from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, SummaryRequest, SummaryStep
-from .budget import Amounts, Budget, BudgetChange, BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
+from .budget import Amounts, Budget, BudgetChange, BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled, Spent
 from .errors import Outcome
 from .exchange import Imported, ImportSession
 from .happened import EventsSince, RunEvent
@@ -415,6 +415,7 @@ SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
     "hooks_ran": (HooksRan, Empty),
     "reserve": (Reserve, Reserved),
     "settle": (Settle, Settled),
+    "spent": (Spent, Empty),
     "budget": (ChangeBudget, BudgetShown),
     "refused": (LaneRefused, Empty),
     "admit": (Admit, Admitted),

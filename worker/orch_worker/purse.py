@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled, amounts_of
+from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled, Spent, amounts_of
 from orch_protocol.messages import Usage
 
 from .backends.base import NOTHING, AssistantTurn, Backend, Quote, lost_by
@@ -91,6 +91,10 @@ class Purse:
             hold.settle(self.lose(backend))
             raise
 
+    def spend(self, usage: Usage, hold: Hold) -> None:
+        """Let what a response took that is no turn's be on record, and then settle `hold`. Nobody waits for that."""
+        self._begin(self._spend(usage, hold))
+
     async def reserve_call(self, seconds: float | None) -> Hold:
         """Put aside what a call of a tool may take that has so many seconds, None: whose time is not counted.
 
@@ -110,7 +114,7 @@ class Purse:
 
     async def settled(self) -> None:
         """Wait until the root has heard of all that was settled, and has told what is `low`."""
-        if self._settling:
+        while self._settling:
             await asyncio.wait(list(self._settling))
 
     async def _reserve(self, quote: Quote, *, beside: bool = False) -> Reserved | None:
@@ -124,9 +128,20 @@ class Purse:
 
     def _settle(self, id: str, usage: Usage) -> None:
         # Nobody waits for the answer but the next response: what tools ask of the root is asked behind it anyway.
-        task = asyncio.get_running_loop().create_task(self._tell(Settle(id, amounts_of(usage).only(self.budgeted))))
+        self._begin(self._tell(Settle(id, amounts_of(usage).only(self.budgeted))))
+
+    def _begin(self, telling: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(telling)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+
+    async def _spend(self, usage: Usage, hold: Hold) -> None:
+        try:
+            await self._call_root("spent", Spent(usage))
+        except Exception as error:
+            print(f"not on record yet: {error}", flush=True)
+            self.owe(usage)
+        hold.settle(usage)
 
     async def _tell(self, settle: Settle) -> None:
         try:

@@ -8,13 +8,13 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from orch_protocol.messages import Message, Text, Usage, text_of
+from orch_protocol.messages import Message, Text, text_of
 from orch_protocol.services import Summarise, SummaryOrder, SummaryStep
 from orch_protocol.spec import BackendSpec, ToolSpec
 
 from .backends.base import Backend, Prefix
 from .backends.registry import is_remote
-from .purse import Hold, Purse
+from .purse import Purse
 
 __all__ = ["Call", "Summariser", "writer_of"]
 
@@ -81,18 +81,14 @@ class Summariser:
 
         `conversation` is what the agent's was before the archive left it. Raises OrchError.
         """
-        answer, usage, asked = None, Usage(), 0
+        answer, asked = None, 0
         backend: Backend | None = None
-        hold: Hold | None = None
         try:
             async with asyncio.timeout(self._seconds * PATIENCE):
                 while True:
-                    said = Summarise(order.holder, answer, usage, order.beside)
+                    said = Summarise(order.holder, answer, order.beside)
                     step = await self._call("summarise", said, STEP_SECONDS)
                     assert isinstance(step, SummaryStep)
-                    if hold is not None:
-                        hold.settle(usage)  # it is on record with the root now
-                        hold = None
                     if step.request is None:
                         return step.stub
                     if backend is None:
@@ -105,16 +101,14 @@ class Summariser:
                     else:
                         backend.append_system(step.request.system, ())
                     backend.append_user((Text(step.request.prompt),))
-                    reserved = await self._purse.reserve(backend, beside=True)
-                    turn = await self._purse.response(backend, reserved)
-                    hold = reserved
-                    answer, usage, asked = text_of(turn.message), turn.usage.of_a_response(), asked + 1
+                    hold = await self._purse.reserve(backend, beside=True)
+                    turn = await self._purse.response(backend, hold)
+                    self._purse.spend(turn.usage.of_a_response(), hold)
+                    answer, asked = text_of(turn.message), asked + 1
         except TimeoutError:
             print(f"archiving: no summary of {order.holder} in time", flush=True)
             return None
         finally:
-            if hold is not None:
-                hold.settle(Usage())
             if backend is not None:
                 await backend.close()
 

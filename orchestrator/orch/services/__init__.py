@@ -113,6 +113,7 @@ HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "map": asking.map_agents,
     "reserve": spending.reserve,
     "settle": spending.settle,
+    "spent": spending.spent,
     "budget": spending.budget,
     "refused": crowding.refused,
     "admit": crowding.admit,
@@ -141,7 +142,7 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 }
 """The tools that ask for a service. Any one is enough; a service that no tool asks for is for people alone."""
 
-OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "live"})
+OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "spent", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
 WATCHED: Final = frozenset({"query", "watch"})

@@ -46,8 +46,6 @@ async def archived(root: Supervisor, caller: str | None, params: Archived) -> Em
 async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> SummaryStep:
     """Return what a model is to be asked next about an archive of the caller, or what came of it."""
     node = _caller(root, caller)
-    if params.answer is not None:
-        root.handle(events.Spend(node.spec.id, params.usage))
     backend: BackendSpec | None = None
     if (model := root.config.archival.summary.model) is not None:
         backend = await root.catalog.complete(parse_model(model))

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from orch_protocol.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled
+from orch_protocol.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled, Spent
 from orch_protocol.errors import ProtocolError, StoreError
+from orch_protocol.services import Empty
 
+from .. import events
 from ..waiters import SETTLED
 
 if TYPE_CHECKING:
     from ..supervisor import Supervisor
 
-__all__ = ["budget", "reserve", "settle"]
+__all__ = ["budget", "reserve", "settle", "spent"]
 
 
 async def reserve(root: Supervisor, caller: str | None, params: Reserve) -> Reserved:
@@ -45,6 +47,12 @@ async def settle(root: Supervisor, caller: str | None, params: Settle) -> Settle
             root.note(entry)
     root.waiters.tell(SETTLED)
     return Settled(root.budgets.low(agent))
+
+
+async def spent(root: Supervisor, caller: str | None, params: Spent) -> Empty:
+    """Put on record what the agent used beside its turns."""
+    root.handle(events.Spend(_agent(caller), params.usage))
+    return Empty()
 
 
 async def budget(root: Supervisor, _: str | None, params: ChangeBudget) -> BudgetShown:
