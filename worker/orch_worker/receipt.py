@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from orch_protocol.messages import Message, Text
 
+from .asked import Asked, asked_in, latest, named
 from .turns import Call, calls_of
 
 __all__ = ["NUMBER", "Command", "Receipt", "merge", "receipt_of", "render"]
@@ -80,6 +81,7 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
     effects: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     more: int = 0
+    asked: tuple[Asked, ...] = ()
 
 
 def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
@@ -115,10 +117,11 @@ def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
         numbers=numbers,
         effects=effects,
         tasks=[task] if task else [],
+        asked=asked_in(calls),
     )
 
 
-def merge(receipts: Iterable[Receipt]) -> Receipt:
+def merge(receipts: Sequence[Receipt]) -> Receipt:
     """Return one receipt for several, the latest entries kept where there are too many."""
     tools: dict[str, int] = {}
     lists: dict[str, list[Any]] = {name: [] for name in _LISTS}
@@ -129,8 +132,9 @@ def merge(receipts: Iterable[Receipt]) -> Receipt:
             tools[name] = tools.get(name, 0) + times
         for name in _LISTS:
             lists[name] += getattr(receipt, name)
+    asked = latest(each for receipt in receipts for each in receipt.asked)
     lists["read"] = [path for path in lists["read"] if path not in lists["changed"]]
-    return _bounded(tools=tools, more=more, **lists)
+    return _bounded(tools=tools, more=more, asked=asked, **lists)
 
 
 def render(receipt: Receipt, chars: int) -> str:
@@ -138,6 +142,7 @@ def render(receipt: Receipt, chars: int) -> str:
     counted = ", ".join(f"{name} x{times}" if times > 1 else name for name, times in receipt.tools.items())
     lines = [
         ("Tasks", "; ".join(receipt.tasks) if len(receipt.tasks) > 1 else ""),
+        ("Subagents", named(receipt.asked, chars // 2)),
         ("Changed", ", ".join(receipt.changed)),
         ("Commands", "; ".join(map(_flat, map(str, receipt.commands)))),
         ("Errors", "; ".join(map(_flat, receipt.errors))),
@@ -158,12 +163,14 @@ def render(receipt: Receipt, chars: int) -> str:
 _LISTS: Final = ("read", "changed", "commands", "errors", "numbers", "effects", "tasks")
 
 
-def _bounded(*, tools: dict[str, int], more: int = 0, **lists: list[Any]) -> Receipt:
+def _bounded(*, tools: dict[str, int], asked: tuple[Asked, ...], more: int = 0, **lists: list[Any]) -> Receipt:
     kept: dict[str, Any] = {}
     for name, values in lists.items():
         distinct = list(dict.fromkeys(values))
         more += max(0, len(distinct) - MOST)
         kept[name] = tuple(distinct[-MOST:])
+    more += max(0, len(asked) - MOST)
+    kept["asked"] = asked[-MOST:]
     return Receipt(tools=dict(sorted(tools.items(), key=lambda item: -item[1])[:MOST]), more=more, **kept)
 
 

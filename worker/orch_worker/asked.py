@@ -1,0 +1,100 @@
+"""Which agents were spawned and asked in a stretch of work, and what came of that: by calls and results alone.
+
+Whoever forgets that spawns another one for work that is under way, or pays for it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .turns import Call
+
+__all__ = ["Asked", "asked_in", "latest", "named"]
+
+MOST_TASK: Final = 80
+MOST_SAID: Final = 200
+TOOLS: Final = frozenset({"spawn_subagent", "query_subagent", "collect_subagent"})
+AT_WORK: Final = "at work, its answer is not taken yet"
+ENDED: Final = "ended"
+
+# Of a result that is labelled as another's words, the answer is not repeated without that label.
+_ANSWER: Final = re.compile(r"(\[untrusted [^\n]*\n)?Subagent ([0-9a-f]{12}) \([^\n]*\):\n\n(.*)", re.DOTALL)
+_BUSY: Final = re.compile(r"Subagent (\S+) is at work: |No answer yet: subagent (\S+) works on\.")
+_KILLED: Final = re.compile(r"Killed: ([0-9a-f, ]+)\.")
+
+
+class Asked(Struct, frozen=True, omit_defaults=True):
+    """An agent by its id, or what else it was asked by; its `task` where that is known, and its latest `state`."""
+
+    id: str
+    task: str = ""
+    state: str = ""
+
+    def __str__(self) -> str:
+        named = f"{self.id} ({self.task})" if self.task else self.id
+        return f"{named}: {self.state}" if self.state else named
+
+
+class _Spawned(Struct):
+    id: str
+    seq: int
+    name: str
+
+
+def asked_in(calls: Sequence[Call]) -> tuple[Asked, ...]:
+    """Return the agents that `calls` spawned, asked or ended, each once, who was dealt with last at the end."""
+    found: list[Asked] = []
+    names: dict[str, str] = {}
+    for call in calls:
+        result = call.result or ""
+        if call.name == "kill_subagent" and (killed := _KILLED.match(result)):
+            found += [Asked(id, state=ENDED) for id in killed[1].split(", ")]
+        if call.name not in TOOLS or call.is_error:
+            continue
+        if call.name == "spawn_subagent":
+            line, _, result = result.partition("\n")
+            try:
+                spawned = msgspec.json.decode(line, type=_Spawned)
+            except msgspec.MsgspecError:
+                continue
+            names |= {spawned.name: spawned.id, str(spawned.seq): spawned.id}
+            found.append(Asked(spawned.id, _line(str(call.input.get("task", "")), MOST_TASK)))
+        if answer := _ANSWER.match(result):
+            names[str(call.input.get("id", answer[2]))] = answer[2]
+            state = "answered" if answer[1] else f"answered «{_line(answer[3], MOST_SAID)}»"
+            found.append(Asked(answer[2], state=state))
+        elif busy := _BUSY.match(result):
+            found.append(Asked(busy[1] or busy[2], state=AT_WORK))
+    return latest(replace(each, id=names.get(each.id, each.id)) for each in found)
+
+
+def latest(found: Iterable[Asked]) -> tuple[Asked, ...]:
+    """Return each of `found` once, as it was at last; a task that was known stays."""
+    by_id: dict[str, Asked] = {}
+    for each in found:
+        before = by_id.pop(each.id, each)
+        by_id[each.id] = Asked(each.id, each.task or before.task, each.state or before.state)
+    return tuple(by_id.values())
+
+
+def named(asked: Sequence[Asked], chars: int) -> str:
+    """Return `asked` in a line, those at work first: with what they said where that has room in `chars` characters,
+    else with less and less of it, in the end by their ids alone."""
+    ordered = sorted(asked, key=lambda each: each.state != AT_WORK)
+    said = "; ".join(map(str, ordered))
+    for less in (lambda each: replace(each, state=each.state.partition(" «")[0]), lambda each: Asked(each.id)):
+        if len(said) <= chars:
+            break
+        said = "; ".join(str(less(each)) for each in ordered)
+    return said
+
+
+def _line(text: str, most: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[: most - 3]}..."
