@@ -356,3 +356,15 @@ def test_a_pattern_of_a_stranger_is_soon_done(pattern: str) -> None:
     """A `.gitignore` comes with a repository: many stars on a long name are not tried in all ways that there are."""
     assert not glob_regex(pattern).fullmatch("a" * 255)
     assert not glob_regex(pattern).fullmatch("a/" * 64)
+
+
+async def test_of_more_rules_than_anybody_writes_the_first_hold(tmp_path: Path) -> None:
+    """Each is tried on each name: of tens of thousands, in one `.gitignore` or in many, a stranger would make hours."""
+    (tmp_path / "src/made").mkdir(parents=True)
+    for name in ("a0", "a899", "a1001", "src/b0", "src/b150", "src/made/c0"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".gitignore").write_text("".join(f"a{number}\n" for number in range(900)))
+    (tmp_path / "src/.gitignore").write_text("".join(f"b{number}\n" for number in range(9_000)))
+    (tmp_path / "src/made/.gitignore").write_text("c0\n")
+    listed = await run(list_files, tmp_path)
+    assert listed.split() == [".gitignore", "a1001", "src/.gitignore", "src/b150", "src/made/.gitignore", "src/made/c0"]

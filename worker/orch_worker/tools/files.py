@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, repeat, takewhile
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
@@ -63,13 +63,12 @@ def list_files(context: ToolContext, path: str = ".", glob: str | None = None, m
     """
     found: list[str] = []
     count, stop_at, note = 0, _stop_at(context), ""
-    for shown, _ in _files(context, path, glob):
-        if time.monotonic() > stop_at:
-            note = "\n[time was up before every folder was seen]"
-            break
+    for shown, _ in _files(context, path, glob, stop_at):
         count += 1
         if count <= max_results:
             found.append(shown)
+    if time.monotonic() > stop_at:
+        note = "\n[time was up before every folder was seen]"
     if count > max_results:
         note = f"\n[{count - max_results:,} more files; narrow with path or glob]{note}"
     return "\n".join(found) + note if found else f"No files below {path!r}{_that_match(glob)}.{note}"
@@ -99,7 +98,7 @@ def grep_files(
     root = context.cwd.resolve()
     found: list[str] = []
     size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
-    for shown, target in _files(context, path, glob):
+    for shown, target in _files(context, path, glob, stop_at):
         text = _searchable(target, root)
         if text is None:
             too_large += 1
@@ -111,10 +110,10 @@ def grep_files(
             if len(found) >= max_results or size > MAX_GREP_CHARS:
                 note = "\n[stopped at so many results; there may be more: narrow the pattern, path or glob]"
                 break
-        if not note and time.monotonic() > stop_at:
-            note = "\n[time was up before every file was searched]"
-        if note:
+        if note or time.monotonic() > stop_at:
             break
+    if not note and time.monotonic() > stop_at:
+        note = "\n[time was up before every file was searched]"
     if too_large:
         note += f"\n[{too_large} files over {MAX_GREP_BYTES // 1_000_000} MB not searched]"
     return "\n".join(found) + note if found else f"No match for {pattern!r} in {searched:,} text files.{note}"
@@ -218,15 +217,18 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number += at_start
 
 
-def _files(context: ToolContext, path: str, glob: str | None) -> Iterator[tuple[str, Path]]:
-    """Yield, in order, the files below the folder `path` (or `path` itself), as shown and as they are."""
+def _files(context: ToolContext, path: str, glob: str | None, stop_at: float) -> Iterator[tuple[str, Path]]:
+    """Yield, in order, the files below the folder `path` (or `path` itself), as shown and as they are.
+
+    None is looked at any more from `stop_at` on.
+    """
     root, start = context.cwd.resolve(), inside(context, path)
     if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
     wanted = glob_regex(glob) if glob else None
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
-    for shown, _ in walk(root, start):
+    for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
         if wanted is None or wanted.fullmatch(shown.removeprefix(below)) or wanted.fullmatch(shown):
             yield shown, root / shown
 

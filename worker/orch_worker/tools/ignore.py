@@ -20,6 +20,8 @@ ALWAYS: Final = frozenset(
     | {"node_modules"}
 )
 MAX_GITIGNORE: Final = 1 << 16
+MAX_RULES: Final = 1000
+"""So many hold in a folder at most, those nearer to the root first: each is tried on each name."""
 MAX_DEPTH: Final = 64
 
 Note = Callable[[Path], object]
@@ -43,7 +45,7 @@ def walk(
     parts = prefix.split("/")[:-1]
     for depth in range(len(parts)):
         folder = "".join(f"{part}/" for part in parts[:depth])
-        rules.append((folder, _gitignore(root, folder, note)))
+        rules = _with_those_of(folder, root, rules, note)
     yield from _walk(root, prefix, rules, 0, repeat(None) if tickets is None else tickets, note)
 
 
@@ -78,7 +80,7 @@ def _level(
             with os.scandir(descriptor) as scan:
                 entries = sorted((entry for _, entry in zip(tickets, scan, strict=False)), key=lambda entry: entry.name)
             if any(entry.name == ".gitignore" for entry in entries):
-                rules = [*rules, (prefix, _gitignore(root, prefix, note))]
+                rules = _with_those_of(prefix, root, rules, note)
             for entry in entries:  # while it is open: some systems must be asked what an entry is
                 is_folder = entry.is_dir(follow_symlinks=False)
                 if (is_folder and entry.name in ALWAYS) or _ignored(prefix + entry.name, is_folder, rules):
@@ -103,17 +105,24 @@ def _ignored(path: str, is_folder: bool, rules: list[tuple[str, list[Rule]]]) ->
     return False
 
 
-def _gitignore(root: Path, prefix: str, note: Note) -> list[Rule]:
+def _with_those_of(
+    prefix: str, root: Path, rules: list[tuple[str, list[Rule]]], note: Note
+) -> list[tuple[str, list[Rule]]]:
+    most = MAX_RULES - sum(len(found) for _, found in rules)
+    return [*rules, (prefix, _gitignore(root, prefix, most, note))]
+
+
+def _gitignore(root: Path, prefix: str, most: int, note: Note) -> list[Rule]:
     note(root / prefix / ".gitignore")
     try:
         with open_regular(root / prefix / ".gitignore", root) as file:
             text = file.read(MAX_GITIGNORE).decode(errors="replace")
     except OSError:
         return []
-    rules = []
+    rules: list[Rule] = []
     for line in text.splitlines():
         pattern = line.rstrip()
-        if pattern and not pattern.startswith("#"):
+        if len(rules) < most and pattern and not pattern.startswith("#"):
             negated = pattern.startswith("!")
             pattern = pattern[negated:]
             rules.append((glob_regex(pattern), negated, pattern.endswith("/")))
