@@ -29,15 +29,18 @@ class Prunable:
         pruned: Pruned = await cast("AsyncOrchestrator", self)._call("prune", asked)
         return pruned
 
-    async def prune_sessions(self, *, older: float | str, keep: int = 0, dry_run: bool = False) -> PrunedSessions:
+    async def prune_sessions(
+        self, *, older: float | str, keep: int = 0, idle: bool = False, dry_run: bool = False
+    ) -> PrunedSessions:
         """Delete for good the sessions of agents that were killed, or never came up, and that nobody touched for longer
-        than `older` (seconds, or a text such as "30d"); the `keep` of these that were active last stay.
+        than `older` (seconds, or a text such as "30d"); the `keep` of these that were active last stay. With
+        `idle` also of those that nobody ended and nobody asked for as long, which have no process: they are killed.
 
         One below which something is not over stays, too. With `dry_run` only tell what would go. The agents keep their
         numbers and what they used; whoever asks for more of them gets a SessionDeletedError. Raises ConfigError,
         StoreError.
         """
         pruned: PrunedSessions = await cast("AsyncOrchestrator", self)._call(
-            "prune_sessions", PruneSessions(older, keep, dry_run)
+            "prune_sessions", PruneSessions(older, keep, dry_run, idle)
         )
         return pruned

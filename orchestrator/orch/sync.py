@@ -358,13 +358,16 @@ class Orchestrator(Hookable, Templated, Skilled):
         """
         return self._wait(self._aio.prune_archives(older=older, ref=ref, dry_run=dry_run))
 
-    def prune_sessions(self, *, older: float | str, keep: int = 0, dry_run: bool = False) -> PrunedSessions:
+    def prune_sessions(
+        self, *, older: float | str, keep: int = 0, idle: bool = False, dry_run: bool = False
+    ) -> PrunedSessions:
         """Delete for good the sessions of agents that were over longer ago than `older` (seconds, or a text such as
-        "30d"), but for the `keep` of them that were active last. With `dry_run` only tell what would go.
+        "30d"), but for the `keep` of them that were active last; with `idle` also of those that nobody asked for as
+        long. With `dry_run` only tell what would go.
 
         Whoever asks for more of them gets a SessionDeletedError. Raises ConfigError, StoreError.
         """
-        return self._wait(self._aio.prune_sessions(older=older, keep=keep, dry_run=dry_run))
+        return self._wait(self._aio.prune_sessions(older=older, keep=keep, idle=idle, dry_run=dry_run))
 
     def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """End agents and everything below them; return the ids, children first. Transcripts stay."""

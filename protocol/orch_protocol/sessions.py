@@ -344,12 +344,14 @@ class SessionChecked(Struct, frozen=True):
 class PruneSessions(Struct, frozen=True, forbid_unknown_fields=True):
     """Delete for good the sessions of agents that were over longer ago than `older`: seconds, or a text such as "30d".
 
-    The `keep` of these that were active last stay. With `dry_run` nothing is deleted.
+    The `keep` of these that were active last stay. With `dry_run` nothing is deleted. With `idle` those that nobody
+    ended go too, when they have had no process and nothing to do for as long.
     """
 
     older: float | str
     keep: int = 0
     dry_run: bool = False
+    idle: bool = False
 
 
 class PrunedSession(Struct, frozen=True):

@@ -35,8 +35,8 @@ def killed(forest: Forest, id: str) -> str:
     return id
 
 
-def over(forest: Forest, before: float = 1000.0) -> list[str]:
-    return sorted(node.spec.id for node in over_since(forest.tree.nodes, before))
+def over(forest: Forest, before: float = 1000.0, *, idle: bool = False) -> list[str]:
+    return sorted(node.spec.id for node in over_since(forest.tree.nodes, before, idle=idle))
 
 
 class TestWhich:
@@ -53,6 +53,21 @@ class TestWhich:
         assert over(forest) == [old, gone]
         forest.handle(Discard(gone))
         assert (over(forest), over(forest, 1010.0)) == ([old], [old, young])
+
+    def test_those_that_nobody_ended_and_nobody_asked_go_where_that_is_wanted(self) -> None:
+        """Not one that has a process or something to do, and none above it."""
+        forest = Forest(max_concurrent=9, allow_nested=True)
+        ended, above = killed(forest, forest.spawn()), forest.spawn(tools=("spawn_subagent",))
+        below, died, up = forest.spawn(above, parent_id=above, depth=2), forest.spawn(), forest.spawn()
+        for id in (above, below, died):
+            forest.gone(id)
+        forest.ask(up)
+        assert over(forest) == [ended]
+        assert over(forest, idle=True) == [ended, above, below, died]
+        forest.ask(below)
+        assert over(forest, idle=True) == [ended, died]
+        forest.now += 10
+        assert over(forest, 999.0, idle=True) == []
 
     def test_one_below_which_something_is_not_over_stays(self) -> None:
         """A child that was resumed, or an archive that somebody has asked since."""
@@ -198,3 +213,25 @@ async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:
         assert (await there.query("again?")).text == "second word"
         with pytest.raises(ConfigError, match="cannot be kept"):
             await world.prune_sessions(older=0, keep=-1)
+
+
+async def test_what_nobody_asked_for_long_is_ended_and_deleted_where_that_is_wanted(tmp_path: Path) -> None:
+    """It has no process by then; one that somebody wakes meanwhile stays, and its answer is given."""
+    async with opened(tmp_path, run="mine") as world:
+        asleep, woken = [await world.scripted("a word", "more") for _ in range(2)]
+    async with opened(tmp_path, run="mine") as world:
+        assert (await world.prune_sessions(older=0)).sessions == ()
+        planned = await world.prune_sessions(older=0, idle=True, dry_run=True)
+        assert {row.id for row in planned.sessions} == {asleep.id, woken.id}
+        agent = await world.get(woken.id)
+        async with world.supervisor.holds.turn:
+            pruning = asyncio.create_task(world.prune_sessions(older=0, idle=True))
+            await asyncio.sleep(0)
+            asked = asyncio.create_task(agent.query("?"))
+            await until(lambda: world.supervisor.tree.nodes[woken.id].pending is not None)
+        pruned = await pruning
+        assert [row.id for row in pruned.sessions] == [asleep.id]
+        assert "was asked meanwhile: its session stays" in pruned.busy[woken.id]
+        assert (await asked).text == "a word"
+        with pytest.raises(SessionDeletedError):
+            await (await world.get(asleep.id)).query("?")

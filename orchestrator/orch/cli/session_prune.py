@@ -22,12 +22,15 @@ def _arguments(parser: ArgumentParser) -> None:
         "--older-than", metavar="AGE", required=True, help="agents that were over longer ago: 90m, 12h, 30d, 8w"
     )
     parser.add_argument("--keep", type=words.count, metavar="N", default=0, help="the N of them that were active last")
+    parser.add_argument(
+        "--idle", action="store_true", help="also those that nobody ended, and nobody asked for as long"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
 
 
 def _prune(arguments: Namespace) -> int:
-    asked = {"older": arguments.older_than, "keep": arguments.keep, "dry_run": arguments.dry_run}
-    pruned: dict[str, Any] = Connection().call("prune_sessions", asked)
+    asked = {"older": arguments.older_than, "keep": arguments.keep, "idle": arguments.idle}
+    pruned: dict[str, Any] = Connection().call("prune_sessions", asked | {"dry_run": arguments.dry_run})
     rows = pruned["sessions"]
     return words.say_deleted(arguments, pruned, rows, "session", _table)
 
@@ -45,10 +48,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 ACTIONS = {
     "prune": (
-        "delete old ones of killed agents for good",
+        "delete old ones for good",
         Verb(
             "Delete for good the sessions of agents that were killed, or never came up, and that nobody touched since. "
-            "One below which something is not over stays. Exits with 4 when one has a process still: then it stays.",
+            "With --idle also of those that nobody ended: they are killed first. One below which something is not over "
+            "stays. Exits with 4 when one has a process still: then it stays.",
             "orch session prune --older-than 30d --dry-run",
             _arguments,
             _prune,

@@ -1,4 +1,4 @@
-"""Deleting for good all that was said to agents which were killed long enough ago.
+"""Deleting for good all that was said to agents which were killed, or last asked, long enough ago.
 
 Each deletion is on record first: from then on the agent answers nobody, and a root that finds its folder there when it
 starts takes that away.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orch_protocol.errors import AgentBusyError, ConfigError, LockedError
 from orch_protocol.sessions import PrunedSession, PrunedSessions, PruneSessions
@@ -26,16 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["over_since", "prune_sessions"]
 
+OVER: Final = ("killed", "failed")
+ASLEEP: Final = ("cold", "died")
+
 
 async def prune_sessions(root: Supervisor, _: str | None, params: PruneSessions) -> PrunedSessions:
-    """Delete the sessions of agents that were killed, or never came up, and that nobody has touched since.
+    """Delete the sessions of agents that were killed, or never came up, and that nobody has touched since; with `idle`
+    also of those that nobody has asked, which are killed first.
 
     Whoever gives up waiting does not end it. Raises ConfigError, StoreError.
     """
     if params.keep < 0:
         raise ConfigError(f"{params.keep} sessions cannot be kept: give 0 or more")
     before = root.clock() - seconds_of(params.older)
-    chosen = over_since(root.tree.nodes, before)
+    chosen = over_since(root.tree.nodes, before, idle=params.idle)
     chosen = sorted(chosen, key=lambda node: node.last_activity, reverse=True)[params.keep :][::-1]
     if params.dry_run:
         sizes = await root.disk.do(_sizes, [node.spec.folder for node in chosen])
@@ -45,11 +49,13 @@ async def prune_sessions(root: Supervisor, _: str | None, params: PruneSessions)
     return await asyncio.shield(pruning)
 
 
-def over_since(nodes: Nodes, before: float) -> list[Node]:
-    """Return the agents that were over at `before`, with all below them, and whose sessions are kept so far.
+def over_since(nodes: Nodes, before: float, *, idle: bool = False) -> list[Node]:
+    """Return the agents that were over at `before`, with `idle` or asleep, with all below them, and whose sessions are
+    kept so far.
 
     A copy of a session has what it needs in its own folder: that there are copies keeps none.
     """
+    ends = (*OVER, *ASLEEP) if idle else OVER
     over: dict[str, Node] = {}
     busy: set[str] = set()
     """Above whom something is not over."""
@@ -59,7 +65,7 @@ def over_since(nodes: Nodes, before: float) -> list[Node]:
         if node.is_holder:
             is_over = quiet or (node.status == "idle" and node.last_activity <= before)
         else:
-            is_over = node.status in ("killed", "failed") and quiet and id not in busy
+            is_over = node.status in ends and quiet and id not in busy
             if is_over and node.spec.persist and not node.deleted:
                 over[id] = node
         if not is_over and above is not None:
@@ -87,11 +93,21 @@ async def _pruned(root: Supervisor, chosen: Iterable[Node]) -> PrunedSessions:
 
 async def _discard(root: Supervisor, node: Node) -> None:
     with root.holds.hold(node.spec.id):
+        if node.status not in OVER:
+            _end(root, node)
         holders = holders_of(root, node)
         await rest(root, holders, holders)
         root.handle(events.Discard(node.spec.id))
     await root.archives.forget(node.spec)
     root.tools.pop(node.spec.id, None)
+
+
+def _end(root: Supervisor, node: Node) -> None:
+    """Kill an agent that is asleep, with all below it. Raises AtWork when somebody has woken one of them."""
+    for each in root.tree.nodes.subtree(node.spec.id):
+        if not each.is_holder and (each.running or each.pending is not None or each.status not in (*OVER, *ASLEEP)):
+            raise AtWork(f"agent {each.spec.name!r} ({each.spec.id}) was asked meanwhile: its session stays")
+    root.handle(events.Kill((node.spec.id,), "the user"))
 
 
 def _row(node: Node, size: int) -> PrunedSession:
