@@ -47,7 +47,9 @@ class Draft:
         shown = {id(message) for message in said}
         if record.kind == "phase":
             whole = self._spans(alone, covers, range(len(part)))
-            own = self._spans(alone, covers, range(record.prompts, len(part)))
+            # What gave way to a summary in the middle of the turn is no other archive's, nor in any prompt.
+            prompts = 0 if covers[0].summaries else record.prompts
+            own = self._spans(alone, covers, range(prompts, len(part)))
         else:
             whole = self._spans(covers, covers, range(len(part)))
             own = self._spans(alone, covers, [place for place, piece in enumerate(part) if id(piece.message) in shown])

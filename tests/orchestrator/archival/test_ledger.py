@@ -293,3 +293,24 @@ def test_what_a_compaction_stands_for_can_be_archived_whole(life: Life) -> None:
     assert "so far" in text_of(next(iter(ledger.view)))
     cover = ledger.view.items[0].note
     assert (cover.messages, cover.own) == (4, False)
+
+
+def test_what_was_compacted_in_a_turn_is_found_once_a_phase_of_it_goes(tmp_path: Path) -> None:
+    """Who reads the phase is shown it, so search finds it there: with the phase that came first, and in no other."""
+    life = Life(tmp_path, PROFILES["phases"])
+    life.begin("ask")
+    life.say(*steps(2, "early", 8))
+    life.compact(4)
+    for number in range(2):
+        life.say(*steps(3, f"late{number}", 60))
+        life.archive(None)
+        life.check()
+    first, second = life.records()
+    (hit,) = life.search("early0.txt")
+    assert hit.id == first.id
+    assert "early0.txt" in repr(life.read(hit.id, hit.entry, hit.entry))
+    assert {hit.id for hit in life.search("late11.txt")} == {second.id}
+    life.prune("9999-01-01T00:00:00Z")
+    life.check()
+    assert life.search("early0.txt") == []
+    life.close()
