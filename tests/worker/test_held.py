@@ -148,12 +148,23 @@ class TestFiles:
             )
         )
 
+    def test_a_refusal_says_why_whoever_names_a_file_to_it(self, made: Made, tmp_path: Path) -> None:
+        """Python 3.13 writes a file's name into errors of system calls; what was not permitted is still said."""
+        body = f"""
+        try: os.remove('{tmp_path}/desk/mine.txt')
+        except OSError as error:
+            error.filename = '{tmp_path}/desk'
+            raise"""
+        with pytest.raises(PermissionError, match=r"extension 'pack' may not change .*mine.txt: permissions.writes"):
+            ran(made(body))
+
     @pytest.mark.parametrize(
         "name", ["':memory:'", "''", "'file::memory:', uri=True", "'file:x?mode=memory', uri=True"]
     )
     def test_a_database_in_memory_is_no_file(self, made: Made, name: str) -> None:
         """Nothing has to be permitted for it."""
-        ran(made(f"sqlite3.connect({name}).execute('create table x (a)')"))
+        body = f"with contextlib.closing(sqlite3.connect({name})) as it: it.execute('create table x (a)')"
+        ran(made(body, top="import contextlib"))
 
     def test_a_link_leads_nowhere_else(self, made: Made, tmp_path: Path) -> None:
         """What counts is where a name leads."""
@@ -168,7 +179,7 @@ class TestFiles:
 
     def test_code_at_its_import_is_held(self, made: Made, tmp_path: Path) -> None:
         """Before it has registered anything."""
-        with pytest.raises(Exception, match="left out: PermissionError: extension 'pack' may not read"):
+        with pytest.raises(Exception, match="left out: NotPermittedError: extension 'pack' may not read"):
             made(top=f"open({str(tmp_path / 'secret.txt')!r})")
 
     async def test_its_tools_are_held(self, made: Made, tmp_path: Path) -> None:
@@ -298,4 +309,4 @@ class TestWhoseDoing:
         talk = Hooked(Watched("done"), made(f"open('{tmp_path}/secret.txt')").hooks[0])
         reply = await talk.ask()
         assert reply.text == "done"
-        assert any("PermissionError: extension 'pack' may not read" in text for _, text in talk.events)
+        assert any("NotPermittedError: extension 'pack' may not read" in text for _, text in talk.events)

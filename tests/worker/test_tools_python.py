@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 import threading
 from pathlib import Path
@@ -138,6 +139,15 @@ class TestRunPython:
         before = sys.stdout, sys.stderr
         await run(context, "1/0")
         assert (sys.stdout, sys.stderr) == before
+
+    async def test_prints_where_the_program_has_closed_its_own_stream(
+        self, context: ToolContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a run prints is not the program's, whose stream is not touched for it."""
+        closed = io.StringIO()
+        closed.close()
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert (await run(context, "print('here', flush=True)")).text.strip() == "here"
 
     async def test_runs_alone_and_in_order(self, context: ToolContext) -> None:
         """Calls of one step run one after the other, in call order."""

@@ -30,6 +30,13 @@ TEMPORARY: Final = "$TMPDIR"
 WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
+class NotPermittedError(PermissionError):
+    """An extension did what its manifest does not permit. Its text is all that it says, whoever names a file to it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Grip:
     """What one extension, in the folder `place`, may do for an agent that works in `cwd`."""
 
@@ -86,8 +93,8 @@ class Grip:
             self.refuse(f"may not start programs ({event}): permissions.programs is not set")
 
     def refuse(self, why: str) -> None:
-        """Raise PermissionError."""
-        raise PermissionError(f"extension {self.name!r} {why}")
+        """Raise NotPermittedError."""
+        raise NotPermittedError(f"extension {self.name!r} {why}")
 
     def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, which runs with this grip on it, and whatever it starts."""

@@ -272,7 +272,8 @@ class _Switch(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        self._before.flush()
+        if not self._before.closed:  # a program may have closed it meanwhile, and Python flushes whatever it forgets
+            self._before.flush()
 
     def fileno(self) -> int:
         return self._before.fileno()
