@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from orch_protocol.messages import ToolUse
+from orch_worker.tools import beneath
 from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput
 from orch_worker.tools.edits import replace_in_file, write_file
 from orch_worker.tools.toolbox import Toolbox
@@ -254,3 +256,79 @@ class TestReplaceInFile:
         outcomes = await asyncio.gather(*map(box.dispatch, calls))
         assert {outcome.files_changed for outcome in outcomes} == {("a",)}
         assert (tmp_path / "a").read_text() == "".join(f"{number}!\n" for number in range(20))
+
+    async def test_edits_of_several_agents_all_arrive(self, tmp_path: Path) -> None:
+        """Each has read the file by itself, and none writes what it read over what another one has written since."""
+        (tmp_path / "a").write_text("".join(f"<{number}>\n" for number in range(40)))
+        boxes = [Toolbox([replace_in_file], ToolContext(tmp_path)) for _ in range(4)]
+        calls = [
+            ToolUse(str(number), "replace_in_file", {"path": "a", "old_text": f"<{number}>", "new_text": f"{number}!"})
+            for number in range(40)
+        ]
+        outcomes = await asyncio.gather(*(boxes[int(call.id) % 4].dispatch(call) for call in calls))
+        assert {outcome.result.is_error for outcome in outcomes} == {False}
+        assert (tmp_path / "a").read_text() == "".join(f"{number}!\n" for number in range(40))
+
+
+class Holder:
+    """Another process, as it were, that has the folder of files locked until somebody has waited `pauses` times."""
+
+    def __init__(self, folder: Path, pauses: int) -> None:
+        self.folder = folder
+        self.left = pauses
+        self.waited = 0.0
+        self.descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+    def sleep(self, seconds: float) -> None:
+        """Change the file and let go, after so many pauses."""
+        self.waited += seconds
+        self.left -= 1
+        if not self.left:
+            (self.folder / "a").write_text("one TWO")
+            self.close()
+
+    def close(self) -> None:
+        """Let go."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+class TestOthers:
+    """Files that agents in other processes change at the same time."""
+
+    @pytest.mark.parametrize("input", [{"old_text": "one", "new_text": "ONE"}, {"content": "!", "append": True}])
+    async def test_what_another_one_writes_meanwhile_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input: dict[str, Any]
+    ) -> None:
+        """It is waited for, and only then the file is read."""
+        (tmp_path / "a").write_text("one two")
+        monkeypatch.setattr(beneath, "sleep", Holder(tmp_path, 3).sleep)
+        await run(write_file if "append" in input else replace_in_file, tmp_path, path="a", **input)
+        assert (tmp_path / "a").read_text() == ("one TWO!" if "append" in input else "ONE TWO")
+
+    async def test_who_holds_a_folder_for_ever_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The call ends with an error that says so, and the file is what it was."""
+        (tmp_path / "a").write_text("one two")
+        holder = Holder(tmp_path, 10_000)
+        monkeypatch.setattr(beneath, "sleep", holder.sleep)
+        with pytest.raises(ToolError, match="somebody else holds its folder locked"):
+            await run(replace_in_file, tmp_path, path="a", old_text="one", new_text="ONE")
+        holder.close()
+        assert 10.0 <= holder.waited < 10.1
+        assert (tmp_path / "a").read_text() == "one two"
+
+    async def test_where_nothing_can_be_locked_files_are_written_all_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Some file systems that several machines share lock no folder."""
+
+        def refuse(_descriptor: int, _how: int) -> None:
+            raise OSError(9, "Bad file descriptor")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        await run(write_file, tmp_path, path="a", content="x")
+        assert (tmp_path / "a").read_text() == "x"

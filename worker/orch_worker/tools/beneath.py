@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from time import sleep
 from typing import Final
 
 from ..files import cause
@@ -18,6 +20,10 @@ from .files import inside
 __all__ = ["Place", "place"]
 
 MAX_PATH: Final = 4_000
+FIRST_PAUSE: Final = 0.002
+LONGEST_PAUSE: Final = 0.05
+MOST_WAITED: Final = 10.0
+"""Seconds that a call waits for others to have changed files of the same folder: each takes a moment."""
 
 
 class Place:
@@ -79,7 +85,8 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
     """Open the folder that `path` lies in. Raises ToolError when that is not below the context's folder.
 
     Links are resolved once, and the result is opened without following any: a link put there afterwards is an error,
-    not a way out. Folders that are to be made are entered one by one.
+    not a way out. Folders that are to be made are entered one by one. Meanwhile no other agent, in whatever process,
+    changes a file of that folder in this way: of what several read and write at the same time nothing is lost.
     """
     root = context.cwd.resolve()
     real = inside(context, path)
@@ -96,11 +103,38 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
                 raise
             folder = _made(root, relative.parent)
         try:
-            yield Place(folder, relative.as_posix())
+            with _locked(folder, path):
+                yield Place(folder, relative.as_posix())
         finally:
             os.close(folder)
     except OSError as error:
         raise ToolError(f"{path!r} cannot be written: {cause(error)}.") from error
+
+
+@contextmanager
+def _locked(folder: int, path: str) -> Iterator[None]:
+    """Hold the lock on the open `folder`; where its file system has none, go without."""
+    waited, pause = 0.0, FIRST_PAUSE
+    held = False
+    while not held:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waited >= MOST_WAITED:
+                raise ToolError(
+                    f"{path!r} was not changed: for {MOST_WAITED:g} s somebody else holds its folder locked. Try again."
+                ) from None
+            sleep(pause)
+            waited, pause = waited + pause, min(pause * 2, LONGEST_PAUSE)
+            continue
+        except OSError:
+            break
+        held = True
+    try:
+        yield
+    finally:
+        if held:  # closing would not do: a process that was forked meanwhile has the folder open as well
+            fcntl.flock(folder, fcntl.LOCK_UN)
 
 
 def _made(root: Path, relative: Path) -> int:
