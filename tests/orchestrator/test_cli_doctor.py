@@ -140,6 +140,34 @@ def test_runs_with_a_name_are_no_leftovers(home: Path) -> None:
     assert doctor.leftovers() == ("ok", "none")
 
 
+def test_processes_of_a_named_run_without_its_root_are_left_behind(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The daemon's, say: they are told, and ended when that is asked for; its folder stays, to be opened again."""
+    runs = paths.private_dir(paths.runs_dir(home))
+    lock = FolderLock.acquire(runs / "alive")
+    FolderLock.acquire(runs / "daemon").release()
+    elsewhere = home.parent / "runs" / "daemon"
+    folders = [runs / "daemon", runs / "alive", runs / "gone", elsewhere]
+    there = [(number, {"ORCH_RUN": str(folder)}) for number, folder in enumerate(folders)]
+    ended: list[str] = []
+
+    def end(run: str) -> int:
+        ended.append(run)
+        del there[0]
+        return 1
+
+    monkeypatch.setattr(doctor, "marked", lambda: iter(there))
+    monkeypatch.setattr(doctor, "end_leftovers", end)
+    assert doctor.leftovers() == ("fail", "processes without their root: 0; orch doctor --clean ends them")
+    assert run(["doctor", "--clean", "--json"]) == 0
+    found = {each["check"]: each["detail"] for each in json.loads(capsys.readouterr().out)}
+    assert (found["cleaned"], found["leftovers"]) == ("processes that were ended: 1", "none")
+    assert ended == [str(runs / "daemon")]
+    assert sorted(folder.name for folder in runs.iterdir()) == ["alive", "daemon"]
+    lock.release()
+
+
 def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None:
     """Only numbered folders with the mark count; what cannot be read is skipped."""
     for name, environ in (("12", b"A=1\0ORCH_RUN=r\0"), ("13", b"A=1\0"), ("self", b"ORCH_RUN=x\0")):

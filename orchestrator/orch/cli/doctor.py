@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -23,7 +24,7 @@ from orch_worker.tools.web import SEARCH_KEY
 
 from .. import config, paths, sandboxing
 from ..arguments import keys_in
-from ..leftovers import marked
+from ..leftovers import end_leftovers, marked
 from . import render
 from .connection import Connection
 from .failure import Failure, explain
@@ -183,9 +184,10 @@ def daemon() -> Finding:
 
 
 def leftovers() -> Finding:
-    """No unnamed run was left behind by a program that ended badly. Named ones are there to be opened again."""
+    """No process was left behind by a program that ended badly, and no run that nobody named: those with a name are
+    there to be opened again."""
     dead = [folder for folder in paths.own_runs(paths.home()) if _ownerless(folder)]
-    alive = [str(pid) for pid, env in marked() if env["ORCH_RUN"] in {str(folder) for folder in dead}]
+    alive = [str(pid) for folder, pids in _at_work().items() if _ownerless(folder) for pid in pids]
     if alive:
         return Finding("fail", f"processes without their root: {' '.join(alive)}; orch doctor --clean ends them")
     if dead:
@@ -209,11 +211,26 @@ def _arguments(parser: ArgumentParser) -> None:
 def _cleaned() -> Finding:
     """Remove what is left behind, and say what that was."""
     swept = paths.sweep_runs(paths.home())
-    if not swept:
-        return Finding("ok", "nothing to remove")
     ended = sum(count for _, count in swept)
-    folders = ", ".join(str(folder) for folder, _ in swept)
-    return Finding("ok", f"removed {folders}; processes that were ended: {ended}")
+    for folder in _at_work():
+        with contextlib.suppress(LockedError):  # its root is there
+            lock = FolderLock.acquire(folder)
+            ended += end_leftovers(str(folder))
+            lock.release()
+    said = [f"removed {', '.join(str(folder) for folder, _ in swept)}"] if swept else []
+    if swept or ended:
+        said.append(f"processes that were ended: {ended}")
+    return Finding("ok", "; ".join(said) or "nothing to remove")
+
+
+def _at_work() -> dict[Path, list[int]]:
+    """Return the runs of this home that have processes besides this one, roots apart, and which."""
+    found: dict[Path, list[int]] = {}
+    for pid, env in marked():
+        folder = Path(env["ORCH_RUN"])
+        if folder.parent == paths.runs_dir(paths.home()) and folder.is_dir():
+            found.setdefault(folder, []).append(pid)
+    return found
 
 
 def _doctor(arguments: Namespace) -> int:
