@@ -159,7 +159,10 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             return self
         sandboxing.check(self.config.sandbox, machine)
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
-        sessions = paths.private_dir(paths.sessions_of(self.home, self.config.session_dir))
+        chosen = self.config.session_dir
+        sessions = paths.private_dir(
+            paths.sessions_of(self.home, chosen), "ORCH_HOME" if chosen is None else "session_dir"
+        )
         paths.hide(self.home)
         paths.sweep_runs(self.home)
         # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.

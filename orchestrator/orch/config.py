@@ -157,6 +157,11 @@ def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
     if unknown := next((rule.preset for rule in rules if rule.preset and rule.preset not in PRESETS), None):
         raise ConfigError(f"hooks.assess.rules names {unknown!r}, which is no preset: use {', '.join(PRESETS)}")
     try:
+        paths.sessions_of(Path("/"), config.session_dir)
+    except ConfigError as error:
+        where = f"{sources['session_dir']}: " if sources else ""
+        raise ConfigError(f"{where}{error}") from error
+    try:
         rules_of(config.archival)
     except ConfigError as error:
         where = f"{sources['archival.low_tokens']}: " if sources else ""

@@ -7,6 +7,7 @@ archives are found by where they stand.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from .journal import HEADER
 __all__ = ["examine", "repair"]
 
 MODE: Final = 0o077
+AGENT: Final = re.compile("[a-f][0-9a-f]{11}")
 
 
 def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
@@ -36,15 +38,21 @@ def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
     sessions = sessions or paths.sessions_dir(home)
     if not home.is_dir():
         return
-    for path in sorted({home, *home.rglob("*"), *sessions.rglob("*")}):
+    # Elsewhere there may be files of others beside them.
+    folders = [sessions] if sessions.is_relative_to(home) else list(_of_agents(sessions))
+    for path in sorted({home, *home.rglob("*"), *(path for each in folders for path in (each, *each.rglob("*")))}):
         if not path.is_symlink() and path.exists() and stat.S_IMODE(path.stat().st_mode) & MODE:
             yield Finding(str(path), "open", "other users may read it", "chmod go-rwx, or --repair")
     for path in sorted(paths.runs_dir(home).glob(f"*/{JOURNAL}")):
         yield from in_lines(path, HEADER)
-    for path in sorted(sessions.rglob(SESSION)):
+    for path in sorted(path for each in folders for path in each.rglob(SESSION)):
         yield from in_session(path)
-    for path in sorted(paths.sessions_dir(home).rglob(INDEX)):
+    for path in sorted(path for each in folders for path in each.rglob(INDEX)):
         yield from in_index(path)
+
+
+def _of_agents(sessions: Path) -> Iterator[Path]:
+    return (path for path in sessions.glob("*") if AGENT.fullmatch(path.name) and path.is_dir())
 
 
 def repair(found: Finding) -> Finding:

@@ -100,10 +100,20 @@ def sessions_dir(home: Path) -> Path:
 
 
 def sessions_of(home: Path, chosen: str | None) -> Path:
-    """Return the folder of session folders that `chosen` names, None: the one in `home`."""
+    """Return the folder of session folders that `chosen` names, None: the one in `home`; a relative one is below that.
+
+    Whoever comes later, from whichever folder, has to find them again. Raises ConfigError for what names none.
+    """
+    if chosen is None:
+        return sessions_dir(home)
     from pathlib import Path
 
-    return sessions_dir(home) if chosen is None else Path(chosen).expanduser().absolute()
+    path = os.path.expanduser(chosen)
+    if not path.strip() or path.startswith("~") or "\0" in path:
+        from orch_protocol.errors import ConfigError
+
+        raise ConfigError(f"session_dir = {chosen!r} names no folder: give its path, or leave it out")
+    return Path(os.path.abspath(home / path))
 
 
 def runs_dir(home: Path) -> Path:
@@ -171,10 +181,10 @@ def daemon_dir(home: Path) -> Path:
     return home / "daemon"
 
 
-def private_dir(folder: Path) -> Path:
+def private_dir(folder: Path, setting: str = "ORCH_HOME") -> Path:
     """Create `folder` and what is missing above it, each with mode 0700 whatever the umask is, and return it.
 
-    A folder that exists is left as it is. StoreError when it cannot be made.
+    A folder that exists is left as it is. StoreError when it cannot be made, which names the `setting` that it is from.
     """
     missing = []
     at = folder
@@ -191,7 +201,7 @@ def private_dir(folder: Path) -> Path:
         from orch_protocol.errors import StoreError
 
         raise StoreError(
-            f"cannot create the folder {folder}: {error.strerror}. Make it writable or set ORCH_HOME to one that is"
+            f"cannot create the folder {folder}: {error.strerror}. Make it writable or set {setting} to one that is"
         ) from error
     return folder
 

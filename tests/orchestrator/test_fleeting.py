@@ -143,8 +143,15 @@ async def test_sessions_are_where_the_configuration_says(tmp_path: Path) -> None
     async with AsyncOrchestrator(home=home, env={}, run="r", config=config, **fake_world(FakeLauncher())) as o:
         again = await o.get(agent.id)
         assert (await again.query("?")).text == "two"
-    assert [found for found in examine(home, other) if found.kind != "open"] == []
+    mine = other / "mine"
+    mine.mkdir(mode=0o755)
+    (mine / "session.jsonl").write_text("what I wrote")
+    assert [found for found in examine(home, other) if not found.path.startswith(str(home))] == []
     with (folder / "session.jsonl").open("ab") as file:
         file.write(b'{"half')
-    found = [(each.kind, each.path) for each in examine(home, sessions_of(home, str(other)))]
-    assert ("torn", str(folder / "session.jsonl")) in found
+    (folder / "index.sqlite").write_bytes(b"no index")
+    (folder / "index.sqlite").chmod(0o644)
+    found = {(each.kind, each.path) for each in examine(home, sessions_of(home, str(other)))}
+    index, session = (str(folder / name) for name in ("index.sqlite", "session.jsonl"))
+    there = {each for each in found if not each[1].startswith(str(home))}
+    assert there == {("torn", session), ("open", index), ("index", index)}

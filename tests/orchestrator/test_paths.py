@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orch import paths
+from orch import Config, paths
+from orch.config import fits
 from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.ids import new_id
 from orch_worker.lock import FolderLock
@@ -93,6 +94,27 @@ def test_private_dir_says_what_stands_in_the_way(tmp_path: Path) -> None:
         paths.private_dir(tmp_path / "file")
     with pytest.raises(StoreError, match=r"below.*ORCH_HOME"):
         paths.private_dir(tmp_path / "file" / "below")
+    with pytest.raises(StoreError, match="or set session_dir to one that is"):
+        paths.private_dir(tmp_path / "file" / "below", "session_dir")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "there"),
+    [(None, "/o/sessions"), ("/data//s/", "/data/s"), ("s/t", "/o/s/t"), ("../s", "/s"), ("~/s", "/me/s")],
+)
+def test_sessions_are_in_the_same_place_from_whichever_folder(
+    chosen: str | None, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path is below the home, for a daemon and for whoever is started somewhere."""
+    monkeypatch.setenv("HOME", "/me")
+    assert paths.sessions_of(Path("/o"), chosen) == Path(there)
+
+
+@pytest.mark.parametrize("chosen", ["", " ", "a\0b", "~nobody-of-that-name/s"])
+def test_what_names_no_folder_is_refused(chosen: str) -> None:
+    """As soon as it is read: else sessions would be in the home, or nowhere."""
+    with pytest.raises(ConfigError, match=r"session_dir = .* names no folder"):
+        fits(Config(session_dir=chosen))
 
 
 def test_a_socket_lies_in_its_folder_when_the_path_is_short() -> None:
