@@ -48,7 +48,7 @@ def collect(nodes: Nodes, event: Collect, now: float) -> Decision:
         raise NoResultError(f"{who} has nothing to collect: no query was put to it")
     raise NoResultError(
         f"the last answer of {who} was taken by {node.last.taken_by} at {iso(node.last.taken_at or now)}; "
-        "`--again` (again=True) prints the same bytes"
+        "`--again` (again=True) returns it once more"
     )
 
 

@@ -100,6 +100,14 @@ async def test_collect(wait: bool, patience: float) -> None:
     assert root.asked == [("collect", Collect("b1", timeout=patience))]
 
 
+async def test_collect_again() -> None:
+    """An answer that was taken is to be had once more: a compaction may have taken it away."""
+    root = Root(REPLY)
+    text, _ = await call(root, "collect_subagent", id=7, again=True)
+    assert text.endswith("It is 42.")
+    assert root.asked == [("collect", Collect("7", timeout=98.0, again=True))]
+
+
 async def test_wait() -> None:
     """Waiting says who is done and who is not, also when time ran out."""
     root = Root(Waited(("b1",), ("b2",)), QueryTimeoutError("late"))

@@ -58,7 +58,7 @@ async def spawn_subagent(
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     if query is None:
         return ToolOutput(line)
-    answer = await _answer(context, "query", spawned.id, query)
+    answer = await _answer(context, QueryAgent(spawned.id, query, marks=context.told))
     return replace(answer, text=f"{line}\n{answer.text}")
 
 
@@ -83,14 +83,14 @@ async def query_subagent(
             handle of yours, whole, without passing through anybody's words.
     """
     if wait and wake is None:
-        return await _answer(context, "query", str(id), prompt, return_name)
+        return await _answer(context, QueryAgent(str(id), prompt, marks=context.told), return_name)
     submitted = await _ask(context, "submit", QueryAgent(str(id), prompt, wake=wake, marks=context.told))
     return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
 @tool(category="agents")
 async def collect_subagent(
-    context: ToolContext, id: str | int, wait: bool = True, return_name: str | None = None
+    context: ToolContext, id: str | int, wait: bool = True, return_name: str | None = None, again: bool = False
 ) -> ToolOutput:
     """Take the answer of a subagent that was asked without waiting. An answer can be taken once.
 
@@ -98,8 +98,9 @@ async def collect_subagent(
         id: The subagent's id, number or name.
         wait: Whether to wait for an answer that is not there yet.
         return_name: A name or handle of its, as for query_subagent: that value becomes a handle of yours.
+        again: True returns the answer that was taken last once more.
     """
-    return await _answer(context, "collect", str(id), None if wait else 0.0, return_name)
+    return await _answer(context, Collect(str(id), None if wait else 0.0, again), return_name)
 
 
 @tool(category="agents")
@@ -140,23 +141,18 @@ async def kill_subagent(context: ToolContext, id: str | int) -> str:
     return f"Killed: {', '.join(killed.ids) or 'none'}."
 
 
-async def _answer(
-    context: ToolContext, service: str, ref: str, what: str | float | None, return_name: str | None = None
-) -> ToolOutput:
-    """Return the reply to the query, or to the collect, of `ref`; that it is not there yet is an answer too."""
+async def _answer(context: ToolContext, asked: QueryAgent | Collect, return_name: str | None = None) -> ToolOutput:
+    """Return the reply to what is `asked`; that it is not there yet is an answer too."""
     seconds = _patience(context)
-    params: Struct
-    if isinstance(what, str):
-        params = QueryAgent(ref, what, timeout=seconds, marks=context.told)
-    else:
-        seconds = min(seconds, what) if what is not None else seconds
-        params = Collect(ref, timeout=seconds)
+    if asked.timeout is not None:
+        seconds = min(seconds, asked.timeout)
+    service = "query" if isinstance(asked, QueryAgent) else "collect"
     try:
-        reply: Reply | None = await _ask(context, service, params)
+        reply: Reply | None = await _ask(context, service, replace(asked, timeout=seconds))
     except QueryTimeoutError:
         reply = None
     if reply is None:
-        return ToolOutput(f"No answer yet: subagent {ref} works on. Take its answer later with collect_subagent.")
+        return ToolOutput(f"No answer yet: subagent {asked.ref} works on. Take its answer later with collect_subagent.")
     warning = f"; {reply.warning}" if reply.warning else ""
     said = reply.text if reply.text.strip() else NOTHING_SAID
     text = f"Subagent {reply.id} ({reply.stop_reason}, {reply.tool_calls} tool calls{warning}):\n\n{said}"
