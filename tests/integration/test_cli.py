@@ -311,7 +311,10 @@ def test_the_demo(shell: Shell) -> None:
     assert [agent["status"] for agent in told["agents"]] == ["idle", "idle"]
     assert not shell.home.exists()
     (shell.folder / "README.md").write_text("# Pump\n\nThe README promises water. Installed by hand.\n")
-    assert "README.md:3" in shell.run("demo").stdout.decode()
+    said = shell.run("demo").stdout.decode()
+    assert "README.md:3" in said
+    again = said.partition("reader again, now process ")[2]
+    assert "> Query: What does the README promise, and how is it installed? (" in again, "it knows what came before"
 
 
 def test_the_demo_archives_a_turn_and_recalls_it(shell: Shell) -> None:

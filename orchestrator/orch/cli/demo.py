@@ -34,10 +34,10 @@ LINES: Final = 8
 ATTEMPTS: Final = 5
 POLL_SECONDS: Final = 0.0005
 QUESTIONS: Final = {
-    "reader": "What does the README promise, and how is it installed?",
+    "reader": "What does the README promise, and how is it installed? ({word})",
     "auditor": "Where are errors raised, and which tests check them?",
 }
-AFTER: Final = "Which question about the README came before?"
+AFTER: Final = "What was {word} about?"
 LONGEST: Final = 80
 WIDTH: Final = 160
 # Whatever it looked at once goes to an archive, before the reply.
@@ -65,6 +65,8 @@ def _demo(arguments: Namespace) -> int:
 def _play(home: Path, run: str, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Do the demonstration and return what came of it."""
     with Orchestrator("extractive:", config=Config(archival=ARCHIVING), run=run, home=home) as o:
+        word = new_id()[:6]  # a word that only the conversation has
+        questions = {name: question.format(word=word) for name, question in QUESTIONS.items()}
         agents = {
             name: o.spawn(f"Investigate {folder}", preset="investigate", name=name, cwd=folder) for name in QUESTIONS
         }
@@ -72,16 +74,17 @@ def _play(home: Path, run: str, folder: Path, say: Callable[[str], None]) -> dic
         say(
             f"Two agents over {folder}, each a process of its own: {', '.join(f'{n} is {p}' for n, p in pids.items())}."
         )
-        futures = {name: agent.submit(QUESTIONS[name]) for name, agent in agents.items()}
+        futures = {name: agent.submit(questions[name]) for name, agent in agents.items()}
         answers = {name: future.result(SECONDS) for name, future in futures.items()}
         for name, answer in answers.items():
-            say(f"\n{name}, asked at the same time: {QUESTIONS[name]}\n{_head(answer.text)}")
+            say(f"\n{name}, asked at the same time: {questions[name]}\n{_head(answer.text)}")
         recalled = _recall(o, agents["auditor"], answers["auditor"].archived_to, say)
         victim = agents["reader"]
         killed, outcome = _kill_in_the_middle(victim)
         say(f"\nkill -9 {killed}, in the middle of a question: {outcome}")
-        revived = victim.query(AFTER, timeout=SECONDS)
-        say(f"\nreader again, now process {victim.pid}, asked: {AFTER}\n{_head(revived.text)}")
+        again = AFTER.format(word=word)
+        revived = victim.query(again, timeout=SECONDS)
+        say(f"\nreader again, now process {victim.pid}, asked: {again}\n{_head(revived.text)}")
         rows = o.agents()
         say(f"\n{render.tree([msgspec.to_builtins(row) for row in rows])}")
         return {
@@ -154,7 +157,7 @@ def _kill_in_the_middle(agent: Subagent) -> tuple[int | None, str]:
 
 def _head(text: str) -> str:
     lines = render.safe(text).splitlines()
-    more = [f"  ... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
+    more = ["  ..."] if len(lines) > LINES else []
     return "\n".join([*(f"  {line[:WIDTH]}" for line in lines[:LINES]), *more])
 
 
