@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,35 @@ class TestStream:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         run(["query", "n", "?", "--stream"])
         assert capsys.readouterr().out == "\\x1b[31mred\n"
+
+    @pytest.mark.parametrize("streams", [True, False])
+    def test_a_terminal_shows_markdown_and_a_pipe_gets_it_as_it_came(
+        self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch, streams: bool
+    ) -> None:
+        """A line is shown once it is complete, and a table at its end; who wants no colour gets it as it came."""
+        said = "# Pumps\n\n**Two** are\x1b[2J `red`.\n\n| a | b |\n|---|--:|\n| 日本 | 3 |"
+        desk.events = events(text(said[:20]), text(said[20:]), message(said, 1)) if streams else []
+        desk.answers["query"] = reply(said, 1)
+        argv = ["query", "n", "?", *(["--stream"] if streams else [])]
+        run(argv)
+        assert capsys.readouterr().out == f"{said}\n"
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("TERM", "xterm")
+        run(argv)
+        shown = capsys.readouterr().out
+        assert "\x1b[1mTwo\x1b[0m are\\x1b[2J \x1b[36mred\x1b[0m.\n" in shown
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines() == [
+            "Pumps",
+            "",
+            "Two are\\x1b[2J red.",
+            "",
+            "a    │ b",
+            "─────┼──",
+            "日本 │ 3",
+        ]
+        monkeypatch.setenv("NO_COLOR", "1")
+        run(argv)
+        assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
 
     def test_text_of_a_failed_request_is_void(self, desk: Desk, capsys: Captured) -> None:
         """A retry says so, and the text begins anew on a line of its own."""

@@ -130,18 +130,20 @@ def _answer(
 
     if not arguments.stream:
         return waited(None, quiet=arguments.json)
-    from .watching import Transcript, json_line
+    from .watching import Transcript, json_line, output
 
     params |= {"stream": True}
     if arguments.json:
         return waited(json_line, quiet=True)
-    transcript = Transcript()
+    shown = output()
+    transcript = Transcript(shown)
     try:
         reply = waited(transcript.event, quiet=True)
         transcript.reply(reply)
         return reply
     finally:
         transcript.end()
+        shown.over()
 
 
 def _returned(arguments: Namespace, connection: Connection, reply: dict[str, Any]) -> dict[str, Any]:
@@ -169,13 +171,24 @@ def _show(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> 
     """Print an answer, unless it was streamed; on stderr what a person is to know of it besides."""
     streamed = arguments.stream and not arguments.json
     if not streamed:
-        words.say(arguments, data, render.shown(reply["text"]))
+        _say(arguments, reply["text"], data)
     if reply["warning"]:
         print(f"orch: agent {reply['id']}: {render.safe(reply['warning'])}", file=sys.stderr)
     if not reply["tool_calls"] and (streamed or (sys.stderr.isatty() and not arguments.json)):
         print("orch: no tool was called for this", file=sys.stderr)  # whatever it says was done
     if reply.get("local") and sys.stderr.isatty():
         print("orch: this conversation is for local models alone by now", file=sys.stderr)
+
+
+def _say(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
+    if arguments.json or not sys.stdout.isatty():
+        words.say(arguments, data, text)
+    elif text:
+        from .watching import output
+
+        shown = output()
+        shown.text(f"{text}\n")
+        shown.over()
 
 
 def _collect_arguments(parser: ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from . import render
@@ -10,6 +11,8 @@ from .verb import dump
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
+
+    from ..console.printing import Printing
 
     class Output(Protocol):
         """Where a turn is shown."""
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
             """Show a line about what it does; nothing in it is what a terminal would obey."""
 
 
-__all__ = ["Transcript", "json_line"]
+__all__ = ["Transcript", "json_line", "output"]
 
 NATURAL = "end_turn"
 COMPACTED = 200
@@ -32,6 +35,16 @@ TASKS = ("task_create", "task_update")
 def json_line(event: dict[str, Any]) -> None:
     """Print an event as data, at once."""
     print(dump(event), flush=True)
+
+
+def output() -> Streams | Printing:
+    """Return where a turn is shown, or an answer: at a terminal as the Markdown it is, and elsewhere as it came."""
+    can = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+    if not can or os.environ.get("NO_COLOR"):
+        return Streams()
+    from ..console.printing import Printing
+
+    return Printing()
 
 
 class Streams:
@@ -45,6 +58,9 @@ class Streams:
     def note(self, text: str, style: str = "") -> None:  # noqa: ARG002
         """Show a line about what it does."""
         print(text, file=sys.stderr, flush=True)
+
+    def over(self) -> None:
+        """Nothing is held back."""
 
 
 class Transcript:

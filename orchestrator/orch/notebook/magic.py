@@ -19,6 +19,7 @@ from ..cli import render
 from ..commands.reading import read
 from .line import Line, parse
 from .session import NotebookSession
+from .told import Told
 from .view import TurnView
 
 __all__ = ["OrchMagics"]
@@ -36,6 +37,8 @@ class OrchMagics(Magics):
         self._names = shell.user_ns
         self._session = NotebookSession(shell.user_ns, _notebook(shell.user_ns), self._ask)
         self._approve = "ask"
+        self._draws = hasattr(shell, "kernel")
+        """Whether what a cell shows can be replaced: at a terminal it cannot."""
         atexit.register(self.close)
 
     @line_cell_magic
@@ -72,13 +75,20 @@ class OrchMagics(Magics):
         if said.kind == "command":
             self._execute(prompt)
         elif prompt:
-            self._names[REPLY] = self._session.run(said.text, _Shown())
+            self._run(said.text)
         elif line.choice is None and line.approve is None:
             rows = msgspec.json.decode(msgspec.json.encode(self._session.orchestrator.agents()))
             print(render.tree(rows) if rows else "no agents yet: %orch PROMPT begins")
         if self._session.note:
             print(f"orch: {self._session.note}", file=sys.stderr)
             self._session.note = ""
+
+    def _run(self, prompt: str) -> None:
+        if self._draws:
+            view = TurnView()
+            self._names[REPLY] = self._session.run(prompt, view, _Shown(view))
+        else:
+            self._names[REPLY] = self._session.run(prompt, Told(), lambda: None)
 
     def _execute(self, command: str) -> None:
         done = self._session.agent.execute(command)
@@ -87,7 +97,7 @@ class OrchMagics(Magics):
         if done.effect is None:
             return
         if done.effect.kind == "ask":
-            self._names[REPLY] = self._session.run(done.effect.text, _Shown())
+            self._run(done.effect.text)
         elif done.effect.kind == "quit":
             self.close()
         else:
@@ -110,11 +120,13 @@ class OrchMagics(Magics):
 class _Shown:
     """One output of a cell, replaced as a turn goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, view: TurnView) -> None:
+        self._view = view
         self._handle: Any = None
         self._last: str | None = None
 
-    def __call__(self, view: TurnView) -> None:
+    def __call__(self) -> None:
+        view = self._view
         text = view.text()
         if self._handle is None:
             self._handle = display(view, display_id=True)  # type: ignore[no-untyped-call]

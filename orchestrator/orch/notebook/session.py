@@ -27,7 +27,7 @@ from ..arguments import Scripted
 from ..sync import Orchestrator
 from ..sync_handles import Subagent
 from .launcher import NotebookLauncher
-from .view import TurnView
+from .view import View
 
 __all__ = ["Choice", "NotebookSession"]
 
@@ -52,7 +52,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 Ask = Callable[[Question], Consent]
-Show = Callable[[TurnView], object]
+Show = Callable[[], object]
 
 
 class NotebookSession:
@@ -117,14 +117,15 @@ class NotebookSession:
         )
         return self._agent
 
-    def run(self, prompt: str, show: Show) -> Reply:
-        """Ask the agent and return its reply; `show` is called with the turn as it goes on, in this thread.
+    def run(self, prompt: str, view: View, show: Show) -> Reply:
+        """Ask the agent and return its reply; `view` is told of the turn as it goes on, and `show` is called then, in
+        this thread.
 
         Ctrl-C, or the kernel's interrupt, cancels what the agent does and shows what it had by then; then, as after a
         second one, KeyboardInterrupt is raised. Raises OrchError.
         """
-        agent, view = self.agent, TurnView()
-        show(view)
+        agent = self.agent
+        show()
         inbox = self._inbox = queue.SimpleQueue()
         asked: Future[Reply] = Future()
         threading.Thread(target=_query, args=(agent, prompt, inbox, asked), name="orch-notebook", daemon=True).start()
@@ -166,7 +167,7 @@ class NotebookSession:
         if self._launcher is not None:
             self._launcher.own = id
 
-    def _watch(self, inbox: queue.SimpleQueue[Any], asked: Future[Reply], view: TurnView, show: Show) -> None:
+    def _watch(self, inbox: queue.SimpleQueue[Any], asked: Future[Reply], view: View, show: Show) -> None:
         """Show what happens until there is a reply, and answer what is asked meanwhile."""
         looks = 0
         while True:
@@ -190,17 +191,17 @@ class NotebookSession:
                 view.below(self._children())
                 changed = True
             if changed:
-                show(view)
+                show()
 
-    def _finish(self, asked: Future[Reply], view: TurnView, show: Show) -> Reply:
+    def _finish(self, asked: Future[Reply], view: View, show: Show) -> Reply:
         try:
             reply = asked.result(LEAVE_SECONDS)
         except (OrchError, TimeoutError) as error:
             view.failed(str(error) or "it has not ended yet")
-            show(view)
+            show()
             raise
         view.reply(reply)
-        show(view)
+        show()
         return reply
 
     def _children(self) -> list[AgentRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from orch_protocol.services import AgentRow
 
 from ..cli import render
 
-__all__ = ["TurnView", "harmless"]
+__all__ = ["TurnView", "View", "harmless", "used"]
 
 NATURAL: Final = "end_turn"
 SHORT: Final = 100
@@ -24,6 +24,22 @@ CODE: Final = re.compile(
     r"((?:^```.*?(?:^```[ \t]*$|\Z))|(?:^~~~.*?(?:^~~~[ \t]*$|\Z))|`[^`\n]+`)", re.DOTALL | re.MULTILINE
 )
 MARKS: Final = {"running": "…", "done": "✓", "failed": "✗"}
+
+
+class View(Protocol):
+    """Is told of a turn."""
+
+    def event(self, event: TurnEvent) -> None:
+        """Something happened."""
+
+    def below(self, rows: Sequence[AgentRow]) -> None:
+        """These are there for it too."""
+
+    def reply(self, reply: Reply) -> None:
+        """The turn is over."""
+
+    def failed(self, why: str) -> None:
+        """It is, and there is no reply."""
 
 
 class _Said(Struct):
@@ -84,10 +100,7 @@ class TurnView:
             self._items.append(_Note(f"the turn ended early: {reply.stop_reason}"))
         if reply.warning:
             self._items.append(_Note(reply.warning))
-        usage = reply.usage
-        tokens = usage.input_tokens + usage.output_tokens
-        cost = f", ${usage.cost_usd:.4f}" if usage.cost_usd else ""
-        self._items.append(_Note(f"{reply.tool_calls} tool calls, {tokens:,} tokens{cost}"))
+        self._items.append(_Note(used(reply)))
 
     def failed(self, why: str) -> None:
         """Take in that there is no reply."""
@@ -156,6 +169,14 @@ class TurnView:
         yield from (f"… {render.line(child, SHORT)}" for child in self._children)
         if not self._over:
             yield "…"
+
+
+def used(reply: Reply) -> str:
+    """Return in a line what a turn took."""
+    usage = reply.usage
+    tokens = usage.input_tokens + usage.output_tokens
+    cost = f", ${usage.cost_usd:.4f}" if usage.cost_usd else ""
+    return f"{render.counted(reply.tool_calls, 'tool call')}, {tokens:,} tokens{cost}"
 
 
 def harmless(text: str) -> str:

@@ -13,7 +13,9 @@ import pytest
 from orch.notebook import session as sessions
 from orch.notebook.session import NotebookSession
 from orch_protocol.approval import Consent, Question
+from orch_protocol.commands import TurnEvent
 from orch_protocol.errors import AgentGoneError
+from orch_protocol.messages import Reply, Usage
 from orch_protocol.slash import Executed
 from orchestrator.console.test_chat import question
 
@@ -21,6 +23,8 @@ pytest.importorskip("IPython")
 
 from orch.notebook.line import Line
 from orch.notebook.magic import OrchMagics
+from orch.notebook.told import Told
+from orch.notebook.view import TurnView
 
 
 class Desk:
@@ -32,7 +36,7 @@ class Desk:
         self.agent = self
         self.said: list[tuple[str, str]] = []
 
-    def run(self, prompt: str, _: Any) -> str:
+    def run(self, prompt: str, *_: Any) -> str:
         """Take note of what was asked."""
         self.said.append(("asked", prompt))
         return "reply"
@@ -57,9 +61,30 @@ def test_a_line_is_read_as_everywhere(typed: str, done: tuple[str, str]) -> None
     """The path of a file is a prompt, and two slashes begin one with one."""
     magics = OrchMagics.__new__(OrchMagics)
     magics._session = desk = Desk()  # type: ignore[assignment]
-    magics._names, magics._approve = {}, "ask"
+    magics._names, magics._approve, magics._draws = {}, "ask", True
     magics._obey(Line(typed), "")
     assert desk.said == [done]
+
+
+def test_where_nothing_can_be_replaced_each_line_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in IPython at a terminal: text as it comes, a line a call and a result, and at the end what it took."""
+    told = Told()
+    events = [
+        ("text", "Let me"),
+        ("text", " see."),
+        ("message", "Let me see."),
+        ("tool_call", "{}"),
+        ("tool_result", "3"),
+    ]
+    for n, (kind, text) in enumerate(events, start=1):
+        told.event(TurnEvent(n, kind, text, "bash", step=1))  # type: ignore[arg-type]
+        told.below([])
+    told.reply(Reply("abc", "q", "Three.", usage=Usage(1000, 5), tool_calls=1, steps=2, warning="mended"))
+    out, err = capsys.readouterr()
+    assert out == "Let me see.\nThree.\n"
+    assert err.splitlines() == ["-> bash {}", "<- bash 3", "[mended]", "[1 tool call, 1,005 tokens]"]
+    told.failed("it has died")
+    assert capsys.readouterr().err == "[it has died]\n"
 
 
 def test_a_question_that_nobody_waits_for_any_more_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,4 +118,4 @@ def test_who_interrupts_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     session._agent = Agent()  # type: ignore[assignment]
     monkeypatch.setattr(session, "_watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        session.run("go", lambda _: None)
+        session.run("go", TurnView(), lambda: None)

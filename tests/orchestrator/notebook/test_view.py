@@ -47,7 +47,7 @@ def test_the_end_says_what_was_used() -> None:
     """A reply that was streamed is not said twice; one that was not is said; cost is there when there is one."""
     shown = view(("message", "Done."))
     shown.reply(REPLY)
-    assert shown.text() == "Done.\n[1 tool calls, 1,234 tokens, $0.0125]"
+    assert shown.text() == "Done.\n[1 tool call, 1,234 tokens, $0.0125]"
     silent = TurnView()
     silent.reply(REPLY)
     assert silent.text().startswith("Done.\n")
