@@ -117,6 +117,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     `skill_rules` say, None: as configured; `own_skills` are the program's. What an agent spawns has some of its own.
     Its model is to think as much as `thinking` says, None: as its parent's does, else as `usual_thinking` says, None:
     as configured; where nobody asked for it, only a model that can be told.
+    `umask` is what files that it makes are kept from, None: as its parent's are, or its root's.
     At `depth` 0 it is one that a person talks to, nobody's subagent. An agent cannot say so: what it spawns is deeper.
     """
 
@@ -130,6 +131,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     cwd: str | None = None
     env: dict[str, str] | None = None
+    umask: int | None = None
     history: tuple[Message, ...] = ()
     limits: Limits | None = None
     budget: Budget = Budget()

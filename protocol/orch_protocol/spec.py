@@ -178,6 +178,7 @@ class AgentSpec(Struct, frozen=True):
     skills: SkillsSpec = SkillsSpec()
     chosen: str = ""
     born: BackendSpec | None = None
+    umask: int | None = None
 
     @property
     def grant(self) -> tuple[str, ...]:

@@ -252,14 +252,21 @@ def test_agents_survive_the_daemon(shell: Shell) -> None:
 
 
 def test_the_files_are_private_whatever_the_umask(shell: Shell) -> None:
-    """Folders 0700, files 0600, the socket too."""
+    """Folders 0700, files 0600, the socket too; but what agents make for their user is as the umask says."""
+    write = {"tool": "write_file", "input": {"path": "made/by_tool", "content": "x"}}
+    shell.script(write, {"tool": "bash", "input": {"command": "touch made/by_command"}}, "done")
     before = os.umask(0)
     try:
-        shell.run("spawn", "t")
+        shell.run("spawn", "t", "--script", "script.json", "--tools", "write_file,bash", "--name", "a", "--query")
+        os.umask(0o027)
+        shell.run("spawn", "t", "--script", "script.json", "--tools", "write_file,bash", "--cwd", "..", "--query")
     finally:
         os.umask(before)
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in shell.home.rglob("*")}
     assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
+    for folder, mask in ((shell.folder, 0), (shell.folder.parent, 0o027)):
+        for name, mode in (("made", 0o777), ("made/by_tool", 0o666), ("made/by_command", 0o666)):
+            assert oct((folder / name).stat().st_mode & 0o777) == oct(mode & ~mask)
 
 
 def test_keys_reach_no_environment_and_no_file(shell: Shell) -> None:

@@ -93,8 +93,8 @@ class Line(Protocol):
 class Host:
     """Serves one agent over the line that `connect` opens with a callback for arriving frames.
 
-    `enter` is called with the agent's folder before anything else of it; a process of its own goes there. `make` makes
-    the agent.
+    `enter` is called with the agent's spec before anything else of it; a process of its own goes to its folder. `make`
+    makes the agent.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Host:
         birth: Birth,
         incarnation: int,
         spool: Path,
-        enter: Callable[[str], None] | None = None,
+        enter: Callable[[AgentSpec], None] | None = None,
         make: Make = Runtime,
     ) -> None:
         self._make = make
@@ -240,7 +240,7 @@ class Host:
     def _on_init(self, id: str, body: Init) -> None:
         try:
             if self._enter is not None:
-                self._enter(body.spec.cwd)
+                self._enter(body.spec)
             self._runtime = self._make(body.spec, self._birth.keys, self)
             for lane in body.crowded:
                 self._runtime.gate.limit(lane)

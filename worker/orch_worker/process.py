@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from orch_protocol.spec import Birth
+from orch_protocol.spec import AgentSpec, Birth
 
 from .drain import Dealer
 from .host import Host
@@ -32,9 +32,14 @@ def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: s
         return runner.run(serve())
 
 
-def _enter(folder: str) -> None:
-    """Go to `folder`, which is where code that the agent runs in this process expects to be."""
+def _enter(spec: AgentSpec) -> None:
+    """Go where code that the agent runs in this process expects to be, and make files as whoever spawned it does.
+
+    What is the agent's alone lies in folders that nobody else may enter.
+    """
+    if spec.umask is not None:
+        os.umask(spec.umask)
     try:
-        os.chdir(folder)
+        os.chdir(spec.cwd)
     except OSError as error:
-        print(f"cannot go to {folder}: {error.strerror}", flush=True)  # the agent's tools will say so too
+        print(f"cannot go to {spec.cwd}: {error.strerror}", flush=True)  # the agent's tools will say so too

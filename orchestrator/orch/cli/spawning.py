@@ -77,6 +77,7 @@ def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
         "thinking": arguments.thinking,
         "persist": not arguments.no_persist,
         "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
+        "umask": _umask(),
     }
     if arguments.script is not None:
         params["script"] = _script(arguments.script)
@@ -84,6 +85,12 @@ def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
 
     settings, says = spawn_settings(cwd, arguments)
     return params | settings, says
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def spawn(connection: Connection, params: dict[str, Any], says: str | None) -> dict[str, Any]:

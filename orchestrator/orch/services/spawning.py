@@ -166,6 +166,7 @@ def describe(
         tools=tools,
         root_tools=request.root_tools,
         env=request.env if request.env is not None else parent.env if parent else {},
+        umask=request.umask if request.umask is not None else parent.umask if parent else None,
         limits=_limits(request, config),
         history=request.history,
         durability=config.durability,
