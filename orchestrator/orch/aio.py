@@ -18,7 +18,7 @@ from orch_protocol.approval import ListPermissions, Permission, Revoke
 from orch_protocol.budget import Budget, BudgetShown, ChangeBudget
 from orch_protocol.config import Config, parse_model
 from orch_protocol.errors import ConfigError, StoreError, UnsupportedPlatformError
-from orch_protocol.exchange import Imported, ImportSession
+from orch_protocol.exchange import ImportSession
 from orch_protocol.happened import EventsSince, RunEvent
 from orch_protocol.ids import new_id
 from orch_protocol.messages import Message
@@ -70,7 +70,7 @@ from .prunable import Prunable
 from .removal import finish
 from .root_hooks import Hookable, RootHooks
 from .router import Deliver, Router, Switchboard
-from .services import call, serve_worker
+from .services import call, fitting, serve_worker
 from .services.hooking import attend
 from .services.recalling import found
 from .skilled import Skilled
@@ -286,7 +286,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             raise ConfigError(f"a task is text and env a mapping of variables, not {wrong}")
         names, functions = split_tools(tools)
         script, summaries = script_of(backend)
-        folder = os.fspath(cwd) if cwd is not None else str(paths.here())
+        folder = paths.path_of("cwd", cwd) or str(paths.here())
         here = ToolContext(Path(folder), env=env or {})
         request = Spawn(
             task,
@@ -314,7 +314,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             skills=names_of("skills", skills),
             own_skills=self._own_skills(),
         )
-        spawned = await self._call("spawn", as_data(request))
+        spawned = await call(self.supervisor, None, "spawn", as_data(request))
         if namespace is not None:
             await lend(self.supervisor, spawned, namespace, self._opened.callback)
         own = {function.name for function in functions}
@@ -354,13 +354,12 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             "script": script,
             "summaries": summaries,
             "name": name,
-            "cwd": None if cwd is None else os.fspath(cwd),
+            "cwd": paths.path_of("cwd", cwd),
             "limits": limits,
             "budget": budget_of(max_cost, budget),
         }
-        asked = ImportSession(os.fspath(path), str(paths.here()), which, repair, agent)
-        imported: Imported = await self._call("import", as_data(asked))
-        return AsyncSubagent(self, imported.id)
+        asked = ImportSession(paths.path_of("path", path) or "", str(paths.here()), which, repair, agent)
+        return AsyncSubagent(self, (await call(self.supervisor, None, "import", as_data(asked))).id)
 
     async def export_session(
         self, ref: str | int, *, format: str = "pi", output: str | os.PathLike[str] | None = None
@@ -476,7 +475,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         return shown
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
-        return await call(self.supervisor, None, method, params)
+        return await call(self.supervisor, None, method, fitting(method, params))
 
     def _template(self) -> Template:
         """Return what agents without a model of their own are started from, as far as that can be said already."""

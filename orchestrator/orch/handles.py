@@ -57,6 +57,7 @@ from orch_protocol.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, W
 
 from . import typed
 from .allowances import change_of
+from .arguments import names_of
 from .services import call, check_seconds
 from .services.asking import answer, ask
 
@@ -201,6 +202,8 @@ class AsyncSubagent:
     async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
         """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
         check_seconds(timeout)
+        if not isinstance(payload, bytes) or timeout is None:
+            raise ConfigError(f"a ping takes bytes and a number of seconds, not {payload!r} and {timeout!r}")
         await self._orchestrator.supervisor.ping(self._node, payload, timeout)
 
     async def steer(self, text: str) -> str:
@@ -244,8 +247,7 @@ class AsyncSubagent:
         For good, and from when this returns: what runs then goes on. Raises ToolNotGrantedError for a tool that it may
         not use: nothing is ever given.
         """
-        names = tools if isinstance(tools, str) else tuple(tools)
-        await self._call("narrow", NarrowAgent(self.id, names))  # type: ignore[arg-type]
+        await self._call("narrow", NarrowAgent(self.id, names_of("tools", tools)))  # type: ignore[arg-type]
 
     async def set_planning(self, on: bool = True) -> None:
         """Let the agent go on in plan mode: nothing is written or run before a plan of it is approved; or without.

@@ -23,6 +23,7 @@ __all__ = [
     "home_text",
     "own_folder",
     "own_runs",
+    "path_of",
     "private_dir",
     "run_dir",
     "runs_dir",
@@ -80,6 +81,15 @@ def here() -> Path:
         from orch_protocol.errors import ConfigError
 
         raise ConfigError("the folder that this program is in is gone: change to one that is there") from None
+
+
+def path_of(name: str, place: str | os.PathLike[str] | None) -> str | None:
+    """Return `place` as text, None for None. Raises ConfigError, which calls it `name`, for what is no path."""
+    if place is not None and not isinstance(place, (str, os.PathLike)):
+        from orch_protocol.errors import ConfigError
+
+        raise ConfigError(f"{name} is a path, as text or a Path, not {place!r}")
+    return None if place is None else os.fspath(place)
 
 
 def _told(path: str) -> str:

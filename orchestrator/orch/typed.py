@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orch_protocol.errors import BadReplyError
+from orch_protocol.errors import BadReplyError, ConfigError
 
 __all__ = ["ask_for", "ask_to_mend", "read"]
 
@@ -17,8 +17,12 @@ FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 
 
 def ask_for(prompt: str, returns: type[Any]) -> str:
-    """Return `prompt` with the request to answer with JSON that is a `returns`."""
-    schema = msgspec.json.encode(msgspec.json.schema(returns)).decode()
+    """Return `prompt` with the request to answer with JSON that is a `returns`. Raises ConfigError for what has no
+    schema."""
+    try:
+        schema = msgspec.json.encode(msgspec.json.schema(returns)).decode()
+    except TypeError as error:
+        raise ConfigError(f"returns is a type that JSON can be, such as a msgspec.Struct: {error}") from error
     return f"{prompt}\n\nAnswer with one JSON value that fits this schema, and with nothing else:\n{schema}"
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from .budget import Budget
+from .errors import ConfigError
 from .hook_options import HookOptions
 from .memory import MemoryConfig
 from .models import Thinking
@@ -205,8 +206,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_model(model: str | None) -> BackendSpec:
-    """Return the backend that `provider:model` names; None is the extractive one."""
+    """Return the backend that `provider:model` names; None is the extractive one. Raises ConfigError for no text."""
     if model is None:
         return BackendSpec("extractive")
+    if not isinstance(model, str):
+        raise ConfigError(f"a model is named as text, `provider:model`, not with {model!r}")
     provider, _, name = model.partition(":")
     return BackendSpec(provider, name)

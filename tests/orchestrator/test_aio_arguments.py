@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch import AsyncOrchestrator, ConfigError, ScriptedBackend
+from orch import AsyncOrchestrator, AsyncSubagent, ConfigError, ScriptedBackend
 from orch.testing import fake_world
 
 
@@ -50,6 +51,12 @@ def test_a_program_whose_folder_is_gone_is_told(tmp_path: Path, monkeypatch: pyt
         ({"backend": "x"}, r"backend is an object such as ScriptedBackend.*'x'"),
         ({"env": 3}, "env=3"),
         ({"task": b"x"}, r"a task is text.*b'x'"),
+        ({"cwd": 5}, "cwd is a path, as text or a Path, not 5"),
+        (
+            {"limits": {"max_turns": 3}},
+            r"said with orch.Budget\(...\) and orch.Limits\(...\), not with {'max_turns': 3}",
+        ),
+        ({"budget": 5}, r"orch.Budget\(...\) .* not with 5"),
         ({"cwd": "/nope"}, "the working folder /nope does not exist"),
         ({"cwd": "/n\udcff"}, "has a name that is not UTF-8: rename it"),
     ],
@@ -62,3 +69,50 @@ async def test_bad_spawns_are_refused(tmp_path: Path, given: dict[str, Any], mat
         with pytest.raises(ConfigError, match=match):
             await o.spawn(options.pop("task"), **options)
         assert await o.agents(all=True) == []
+
+
+async def test_a_model_is_named_as_text(tmp_path: Path) -> None:
+    """Nothing starts with one that is not."""
+    with pytest.raises(ConfigError, match="named as text, `provider:model`, not with 5"):
+        await AsyncOrchestrator(5, home=tmp_path, env={}, **fake_world()).start()  # type: ignore[arg-type]
+
+
+Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
+
+
+@pytest.mark.parametrize(
+    ("deed", "match"),
+    [
+        (lambda agent, _: agent.steer(None), r"steer takes no such thing: Expected `str`, got `None` - at `\$.text`"),
+        (lambda agent, _: agent.follow_up(b"x"), "text"),
+        (lambda agent, _: agent.compact(5), r"compact takes .*`\$.instructions`"),
+        (lambda agent, _: agent.value(None), r"value takes .*`\$.name`"),
+        (lambda agent, _: agent.fork(name=5), r"fork takes .*`\$.name`"),
+        (lambda agent, _: agent.checkout(5), r"`\$.change.to`"),
+        (lambda agent, _: agent.show(messages="all"), r"show takes .*`\$.messages`"),
+        (lambda agent, _: agent.execute(None), r"execute takes .*`\$.text`"),
+        (lambda agent, _: agent.compact(object()), "Encoding objects of type object is unsupported"),  # type: ignore
+        (lambda agent, _: agent.show(messages=10**30), "an integer beyond 64 bits"),
+        (lambda agent, _: agent.narrow(None), r"narrow takes .*`\$.tools`"),
+        (lambda agent, _: agent.ping("x"), "a ping takes bytes"),
+        (lambda agent, _: agent.ping(timeout=None), "a ping takes bytes and a number of seconds"),
+        (lambda agent, _: agent.query("x", returns=5), "returns is a type that JSON can be"),
+        (lambda agent, _: agent.resume(budget=5), r"a budget is said with orch.Budget\(...\), not with 5"),
+        (lambda _, o: o.events(ref=5), r"events takes .*`\$.ref`"),
+        (lambda _, o: o.import_session(5), "path is a path, as text or a Path, not 5"),
+    ],
+)
+async def test_what_fits_no_parameter_is_refused_at_once(tmp_path: Path, deed: Deed, match: str) -> None:
+    """The agent's process would leave it unread, and whoever asked would wait for its answer."""
+    async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
+        agent = await o.spawn("t", backend=ScriptedBackend(["x"]))
+        with pytest.raises(ConfigError, match=match):
+            await deed(agent, o)
+
+
+async def test_half_characters_of_what_an_agent_is_told_are_replaced(tmp_path: Path) -> None:
+    """As those of a prompt are: no encoding carries them."""
+    async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
+        agent = await o.spawn("t", backend=ScriptedBackend(["x"]))
+        await agent.steer("a\ud800b")
+        assert [each.text for each in await agent.queue()] == ["a\ufffdb"]

@@ -61,10 +61,10 @@ async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "given", "words"),
     [
-        ("search_archive", (None,), "a query is text, not None"),
-        ("search_archive", ([],), r"a query is text, not \[\]"),
-        ("read_archive", (None,), "goes by its id, a text, not None"),
-        ("read_archive", ([],), "goes by its id"),
+        ("search_archive", (None,), r"`\$.query`"),
+        ("search_archive", ([],), r"`\$.query`"),
+        ("read_archive", (None,), r"`\$.id`"),
+        ("read_archive", ("",), "goes by its id"),
     ],
 )
 async def test_what_is_no_query_and_no_id_is_told(tmp_path: Path, method: str, given: Any, words: str) -> None:
@@ -72,9 +72,9 @@ async def test_what_is_no_query_and_no_id_is_told(tmp_path: Path, method: str, g
     async with opened(tmp_path) as o:
         with pytest.raises(ConfigError, match=words):
             await getattr(o, method)(*given)
-        with pytest.raises(ConfigError, match="limit is how many"):
+        with pytest.raises(ConfigError, match=r"`\$.limit`"):
             await o.search_archive("x", limit="many")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="they are numbers"):
+        with pytest.raises(ConfigError, match=r"`\$.first`"):
             await o.read_archive("abcd", first="x")  # type: ignore[arg-type]
 
 

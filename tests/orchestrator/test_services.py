@@ -226,7 +226,7 @@ async def test_waiting_for_what_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="at least one"):
             await world.wait()
         for mode in (0, 2, -1, "some", None, 1.5):
-            with pytest.raises(ConfigError, match="cannot wait for"):
+            with pytest.raises(ConfigError, match=r"cannot wait for|`\$.mode`"):
                 await world.wait(agent, mode=mode)  # type: ignore[arg-type]
         assert (await world.wait(agent, mode="any")).done == (agent.id,)
 

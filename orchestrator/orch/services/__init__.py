@@ -6,7 +6,7 @@ A service is `async (root, caller, params) -> result`; `caller` is the id of the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from ..supervisor import Supervisor
     from ..watchers import Watcher
 
-__all__ = ["GRANTS", "HANDLERS", "call", "check_grant", "check_seconds", "serve_worker"]
+__all__ = ["GRANTS", "HANDLERS", "call", "check_grant", "check_seconds", "fitting", "serve_worker"]
+
+Params = TypeVar("Params", bound=Struct)
 
 HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
     "spawn": spawning.spawn,
@@ -182,6 +184,20 @@ async def call(
     if watcher is not None and method in WATCHED:
         return await handler(root, caller, params, watcher)
     return await handler(root, caller, params)
+
+
+def fitting(method: str, params: Params) -> Params:
+    """Return what a program asks `method` with as another process would get it. Raises ConfigError for what nothing is
+    asked with.
+
+    Nobody checks what a program says; a worker's process would leave unread what does not fit, and whoever waits for
+    its answer would wait for ever.
+    """
+    check_seconds(getattr(params, "timeout", None))
+    try:
+        return msgspec.msgpack.decode(encode_body(params), type=type(params))
+    except (*DECODE_ERRORS, ProtocolError, TypeError) as error:
+        raise ConfigError(f"{method.replace('_', ' ')} takes no such thing: {error}") from error
 
 
 def check_seconds(timeout: Any) -> None:

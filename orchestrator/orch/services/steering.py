@@ -58,8 +58,6 @@ async def narrow(root: Supervisor, caller: str | None, params: NarrowAgent) -> A
 
 
 def _kept(spec: AgentSpec, names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise ConfigError(f"tools is a list of names, not the text {names!r}")
     categories = [name for name in names if name in CATEGORIES and name not in spec.grant]
     named = [name for name in names if name not in categories]
     if wider := [name for name in named if name not in spec.active]:
