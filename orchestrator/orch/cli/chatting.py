@@ -98,6 +98,7 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
             await chat.meet(ref, fresh=arguments.ref is None)
             await _talked(chat, screen.run())
+        chat.absent.close()
     finally:
         link.close()
     return 1 if plain and chat.failed else 0

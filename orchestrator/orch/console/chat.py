@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..cli.failure import Failure
 from . import bar, replies
+from .absent import Absent
 from .commanding import Commands, said_as
 from .link import Link
 from .order import Order
@@ -61,6 +62,7 @@ class Chat:
         """What is to be put on the clipboard."""
         self.commands = Commands(self)
         self.questions = Questions(self, mode)
+        self.absent = Absent(self)
         self._echo = echo
         self._clock = clock
         self._own: set[str] = set()
@@ -88,9 +90,12 @@ class Chat:
         await self.commands.load(agent["id"])
         if self._fresh and agent["id"] != self.id:
             self.later(self._discard(self.id))
+        if self._since is not None and agent["id"] != self.id:
+            self.absent.left(self.agent)
+        self.absent.met(agent["id"])
         self.agent = agent
         self._fresh = fresh
-        self.questions.clear()
+        self.questions.clear(self.absent)
         self._story = Story(self.sheet, self._own, self.agent["depth"])
         self._since = None
         self.idle.set()

@@ -36,6 +36,10 @@ class Link:
         self._threads = ThreadPoolExecutor(AT_ONCE, "orch-chat")
         self._watch: threading.Event | None = None
 
+    def sibling(self) -> Link:
+        """Return another link to the same daemon."""
+        return Link(self._connect)
+
     async def call(self, method: str, *, dropped: threading.Event | None = None, **params: Any) -> Any:
         """Return what comes of a request, however long that takes. Raises Failure, also soon after `dropped` is set."""
         loop = asyncio.get_running_loop()

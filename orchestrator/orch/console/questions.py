@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, Final
 
 from . import replies
@@ -61,12 +62,12 @@ class Questions:
         self._keep([each for each in self._open if each["id"] != id])
 
     def drop(self, agent_id: str) -> None:
-        """The turn of that agent is over, and with it what it asked."""
-        self._keep([each for each in self._open if each["agent_id"] != agent_id])
+        """The turn of that agent is over, and with it what it asked, or what was asked on its behalf."""
+        self._keep([each for each in self._open if agent_id not in (each["agent_id"], each.get("absent"))])
 
-    def clear(self) -> None:
-        """Ask nothing any more."""
-        self._open = []
+    def clear(self, absent: Container[str] = ()) -> None:
+        """Ask nothing any more but what those want who were left at work."""
+        self._keep([each for each in self._open if each.get("absent") in absent])
 
     async def answer(self, typed: str) -> None:
         """Answer what is asked, if `typed` is an answer. Raises Failure."""

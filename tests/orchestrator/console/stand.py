@@ -46,6 +46,9 @@ class Wire(Link):
         """What was said before somebody watches."""
         self.watched: list[dict[str, Any]] = []
         self.there = False
+        self.tell: OnEvent = lambda _: None
+        """Tells whoever watches."""
+        self.siblings: list[Wire] = []
         self.slow: dict[str, asyncio.Event] = {}
         self.dropped: list[Any] = []
 
@@ -67,6 +70,15 @@ class Wire(Link):
             raise answer
         return answer
 
+    def sibling(self) -> Wire:
+        """Return another one, which is remembered."""
+        self.siblings.append(Wire())
+        return self.siblings[-1]
+
+    def close(self) -> None:
+        """Hang up."""
+        self.there = False
+
     @property
     def watching(self) -> bool:
         """Whether somebody is watched."""
@@ -77,6 +89,7 @@ class Wire(Link):
         if most := msgspec.convert(params, WatchAgent).messages:
             on_event(msgspec.to_builtins(Spoken(tuple(self.said[-most:]), max(0, len(self.said) - most))))
         self.watched.append(params)
+        self.tell = on_event
         self.there = True
 
     def of(self, method: str) -> list[dict[str, Any]]:

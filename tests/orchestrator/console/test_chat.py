@@ -11,8 +11,10 @@ import pytest
 from orch.cli.failure import Failure
 from orch_protocol.commands import TurnEvent, TurnSoFar
 from orch_protocol.messages import assistant, user
+from orch_protocol.watching import TurnEnded
 from orch_worker.project import CLOSING, OPENING
 from orchestrator.console.stand import AGENT, Talk, event, question
+from orchestrator.desk import REPLY
 
 CHILD = AGENT | {"id": "kid", "name": "kim", "parent_id": "abc", "seq": 2}
 
@@ -391,6 +393,35 @@ async def test_a_paste_that_is_gone_is_not_said() -> None:
     await talk.chat.take(typed)
     assert talk.wire.of("submit") == []
     assert talk.chat.draft == typed
+
+
+async def test_who_is_left_at_work_is_asked_for_and_its_end_is_told() -> None:
+    """A call of its that needs approval is not denied because nobody looks on, nor lost by the next switch."""
+    talk = await Talk().begin()
+    await talk.chat.take("go")
+    talk.began()
+    talk.wire.answers["state"] = CHILD
+    talk.wire.executes("switch", kind="switch", agent="kid")
+    await talk.chat.take("/switch kid")
+    [beside] = talk.wire.siblings
+    assert beside.watched == [{"ref": "abc", "approve": True}]
+    talk.shown()
+    beside.tell(question())
+    assert "agent: n (abc, depth 1)" in talk.shown()
+    await talk.chat.take("y")
+    assert talk.wire.of("answer")[0]["allow"] is True
+    beside.tell(question("q2", agent_id="its child"))
+    talk.wire.answers["state"] = AGENT | {"id": "third"}
+    await talk.chat.meet("third")
+    assert "allow it?" in talk.chat.asks
+    beside.tell(msgspec.to_builtins(TurnEnded("q")) | {"reply": REPLY})
+    assert not talk.chat.asks
+    assert talk.shown()[-1] == "n has answered; /switch 1 goes there"
+    assert not beside.there
+    talk.wire.answers["state"] = AGENT
+    talk.wire.executes("switch", kind="switch", agent="abc")
+    await talk.chat.take("/switch 1")
+    assert len(talk.wire.siblings) == 1
 
 
 async def test_a_switch_that_fails_leaves_the_talk_with_whom_it_was() -> None:
