@@ -317,7 +317,8 @@ def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setti
     try:
         return Setting(msgspec.convert(value, expected, strict=strict), source)
     except msgspec.ValidationError as error:
-        choices = get_args(expected) if get_origin(expected) is Literal else ()
+        kinds = (expected, *(get_args(expected) if get_origin(expected) is not dict else ()))
+        choices = [each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)]
         hint = f"; it is one of {', '.join(map(repr, choices))}" if choices else ""
         raise ConfigError(f"{source}: {key} = {_shown(value)} does not fit: {_lower(str(error))}{hint}") from error
 
