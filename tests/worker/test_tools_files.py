@@ -264,6 +264,26 @@ class TestGrepFiles:
         found = await run(grep_files, project, pattern="answer", glob="[bhp]*")
         assert found == "No match for 'answer' in 0 text files.\n[1 files over 5 MB not searched]"
 
+    async def test_lines_are_those_that_read_file_shows(self, project: Path) -> None:
+        """Neither the mark that a file begins with nor how lines end is part of one, and none stands behind the last;
+        what is no text, is empty or leads elsewhere has none."""
+        (project / "bom.txt").write_bytes(b"\xef\xbb\xbfhello\r\n\r\nworld\r\n")
+        (project / "none.txt").touch()
+        (project / "blob.txt").write_bytes(b"\0")
+        (project / "away.txt").symlink_to("/etc/passwd")
+        found = await run(grep_files, project, pattern="^hello$|^$|^world$", glob="*.txt")
+        assert found == "bom.txt:1: hello\nbom.txt:2: \nbom.txt:3: world"
+
+    async def test_one_of_several_names(self, project: Path) -> None:
+        """Braces hold them, within others too; a name that has braces itself is found as it stands."""
+        (project / "{a,b}.c").write_text("answer\n")
+        found = await run(grep_files, project, pattern="answer", glob="src/*.{p{y,z},md}")
+        assert found == "src/app.py:1: def answer() -> int:"
+        assert await run(list_files, project, glob="{a,b}.[ch]") == "{a,b}.c"
+        assert await run(list_files, project, glob="*.{md,yml}") == "README.md\n.github/ci.yml"
+        with pytest.raises(ToolError, match="more than 100 alternatives"):
+            await run(list_files, project, glob="{a,b}" * 8)
+
     async def test_out_of_time(self, project: Path) -> None:
         """A search too long for its time gives what it found, and says so."""
         found = await run(grep_files, project, pattern="answer", seconds=-1.0)

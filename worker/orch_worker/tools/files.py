@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from .base import ToolContext, ToolError, tool
 from .descent import FOLDER, open_below
-from .globs import glob_regex
+from .globs import alternatives, glob_regex
 from .ignore import walk
 from .patterns import compile_pattern
 from .regular import NotRegularError, open_regular
@@ -58,7 +58,7 @@ def list_files(context: ToolContext, path: str = ".", glob: str | None = None, m
 
     Args:
         path: The folder, relative to the working folder.
-        glob: Only files whose path matches, such as "*.py" or "src/**/*.md".
+        glob: Only files whose path matches, such as "*.py", "*.{c,h}" or "src/**/*.md".
         max_results: How many to list at most.
     """
     found: list[str] = []
@@ -89,7 +89,7 @@ def grep_files(
     Args:
         pattern: A Python regular expression.
         path: The folder or file to search, relative to the working folder.
-        glob: Only files whose path matches, such as "*.py" or "src/**/*.md".
+        glob: Only files whose path matches, such as "*.py", "*.{c,h}" or "src/**/*.md".
         ignore_case: Whether capital letters match small ones.
         max_results: How many lines to return at most.
         max_per_file: How many lines of one file to return at most.
@@ -226,10 +226,11 @@ def _files(context: ToolContext, path: str, glob: str | None, stop_at: float) ->
     if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
-    wanted = glob_regex(glob) if glob else None
+    wanted = [glob_regex(each) for each in alternatives(glob)] if glob else None
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
     for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
-        if wanted is None or wanted.fullmatch(shown.removeprefix(below)) or wanted.fullmatch(shown):
+        named = (shown.removeprefix(below), shown)
+        if wanted is None or any(regex.fullmatch(name) for regex in wanted for name in named):
             yield shown, root / shown
 
 
@@ -242,16 +243,17 @@ def _searchable(target: Path, root: Path) -> str | None:
             data = file.read(MAX_GREP_BYTES)
     except OSError:
         return ""
-    return "" if b"\0" in data[:SNIFF_BYTES] else data.decode(errors="replace")
+    return "" if b"\0" in data[:SNIFF_BYTES] else data.decode(errors="replace").removeprefix("\ufeff")
 
 
 def _matches(regex: re.Pattern[str], text: str, stop_at: float) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines that match within their first MAX_LINE_BYTES characters."""
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         if number % 1_000 == 0 and time.monotonic() > stop_at:
             return
+        line = line.rstrip("\r")
         if match := regex.search(line, 0, MAX_LINE_BYTES):
-            yield number, _around(line.rstrip("\r"), match.start())
+            yield number, _around(line, match.start())
 
 
 def _around(line: str, start: int) -> str:

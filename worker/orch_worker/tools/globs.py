@@ -6,7 +6,9 @@ import re
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["glob_regex"]
+from .base import ToolError
+
+__all__ = ["alternatives", "glob_regex"]
 
 NAME: Final = "[^/]*"
 ANY: Final = ".*"
@@ -14,12 +16,30 @@ FOLDERS: Final = "(?:.*/)?"
 EARLY: Final = {"": "", NAME: "[^/]*?", ANY: ".*?", FOLDERS: "(?:.*?/)??"}
 """Each of them, so that it takes as little as it can."""
 
+MOST_ALTERNATIVES: Final = 100
+
+_BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MORE_STARS: Final = re.compile(r"(?<!\\)\*{3,}")
 _CLASS: Final = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 _SPECIAL: Final = re.compile(r"([\\\[&~|])")
 
 Piece = tuple[str, str]
 """What may stand before, one of the above or nothing, and a regex of so many characters."""
+
+
+def alternatives(pattern: str) -> list[str]:
+    """Return what `pattern` stands for where braces hold one of several, `*.{c,h}`, as shells have it and Git has not;
+    itself first, since names may have braces. Raises ToolError when that is too many."""
+    found, whole = [pattern], [pattern]
+    while whole:
+        each = whole.pop()
+        if match := _BRACES.search(each):
+            whole += [f"{each[: match.start()]}{part}{each[match.end() :]}" for part in match[1].split(",")]
+        elif each != pattern:
+            found.append(each)
+        if len(whole) + len(found) > MOST_ALTERNATIVES:
+            raise ToolError(f"{pattern!r} has more than {MOST_ALTERNATIVES} alternatives: look for fewer at once.")
+    return found
 
 
 @lru_cache(maxsize=256)
