@@ -288,3 +288,43 @@ async def test_a_plan_that_a_hook_approves_is_asked_about_all_the_same(tmp_path:
     assert [asked.tool for asked in root.asked] == ["exit_plan_mode"]
     assert agenda.planning is not allowed
     transcript.close()
+
+
+async def test_wildcards_are_judged_by_what_they_stand_for(tmp_path: Path) -> None:
+    """Whatever wildcards the rule has itself, and where a link leads that they find."""
+    (tmp_path / "k.pem").touch()
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / ".ssh")
+    toolbox = box(tmp_path, PolicySpec(rules=PolicyConfig(denied_paths=("*.pem",))))
+    ran, _, why = await told(toolbox, path="k.p*")
+    assert (ran, f"{tmp_path}/k.pem is denied by denied_paths (*.pem)" in why) == (False, True)
+    ran, _, why = await told(toolbox, path="l*k/id")
+    assert ran  # nothing is there
+    (tmp_path / ".ssh" / "id").touch()
+    ran, _, why = await told(toolbox, path="l*k/id")
+    assert (ran, f"{tmp_path}/link/id holds credentials" in why) == (False, True)
+    assert (await told(toolbox, path="x.p*"))[0]
+
+
+async def test_what_is_denied_by_name_is_passed_over_where_folders_are_searched(tmp_path: Path) -> None:
+    """Nobody knows of it before it is looked for. Where a person is asked about personal data, that too is left out."""
+    for name in ("a.txt", "k.pem", "s/k.pem", ".env", "keys/x.key", "keys/x.txt", "my.diary"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("answer\n")
+    rules = PolicyConfig(denied_paths=("*.pem", ".env", "keys/*.key"), personal_paths=("*.diary",))
+
+    async def seen(spec: PolicySpec, name: str, **input: Any) -> str:
+        outcome = await box(tmp_path, spec, tools=load(("grep_files", "list_files"))).dispatch(
+            ToolUse("c1", name, input)
+        )
+        (block,) = outcome.result.content
+        assert isinstance(block, Text)
+        return block.text
+
+    note = "\n[{} files passed over: the policy keeps them away]"
+    program, shell = PolicySpec(rules=rules), PolicySpec(channel="cli", rules=rules)
+    found = await seen(program, "grep_files", pattern="answer")
+    assert found == "a.txt:1: answer\nmy.diary:1: answer\nkeys/x.txt:1: answer" + note.format(4)
+    assert await seen(shell, "list_files") == "a.txt\nkeys/x.txt" + note.format(5)
+    assert await seen(shell, "list_files", path="s") == "No files below 's'." + note.format(1)
+    assert await seen(PolicySpec(), "list_files", path="s") == "s/k.pem"

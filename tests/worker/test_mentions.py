@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_protocol.policy import PolicyConfig, PolicySpec
-from orch_worker.grounds import grounds_of, places_of, where_of
+from orch_worker import grounds
+from orch_worker.grounds import grounds_of, meant, places_of, where_of
 from orch_worker.mentions import MOST_TEXT, MOST_WORDS, Where, mentions
 
 WHERE = Where("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
@@ -120,11 +121,32 @@ class TestOnTheDisk:
         (tmp_path / "alias").symlink_to(tmp_path / "real")
         where = where_of(tmp_path, {"HOME": str(tmp_path)})
         rules = PolicyConfig(denied_paths=("~/alias", "*.pem", "sub/x"))
-        grounds = grounds_of(PolicySpec(rules=rules), where)
-        assert {f"{tmp_path}/alias", f"{tmp_path}/real", "*.pem", f"{tmp_path}/sub/x"} <= set(grounds.denied)
-        assert f"{tmp_path}/real" in grounds.present
-        assert f"{tmp_path}/.ssh" in grounds.credentials
-        assert len(grounds.credentials) >= 12
+        found = grounds_of(PolicySpec(rules=rules), where)
+        assert {f"{tmp_path}/alias", f"{tmp_path}/real", "*.pem", f"{tmp_path}/sub/x"} <= set(found.denied)
+        assert f"{tmp_path}/real" in found.present
+        assert f"{tmp_path}/.ssh" in found.credentials
+        assert len(found.credentials) >= 12
+
+    def test_wildcards_stand_for_what_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In any part of a path, wherever the links lead that are found; unless there are too many names to look at."""
+        for name in ("sub/k.pem", "sub/other", "away/key"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+        (tmp_path / "sub" / "link").symlink_to(tmp_path / "away")
+        where = where_of(tmp_path, {})
+
+        def stood_for(command: str) -> list[str]:
+            found = meant(places_of("bash", {"command": command}, where) or ())
+            assert found is not None
+            return sorted(place.real.removeprefix(f"{tmp_path}/") for place in found)
+
+        assert stood_for("cat s*/k.p?m") == ["sub/k.pem"]
+        assert stood_for("cat sub/l*/k*") == ["away/key"]
+        assert stood_for("grep 'a.*b' sub/z*") == stood_for("cat sub/other") == []
+        monkeypatch.setattr(grounds, "MOST_NAMES", 5)
+        assert stood_for("cat sub/k* sub/k.p* sub/o*") == ["sub/k.pem", "sub/other"]
+        monkeypatch.setattr(grounds, "MOST_NAMES", 4)
+        assert meant(places_of("bash", {"command": "cat sub/*"}, where) or ()) is None
 
     def test_text_is_no_place(self, tmp_path: Path) -> None:
         """What is written to a file, or told to a model, names no path that the call reaches."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterable, Mapping
+from fnmatch import filter as filtered
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +15,11 @@ from orch_protocol.policy import PolicySpec
 from .mentions import Where, mentions
 from .policy import CREDENTIALS, Grounds, Place
 
-__all__ = ["grounds_of", "places_of", "where_of"]
+__all__ = ["grounds_of", "meant", "places_of", "where_of"]
+
+MOST_NAMES: Final = 100_000
+MOST_MEANT: Final = 5_000
+WILD: Final = frozenset("*?[")
 
 HERE: Final = (".", "..")
 """Folders without a slash, by their place and not by their name."""
@@ -86,6 +92,43 @@ def places_of(tool: str, input: Mapping[str, Any], where: Where) -> tuple[Place,
         return None
     start = () if tool in APART else (where.cwd,)
     return tuple(Place(path, _real(path)) for path in dict.fromkeys((*start, *named)))
+
+
+def meant(places: Iterable[Place]) -> tuple[Place, ...] | None:
+    """Return the files and folders that are there and that `places` with wildcards stand for; None when that takes
+    looking at too many names, or is too many of them."""
+    folders: dict[str, list[str]] = {}
+    left = MOST_NAMES
+
+    def within(folder: str) -> list[str]:
+        nonlocal left
+        if folder not in folders and left >= 0:
+            folders[folder] = _listed(folder, left)
+            left -= 1 + len(folders[folder])
+        return folders.get(folder, [])
+
+    found: dict[str, None] = {}
+    for place in places:
+        if WILD.isdisjoint(place.spelled):
+            continue
+        here = ["/"]
+        for part in place.spelled.strip("/").split("/"):
+            if WILD.isdisjoint(part):
+                here = [os.path.join(folder, part) for folder in here]
+            else:
+                here = [os.path.join(folder, name) for folder in here for name in filtered(within(folder), part)]
+        found |= dict.fromkeys(path for path in here if os.path.lexists(path))
+        if left < 0 or len(found) > MOST_MEANT:
+            return None
+    return tuple(Place(path, _real(path)) for path in found)
+
+
+def _listed(folder: str, most: int) -> list[str]:
+    try:
+        with os.scandir(folder) as scan:
+            return [entry.name for entry in islice(scan, most)]
+    except (OSError, ValueError):
+        return []
 
 
 def _rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:

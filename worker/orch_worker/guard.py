@@ -16,11 +16,11 @@ from orch_protocol.observing import CallOutcome
 from orch_protocol.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
 from orch_protocol.taint import Bit, Mark
 
-from .grounds import grounds_of, places_of, where_of
+from .grounds import grounds_of, meant, places_of, where_of
 from .locality import Locality
 from .markers import denied, not_approved, not_yet, rehearsed
 from .opinion import Opinion, named
-from .policy import Call, Place, judge, operation_of, strictest
+from .policy import Call, Place, judge, operation_of, passed_over, strictest, within
 from .taint import CODE, WEB, Nature, judge_taint, marks_of, nature_of, trusts
 from .tools.base import ToolContext, ToolError, ToolOutput
 
@@ -65,6 +65,7 @@ class Guard:
         """What the calls that were judged bring, by id, and whether that is too much."""
         self.said: Mapping[str, tuple[Bit, ...] | None] = {}
         """What tools say that they bring, by name."""
+        context.belongings.get("unread", lambda: self._unread)
 
     def turn_began(self) -> None:
         """Forget what the last turn touched."""
@@ -77,19 +78,20 @@ class Guard:
     def judge(self, call: ToolUse) -> Verdict:
         """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
         places = self._places(call)
+        there = meant(places) if places is not None else None
         grounds = grounds_of(self._spec, self._where)
         if self._record is not None and self._record.exists():
             from .written import added  # only where somebody wrote something that is followed
 
             grounds = added(grounds, self._record)
-        judged = Call(call.name, places or (), self._personal, self._planning)
+        judged = Call(call.name, (*(places or ()), *(there or ())), self._personal, self._planning)
         verdict = judge(judged, grounds)
         said = self.said.get(call.name)
         nature = nature_of(judged, call.input, said, grounds, self._taint, self._context.sandbox)
         taint = judge_taint(judged, nature, self._held, self._taint)
         self._natures[call.id] = nature, taint.approval != "allow"
         verdict = strictest((verdict, taint), verdict.data)
-        if places is None:
+        if there is None:
             verdict = strictest((verdict, TOO_MUCH), verdict.data)
         if self._context.skills is not None and (why := self._context.skills.outside(call.name)):
             verdict = strictest((verdict, Verdict("ask", "any", why)), verdict.data)
@@ -222,6 +224,10 @@ class Guard:
         if said.digest != self.digest(call):
             return "deny", "its arguments, or what they lead to, changed after it was approved"
         return "start", ""
+
+    def _unread(self) -> Callable[[str], bool] | None:
+        rules = passed_over(grounds_of(self._spec, self._where))
+        return (lambda path: any(within(path, rule) for rule in rules)) if rules else None
 
     @property
     def _held(self) -> tuple[Mark, ...]:

@@ -35,7 +35,9 @@ __all__ = [
     "judge",
     "meets",
     "operation_of",
+    "passed_over",
     "strictest",
+    "within",
 ]
 
 CREDENTIALS: Final = (
@@ -164,6 +166,14 @@ def above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[
             for place in call.places:
                 if rule in grounds.present and within(rule, place.real):
                     yield place, rule
+
+
+def passed_over(grounds: Grounds) -> tuple[str, ...]:
+    """Return the rules that no call can be judged by before it has looked, and whose files are not read unasked: names
+    in any folder, and those with wildcards. What recursive tools come upon there they pass over."""
+    asks = TENSOR[grounds.spec.channel, "personal"]["read"] != "allow"
+    rules = (*grounds.denied, *(grounds.personal if asks else ()))
+    return tuple(rule for rule in rules if "/" not in rule or any(each in rule for each in "*?["))
 
 
 def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:

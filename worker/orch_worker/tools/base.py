@@ -96,6 +96,12 @@ class ToolContext(Struct, frozen=True):
         found: frozenset[str] = self.belongings.get("granted", frozenset)
         return found
 
+    def unread(self) -> Callable[[str], bool] | None:
+        """Return what says of a file, by its absolute path, that tools which go down into folders are to pass it over,
+        whatever the folder; None where that is true of no file. Looks at the disk."""
+        found: Callable[[str], bool] | None = self.belongings.get("unread", lambda: lambda: None)()
+        return found
+
     @property
     def told(self) -> tuple[Mark, ...]:
         """What the agent's conversation holds, which whoever it tells something of it holds then, too."""

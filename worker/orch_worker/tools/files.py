@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, repeat, takewhile
 from pathlib import Path
@@ -62,8 +62,9 @@ def list_files(context: ToolContext, path: str = ".", glob: str | None = None, m
         max_results: How many to list at most.
     """
     found: list[str] = []
+    passed: list[str] = []
     count, stop_at, note = 0, _stop_at(context), ""
-    for shown, _ in _files(context, path, glob, stop_at):
+    for shown, _ in _files(context, path, glob, stop_at, passed):
         count += 1
         if count <= max_results:
             found.append(shown)
@@ -71,6 +72,7 @@ def list_files(context: ToolContext, path: str = ".", glob: str | None = None, m
         note = "\n[time was up before every folder was seen]"
     if count > max_results:
         note = f"\n[{count - max_results:,} more files; narrow with path or glob]{note}"
+    note += _kept_away(passed)
     return "\n".join(found) + note if found else f"No files below {path!r}{_that_match(glob)}.{note}"
 
 
@@ -97,8 +99,9 @@ def grep_files(
     regex = compile_pattern(pattern, ignore_case=ignore_case)
     root = context.cwd.resolve()
     found: list[str] = []
+    passed: list[str] = []
     size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
-    for shown, target in _files(context, path, glob, stop_at):
+    for shown, target in _files(context, path, glob, stop_at, passed):
         text = _searchable(target, root)
         if text is None:
             too_large += 1
@@ -116,6 +119,7 @@ def grep_files(
         note = "\n[time was up before every file was searched]"
     if too_large:
         note += f"\n[{too_large} files over {MAX_GREP_BYTES // 1_000_000} MB not searched]"
+    note += _kept_away(passed)
     return "\n".join(found) + note if found else f"No match for {pattern!r} in {searched:,} text files.{note}"
 
 
@@ -217,21 +221,31 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number += at_start
 
 
-def _files(context: ToolContext, path: str, glob: str | None, stop_at: float) -> Iterator[tuple[str, Path]]:
+def _kept_away(passed: Sequence[str]) -> str:
+    return f"\n[{len(passed):,} files passed over: the policy keeps them away]" if passed else ""
+
+
+def _files(
+    context: ToolContext, path: str, glob: str | None, stop_at: float, passed: list[str]
+) -> Iterator[tuple[str, Path]]:
     """Yield, in order, the files below the folder `path` (or `path` itself), as shown and as they are.
 
-    None is looked at any more from `stop_at` on.
+    None is looked at any more from `stop_at` on. Adds to `passed` those that the policy keeps away.
     """
     root, start = context.cwd.resolve(), inside(context, path)
     if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
     wanted = [glob_regex(each) for each in alternatives(glob)] if glob else None
+    unread = context.unread()
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
     for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
         named = (shown.removeprefix(below), shown)
         if wanted is None or any(regex.fullmatch(name) for regex in wanted for name in named):
-            yield shown, root / shown
+            if unread is not None and unread(str(root / shown)):
+                passed.append(shown)
+            else:
+                yield shown, root / shown
 
 
 def _searchable(target: Path, root: Path) -> str | None:
