@@ -346,11 +346,13 @@ class AsyncSubagent:
         The model is not told. It is on the way that the conversation goes: who goes back before it does not have it, a
         copy has it. Raises ConfigError for what JSON cannot be, AgentBusyError while a turn runs.
         """
+        from .archival.adapters.base import plain  # by those who keep something
+
         try:
-            plain = msgspec.to_builtins(data, str_keys=True)
+            builtins = msgspec.to_builtins(data, str_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{kind!r} cannot be kept, for it is no JSON data: {error}") from error
-        return (await self._change(Keep(kind, plain))).entry
+        return (await self._change(Keep(kind, plain(builtins, kind)))).entry
 
     async def kept(self, kind: str | None = None) -> list[Kept]:
         """Return what was kept with the session, of one kind or all, in order; of several the last one holds."""

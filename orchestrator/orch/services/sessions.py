@@ -253,10 +253,6 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None,
         raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
     elif isinstance(change, Keep) and change.custom_type in OWN:
         raise ConfigError(f"under {change.custom_type!r} sessions have what orch itself keeps: choose another kind")
-    elif isinstance(change, Keep):
-        from ..archival.adapters.base import plain  # by those who keep something
-
-        change = Keep(change.custom_type, plain(change.data, change.custom_type))
     return Edit(new_entry_id(outline.lineage.places), change), text, to_be
 
 
