@@ -15,6 +15,7 @@ from .errors import Outcome
 from .taint import Mark
 
 __all__ = [
+    "INVALID_INPUT",
     "Block",
     "Image",
     "Message",
@@ -31,6 +32,9 @@ __all__ = [
     "tool_uses",
     "user",
 ]
+
+INVALID_INPUT: Final = "invalid_json"
+"""The one key in the input of a call whose arguments were no JSON object; its value is how they came."""
 
 StopReason: TypeAlias = Literal[
     "end_turn",

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from orch_protocol.errors import AgentBusyError, ConfigError
-from orch_protocol.messages import Text, ToolUse
+from orch_protocol.messages import INVALID_INPUT, Text, ToolUse
 from orch_protocol.services import RunTool, ToolRan
 from orch_protocol.spec import ToolSpec
 from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput, root_tool, tool
@@ -176,6 +176,12 @@ class TestDispatch:
         assert (outcome.ran, outcome.result.is_error) == (False, True)
         assert text(outcome).startswith("Invalid arguments for area: ")
         assert message in text(outcome)
+
+    async def test_arguments_that_are_no_json_are_told_as_that(self) -> None:
+        """And not as an argument that the tool does not have."""
+        outcome = await dispatch(area, {INVALID_INPUT: '{"width": 1'})
+        assert (outcome.ran, outcome.result.is_error) == (False, True)
+        assert text(outcome).startswith("Not run: the arguments of area are no JSON object")
 
     async def test_numbers_in_quotes_pass(self) -> None:
         """Models send numbers as text; what can only be a number is taken as one."""

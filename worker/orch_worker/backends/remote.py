@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from orch_protocol.budget import Amounts, amounts_of
 from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError
-from orch_protocol.messages import Block, Message, StopReason, ToolUse, Usage
+from orch_protocol.messages import INVALID_INPUT, Block, Message, StopReason, ToolUse, Usage
 from orch_protocol.spec import BackendSpec, ToolSpec
 from orch_protocol.text import scrub
 
@@ -33,7 +33,6 @@ from .transport import Deadlines, Ear, trouble
 __all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encoded", "parse_input"]
 
 MOST_OUTPUT: Final = 64_000
-INVALID_INPUT: Final = "invalid_json"
 NO_KEY: Final = "none"
 PASSWORD: Final = re.compile(r"//[^/@]*@")
 CLOSE_SECONDS: Final = 2.0

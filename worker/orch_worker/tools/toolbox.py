@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from orch_protocol.approval import digest_of
 from orch_protocol.errors import BudgetExceededError, OrchError, StoreError
-from orch_protocol.messages import Text, ToolResult, ToolUse, Usage
+from orch_protocol.messages import INVALID_INPUT, Text, ToolResult, ToolUse, Usage
 from orch_protocol.policy import Verdict
 from orch_protocol.spec import ToolSpec
 from orch_protocol.taint import Mark, bits_in
@@ -38,6 +38,9 @@ MAX_CAPTURED: Final = 1 << 20
 MAX_SHOWN: Final = 30_000
 MAX_SHOWN_A_STEP: Final = 100_000
 READER: Final = "read_handle"
+NO_JSON: Final = (
+    "Not run: the arguments of {name} are no JSON object, or were cut off. Make the call again, with valid JSON."
+)
 NOT_COVERED: Final = "Not run: {error}."
 WAITING: Final = frozenset({"agents", "archive"})
 """Categories of tools that mostly wait for other agents, whose own tools' time is counted."""
@@ -253,6 +256,8 @@ class Toolbox:
             return None, denied(call.name, why)
         if why := tool.missing(self._context):
             return None, why
+        if call.input.keys() == {INVALID_INPUT}:
+            return None, NO_JSON.format(name=call.name)
         try:
             return tool.parse(call.input), ""
         except Exception as error:
