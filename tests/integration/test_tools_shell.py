@@ -275,8 +275,21 @@ class TestJobs:
         await status(context, id, wait=20)
         again = ToolContext(context.cwd, env=context.env, folder=context.folder)
         shown = await status(again, id)
-        assert shown == f"kept\n\n[{id} ended with the process that ran it; bytes 0 to 5 of 5]"
+        assert shown == f"kept\n\n[{id} ended with exit status 0; bytes 0 to 5 of 5]"
         assert await start(again, "true") == "job_2"
+        again.belongings.close()
+
+    async def test_what_became_of_jobs_is_known_to_the_next_process(self, context: ToolContext) -> None:
+        """Those that ended by themselves are told with their exit status, those that went with the process as such."""
+        done, cut = await start(context, "exit 3"), await start(context, "exec sleep 600")
+        await status(context, done, wait=20)
+        context.belongings.close()
+        again = ToolContext(context.cwd, env=context.env, folder=context.folder)
+        told = [f"{done} ended with exit status 3", f"{cut} ended with the process that ran it"]
+        assert await status(again) == "\n".join(told)
+        assert (await bg_kill.run(again, {"id": cut})).text == f"{told[1]} already."
+        third = await start(again, "exec sleep 600")
+        assert [line.partition(" running")[0] for line in (await status(again)).splitlines()] == [*told, third]
         again.belongings.close()
 
     async def test_too_many_jobs(self, context: ToolContext) -> None:

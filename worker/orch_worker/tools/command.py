@@ -16,7 +16,7 @@ from typing import Final
 from .base import ToolError
 from .kin import MARK, Kin
 
-__all__ = ["Command", "Start", "start_process"]
+__all__ = ["Command", "Start", "ended_by", "start_process"]
 
 CHUNK: Final = 1 << 16
 POLITE_SECONDS: Final = 1.0
@@ -54,6 +54,16 @@ def start_process(
     return process
 
 
+def ended_by(code: int | None) -> str:
+    """Return what a command ended with by its `code`: an exit status, or the signal."""
+    if code is not None and code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit status {code}"
+
+
 class Command:
     """`argv` at work, as `start` starts it. Each piece of output goes to `sink`; past `flood` bytes of it the command
     is killed.
@@ -72,6 +82,8 @@ class Command:
         start: Start = start_process,
     ) -> None:
         self.code: int | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        """Called once it has ended."""
         self.strays = 0
         """How many processes it left behind; they were killed."""
         self.flooded = False
@@ -181,6 +193,7 @@ class Command:
         self._kin.reaped = True
         self._kin.bury(deadline)
         self._hang_up()
+        self.on_end()
 
     def _read(self) -> None:
         try:

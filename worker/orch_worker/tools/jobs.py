@@ -6,17 +6,19 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ..secret import Masker
 from .base import ToolContext, ToolError
-from .command import Command
+from .command import Command, ended_by
 
 __all__ = ["Job", "Jobs", "Log"]
 
 MAX_RUNNING: Final = 16
 MAX_LOG: Final = 64 << 20
+MOST_SAID: Final = 40
 NAME: Final = re.compile(r"(job_\d+)\.log")
 
 
@@ -60,9 +62,18 @@ class Job:
         self.log = log
         self.began = time.monotonic()
 
+    @property
+    def state(self) -> str:
+        """How it does, or what it ended with."""
+        dropped = f", {self.log.dropped:,} bytes of output dropped" if self.log.dropped else ""
+        if self.command.code is None:
+            return f"{self.id} running for {time.monotonic() - self.began:.0f} s{dropped}"
+        return f"{self.id} ended with {ended_by(self.command.code)}{dropped}"
+
 
 class Jobs:
-    """The jobs of one agent. They end with it; their output stays in its session folder."""
+    """The jobs of one agent. They end with its process; their output stays in its session folder, and what those that
+    ended by themselves ended with."""
 
     def __init__(self, context: ToolContext) -> None:
         if context.folder is None:
@@ -70,6 +81,7 @@ class Jobs:
         self._folder = context.folder / "jobs"
         self._secrets = tuple(context.keys.values())
         self._jobs: dict[str, Job] = {}
+        self._closing = False
 
     def start(self, shown: str, make: Callable[[Log], Command]) -> Job:
         """Start what `make` returns, called with the log to write to. Raises ToolError when there are too many."""
@@ -86,19 +98,30 @@ class Jobs:
             log.close()
             raise
         self._jobs[job.id] = job
+        job.command.on_end = partial(self._over, job)
         return job
 
     def all(self) -> list[Job]:
         """Return every job of this process, oldest first."""
         return list(self._jobs.values())
 
-    def get(self, id: str) -> Job:
-        """Return the job `id`. Raises ToolError."""
+    def get(self, id: str) -> Job | None:
+        """Return the job `id`, None for one of an earlier process. Raises ToolError."""
+        if id not in self._jobs:
+            self.output(id)
+        return self._jobs.get(id)
+
+    def earlier(self) -> list[str]:
+        """Return what became of each job of earlier processes, oldest first."""
+        return [self.ended(id) for id in self._logs() if id not in self._jobs]
+
+    def ended(self, id: str) -> str:
+        """Return what became of the job `id` of an earlier process."""
         try:
-            return self._jobs[id]
-        except KeyError:
-            known = ", ".join(self._jobs) or "none"
-            raise ToolError(f"There is no job {id!r}. Jobs: {known}.") from None
+            said = self._end(id).read_text(errors="replace")[:MOST_SAID]
+        except OSError:
+            said = ""
+        return f"{id} ended with {said or 'the process that ran it'}"
 
     def output(self, id: str) -> Path:
         """Return the file with the output of the job `id`, also of an earlier process. Raises ToolError."""
@@ -109,9 +132,24 @@ class Jobs:
 
     def close(self) -> None:
         """End every job."""
+        self._closing = True
         for job in self._jobs.values():
             job.command.close()
             job.log.close()
+
+    def _over(self, job: Job) -> None:
+        """The job has ended: for whoever asks in another process, let there be what it ended with."""
+        if self._closing:
+            return
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            with open(os.open(self._end(job.id), flags, 0o600), "w") as file:
+                file.write(ended_by(job.command.code))
+        except OSError as error:
+            print(f"what {job.id} ended with is not on record: {error}", flush=True)
+
+    def _end(self, id: str) -> Path:
+        return self._folder / f"{id}.end"
 
     def _logs(self) -> dict[str, Path]:
         try:

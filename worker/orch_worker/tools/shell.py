@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
 from typing import Annotated, Final
 
@@ -12,9 +11,9 @@ from msgspec import Meta
 from .base import ToolContext, ToolOutput, tool
 from .capture import Capture, plain
 from .cell import starter
-from .command import Command
+from .command import Command, ended_by
 from .environment import tool_environment
-from .jobs import Job, Jobs
+from .jobs import Jobs
 from .regular import open_regular
 
 __all__ = ["bash", "bg_kill", "bg_status", "run"]
@@ -22,6 +21,7 @@ __all__ = ["bash", "bg_kill", "bg_status", "run"]
 MAX_WRITTEN: Final = 64 << 20
 MAX_READ: Final = 28_000
 TAIL: Final = 4_000
+MOST_EARLIER: Final = 16
 OUT_OF_REACH: Final = "[sandbox {}: {}other processes and files outside the working folder are out of reach]"
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -70,12 +70,13 @@ async def bg_status(
     """
     jobs = context.own(Jobs)
     if id is None:
-        return "\n".join(f"{_state(job)}: {job.shown[:200]}" for job in jobs.all()) or "There are no jobs."
+        now = [f"{job.state}: {job.shown[:200]}" for job in jobs.all()]
+        return "\n".join([*jobs.earlier()[-MOST_EARLIER:], *now]) or "There are no jobs."
     file = jobs.output(id)
     known = [job for job in jobs.all() if job.id == id]
     for job in known:
         await job.command.wait(min(wait, context.seconds * 0.8))
-    state = _state(known[0]) if known else f"{id} ended with the process that ran it"
+    state = known[0].state if known else jobs.ended(id)
     with open_regular(file) as log:
         size = log.seek(0, 2)
         start = max(0, size - limit) if offset is None else min(offset, size)
@@ -93,11 +94,14 @@ async def bg_kill(context: ToolContext, id: str) -> str:
     Args:
         id: The job.
     """
-    job = context.own(Jobs).get(id)
+    jobs = context.own(Jobs)
+    job = jobs.get(id)
+    if job is None:
+        return f"{jobs.ended(id)} already."
     if job.command.code is not None:
-        return f"{_state(job)} already."
+        return f"{job.state} already."
     await job.command.end()
-    return f"{_state(job)}."
+    return f"{job.state}."
 
 
 async def run(context: ToolContext, tool: str, argv: list[str], seconds: float | None = None) -> ToolOutput:
@@ -123,25 +127,8 @@ async def run(context: ToolContext, tool: str, argv: list[str], seconds: float |
         # In namespaces of its own all ends with it; what is found there is what has made them.
         if command.strays and context.sandbox.of(tool) < "L3":
             notes.append(f"[processes it left behind, now ended: {command.strays}; what is to go on needs background]")
-        notes.append(f"[{_exit(command.code)}]")
+        notes.append(f"[{ended_by(command.code)}]")
         if command.code and (level := context.sandbox.of(tool)) >= "L2":
             notes.append(OUT_OF_REACH.format(level, "" if context.sandbox.network else "the network, "))
     text = capture.text()
     return ToolOutput("\n".join([*([text.rstrip("\n")] if text else []), *notes]), is_error=command.code != 0)
-
-
-def _state(job: Job) -> str:
-    code = job.command.code
-    dropped = f", {job.log.dropped:,} bytes of output dropped" if job.log.dropped else ""
-    if code is None:
-        return f"{job.id} running for {time.monotonic() - job.began:.0f} s{dropped}"
-    return f"{job.id} ended with {_exit(code)}{dropped}"
-
-
-def _exit(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"signal {signal.Signals(-code).name}"
-        except ValueError:
-            return f"signal {-code}"
-    return f"exit status {code}"
