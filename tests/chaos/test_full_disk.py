@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,14 @@ async def test_a_root_without_room_refuses_and_recovers(tmp_path: Path) -> None:
         assert (await agent.state()).status == "idle"
         assert (await agent.query("third")).text == "two"
         assert len(await o.agents(all=True)) == 1
+
+
+def test_a_zygote_comes_up_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Neither its folder nor its log, on a full disk, say: only the head start of what it rehearses is lost."""
+    (tmp_path / "file").touch()
+    boot = "import os, pathlib, sys; from orch_worker import zygote; "
+    boot += "zygote._boot('lean', 'orch_worker.process:main', pathlib.Path(sys.argv[1])); os._exit(7)"
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-P", "-c", boot, str(tmp_path / "file")]
+        done = subprocess.run(command, stdout=full, stderr=full, timeout=60, check=False)
+    assert done.returncode == 7

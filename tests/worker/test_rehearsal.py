@@ -63,3 +63,14 @@ def test_failed_rehearsal_is_told_and_survived(tmp_path: Path, capfd: pytest.Cap
     (tmp_path / "file").touch()
     rehearsal.rehearse(tmp_path / "file" / "rehearsal")
     assert "StoreError" in capfd.readouterr().err
+
+
+def test_a_rehearsal_that_does_not_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever waits for the zygote is not to wait for this."""
+    monkeypatch.setattr(rehearsal, "SECONDS", 0.0)
+    monkeypatch.setattr(rehearsal._Root, "send", lambda *_: None)
+    rehearsal.rehearse(tmp_path / "rehearsal")
+    assert "TimeoutError" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())

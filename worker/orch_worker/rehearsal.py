@@ -27,28 +27,32 @@ __all__ = ["rehearse"]
 
 TIMES: Final = 10
 """Python rewrites a function after eight calls."""
+SECONDS: Final = 10.0
+"""So long may one life last, which is over in some milliseconds."""
 TOOL: Final = "list_files"
 
 
 def rehearse(folder: Path) -> None:
     """Play a short life of an agent some times, in `folder`, which is made for it and removed.
 
-    Where that cannot be done, only the head start is lost.
+    Where that cannot be done, or takes too long, only the head start is lost.
     """
     shutil.rmtree(folder, ignore_errors=True)  # a zygote that was killed could not
     try:
         with unsynced():
             for number in range(TIMES):
-                asyncio.run(_play(folder / str(number)))
+                if asyncio.run(_play(folder / str(number))):
+                    break
     except Exception:
         traceback.print_exc()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _play(folder: Path) -> None:
+async def _play(folder: Path) -> int:
     host = Host(lambda on_data: _Root(on_data, folder), birth=Birth(b""), incarnation=1, spool=folder)
-    await host.serve()
+    async with asyncio.timeout(SECONDS):
+        return await host.serve()
 
 
 class _Root:

@@ -160,6 +160,7 @@ class Zygote:
 def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[Any]]:
     """Import what workers of `template` run, and settle the heap, so that forks share all of it."""
     gc.disable()  # what is imported stays, and there is much of it to look through
+    birth.prepare()
     function, process = birth.load(entry), worker_process()
     for module in _modules(template):
         importlib.import_module(module)
@@ -171,7 +172,6 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[An
     rehearse(folder / f"rehearsal-{template}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    birth.prepare()
     gc.enable()
     gc.collect()
     gc.freeze()
