@@ -157,6 +157,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         """Open the run and start the launcher. `async with` does this and `close`. Raises SandboxError."""
         if self._supervisor is not None:
             return self
+        self._loop = asyncio.get_running_loop()
         sandboxing.check(self.config.sandbox, machine)
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         chosen = self.config.session_dir
@@ -217,6 +218,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         if os.getpid() != self._pid:
             return
         if self._supervisor is not None:
+            self._forbid_other_loops()
             self._supervisor = None
             self._closing = asyncio.ensure_future(self._opened.aclose())
         if self._closing is not None:
@@ -230,12 +232,17 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
 
     @property
     def supervisor(self) -> Supervisor:
-        """The running supervisor. Raises ConfigError before `start`, after `close` and in a forked child."""
+        """The running supervisor. Raises ConfigError before `start`, after `close`, in a fork, in another loop."""
         if self._supervisor is None:
             raise ConfigError("this orchestrator is not running: use it in a `with` block, or call start()")
         if os.getpid() != self._pid:
             raise ConfigError(f"this orchestrator belongs to process {self._pid}; a forked child must make its own")
+        self._forbid_other_loops()
         return self._supervisor
+
+    def _forbid_other_loops(self) -> None:
+        if asyncio._get_running_loop() not in (None, self._loop):
+            raise ConfigError("this orchestrator is another event loop's: use and close it there, or make one here")
 
     # Agents.
 

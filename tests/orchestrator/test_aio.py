@@ -158,6 +158,18 @@ async def test_a_fork_closes_nothing(tmp_path: Path) -> None:
 
 
 @virtual
+async def test_another_event_loop_closes_nothing_either(tmp_path: Path) -> None:
+    """What is awaited there would never be woken up: it is told at once, and here all goes on."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("fine")
+        with ThreadPoolExecutor(1) as elsewhere:
+            for attempt in (agent.query("go"), world.close()):
+                with pytest.raises(ConfigError, match="is another event loop's: use and close it there"):
+                    elsewhere.submit(asyncio.run, attempt).result()
+        assert (await agent.query("go")).text == "fine"
+
+
+@virtual
 async def test_what_a_killed_root_left_in_the_spool_is_removed(tmp_path: Path) -> None:
     """A named run does not grow with every death of its root."""
     spool = tmp_path / "runs" / "r" / "spool"
