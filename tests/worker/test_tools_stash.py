@@ -135,8 +135,3 @@ class TestReadHandle:
         """An offset past the end is an error that says how long it is."""
         with pytest.raises(ToolError, match=r"\.h_001 has [\d,]+ characters, none from 99,999 on"):
             await self.read(tmp_path, offset=99_999)
-
-    async def test_pattern_without_end_is_refused(self, tmp_path: Path) -> None:
-        """A pattern that could take for ever is refused as in grep_files."""
-        with pytest.raises(ToolError, match="may never end"):
-            await self.read(tmp_path, search="(a+)+b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,8 @@ from .base import ToolContext, ToolError, tool
 from .descent import FOLDER, open_below
 from .globs import alternatives, glob_regex
 from .ignore import walk
-from .patterns import compile_pattern
 from .regular import NotRegularError, open_regular
+from .seeking import Seeker, TooSlow
 
 __all__ = ["grep_files", "inside", "list_files", "opened", "read_file"]
 
@@ -96,25 +95,28 @@ def grep_files(
         max_results: How many lines to return at most.
         max_per_file: How many lines of one file to return at most.
     """
-    regex = compile_pattern(pattern, ignore_case=ignore_case)
     root = context.cwd.resolve()
     found: list[str] = []
     passed: list[str] = []
     size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
-    for shown, target in _files(context, path, glob, stop_at, passed):
-        text = _searchable(target, root)
-        if text is None:
-            too_large += 1
-            continue
-        searched += bool(text)
-        for number, line in islice(_matches(regex, text, stop_at), max_per_file):
-            found.append(f"{shown}:{number}: {line}")
-            size += len(found[-1]) + 1
-            if len(found) >= max_results or size > MAX_GREP_CHARS:
-                note = "\n[stopped at so many results; there may be more: narrow the pattern, path or glob]"
+    with Seeker(pattern, stop_at=stop_at, ignore_case=ignore_case) as seeker:
+        for shown, target in _files(context, path, glob, stop_at, passed):
+            text = _searchable(target, root)
+            if text is None:
+                too_large += 1
+                continue
+            searched += bool(text)
+            try:
+                for number, line in islice(_matches(seeker, text), max_per_file):
+                    found.append(f"{shown}:{number}: {line}")
+                    size += len(found[-1]) + 1
+                    if len(found) >= max_results or size > MAX_GREP_CHARS:
+                        note = "\n[stopped at so many results; there may be more: narrow the pattern, path or glob]"
+                        break
+            except TooSlow as error:
+                note = f"\n[stopped at {shown}: {error}]"
+            if note or time.monotonic() > stop_at:
                 break
-        if note or time.monotonic() > stop_at:
-            break
     if not note and time.monotonic() > stop_at:
         note = "\n[time was up before every file was searched]"
     if too_large:
@@ -260,14 +262,11 @@ def _searchable(target: Path, root: Path) -> str | None:
     return "" if b"\0" in data[:SNIFF_BYTES] else data.decode(errors="replace").removeprefix("\ufeff")
 
 
-def _matches(regex: re.Pattern[str], text: str, stop_at: float) -> Iterator[tuple[int, str]]:
-    """Yield number and text of the lines that match within their first MAX_LINE_BYTES characters."""
-    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
-        if number % 1_000 == 0 and time.monotonic() > stop_at:
-            return
-        line = line.rstrip("\r")
-        if match := regex.search(line, 0, MAX_LINE_BYTES):
-            yield number, _around(line, match.start())
+def _matches(seeker: Seeker, text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines that match. Raises TooSlow."""
+    lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    for place, start, _ in seeker.among(lines):
+        yield place + 1, _around(lines[place], start)
 
 
 def _around(line: str, start: int) -> str:

@@ -12,7 +12,7 @@ from .base import ToolError
 from .columns import cell
 from .glimpse import brief, rows
 from .library import is_array, is_frame, is_series
-from .patterns import compile_pattern
+from .seeking import Seeker
 
 __all__ = ["MOST_CHARACTERS", "View", "bounds", "one", "page", "search", "view"]
 
@@ -20,7 +20,6 @@ MOST_CHARACTERS: Final = 24_000
 MOST_LINE: Final = 2_000
 MOST_FOUND: Final = 100
 AROUND: Final = 150
-SEARCHED: Final = 8_000
 STEP: Final = 500
 RANGE: Final = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*|\s*(-?\d+)\s*")
 
@@ -108,24 +107,25 @@ def one(view: View, number: int, offset: int, limit: int) -> str:
     return f"{text[offset:end]}\n[{view.unit} {number:,}: characters {offset:,} to {end:,} of {len(text):,}{more}]"
 
 
-def search(view: View, pattern: str, start: int, stop: int, is_over: Callable[[], bool]) -> str:
-    """Return the lines between `start` and `stop` that match, numbered; it stops when much is found, or `is_over`."""
-    regex = compile_pattern(pattern)
+def search(view: View, seeker: Seeker, start: int, stop: int) -> str:
+    """Return the lines between `start` and `stop` that match, numbered; it stops when much is found, or time is up.
+
+    Raises ToolError.
+    """
     found: list[str] = []
-    size, at = 0, start
-    while at < stop:
-        for text in view.whole(at, min(at + STEP, stop)):
-            if match := regex.search(text, 0, SEARCHED):
-                begin = max(0, match.start() - AROUND)
-                part = " ".join(text[begin : match.end() + AROUND][: 4 * AROUND].split())
-                found.append(f"{at}: {part}")
-                size += len(found[-1]) + 1
-            at += 1
+    size = 0
+    for first in range(start, stop, STEP):
+        lines = view.whole(first, min(first + STEP, stop))
+        for place, begin, end in seeker.among(lines):
+            part = " ".join(lines[place][max(0, begin - AROUND) : end + AROUND][: 4 * AROUND].split())
+            found.append(f"{first + place}: {part}")
+            size += len(found[-1]) + 1
+            at = first + place + 1
             if at < stop and (len(found) == MOST_FOUND or size > MOST_CHARACTERS):
                 return "\n".join([*found, f'[stopped here; go on with lines="{at}:"]'])
-        if at < stop and is_over():
-            return "\n".join([*found, f'[time was up; go on with lines="{at}:"]'])
-    return "\n".join(found) or f"No match for {pattern!r} in {view.unit}s {start:,} to {stop:,}."
+        if first + STEP < stop and seeker.is_over:
+            return "\n".join([*found, f'[time was up; go on with lines="{first + STEP}:"]'])
+    return "\n".join(found) or f"No match for {seeker.pattern!r} in {view.unit}s {start:,} to {stop:,}."
 
 
 def _paged(view: View, shown: list[str], start: int, at: int, stop: int) -> str:

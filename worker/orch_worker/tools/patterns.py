@@ -1,64 +1,88 @@
-"""Regular expressions from a model: compiled, or refused with the reason."""
+"""Regular expressions from a model: compiled, or refused with the reason, and how long they may take."""
 
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from .base import ToolError
 
-__all__ = ["compile_pattern"]
+__all__ = ["compile_pattern", "harmless_length"]
+
+MOST_STEPS: Final = 1e9
+"""So many take seconds at the very worst, and nothing in this process can end a search before it ends by itself."""
+LENGTHS: Final = (8_000, 4_000, 2_000, 1_000, 500, 250, 125, 60, 30, 15, 8, 4)
+ENDLESS: Final = 1e300
 
 _TOKEN = re.compile(
     r"""\\.                                   # an escaped character
       | \[\^?\]?(?:\\.|[^\]\\])*\]            # a class
       | \((?:\?(?:P<\w+>|[>:=!]|<[=!]|[aiLmsux-]+:|P=\w+|\#[^)]*|[aiLmsux]+))?  # the head of a group
       | \)
-      | (?:[*+]|\{\d*,\d*\})[?+]?             # a repeat, lazy or possessive
+      | (?:[*+?]|\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\})[?+]?   # a repeat, lazy or possessive
       | .                                     # anything else""",
     re.VERBOSE | re.DOTALL,
 )
 
 
 def compile_pattern(pattern: str, *, ignore_case: bool = False) -> re.Pattern[str]:
-    """Return `pattern` compiled. Raises ToolError for a bad one, and for a repeat of a repeat.
-
-    `(a+)+` can take longer than the universe lasts on a short line, and nothing in this process could interrupt it.
-    """
+    """Return `pattern` compiled. Raises ToolError for what is none."""
     try:
-        compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
         raise ToolError(
             f"{pattern!r} is not a regular expression: {error}. To search for the text itself, put a backslash before "
             r"each of \ . ^ $ * + ? { } [ ] | ( )."
         ) from error
-    if group := _repeat_of_repeat(pattern):
-        raise ToolError(
-            f"{pattern!r} repeats a group that repeats something itself, {group!r}, which may never end. Drop one of "
-            "the two, or make the inner one possessive: 'a++' for 'a+'."
-        )
-    return compiled
 
 
-def _repeat_of_repeat(pattern: str) -> str:
-    """Return the first group with an open-ended repeat in it that is itself repeated without end, or ""."""
-    open_groups: list[tuple[int, bool, bool]] = []  # where it began, whether it repeats something, whether it is atomic
-    repeats = False
-    closed: tuple[int, bool] | None = None
+def harmless_length(regex: re.Pattern[str]) -> int:
+    """Return how long a text may be, 8,000 at most, in which looking for `regex` ends soon, whatever the text is.
+
+    `(a+)+`, `(a|a)*` and `.*a.*b.*c` take longer than the universe lasts on some texts that are longer.
+    """
+    if regex.flags & re.VERBOSE:
+        return 0  # what is a comment there looks like anything
+    return next((length for length in LENGTHS if length * _ways(regex.pattern, length) <= MOST_STEPS), 0)
+
+
+def _ways(pattern: str, length: int) -> float:
+    """Return in how many ways, at most, `pattern` can be tried at one place of a text of that length."""
+    groups: list[tuple[float, float]] = []  # what stood before each open group: alternatives, and this one so far
+    others, this, last = 0.0, 1.0, 1.0
     for match in _TOKEN.finditer(pattern):
         token = match[0]
-        if token[0] in "*+" or (token[0] == "{" and "," in token):
-            if not token.endswith("+") or len(token) == 1:
-                if closed and closed[1]:
-                    return pattern[closed[0] : match.end()]
-                repeats = True
-            closed = None
-        elif token[0] == "(" and not token.startswith(("(?#", "(?P=")):
-            open_groups.append((match.start(), repeats, token == "(?>"))
-            repeats, closed = False, None
-        elif token == ")" and open_groups:
-            start, before, atomic = open_groups.pop()
-            closed = (start, repeats and not atomic)
-            repeats = before or closed[1]
-        else:
-            closed = None
-    return ""
+        if token[0] in "*+?" or (token[0] == "{" and len(token) > 2):
+            last = _repeated(last, *_times(match, length))
+            continue
+        this, last = _both(this, last), 1.0
+        if token[0] == "(" and not token.startswith(("(?#", "(?P=")):
+            groups.append((others, this))
+            others, this = 0.0, 1.0
+        elif token == "|":
+            others, this = others + this, 1.0
+        elif token == ")" and groups:
+            last = others + this
+            others, this = groups.pop()
+    return others + _both(this, last)
+
+
+def _times(match: re.Match[str], length: int) -> tuple[int, int]:
+    """Return how often, at least and at most, the repeat `match` takes what stands before it."""
+    if match[0][0] != "{":
+        return int(match[0][0] == "+"), 1 if match[0][0] == "?" else length
+    least = min(int(match["least"] or 0), length)
+    return least, least if not match["comma"] else min(int(match["most"] or length), length)
+
+
+def _repeated(ways: float, least: int, most: int) -> float:
+    counts = float(max(most - least, 0) + 1)
+    for _ in range(most if ways > 1 else 0):
+        counts = _both(counts, ways)
+        if counts >= ENDLESS:
+            break
+    return counts
+
+
+def _both(one: float, other: float) -> float:
+    return min(one * other, ENDLESS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 from msgspec import Struct
@@ -13,14 +13,14 @@ from .base import ToolContext, ToolError, ToolOutput
 from .glimpse import schema
 from .pages import bounds, one, page, view
 from .pages import search as search_lines
-from .patterns import compile_pattern
+from .seeking import Seeker
 from .values import Values
 
 __all__ = ["MAX_MATCHES", "Wanted", "answer"]
 
 MAX_FOUND: Final = 28_000
 MAX_MATCHES: Final = 100
-MAX_SEARCHED_LINE: Final = 8_000
+STEP: Final = 500
 AROUND: Final = 150
 
 
@@ -69,7 +69,8 @@ def _of_lines(value: Any, wanted: Wanted, stop_at: float) -> str:
     shown = view(value)
     start, stop = bounds(lines or ":", shown.count)
     if wanted.search is not None:
-        return search_lines(shown, wanted.search, start, stop, lambda: time.monotonic() > stop_at)
+        with Seeker(wanted.search, stop_at=stop_at) as seeker:
+            return search_lines(shown, seeker, start, stop)
     if op == "head":
         start, stop = 0, min(count, shown.count)
     elif op == "tail":
@@ -95,21 +96,19 @@ def _of_text(handle: str, text: str, wanted: Wanted, stop_at: float) -> str:
 
 
 def _search(text: str, pattern: str, offset: int, stop_at: float) -> str:
-    regex = compile_pattern(pattern)
     found: list[str] = []
     size = 0
-    for start, line in _lines(text, offset):
-        match = regex.search(line, 0, MAX_SEARCHED_LINE)
-        if match:
-            begin = max(0, match.start() - AROUND)
-            found.append(f"{start}: {line[begin : match.end() + AROUND].strip()[: 4 * AROUND]}")
-            size += len(found[-1])
-        after = start + len(line) + 1
-        if after < len(text) and (len(found) == MAX_MATCHES or size > MAX_FOUND or time.monotonic() > stop_at):
-            return "\n".join([*found, f"[stopped here; go on with offset={after}]"])
+    starts = re.compile(r"[^\n]+").finditer(text, offset)
+    with Seeker(pattern, stop_at=stop_at) as seeker:
+        while some := [(match.start(), match[0]) for match in islice(starts, STEP)]:
+            for place, begin, end in seeker.among([line for _, line in some]):
+                start, line = some[place]
+                found.append(f"{start}: {line[max(0, begin - AROUND) : end + AROUND].strip()[: 4 * AROUND]}")
+                size += len(found[-1])
+                after = start + len(line) + 1
+                if after < len(text) and (len(found) == MAX_MATCHES or size > MAX_FOUND):
+                    return "\n".join([*found, f"[stopped here; go on with offset={after}]"])
+            after = some[-1][0] + len(some[-1][1]) + 1
+            if after < len(text) and seeker.is_over:
+                return "\n".join([*found, f"[stopped here; go on with offset={after}]"])
     return "\n".join(found) or f"No match for {pattern!r} from character {offset:,} on."
-
-
-def _lines(text: str, offset: int) -> Iterator[tuple[int, str]]:
-    for match in re.compile(r"[^\n]+").finditer(text, offset):
-        yield match.start(), match[0]

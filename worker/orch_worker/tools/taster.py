@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-__all__ = ["Deadly", "taste"]
+__all__ = ["BOUND", "NEEDED", "Deadly", "bounds", "taste"]
 
 SECONDS: Final = 60
 ROOM: Final = 1 << 30
@@ -17,12 +17,16 @@ TIMES: Final = 16
 
 NEEDED: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """The variables without which a Python may not start."""
-READ: Final = """
-import importlib, io, json, resource, sys
-for what, most in zip((resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA), map(int, sys.argv[4:])):
+BOUND: Final = """
+import resource, sys
+for what, most in zip((resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA), map(int, sys.argv[-3:])):
     hard = resource.getrlimit(what)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
+"""
+"""What such a process begins with: its last arguments are its `bounds`."""
+READ: Final = f"""{BOUND}
+import importlib, io, json
 sys.path[:] = json.loads(sys.argv[1])
 data = sys.stdin.buffer.read()
 try:
@@ -37,6 +41,11 @@ class Deadly(ValueError):
     """Bytes of which a process dies that reads them."""
 
 
+def bounds(seconds: int, room: int) -> tuple[str, str, str]:
+    """Return the arguments for a process that may take so many seconds of CPU and bytes of memory."""
+    return "0", str(seconds), str(room)
+
+
 def taste(library: str, reader: str, data: bytes) -> None:
     """Raise Deadly when reading `data` with `reader` of `library` ends the process that does so, or takes it too much
     memory or time, or when no process can be had for it. What it raises is not told.
@@ -44,7 +53,7 @@ def taste(library: str, reader: str, data: bytes) -> None:
     Libraries that are no Python end their process where bytes tell them of more than there can be: whoever made the
     bytes would have ended ours.
     """
-    limits = map(str, (0, SECONDS, ROOM + TIMES * len(data)))
+    limits = bounds(SECONDS, ROOM + TIMES * len(data))
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", READ, json.dumps([*map(str, sys.path)]), library, reader, *limits],
