@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from integration.brood import (
     DEADLINE,
@@ -42,6 +43,14 @@ pytestmark = [
 
 class TestWorker:
     """One worker."""
+
+    async def test_a_worker_whose_log_cannot_be_made_lives_all_the_same(
+        self, launcher: ZygoteLauncher, tmp_path: Path
+    ) -> None:
+        """Where no file can be made any more it is to say so itself: what it prints goes where the others' goes."""
+        worker = await launcher.launch(replace(request(tmp_path, "raise:because"), log=str(tmp_path / "gone" / "log")))
+        assert await ended(worker) == 1
+        assert "because" in (tmp_path / "processes.log").read_text()
 
     async def test_hundred_quick_deaths_are_all_reported(self, launcher: ZygoteLauncher, tmp_path: Path) -> None:
         """Exit codes and signals of workers that end at once are never lost or mixed up."""

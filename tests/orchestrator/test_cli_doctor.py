@@ -3,15 +3,16 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orch import paths
 from orch.cli import doctor, run
+from orch.cli.render import count
 from orch.leftovers import marked
 from orch_protocol.ids import new_id
 from orch_worker.confinement.trial import Offer
@@ -68,8 +69,13 @@ def test_a_home_that_is_open_warns(home: Path) -> None:
 @pytest.mark.parametrize(("free", "level"), [(10 << 20, "fail"), (500 << 20, "warn"), (2 << 30, "ok")])
 @pytest.mark.usefixtures("home")
 def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
-    """Below a gigabyte is tight, below a hundred megabytes too little."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, free))  # type: ignore[attr-defined]
+    """Below a gigabyte is tight, below a hundred megabytes too little; room without names is none, where they count."""
+    there = SimpleNamespace(f_bavail=free >> 10, f_frsize=1 << 10, f_files=1 << 20, f_favail=1 << 19)
+    monkeypatch.setattr(os, "statvfs", lambda _: there)
+    assert doctor.disk().level == level
+    there.f_favail = 12
+    assert doctor.disk() == ("fail", f"{count(free)}B free, but only 12 more files can be made: delete some")
+    there.f_files = 0
     assert doctor.disk().level == level
 
 

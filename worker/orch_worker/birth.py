@@ -90,9 +90,13 @@ def _settle(fork: Fork, pipe: int) -> Birth:
     """Tie this process to its root and cut it off from everything else it came with."""
     birth = _read_birth(pipe)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    log = os.open(fork.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    try:
+        log = os.open(fork.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        print(f"{fork.log}: {error.strerror}", flush=True)  # it goes on in the log that it came with, to say why not
+    else:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
     if pipe != LIFELINE:
         os.dup2(pipe, LIFELINE)
     os.set_inheritable(LIFELINE, False)

@@ -34,6 +34,7 @@ __all__ = ["CHECKS", "VERBS", "Finding", "data", "findings", "page"]
 
 MODULES: Final = ("msgspec", "multiprocess", "structlog", "tenacity", "zmq")
 FREE_BYTES: Final = 100 << 20
+FREE_FILES: Final = 1000
 COMFORTABLE_BYTES: Final = 1 << 30
 DESCRIPTORS: Final = 1024
 PROCESSES: Final = 512
@@ -153,9 +154,13 @@ def home() -> Finding:
 
 def disk() -> Finding:
     """There is room for transcripts."""
-    free = shutil.disk_usage(_existing(paths.home())).free
+    there = os.statvfs(_existing(paths.home()))
+    free, files = there.f_bavail * there.f_frsize, there.f_favail
+    said = f"{render.count(free)}B free"
+    if there.f_files and files < FREE_FILES:  # some file systems count no files
+        return Finding("fail", f"{said}, but only {files} more files can be made: delete some")
     level: Literal["ok", "warn", "fail"] = "ok" if free >= COMFORTABLE_BYTES else "warn"
-    return Finding(level if free >= FREE_BYTES else "fail", f"{render.count(free)}B free")
+    return Finding(level if free >= FREE_BYTES else "fail", said)
 
 
 def socket() -> Finding:
