@@ -172,6 +172,10 @@ class TestStream:
         monkeypatch.setenv("NO_COLOR", "1")
         run(argv)
         assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
+        monkeypatch.delenv("NO_COLOR")
+        monkeypatch.setattr("orch.cli.render.draws", lambda _: False)  # as where the locale is not of UTF-8
+        run(argv)
+        assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
 
     def test_text_of_a_failed_request_is_void(self, desk: Desk, capsys: Captured) -> None:
         """A retry says so, and the text begins anew on a line of its own."""

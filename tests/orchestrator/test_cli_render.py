@@ -85,6 +85,12 @@ def test_control_characters_are_written_out(text: str, expected: str) -> None:
     assert render.safe(text) == expected
 
 
+@pytest.mark.parametrize(("encoding", "can"), [("utf-8", True), ("UTF8", True), ("ascii", False), ("iso8859-1", False)])
+def test_lines_are_drawn_where_the_encoding_has_them(encoding: str, can: bool) -> None:
+    """Elsewhere a table would come out as question marks."""
+    assert render.draws(io.TextIOWrapper(io.BytesIO(), encoding)) is can
+
+
 def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file or a pipe gets the bytes as they are."""
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from . import render
 from .approving import approve_argument, channel_of, mode_of
 from .connection import Connection
 from .failure import Failure
@@ -94,7 +95,7 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
             from ..console.sheet import Sheet
 
             color = not (arguments.no_color or os.environ.get("NO_COLOR"))
-            chat = Chat(link, Sheet(Markdown() if color else None), mode=mode)
+            chat = Chat(link, Sheet(Markdown() if color and render.draws(sys.stdout) else None), mode=mode)
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
             await chat.meet(ref, fresh=arguments.ref is None)
             await _talked(chat, screen.run())

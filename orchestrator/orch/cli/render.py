@@ -10,7 +10,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TextIO
 
 __all__ = [
     "age",
@@ -20,6 +20,7 @@ __all__ = [
     "columns",
     "count",
     "counted",
+    "draws",
     "fullness",
     "line",
     "listed",
@@ -53,6 +54,11 @@ def safe(text: str) -> str:
 def shown(text: str) -> str:
     """Return `text` as stdout should get it: made safe for a terminal, untouched for everything else."""
     return safe(text) if sys.stdout.isatty() else text
+
+
+def draws(out: TextIO) -> bool:
+    """Say whether what is written to `out` may have the characters that tables and lists are drawn with."""
+    return (out.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def line(text: str, width: int = WIDTH) -> str:

@@ -40,7 +40,7 @@ def json_line(event: dict[str, Any]) -> None:
 def output() -> Streams | Printing:
     """Return where a turn is shown, or an answer: at a terminal as the Markdown it is, and elsewhere as it came."""
     can = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-    if not can or os.environ.get("NO_COLOR"):
+    if not can or os.environ.get("NO_COLOR") or not render.draws(sys.stdout):
         return Streams()
     from ..console.printing import Printing
 
