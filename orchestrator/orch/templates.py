@@ -13,7 +13,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.prompts import PromptConfig, PromptSpec
 from orch_protocol.text import scrub
 
-__all__ = ["Files", "InMemory", "Package", "PromptTemplate", "TemplateProvider", "Templates", "places"]
+__all__ = ["Files", "InMemory", "Package", "PromptTemplate", "TemplateProvider", "Templates", "places", "usable"]
 
 MOST_BYTES: Final = 1 << 18
 SUFFIX: Final = ".md"
@@ -195,6 +195,18 @@ class Templates:
         if not text:
             raise ConfigError(f"template {template.name!r} ({template.source}) says nothing")
         return PromptSpec(text, f"template {template.name} ({template.source})", self._config.rules)
+
+
+def usable(templates: Iterable[PromptTemplate]) -> tuple[list[PromptTemplate], list[str]]:
+    """Return those of `templates` that can be filled in, and of each other one what is wrong with it."""
+    found, faults = [], []
+    for each in templates:
+        try:
+            each.variables  # noqa: B018 - it says what is wrong with it
+            found.append(each)
+        except ConfigError as error:
+            faults.append(str(error))
+    return found, faults
 
 
 def places(config: PromptConfig, home: Path) -> list[TemplateProvider]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from . import render, words
 from .verb import Verb
@@ -35,10 +36,15 @@ def _prompts(arguments: Namespace) -> int:
     home = paths.home(os.environ)
     there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
     if arguments.name is None:
-        rows = listing(there.all())
+        from ..templates import usable
+
+        templates, faults = usable(there.all())
+        rows = listing(templates)
         words.say(
             arguments, rows, listed(rows) if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md"
         )
+        for each in faults:
+            print(f"orch: {render.safe(each)}", file=sys.stderr)
         return 0
     name = words.clean(arguments.name)
     found = there.find(name)

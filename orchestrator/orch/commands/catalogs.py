@@ -14,7 +14,7 @@ from orch_protocol.extensions import Manifest
 from orch_protocol.slash import CommandCatalog, CommandRow, Keybinding, TellCommands, Widget
 
 from .. import events
-from ..templates import PromptTemplate
+from ..templates import PromptTemplate, usable
 from .deeds import done
 from .reading import NAME, read
 from .registry import Here, rest
@@ -34,7 +34,7 @@ async def catalog_of(here: Here) -> CommandCatalog:
     templates: list[PromptTemplate] = []
     brought = await brought_to(here)
     try:
-        templates = await here.root.disk.do(templates_of, here)
+        templates, notes = usable(await here.root.disk.do(templates_of, here))
     except OrchError as error:
         notes.append(f"templates: {error}")
     made = merged([template_row(each) for each in templates], replace(brought, notes=(*brought.notes, *notes)))

@@ -19,7 +19,7 @@ from ..cli import admin, doctor, extension_rows, prompts, render
 from ..cli import hooks as hook_verb
 from ..cli import memory as memory_verb
 from ..extensions import find, templates_for
-from ..templates import PromptTemplate
+from ..templates import PromptTemplate, usable
 from .registry import Here, Said, command, given, rest
 
 __all__ = ["COMMANDS", "filled", "templates_of"]
@@ -39,8 +39,10 @@ def templates_of(here: Here) -> list[PromptTemplate]:
 
 @command("templates", "prompts with variables, which /template NAME asks", group=GROUP)
 async def templates(here: Here) -> Said:
-    rows = prompts.listing(await here.root.disk.do(templates_of, here))
-    return Said(prompts.listed(rows) if rows else "no templates: see docs/agents.md", rows)
+    found, faults = usable(await here.root.disk.do(templates_of, here))
+    rows = prompts.listing(found)
+    told = prompts.listed(rows) if rows else "no templates: see docs/agents.md"
+    return Said("\n".join([told, *faults]), rows)
 
 
 @command(

@@ -286,6 +286,26 @@ async def test_what_is_run_while_the_agent_works_is_heard_as_what_is_steered(tmp
         assert any("/py 6 * 7" in each and "42" in each for each in await shown(agent))
 
 
+async def test_a_template_that_cannot_be_filled_in_takes_nothing_else_along(tmp_path: Path) -> None:
+    """Every command is there, and every other template; what is wrong with that one is said."""
+    async with opened(tmp_path) as o:
+        folder = o.supervisor.hooks.home / "prompts"
+        folder.mkdir()
+        (folder / "broken.md").write_text("Explain {{this")
+        (folder / "explain.md").write_text("Explain {{text}}.")
+        agent = await talking(o)
+        catalog = await agent.commands()
+        assert [row.name for row in catalog.commands if row.source == "template"] == ["explain"]
+        [note] = catalog.notes
+        assert "'broken'" in note
+        assert (await agent.execute("/explain pumps")).effect == Effect("ask", text="Explain pumps.")
+        told = await agent.execute("/templates")
+        assert [row["name"] for row in told.data] == ["explain"]
+        assert "what {{ begins is no variable" in told.text
+        with pytest.raises(ConfigError, match="begins is no variable"):
+            await agent.execute("/template broken")
+
+
 async def test_a_template_is_a_command(tmp_path: Path) -> None:
     """Values come first, what else is said is its text; it is in the catalog, but for a name that is taken."""
     async with opened(tmp_path) as o:
