@@ -16,6 +16,7 @@ from ..files import cause
 from .base import ToolContext, ToolError
 from .descent import FOLDER, open_below
 from .files import inside
+from .sights import Sights, State, state_of
 
 __all__ = ["Place", "place"]
 
@@ -29,10 +30,10 @@ MOST_WAITED: Final = 10.0
 class Place:
     """Where a file is or will be: its name in an open folder."""
 
-    def __init__(self, folder: int, path: str) -> None:
+    def __init__(self, folder: int, path: str, real: str, sights: Sights) -> None:
         self.path = path
         """Relative to the agent's folder, with links resolved."""
-        self._folder = folder
+        self._folder, self._real, self._sights = folder, real, sights
         self._name = PurePosixPath(path).name
 
     def read(self, most: int) -> bytes | None:
@@ -48,9 +49,14 @@ class Place:
             raise ToolError(f"{self.path!r} is over {most // 1_000_000} MB.")
         return data
 
+    @property
+    def changed(self) -> bool:
+        """Whether somebody else has changed the file since the agent read it; of one that it never read, nobody."""
+        return self._sights.changed(self._real, self._state())
+
     def write(self, data: bytes) -> None:
         """Put `data` in place of what was there, in one step; the mode of the file stays. Raises OSError."""
-        mode = self._mode()
+        mode, known = self._mode(), not self.changed
         beside = f".{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(beside, flags, 0o666, dir_fd=self._folder)
@@ -65,6 +71,14 @@ class Place:
         except BaseException:
             os.unlink(beside, dir_fd=self._folder)
             raise
+        if known and (state := self._state()) is not None:
+            self._sights.note(self._real, state)
+
+    def _state(self) -> State | None:
+        try:
+            return state_of(os.stat(self._name, dir_fd=self._folder, follow_symlinks=False))
+        except FileNotFoundError:
+            return None
 
     def _mode(self) -> int | None:
         """Return the permissions of the file, None when there is none. Raises ToolError for one not to be written."""
@@ -104,7 +118,7 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
             folder = _made(root, relative.parent)
         try:
             with _locked(folder, path):
-                yield Place(folder, relative.as_posix())
+                yield Place(folder, relative.as_posix(), str(real), context.own(Sights))
         finally:
             os.close(folder)
     except OSError as error:

@@ -28,6 +28,10 @@ def write_file(context: ToolContext, path: str, content: str, append: bool = Fal
     """
     data = scrub(content).encode()
     with place(context, path, make_folders=True) as target:
+        if target.changed and not append:
+            raise ToolError(
+                f"{path!r} has changed since you read it, and not by you: nothing was written. Read it again first."
+            )
         before = target.read(MAX_EDITED) if append else None
         target.write((before or b"") + data)
     done = "Added" if before is not None else "Wrote"

@@ -19,6 +19,7 @@ from .globs import alternatives, glob_regex
 from .ignore import walk
 from .regular import NotRegularError, open_regular
 from .seeking import Seeker, TooSlow
+from .sights import Sights, state_of
 
 __all__ = ["grep_files", "inside", "list_files", "opened", "read_file"]
 
@@ -48,6 +49,7 @@ def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2
             size = os.fstat(file.fileno()).st_size
             raise ToolError(f"{path!r} is a binary file of {size:,} bytes; it has no lines.")
         file.seek(0)
+        context.own(Sights).note(str(inside(context, path)), state_of(os.fstat(file.fileno())))
         return _numbered_text(file, path, offset, limit, _stop_at(context))
 
 

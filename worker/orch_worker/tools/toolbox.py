@@ -25,6 +25,7 @@ from orch_protocol.text import scrub
 from ..account import Account, Observe
 from ..guard import Guard, Ruling
 from ..markers import denied, withheld
+from ..policy import operation_of
 from ..purse import FREE, Purse
 from ..secret import masked
 from ..taint import LABEL, labelled
@@ -221,6 +222,10 @@ class Toolbox:
             except BaseException:
                 hold.settle(call_usage(0.0 if waits else asyncio.get_running_loop().time() - began))
                 raise
+            if operation_of(call.name) == "exec":
+                from .sights import Sights  # where code runs
+
+                self._context.own(Sights).forget()
             output, marks = self._brought(call, output)
             if said is not None:
                 marks = ()  # what is said in place of a tool has its label already
