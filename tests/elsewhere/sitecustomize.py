@@ -62,6 +62,7 @@ for module, names in MISSING:
     for name in names.split():
         if hasattr(module, name):
             delattr(module, name)
+os.process_cpu_count = os.cpu_count  # from Python 3.13 on, and this where processes have no processors of their own
 for name in LOOKING:
     setattr(os, name, blind(getattr(os, name)))
 builtins.open = io.open = blind(open)  # type: ignore[assignment]

@@ -32,12 +32,14 @@ class Desk:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.busy = False
+        self.busy = self.leaves = False
         self.stopped = asyncio.Event()
         self.silence = asyncio.Event()
 
     async def __call__(self, method: str, params: msgspec.Raw, client: Client) -> Any:  # noqa: ARG002
         self.asked.append(method)
+        if self.leaves:
+            raise DaemonLeaving("the daemon is leaving")
         if method == "daemon_stop":
             if self.busy:
                 raise AgentBusyError("1 agents are at work (a)")
@@ -170,6 +172,18 @@ async def test_a_daemon_that_leaves_is_succeeded(house: House) -> None:
     await house.close()
     assert await asyncio.to_thread(client.call, "state") == {"asked": "state"}
     assert house.starts == 1
+
+
+async def test_daemons_that_leave_one_after_the_other_are_given_up(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those that fail as soon as they serve: nobody waits for the next one for ever."""
+    monkeypatch.setattr(connection, "START_SECONDS", 0)
+    house.desk.leaves = True
+    await house.open()
+    with pytest.raises(Failure, match="no daemon took this request") as raised:
+        await asyncio.to_thread(house.client().call, "list")
+    assert (raised.value.kind, house.desk.asked) == ("DaemonNotRunning", ["list", "list"])
 
 
 async def test_an_idle_daemon_of_another_version_is_replaced(house: House, capsys: pytest.CaptureFixture[str]) -> None:

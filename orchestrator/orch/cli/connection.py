@@ -68,11 +68,16 @@ class Connection:
 
         Meanwhile `on_event` is called with each event of the request, `on_silence` after each second without a word.
         """
+        deadline = None
         while True:
             answer = self._exchange(method, params or {}, on_event, on_silence)
             error = answer.get("error")
             if error is None:
                 return answer.get("result")
+            if deadline is None:
+                deadline = time.monotonic() + START_SECONDS
+            elif time.monotonic() > deadline:
+                raise self._untaken()
             if error["type"] == LEAVING:
                 self.close()
             elif error["type"] == "VersionMismatchError" and self._start is not None:
@@ -121,11 +126,14 @@ class Connection:
             if self._start is None:
                 raise Failure(NOT_RUNNING, "no daemon is running: orch daemon start", 3)
             if time.monotonic() > deadline:
-                raise Failure(NOT_RUNNING, f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
+                raise self._untaken()
             if not self._start(self._env, self.log, START_SECONDS):
                 time.sleep(0.02)  # another process is just starting, or ending, one
         assert self._socket is not None
         return self._socket
+
+    def _untaken(self) -> Failure:
+        return Failure(NOT_RUNNING, f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
 
     def _exchange(
         self,
