@@ -59,7 +59,9 @@ ROOT_WIDE: Final = (
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 SHOWN: Final = 80
-NOT_SETTINGS: Final = ("ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
+NOT_SETTINGS: Final = ("ORCH_CALL", "ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
+"""Variables that say something else: a command that an agent runs has the marks of its processes."""
+FEW: Final = 30
 
 
 class Default(Struct, frozen=True):
@@ -350,7 +352,8 @@ def _unknown(key: str) -> str:
         within + near
         for near in difflib.get_close_matches(key[len(within) :], [each[len(within) :] for each in there], 1)
     ]
-    hint = f"did you mean {close[0]!r}?" if close else "there are " + ", ".join(there)
+    few = "there are " + ", ".join(there) if len(there) <= FEW else "`orch config show` lists those there are"
+    hint = f"did you mean {close[0]!r}?" if close else few
     return f"there is no setting {key!r}; {hint}"
 
 

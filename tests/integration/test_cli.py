@@ -38,6 +38,14 @@ def test_the_main_job_from_a_shell(shell: Shell) -> None:
     assert "valves.txt:1" in shell.data("query", spawned["id"][:4], "And valve 7?")["text"]
 
 
+def test_the_module_is_the_command(shell: Shell) -> None:
+    """Where the script is not on the path, `python -m orch` does what it does."""
+    argv = [sys.executable, "-m", "orch", "nope"]
+    told = subprocess.run(argv, env=shell.env, cwd=shell.folder, capture_output=True, timeout=SECONDS, check=False)
+    assert (told.returncode, told.stdout) == (2, b"")
+    assert told.stderr.startswith(b"orch: there is no command 'nope'")
+
+
 def test_an_answer_is_collected_once(shell: Shell) -> None:
     """Without waiting the answer stays; the second taker is told who and when, and may read it again."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script("hello"))
@@ -102,6 +110,15 @@ def test_an_agent_for_one_question(shell: Shell) -> None:
     assert (running.returncode, out) == (130, b"")
     assert b"was ended" in err
     assert [row["id"] for row in shell.data("list")] == [kept["id"]]
+
+
+def test_orch_within_a_command_of_an_agent_is_the_same_orch(shell: Shell) -> None:
+    """It finds its configuration, and the daemon that the agent belongs to; no other one is started."""
+    orch = shlex.join(["env", f"PYTHONPATH={shell.env['PYTHONPATH']}", sys.executable, "-P", "-c", MAIN])
+    script = shell.script({"tool": "bash", "input": {"command": f"{orch} spawn inner --name inner >told 2>&1"}}, "done")
+    assert shell.run("run", "t", "--script", script, "--tools", "bash").stdout == b"done\n"
+    told = (shell.folder / "told").read_text()
+    assert [row["id"] for row in shell.data("list")] == [told.split()[-1]], told
 
 
 def test_an_agent_of_an_earlier_run_is_asked_again(shell: Shell) -> None:

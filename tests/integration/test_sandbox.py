@@ -150,9 +150,12 @@ done = True
         assert "terminal refused" in said
 
     @pytest.mark.parametrize("level", CONFINED)
-    async def test_its_own_folder_and_home_are_there(self, context: ToolContext, level: Level) -> None:
+    async def test_its_own_folder_and_home_are_there(
+        self, context: ToolContext, level: Level, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It writes where it works, and into a home that is not the user's and stays from call to call."""
         context = at(context, level)
+        monkeypatch.setenv("ORCH_HOME", "/of/the/user")
         assert context.folder is not None
         said = await sh(
             context, "echo a > made && cat made && echo b > ~/kept && mktemp && echo $HOME && ls /usr/bin/env"
@@ -160,7 +163,7 @@ done = True
         assert not said.is_error, said.text
         assert (context.cwd / "made").read_text() == "a\n"
         assert str(context.folder / "scratch") in said.text.splitlines()
-        assert (await sh(context, "cat ~/kept")).text.startswith("b\n")
+        assert (await sh(context, "cat ~/kept; echo ${ORCH_HOME-none}")).text.startswith("b\nnone\n")
 
     @pytest.mark.parametrize("level", CONFINED)
     async def test_what_the_user_names_can_be_reached(self, context: ToolContext, level: Level) -> None:

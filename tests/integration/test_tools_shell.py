@@ -114,13 +114,14 @@ class TestBash:
         secrets = ["SOME_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD", "AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "MY_SECRET"]
         for name in (*secrets, "UNASKED"):
             monkeypatch.setenv(name, "canary")
+        monkeypatch.setenv("ORCH_HOME", "/of/the/user")
         env = {**context.env, **dict.fromkeys(secrets, "canary"), "COLOUR": "green", "TERM": "xterm"}
         keys = Keys(TAVILY_API_KEY="canary")
         given = ToolContext(context.cwd, env=env, keys=keys)
         text = (await run(given, "env")).text
         assert "canary" not in text
         names = {line.partition("=")[0] for line in text.splitlines()}
-        assert {"PATH", "HOME", "COLOUR", "TERM", "ORCH_CALL"} <= names
+        assert {"PATH", "HOME", "COLOUR", "TERM", "ORCH_CALL", "ORCH_HOME"} <= names
         assert "TERM=dumb" in text.splitlines()
         assert not names & {*secrets, "UNASKED", "TAVILY_API_KEY"}
 

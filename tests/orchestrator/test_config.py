@@ -10,11 +10,13 @@ import pytest
 
 from orch import config
 from orch.config import load
+from orch.launchers.environment import RUN_VARIABLE
 from orch.strictness import NARROWS
 from orch.trust import is_trusted, project_file, trust, untrust
 from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.sandbox import SandboxConfig
+from orch_worker.tools.kin import MARK
 
 
 @pytest.fixture
@@ -196,6 +198,7 @@ def test_what_has_no_end_is_not_read(home: Path, tmp_path: Path, made: Callable[
     [
         ({"ORCH_MODLE": "x"}, "variable ORCH_MODLE: there is no setting 'modle'; did you mean 'model'"),
         ({"ORCH_SUBAGENTS_ENABLED": "0"}, "ORCH_SUBAGENTS_ENABLED: .*did you mean 'subagents.enabled'"),
+        ({"ORCH_ZZ": "1"}, "there is no setting 'zz'; `orch config show` lists those there are$"),
         ({"ORCH_LIMITS__NOPE": "1"}, "variable ORCH_LIMITS__NOPE: .*'limits.nope'; there are limits.max_turns, "),
         ({"ORCH_LIMITS": "1"}, "variable ORCH_LIMITS: limits is a section"),
         ({"ORCH_LIMITS__TOOL_SECONDS": "inf"}, "ORCH_LIMITS__TOOL_SECONDS: limits.tool_seconds = 'inf' does not fit"),
@@ -208,6 +211,12 @@ def test_a_bad_variable_is_named(home: Path, env: dict[str, str], complaint: str
     """A variable nobody reads, or of the wrong type, does not pass in silence."""
     with pytest.raises(ConfigError, match=complaint):
         load(None, env, home=home)
+
+
+def test_what_an_agent_runs_is_marked_and_has_settings_all_the_same(home: Path) -> None:
+    """orch works inside a command of one: the marks of its processes are no settings."""
+    marks = {RUN_VARIABLE: "/o/runs/daemon", MARK: "0123456789abcdef"}
+    assert load(None, marks, home=home).config == load(None, {}, home=home).config
 
 
 def test_a_bad_override_is_named(home: Path) -> None:
