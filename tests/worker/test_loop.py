@@ -255,6 +255,23 @@ class TestLimits:
         assert reply.stop_reason == "max_tokens"
         assert reply.text.startswith("half a\n\n[The response was cut off")
 
+    @pytest.mark.parametrize(
+        ("stop_reason", "text", "told"),
+        [
+            ("refusal", "", "[The model declined to go on.]"),
+            ("refusal", "No.", "No.\n\n[The model declined to go on.]"),
+            (
+                "error",
+                "hm",
+                "hm\n\n[The response ended in a way that is not known here: there may have been more of it.]",
+            ),
+        ],
+    )
+    async def test_a_response_that_is_not_ended_well_says_so(self, stop_reason: str, text: str, told: str) -> None:
+        """Who reads the text alone is not to take it for an answer, or wonder why there is none."""
+        reply = await Talk(script({"text": text, "stop_reason": stop_reason})).ask()
+        assert (reply.stop_reason, reply.text) == (stop_reason, told)
+
     async def test_cancel_while_the_model_thinks(self) -> None:
         """Cancelling ends a request under way."""
         talk = Talk(script({"sleep": 3600, "text": "late"}))

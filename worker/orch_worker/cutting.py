@@ -21,6 +21,8 @@ WHY: Final[dict[str, str]] = {
     "timeout": "The turn ran out of time.",
     "max_turns": "The turn was stopped after {steps} steps, the most it may take; ask again to let it go on.",
     "max_tokens": "The response was cut off: it reached the most tokens the model may give.",
+    "refusal": "The model declined to go on.",
+    "error": "The response ended in a way that is not known here: there may have been more of it.",
     "budget": "The turn was stopped after {steps} steps: {short}.",
 }
 
