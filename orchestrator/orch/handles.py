@@ -137,12 +137,21 @@ class AsyncSubagent:
             return await self._returned(await self._query(prompt, timeout, on_event), return_name)
         if returns is None:
             return await self._query(prompt, timeout, on_event)
-        reply = await self._query(typed.ask_for(prompt, returns), timeout, on_event)
         try:
-            return typed.read(reply.text, returns)
+            return await self._read(await self._query(typed.ask_for(prompt, returns), timeout, on_event), returns)
         except BadReplyError as error:
             reply = await self._query(typed.ask_to_mend(error), timeout, on_event)
-        return typed.read(reply.text, returns)
+        try:
+            return await self._read(reply, returns)
+        except BadReplyError as error:
+            raise BadReplyError(
+                f"agent {self.name!r} ({self.id}) was asked twice and did not reply with what `returns` is: {error}. "
+                f"It said: {reply.text[:200]!r}"
+            ) from error
+
+    async def _read(self, reply: Reply, returns: type[T]) -> T:
+        text = await self.value(reply.whole) if reply.whole else reply.text  # which may lack its middle
+        return typed.read(text, returns)
 
     async def _query(self, prompt: str, seconds: float | None, on_event: OnEvent | None) -> Reply:
         asked = QueryAgent(self.id, prompt, seconds, stream=on_event is not None)

@@ -34,8 +34,8 @@ def ask_to_mend(error: Exception) -> str:
 def read(text: str, returns: type[T]) -> T:
     """Return the `returns` in `text`, which may stand in a fence or have prose around it. Raises BadReplyError."""
     found = FENCED.findall(text)
-    start, end = text.find("{"), text.rfind("}")
-    inner = [text[start : end + 1]] if -1 < start < end else []
+    ends = [(text.find(begin), text.rfind(end) + 1) for begin, end in ("{}", "[]")]
+    inner = [text[start:stop] for start, stop in sorted(ends) if -1 < start < stop]
     problem: Exception | None = None
     for candidate in (text.strip(), *reversed(found), *inner):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -465,11 +466,13 @@ async def test_a_reply_is_a_value_of_the_type_that_was_asked_for(world: Open) ->
     """In a fence or with prose around it; a wrong one is asked for again, once."""
     o = await world()
     good = 'Here:\n```json\n{"place": "Oslo", "degrees": 5}\n```'
-    agent = await o.spawn("weather", backend=ScriptedBackend([good, "warm", good, "warm", "hot"]))
+    long = json.dumps([*range(5000)])
+    agent = await o.spawn("weather", backend=ScriptedBackend([good, "warm", good, "warm", "hot", long]))
     assert await agent.query("Oslo?", returns=Weather) == Weather("Oslo", 5)
     assert await agent.query("Oslo?", returns=Weather) == Weather("Oslo", 5)
-    with pytest.raises(BadReplyError, match="malformed"):
+    with pytest.raises(BadReplyError, match=r"agent 'agent-1' .* asked twice .* malformed.* It said: 'hot'"):
         await agent.query("Oslo?", returns=Weather)
+    assert await agent.query("Count.", returns=list[int]) == [*range(5000)]  # longer than a reply's text may be
     texts = [text_of(message) for message in (await agent.show()).messages]
     assert '"degrees"' in texts[0]
     assert any(text.startswith("That is not the JSON value") for text in texts)

@@ -1,0 +1,34 @@
+"""What a reply is read as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orch.typed import read
+from orch_protocol.errors import BadReplyError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[1, 2]", [1, 2]),
+        ("```json\n[1, 2]\n```", [1, 2]),
+        ("Here they are: [1, 2]. Anything else?", [1, 2]),
+        ('In {braces}: {"a": 1}', None),
+        ('Of [some] there is {"a": 1}', {"a": 1}),
+        ('First ```\n{"a": 1}\n``` then ```\n{"a": 2}\n```', {"a": 2}),
+        ("", None),
+        ("[" * 5000, None),
+        ("\ud800", None),
+    ],
+)
+def test_a_value_is_found_whatever_stands_around_it(text: str, value: Any) -> None:
+    """Bare, in the last fence, or between the first bracket and the last; else it is none."""
+    kind: Any = dict[str, int] if isinstance(value, dict) else list[int]
+    if value is not None:
+        assert read(text, kind) == value
+    else:
+        with pytest.raises(BadReplyError):
+            read(text, kind)
