@@ -96,6 +96,8 @@ class Hooked(Talk):
         self.on_record = False
         self.system = ""
         self.events: list[tuple[str, str]] = []
+        self.shown: list[str] | None = None
+        """The text of responses as whoever watches is shown it; None: nobody does."""
         self.waiting: list[str] = []
 
     def interject(self, _stopping: bool) -> list[Interjection]:
@@ -106,6 +108,11 @@ class Hooked(Talk):
         """Put the prompt together."""
         self.parts, _ = await self.hooks.prompt(PARTS, recorded=self.on_record)
         self.system = await self.hooks.system_prompt(rendered(of_tier(self.parts, "stable")))
+
+    def emit(self, kind: str, text: str, _name: str, _step: int, _is_error: bool) -> None:
+        """Show what is told of the turn."""
+        if kind == "text" and self.shown is not None:
+            self.shown.append(text)
 
     async def ask(self, prompt: str = "go", limits: Any = None) -> Reply:
         """Run one turn with the hooks."""
@@ -126,6 +133,7 @@ class Hooked(Talk):
             hooks=self.hooks,
             phases=self.phases,
             opening=self.open,
+            emit=self.emit if self.shown is not None else None,
         )
         await self.hooks.turn_end(reply)
         assert_valid(self.backend.transcript())

@@ -9,12 +9,13 @@ import pytest
 
 from orch_protocol.errors import BackendError
 from orch_protocol.hook_events import Event
+from orch_protocol.hook_patches import Abort
 from orch_protocol.messages import assistant
 from orch_worker.backends.base import AssistantTurn
 from orch_worker.backends.scripted import ScriptedBackend
 from orch_worker.hooks import Hook, make_hook
 
-from .test_hooked import CALL, Hooked, Watched
+from .test_hooked import CALL, Hooked, Watched, on
 
 STAGES = ("message_start", "message_update", "message_end")
 
@@ -28,6 +29,7 @@ class Piecewise(ScriptedBackend):
 
     async def assistant_turn(self, on_text: Any = None) -> AssistantTurn:
         """Return all of it, after it was told in pieces."""
+        on_text = on_text or (lambda _piece: None)
         for piece in self._first:
             on_text(piece)
             await asyncio.sleep(0)
@@ -108,3 +110,36 @@ async def test_one_that_fails_leaves_nothing_behind() -> None:
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert "message_end" not in [event.stage for event in seen]
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (lambda event: event.patch(text=event.text.replace("key", "***")), "the *** is here"),
+        (Abort("It is not told."), "It is not told."),
+        (None, "the key is here"),
+    ],
+)
+async def test_nothing_is_shown_that_a_hook_may_still_change(answer: Any, shown: str) -> None:
+    """Whoever watches is shown what the hook has let pass, once it has; what was shown could not be taken back."""
+    talk = Hooked(Piecewise(["the k", "ey is", " here"]), on("after_provider_response", answer))  # type: ignore[arg-type]
+    talk.shown = []
+    await talk.ask()
+    assert talk.shown == [shown]
+
+
+async def test_where_hooks_only_look_on_it_is_shown_as_it_arrives() -> None:
+    """Also where another one may change the reply in the end."""
+    look = watching([], "after_provider_response", "message_update")
+    talk = Hooked(Piecewise(["a", "b"]), look, on("before_output", None, name="o"))  # type: ignore[arg-type]
+    talk.shown = []
+    await talk.ask()
+    assert talk.shown == ["a", "b"]
+
+
+async def test_of_a_request_that_failed_nothing_was_shown() -> None:
+    """The first attempt is void, and no hook has seen it."""
+    talk = Hooked(Piecewise(["old"], ["new"]), on("after_provider_response", None))  # type: ignore[arg-type]
+    talk.shown = []
+    await talk.ask()
+    assert talk.shown == ["new"]

@@ -144,6 +144,8 @@ class HookCalls:
         messages: Callable[[], Sequence[Message]],
     ) -> None:
         self.on: frozenset[str] = frozenset()
+        self.deciding: frozenset[str] = frozenset()
+        """Stages at which some hook does not only look on."""
         self.step = 0
         self._own = own
         self._spec = spec
@@ -203,6 +205,9 @@ class HookCalls:
         self._registry = registry.without(arranged[1])
         self._crews.clear()
         self.on = frozenset(stage for stage in STAGES if self._registry.chain(stage))
+        self.deciding = frozenset(
+            stage for stage in self.on if any(each.row.kind != "observe" for each in self._registry.chain(stage))
+        )
         self._arranged = arranged
 
     async def run(self, event: Event) -> Followed:

@@ -69,6 +69,7 @@ class AgentHooks:
         self._attempt = 1
         """How often the request under way was made."""
         self._arriving = 0
+        self._shown: OnText | None = None
         """The attempt whose response has begun to arrive."""
         self._who: dict[str, str] = {}
 
@@ -225,8 +226,12 @@ class AgentHooks:
         return Instead(messages, system, tail)
 
     def listening(self, on_text: OnText | None, info: BackendInfo) -> OnText | None:
-        """Return what is to be called with the text of the response as it arrives, if anything is; `on_text` is."""
+        """Return what is to be called with the text of the response as it arrives, if anything is. `on_text` is, or
+        once with all of it where a hook may change the response: nothing is shown that it has not let pass."""
         self._attempt, self._arriving = 1, 0
+        self._shown = None
+        if on_text is not None and "after_provider_response" in self.calls.deciding:
+            self._shown, on_text = on_text, None
         self._who = {"provider": info.provider, "model": info.model}
         if self.calls.on.isdisjoint(("message_start", "message_update")):
             return on_text
@@ -250,6 +255,12 @@ class AgentHooks:
 
     async def response(self, turn: AssistantTurn, info: BackendInfo) -> tuple[AssistantTurn, BaseException | None]:
         """Return the response to take down, and what is to be raised once it is on record."""
+        turn, end = await self._passed(turn, info)
+        if self._shown is not None and (text := text_of(turn.message)):
+            self._shown(text)
+        return turn, end
+
+    async def _passed(self, turn: AssistantTurn, info: BackendInfo) -> tuple[AssistantTurn, BaseException | None]:
         self.calls.step += 1
         self._begins()
         if "after_provider_response" not in self.calls.on:
