@@ -7,7 +7,7 @@ import base64
 import errno
 import signal
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,8 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.shortcuts import print_formatted_text
 from prompt_toolkit.styles import Style
+
+from orch_protocol.text import scrub
 
 from .chat import Chat
 from .completing import suggestions
@@ -310,12 +312,21 @@ class _Completer(Completer):
             yield Completion(each.text, start_position=-each.length, display_meta=each.about)
 
 
+class _Kept(FileHistory):
+    """Keeps what was typed in a file, as long as that can be written: nobody is kept from saying it."""
+
+    def store_string(self, string: str) -> None:
+        """Write it down."""
+        with suppress(OSError):
+            super().store_string(scrub(string))
+
+
 def _goes_on(document: Document) -> bool:
     return document.is_cursor_at_the_end and document.text_before_cursor.endswith("\\")
 
 
 def _history(file: Path | None) -> History:
-    return InMemoryHistory() if file is None else FileHistory(str(file))
+    return InMemoryHistory() if file is None else _Kept(str(file))
 
 
 def _formatted(line: Iterable[Piece]) -> list[tuple[str, str]]:

@@ -223,6 +223,13 @@ async def test_what_was_typed_is_remembered_for_its_owner(monkeypatch: pytest.Mo
         await at.press(UP, lambda: at.typed == "remember me")
 
 
+async def test_what_cannot_be_remembered_is_said_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on a disk that is full; and in this console it can be had again."""
+    async with desk(monkeypatch, tmp_path / "gone" / "history") as at:
+        await at.press("go" + ENTER, lambda: at.said() == ["go"])
+        await at.press(UP, lambda: at.typed == "go")
+
+
 async def test_what_is_copied_goes_to_the_terminals_clipboard(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the one sequence that terminals take for that, with nothing of the text in it as it is."""
     async with desk(monkeypatch) as at:
