@@ -106,11 +106,12 @@ class Screen:
             style=STYLE,
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             enable_suspend=True,
-            enable_open_in_editor=True,
             erase_when_done=True,
             input=input,
             output=output,
         )
+        # Keys of the library's that accept a line would end the prompt, and with it the chat.
+        self._session.default_buffer.accept_handler = lambda _: True
         chat.sheet.resize(self._session.output.get_size().columns)
 
     async def run(self) -> None:
@@ -247,6 +248,10 @@ class Screen:
         @keys.add("c-j", filter=here)
         def _newline(event: KeyPressEvent) -> None:
             event.current_buffer.newline(copy_margin=False)
+
+        @keys.add("c-x", "c-e", filter=here)
+        def _edit(event: KeyPressEvent) -> None:
+            event.current_buffer.open_in_editor()
 
         @keys.add("c-c")
         @keys.add("<sigint>")

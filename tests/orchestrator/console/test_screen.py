@@ -22,6 +22,7 @@ from orch.console.screen import Screen
 from orchestrator.console.test_chat import Talk, question
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J, UP = "\r", "\x1b\r", "\x03", "\x04", "\n", "\x1b[A"
+CTRL_A, CTRL_E, CTRL_X = "\x01", "\x05", "\x18"
 
 
 class Paper(DummyOutput):
@@ -164,6 +165,29 @@ async def test_ctrl_c_clears_ends_and_leaves(monkeypatch: pytest.MonkeyPatch) ->
         at.talk.now = 60.0
         await at.press(CTRL_C, lambda: "Ctrl-D, leaves" in at.paper.written)
         await at.press(CTRL_C, at.talk.chat.done.is_set)
+
+
+async def test_what_is_written_in_an_editor_comes_back_into_the_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Enter says it: whoever leaves the editor without a word has said nothing, and is still here."""
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nprintf "%s and\\nmore" "$(cat "$1")" > "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    async with desk(monkeypatch) as at:
+        await at.press("draft" + CTRL_X + CTRL_E, lambda: at.typed == "draft and\nmore")
+        assert at.said() == []
+        await at.press(ENTER, lambda: at.said() == ["draft and\nmore"])
+
+
+@pytest.mark.parametrize("keys", ["\x0f", "\x1b#"], ids=["Ctrl-O", "Alt-#"])
+async def test_no_other_key_that_accepts_a_line_leaves(monkeypatch: pytest.MonkeyPatch, keys: str) -> None:
+    """As shells have some, and so the library has them too."""
+    async with desk(monkeypatch) as at:
+        await at.press("go" + keys + CTRL_A, lambda: "go" in at.typed)
+        await at.press("now " + ENTER, at.said)
+        assert at.said()[0].startswith("now ")
 
 
 async def test_ctrl_d_leaves_an_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
