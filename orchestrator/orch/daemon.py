@@ -101,6 +101,7 @@ class Daemon:
 
     `call` serves one of `orch_protocol.services.SERVICES`; `clock` counts seconds. `holds` says whether the folder is
     still the daemon's: when it was removed or replaced nobody finds the daemon any more, or another one serves there.
+    `fault` says why its journal can be written no more, "" as long as it can: the next daemon opens it anew.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Daemon:
         home: Path,
         config: Config,
         holds: Callable[[], bool] = lambda: True,
+        fault: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
         offered: Callable[[], Awaitable[Offer]] = _machine,
     ) -> None:
@@ -118,7 +120,7 @@ class Daemon:
         self._call = call
         self._home = home
         self._config = config
-        self._holds = holds
+        self._holds, self._fault = holds, fault
         self._clock = clock
         self._offered = offered
         self._touched = clock()
@@ -138,6 +140,9 @@ class Daemon:
             if not self._holds():
                 self.stop()
                 raise DaemonLeaving(f"the daemon is leaving: {self._home} is no longer its folder; ask the next one")
+            if fault := self._fault():
+                self.stop()
+                raise DaemonLeaving(f"the daemon is leaving: {fault}; ask the next one")
             if method == "daemon_status":
                 return await self._status()
             if method not in SERVICES:
@@ -156,6 +161,8 @@ class Daemon:
     async def until_done(self) -> str:
         """Return why it is time to leave, when it is."""
         while self._holds():
+            if fault := self._fault():
+                return fault
             if self._stop.is_set():
                 return "told to stop"
             left = await self.seconds_left()
@@ -247,7 +254,8 @@ async def serve(lock: FolderLock, home: Path, config: Config, env: Mapping[str, 
 
     orchestrator = AsyncOrchestrator(config=config, run="daemon", home=home, env=env)
     await orchestrator.__aenter__()
-    daemon = Daemon(orchestrator.supervisor, call, home=home, config=config, holds=lock.holds)
+    root = orchestrator.supervisor
+    daemon = Daemon(root, call, home=home, config=config, holds=lock.holds, fault=lambda: root.disk.fault)
     server = ControlServer(paths.socket_path(paths.daemon_dir(home), "control.sock"), daemon.handle)
     try:
         stop_on_signals(daemon.stop)

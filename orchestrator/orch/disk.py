@@ -37,6 +37,11 @@ class Disk:
         self._syncing: asyncio.Future[None] | None = None
         journal.log.on_dirty = self._sync_soon
 
+    @property
+    def fault(self) -> str:
+        """Why the journal can be written no more, by this root, "" as long as it can."""
+        return self._journal.log.fault
+
     def do(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Return a future of what `work` returns."""
         return self._loop.run_in_executor(self._threads, work, *arguments)

@@ -64,8 +64,8 @@ MUTANTS: Final = (
     Mutant(
         "a sync that failed is tried again",
         STORE,
-        "            raise StoreError(self._fault) from error\n        self._synced",
-        "            fault, self._fault = self._fault, ''\n            raise StoreError(fault) from error\n"
+        "            raise StoreError(self.fault) from error\n        self._synced",
+        "            fault, self.fault = self.fault, ''\n            raise StoreError(fault) from error\n"
         "        self._synced",
         "tests/worker/test_store_disk.py::test_failed_sync_is_final",
     ),

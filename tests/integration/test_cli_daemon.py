@@ -113,6 +113,18 @@ def test_a_daemon_whose_home_is_removed_leaves(shell: Shell) -> None:
     assert shell.run("spawn", "t").stdout != b""
 
 
+def test_a_daemon_whose_journal_was_removed_is_replaced(shell: Shell) -> None:
+    """What it would take down would be nowhere: it leaves with its agents, and whoever asks is served by the next."""
+    shell.run("spawn", "t", "--name", "a")
+    before = shell.ours()
+    (shell.home / "runs" / "daemon" / "journal.jsonl").unlink()
+    shell.start("kill", "a").communicate(timeout=SECONDS)  # it wants to be on the disk; if that was not tried before
+    assert shell.data("list", "--all") == []
+    for pid in before:
+        ended(pid)
+    assert shell.run("spawn", "t").stdout != b""
+
+
 def test_a_frozen_daemon_is_given_up(shell: Shell) -> None:
     """Every command, the doctor and stop included, says which process hangs, where its log is and how to end it."""
     shell.run("spawn", "t", "--name", "a")

@@ -188,6 +188,19 @@ async def test_a_daemon_whose_folder_is_gone_takes_no_request() -> None:
     assert "was removed" in await served.until_done()
 
 
+async def test_a_daemon_whose_journal_can_be_written_no_more_leaves() -> None:
+    """After a sync that failed, say: only who opens it anew knows what it holds, and that is the next daemon."""
+    root, why = Root(row("a", "busy")), [""]
+    served = Daemon(root, root.call, home=Path("/o"), config=Config(), fault=lambda: why[0])
+    await ask(served, "kill", {"all": True})
+    why[0] = "cannot sync journal.jsonl: the disk reports an input/output error"
+    for method in ("kill", "daemon_status"):
+        with pytest.raises(DaemonLeaving, match=r"leaving: cannot sync journal\.jsonl.*; ask the next one"):
+            await ask(served, method)
+    assert len(root.asked) == 1
+    assert await served.until_done() == why[0]
+
+
 async def test_stop_stops() -> None:
     """Whoever asks gets the pid to wait for, and the daemon leaves, busy or not."""
     served = open_daemon(Root(row("a", "busy")), Hour())

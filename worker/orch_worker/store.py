@@ -321,7 +321,8 @@ class AppendLog:
         # Also of a file that was there: who made it may have been killed before it came to that.
         self._named = False
         self._told = False
-        self._fault = ""
+        self.fault = ""
+        """Why nothing can be appended any more before the file is opened anew, "" as long as something can."""
 
     @classmethod
     def open(
@@ -378,7 +379,7 @@ class AppendLog:
     @property
     def broken(self) -> bool:
         """Whether nothing can be appended any more: what the file holds is uncertain, and is to be read anew."""
-        return bool(self._fault) and self._descriptor >= 0
+        return bool(self.fault) and self._descriptor >= 0
 
     @property
     def dirty(self) -> int:
@@ -431,8 +432,8 @@ class AppendLog:
                 raise FileNotFoundError(errno.ENOENT, "somebody removed it")
         except OSError as error:
             # The descriptor stays taken until close, so that its number cannot come to mean another file.
-            self._fault = f"cannot sync {self.path}: {cause(error)}; what it holds is uncertain, open it anew"
-            raise StoreError(self._fault) from error
+            self.fault = f"cannot sync {self.path}: {cause(error)}; what it holds is uncertain, open it anew"
+            raise StoreError(self.fault) from error
         self._synced = max(self._synced, end)
 
     def close(self) -> None:
@@ -440,24 +441,24 @@ class AppendLog:
         if self._descriptor < 0:
             return
         try:
-            if self.dirty and not self._fault:
+            if self.dirty and not self.fault:
                 self.sync()
             self._note()
         finally:
             descriptor, self._descriptor = self._descriptor, -1
-            self._fault = self._fault or f"{self.path} is closed"
+            self.fault = self.fault or f"{self.path} is closed"
             os.close(descriptor)
 
     def _note(self) -> None:
         """Note what is known of a long file, if that is much more than was noted of it."""
         end, seq, checksum, sum = self._state
-        if sum is not None and end - self._noted >= LEAST and not self._fault:
+        if sum is not None and end - self._noted >= LEAST and not self.fault:
             remember(self.path, Known(end, seq, checksum, sum))
             self._noted = end
 
     def _require_usable(self) -> None:
-        if self._fault:
-            raise StoreError(self._fault)
+        if self.fault:
+            raise StoreError(self.fault)
 
     def _commit(self, data: bytes, state: State) -> None:
         try:
@@ -480,8 +481,8 @@ class AppendLog:
         try:
             os.ftruncate(self._descriptor, self._state[0])
         except OSError as error:
-            self._fault = f"cannot take a half-written line back from {self.path}: {cause(error)}; open it anew"
-            raise StoreError(self._fault) from error
+            self.fault = f"cannot take a half-written line back from {self.path}: {cause(error)}; open it anew"
+            raise StoreError(self.fault) from error
 
 
 @contextmanager
