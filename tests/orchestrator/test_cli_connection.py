@@ -63,6 +63,8 @@ class House:
         self.desk = Desk()
         self.server: ControlServer | None = None
         self.starts = 0
+        self.options: dict[str, Any] = {}
+        """What daemons that are started here are like."""
         self._clients: list[Connection] = []
         self._loop = asyncio.get_running_loop()
 
@@ -89,7 +91,7 @@ class House:
         assert log == os.path.join(env["ORCH_HOME"], "daemon", "log")
         assert seconds > 0
         self.starts += 1
-        asyncio.run_coroutine_threadsafe(self.open(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.open(**self.options), self._loop).result()
         return True
 
 
@@ -195,6 +197,21 @@ async def test_an_idle_daemon_of_another_version_is_replaced(house: House, capsy
     assert await asking == {"asked": "list"}
     assert house.desk.asked == ["daemon_stop", "list"]
     assert "spoke another version" in capsys.readouterr().err
+
+
+async def test_a_successor_of_another_version_too_is_an_error_naming_both(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of two installations that each find the other's daemon: nobody replaces it again and again."""
+    house.options = {"version": 99}
+    await house.open(version=99)
+    asking = asyncio.create_task(asyncio.to_thread(house.client().call, "list"))
+    await house.desk.stopped.wait()
+    await house.close()
+    with pytest.raises(Failure, match=r"version 1 .* version 99") as raised:
+        await asking
+    assert (raised.value.kind, raised.value.exit_code, house.starts) == ("VersionMismatchError", 2, 1)
+    assert capsys.readouterr().err.count("spoke another version") == 1
 
 
 async def test_a_busy_daemon_of_another_version_is_an_error_naming_both(house: House) -> None:

@@ -68,7 +68,7 @@ class Connection:
 
         Meanwhile `on_event` is called with each event of the request, `on_silence` after each second without a word.
         """
-        deadline = None
+        deadline, replaced = None, self._start is None
         while True:
             answer = self._exchange(method, params or {}, on_event, on_silence)
             error = answer.get("error")
@@ -80,8 +80,9 @@ class Connection:
                 raise self._untaken()
             if error["type"] == LEAVING:
                 self.close()
-            elif error["type"] == "VersionMismatchError" and self._start is not None:
+            elif error["type"] == "VersionMismatchError" and not replaced:
                 self._replace(error["message"])
+                replaced = True  # one that is started here and speaks otherwise would be started again and again
             else:
                 raise Failure(error["type"], error["message"], int(error["exit_code"]), error.get("outcome", ""))
 
