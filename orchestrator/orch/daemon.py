@@ -31,7 +31,7 @@ from orch_protocol.wire import DECODE_ERRORS, VERSION
 from orch_worker import birth
 from orch_worker.confinement.trial import Offer, describe, machine
 from orch_worker.lock import FolderLock
-from orch_worker.secret import is_secret
+from orch_worker.secret import holds_secret
 
 from . import paths
 from .config import ROOT_WIDE, flat, load
@@ -319,7 +319,7 @@ def main(argv: list[str] | None = None) -> int:
         except LockedError as error:
             print(f"orch: another daemon serves {home}: {error}", file=sys.stderr)
             return ALREADY_RUNNING
-        open_log(folder / "log", (value for name, value in env.items() if is_secret(name)))
+        open_log(folder / "log", (value for name, value in env.items() if holds_secret(name, value)))
         asyncio.run(serve(lock, home, load(None, os.environ, home=home).config, env, arguments.ready))
     except (OrchError, OSError) as error:
         log.exception("could_not_go_on")

@@ -46,11 +46,20 @@ class TestEnvironment:
             "AWS_ACCESS_KEY_ID",
             "SSH_PRIVATE_KEY",
             "GOOGLE_APPLICATION_CREDENTIALS",
+            "MY_PASS",
+            "NPM_AUTH",
+            "SENTRY_DSN",
         ],
     )
     def test_secrets_stay_behind(self, name: str) -> None:
         """A variable whose name speaks of a secret, or of a model vendor, is not handed on."""
         assert name not in clean_environment("run", {name: "canary"})
+
+    def test_addresses_with_a_password_stay_behind(self) -> None:
+        """But for proxies, without which nothing might be reached."""
+        found = {"DATABASE_URL": "postgres://me:canary@db/x", "HTTPS_PROXY": "http://me:pw@proxy:3128"}
+        kept = clean_environment("run", {**found, "HOMEPAGE": "https://me@example.org:80/a:b@c"})
+        assert kept.keys() & {*found, "HOMEPAGE"} == {"HTTPS_PROXY", "HOMEPAGE"}
 
     @pytest.mark.parametrize("name", ["PATH", "HOME", "KEYBOARD", "TOKENIZERS_PARALLELISM", "ORCH_HOME", "MONKEY"])
     def test_the_rest_goes_along(self, name: str) -> None:

@@ -8,12 +8,16 @@ from typing import Final
 
 from .backends.vendors import VENDORS
 
-__all__ = ["Masker", "is_secret", "masked"]
+__all__ = ["Masker", "holds_secret", "is_secret", "masked"]
 
 SECRET: Final = re.compile(
-    r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|KEY)S?($|_)|(^|_)(TOKEN|PAT)($|_)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL",
+    r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|KEY)S?($|_)|(^|_)(TOKEN|PAT|PASS|AUTH|DSN)($|_)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL",
     re.IGNORECASE,
 )
+
+PASSWORD_IN_ADDRESS: Final = re.compile(r"://[^\s/@:]*:[^\s/@]+@")
+PROXY: Final = "_PROXY"
+"""Ends the names of addresses that are asked for every other one: without what lets them in nothing is reached."""
 
 HIDDEN: Final = "[a key]"
 SHORTEST: Final = 8
@@ -23,6 +27,11 @@ SHORTEST: Final = 8
 def is_secret(name: str) -> bool:
     """Whether the variable `name` looks as if its value were a secret. Rather one too many than one too few."""
     return name.upper().startswith(VENDORS) or SECRET.search(name) is not None
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Whether the variable `name` looks as if `value` were a secret, or an address with a password."""
+    return is_secret(name) or (not name.upper().endswith(PROXY) and PASSWORD_IN_ADDRESS.search(value) is not None)
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 import orch_protocol
 import orch_worker
 from orch_protocol.errors import LaunchError, UnsupportedPlatformError
-from orch_worker.secret import is_secret
+from orch_worker.secret import holds_secret
 
 __all__ = ["check_platform", "clean_environment", "command"]
 
@@ -43,7 +43,7 @@ def clean_environment(run_id: str, environ: Mapping[str, str] | None = None) -> 
     Keys reach workers through their birth pipes: any process of the same user can read another's environment.
     """
     environ = os.environ if environ is None else environ
-    kept = {name: value for name, value in environ.items() if not is_secret(name) and name not in INTERACTIVE}
+    kept = {name: value for name, value in environ.items() if not holds_secret(name, value) and name not in INTERACTIVE}
     path = [*_package_roots(), *(os.path.abspath(part) for part in environ.get("PYTHONPATH", "").split(":") if part)]
     kept.pop("PYTHONPATH", None)
     return kept | ({"PYTHONPATH": ":".join(path)} if path else {}) | {RUN_VARIABLE: run_id}
