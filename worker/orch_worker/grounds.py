@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from orch_protocol.policy import PolicySpec
 
 from .mentions import Where, mentions
@@ -87,7 +89,11 @@ def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
 def places_of(tool: str, input: Mapping[str, Any], where: Where) -> tuple[Place, ...] | None:
     """Return what a call names, and the folder it works in; None when there is too much of it to be looked through."""
     text = TEXT.get(tool, frozenset())
-    named = mentions([value for name, value in input.items() if name not in text], where)
+    said = [value for name, value in input.items() if name not in text]
+    named = mentions(said, where)
+    if named is not None and tool == "run_python" and (here := _here()) not in ("", where.cwd):
+        there = mentions(said, replace(where, cwd=here))  # where code went that ran before
+        named = None if there is None else (*named, *there)
     if named is None:
         return None
     start = () if tool in APART else (where.cwd,)
@@ -141,6 +147,13 @@ def _rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:
             whole = os.path.normpath(os.path.join(where.cwd, home + path[1:] if home else os.path.expanduser(path)))
             found |= {whole: None, _real(whole): None}
     return tuple(found)
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it is gone
+        return ""
 
 
 def _real(path: str) -> str:

@@ -11,6 +11,8 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -20,7 +22,9 @@ __all__ = ["MOST_TEXT", "MOST_WORDS", "Where", "mentions"]
 
 MOST_WORDS: Final = 20_000
 MOST_TEXT: Final = 400_000
-MOST_BASES: Final = 6
+MOST_BASES: Final = 128
+MOST_GUESSED: Final = 6
+MOST_PATHS: Final = 180_000
 MOST_VARIANTS: Final = 64
 LONGEST: Final = 4_096
 DEEPEST: Final = 3
@@ -33,8 +37,18 @@ _INNER: Final = re.compile(r"[=:@,]")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)[^}]*\}|(\w+))")
 _SET: Final = re.compile(r"(?:^|[\s;&|(])(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
-_GOES: Final = re.compile(r"(?:^|[\s;&|(])(?:cd|pushd|chdir)\b|-C\b")
+_GOES: Final = re.compile(
+    r"""(?:(?:^|[\s;&|(`'"])(?:cd|pushd)(?=[\s;])|\bchdir\b|\bcwd\s*=|(?:^|\s)-C|--(?:chdir|directory)\b)
+    [ \t=]*(?P<code>\()?(?:-[\w@]*[ \t]+)*
+    (?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;&|<>)`'"(]*[(`]?)""",
+    re.VERBOSE,
+)
+"""What a command, or code, goes to another folder by, and which: `cd x`, `-C x`, `chdir(x)`, `cwd=x`."""
 _GOES_HOME: Final = re.compile(r"(?:^|[;&|(]\s*|\n\s*)cd\s*(?:$|[;&|)\n])")
+_ESCAPED: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(?:[xu]([0-9A-Fa-f]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
+_PERCENT: Final = re.compile(r"%(?:\(\w*\))?[-+ #0-9.*]*[A-Za-z]")
+_FIELD: Final = re.compile(r"\{[^{}]*\}")
 _HOME_IN_CODE: Final = re.compile(r"\bhome\(|expanduser|\bHOME\b")
 
 
@@ -55,6 +69,7 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
     bases: dict[str, None] = {where.cwd: None}
     known = dict(where.env)
     texts = [text.replace("\0", "") for value in values for text in _texts(value)]
+    texts += [_ESCAPED.sub(_plain, text) for text in texts if "$'" in text]
     if sum(map(len, texts)) > MOST_TEXT:
         return None
     for text in texts:
@@ -65,14 +80,44 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
         if len(words) > MOST_WORDS:
             return None
     named = list(dict.fromkeys(each for word in words for each in _variants(word, known, where)))
-    if any(_GOES.search(text) for text in texts):
-        # Where it may have gone: whatever folder is named in the command, from where relative names go on.
-        bases |= dict.fromkeys(os.path.normpath(os.path.join(where.cwd, each)) for each in named if "/" in each)
-    starts = list(bases)[: MOST_BASES + len(where.homes)]
-    absolute = dict.fromkeys(
-        os.path.normpath(path) for each in named for path in ([each] if each[:1] == "/" else _joined(starts, each))
-    )
+    if goes := [found for text in texts for found in _GOES.finditer(text)]:
+        for found in goes:
+            # From wherever it was by then: a subshell, or what comes behind a failure, is not where it went last.
+            for to in _destinations(found, known, where):
+                bases |= dict.fromkeys(os.path.normpath(path) for path in _joined(bases, to))
+            if len(bases) > MOST_BASES:
+                return None
+        # And whatever other folder is named in the command.
+        others = (os.path.normpath(os.path.join(where.cwd, each)) for each in named if "/" in each)
+        bases |= dict.fromkeys(islice(others, MOST_GUESSED))
+    if len(bases) * len(named) > MOST_PATHS:
+        return None
+    absolute: dict[str, None] = {}
+    for each in named:
+        for path in [each] if each[:1] == "/" else _joined(bases, each):
+            absolute[os.path.normpath(path)] = None
+            if ".." in path:
+                absolute[path] = None  # what is above a link is not what its spelling says
     return tuple(path for path in absolute if path not in HARMLESS)
+
+
+def _destinations(found: re.Match[str], known: Mapping[str, str], where: Where) -> list[str]:
+    """Return the folders that may be meant where a command goes to one; when nobody knows, those above and homes."""
+    to = found["to"]
+    plain = to.strip("\"'")
+    variants = list(_variants(plain, known, where)) if plain else []
+    unsaid = "(" in plain or "`" in plain or plain.startswith("-") or "*" in _filled(plain, known)
+    if unsaid or (found["code"] and plain == to):
+        above = (where.cwd, *map(str, PurePosixPath(where.cwd).parents))
+        variants += [*where.homes, *above]
+    return variants
+
+
+def _plain(found: re.Match[str]) -> str:
+    def character(escape: re.Match[str]) -> str:
+        return chr(int(escape[1] or escape[2], 16 if escape[1] else 8)) if escape[1] or escape[2] else escape[3]
+
+    return f"'{_ESCAPE.sub(character, found[1])}'"
 
 
 def _joined(bases: Iterable[str], name: str) -> list[str]:
@@ -122,9 +167,11 @@ def _variants(word: str, known: Mapping[str, str], where: Where) -> Iterator[str
         filled = _filled(plain, known)
         if filled.startswith("~"):
             name, slash, rest = filled.partition("/")
-            if name == "~":
+            if name in ("~+", "~-"):
+                yield f"{where.cwd}{slash}{rest}"
+            if name in ("~", "~-"):
                 yield from (f"{home}{slash}{rest}" for home in where.homes)
-            else:
+            elif name != "~+":
                 yield os.path.expanduser(filled)
         elif plain.startswith("$") and filled.startswith("*"):  # nobody knows where that is
             yield from (f"{start}{filled[1:]}" for start in (*where.homes, where.cwd))
@@ -163,6 +210,8 @@ def _folded(text: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and (value := _text(node.value, names)) is not None:
             names |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            names[node.target.id] = names.get(node.target.id, "") + (_text(node.value, names) or "*")
     for node in ast.walk(tree):
         if isinstance(node, ast.expr) and (value := _text(node, names)):
             found[value] = None
@@ -183,6 +232,16 @@ def _text(node: ast.expr, names: Mapping[str, str]) -> str | None:
             return front + back if front is not None and back is not None else back or front
         case ast.BinOp(left=left, op=ast.Div(), right=right):
             return _path(left, right, names=names)
+        case ast.BinOp(left=left, op=ast.Mod(), right=right):
+            return _put_in(_PERCENT, left, right.elts if isinstance(right, ast.Tuple) else [right], names)
+        case ast.Call(func=ast.Attribute(attr="format", value=value), args=parts, keywords=named):
+            return _put_in(_FIELD, value, [*parts, *(each.value for each in named)], names)
+        case ast.Attribute(attr="parent", value=value):
+            return os.path.join(_text(value, names) or ".", "..")
+        case ast.Call(func=ast.Attribute(attr="cwd" | "getcwd")):
+            return "."
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[_, _, *_] as parts) if "Path" in name:
+            return _path(*parts, names=names)
         case ast.JoinedStr(values=parts):
             return "".join(_text(part, names) or "" for part in parts)
         case ast.FormattedValue(value=value):
@@ -201,6 +260,14 @@ def _text(node: ast.expr, names: Mapping[str, str]) -> str | None:
             called, said = getattr(node.func, "attr", getattr(node.func, "id", "")), _text(first, names)
             return f"${said}" if called in ("getenv", "get") and said else said
     return None
+
+
+def _put_in(
+    fields: re.Pattern[str], template: ast.expr, parts: Iterable[ast.expr], names: Mapping[str, str]
+) -> str | None:
+    """Return what `template` says with the parts in its fields, one after the other."""
+    text, filled = _text(template, names), (_text(part, names) or "*" for part in parts)
+    return fields.sub(lambda _: next(filled, "*"), text) if text is not None else None
 
 
 def _elements(parts: list[ast.expr]) -> list[ast.expr]:
