@@ -310,6 +310,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "prompted": Prompted,
     "do": Do,
     "did": Did,
+    "drop": Nothing,
     "event": TurnEvent,
     "so_far": TurnSoFar,
     "watch": Nothing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from orch_protocol.errors import ConfigError
@@ -24,6 +25,7 @@ __all__ = ["ENTRY", "Doer", "done", "ran"]
 
 ENTRY: Final = "command"
 """The custom type of entries that say what a person ran."""
+ENDED: Final = "(the user ended it before it was done)"
 MOST_HEARD: Final = 4_000
 """Characters of what came of it that the model is told, and as many of what was typed."""
 
@@ -76,7 +78,12 @@ async def _use(agent: Doer, deed: UseTool) -> Did:
         return Did(why, is_error=True)
     box, call = Toolbox(tools, agent.context), ToolUse(new_id(), deed.name, deed.input)
     box.counted = False
-    outcome = await box.dispatch(call)
+    try:
+        outcome = await box.dispatch(call)
+    except asyncio.CancelledError:
+        if not deed.looks:
+            _put_on_record(agent, deed.line, Did(ENDED, is_error=True), heard=deed.heard)
+        raise
     outcome.settle(outcome.usage)
     [shown] = box.shown([call], [outcome])
     did = Did(text_in(shown.result), is_error=shown.result.is_error)

@@ -331,13 +331,18 @@ class Host:
         self._beside(self._show_prompt(id))
 
     def _on_do(self, id: str, body: Do) -> None:
-        self._beside(self._do(id, body))
+        self._beside(self._do(id, body)).set_name(id)
 
-    def _beside(self, work: Coroutine[None, None, None]) -> None:
+    def _on_drop(self, id: str, _: Nothing) -> None:
+        for doing in [each for each in self._asides if each.get_name() == id]:
+            doing.cancel()
+
+    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Let `work` go on beside whatever else there is to do."""
         task = asyncio.get_running_loop().create_task(work)
         self._asides.add(task)
         task.add_done_callback(self._asides.discard)
+        return task
 
     async def _do(self, id: str, body: Do) -> None:
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from orch_protocol.errors import AgentDiedError, OrchError
+from orch_protocol.commands import Nothing
+from orch_protocol.errors import AgentDiedError, OrchError, QueryTimeoutError
 from orch_protocol.ids import new_id
 from orch_protocol.slash import Deed, Did, Do, UseTool
 from orch_worker.deeds import ENTRY, ran
@@ -29,11 +31,18 @@ GRACE_SECONDS: Final = 15.0
 async def done(root: Supervisor, node: Node, deed: Deed, seconds: float | None = None) -> Did:
     """Let the agent's process do `deed`, which is started for it if it had none, and return what came of it.
 
-    Raises AgentDiedError when that process does not live to tell, QueryTimeoutError, and what the deed raises.
+    When this is cancelled the deed ends. Raises AgentDiedError when that process does not live to tell,
+    QueryTimeoutError, and what the deed raises.
     """
     await roused(root, node)
     seconds = GRACE_SECONDS + (node.spec.limits.tool_seconds if seconds is None else seconds)
-    did: Did | None = await answered(root, node, "do", Do(deed), new_id(), "did", seconds)
+    id = new_id()
+    try:
+        did: Did | None = await answered(root, node, "do", Do(deed), id, "did", seconds)
+    except (asyncio.CancelledError, QueryTimeoutError):
+        if (peer := root.workers.peer(node.spec.id)) is not None:
+            peer.send("drop", Nothing(), id)  # nobody waits for it any more
+        raise
     if did is None:
         raise AgentDiedError(f"the process of agent {node.spec.name!r} ({node.spec.id}) ended before it was done")
     return did

@@ -273,6 +273,24 @@ async def test_code_that_takes_the_process_along_is_told_of(tmp_path: Path) -> N
         assert (await agent.query("Go on.")).text == "Oh."
 
 
+async def test_what_nobody_waits_for_any_more_ends(tmp_path: Path) -> None:
+    """As after Ctrl-C: the code is stopped, the agent is told that somebody ended it, and the names stay."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o)
+        ran = asyncio.ensure_future(agent.execute("/py turns = 0\nwhile True: turns += 1"))
+        await until(lambda: any(topic.startswith("did:") for topic in o.supervisor.waiters._topics))
+        await asyncio.sleep(0)
+        ran.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ran
+        while "(the user ended it before it was done)" not in (await shown(agent))[-1]:  # noqa: ASYNC110  # gives way
+            await asyncio.sleep(0)
+        told = ""
+        while told != "True":  # a thread hears it a moment later
+            told = (await agent.execute("/py --quiet turns > 0")).text
+            await asyncio.sleep(0)
+
+
 async def test_what_is_run_while_the_agent_works_is_heard_as_what_is_steered(tmp_path: Path) -> None:
     """Between a call and its result nothing can stand in the conversation: it is told before the next request."""
     gate = Gate()
