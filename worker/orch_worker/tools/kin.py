@@ -11,6 +11,8 @@ __all__ = ["MARK", "Kin"]
 
 MARK: Final = "ORCH_CALL"
 UNSURE_SECONDS: Final = 0.1
+TURNING_SECONDS: Final = 2.0
+"""What turns into another program is not asleep meanwhile, and takes this long on a machine that is very busy."""
 PAUSE: Final = 0.005
 KERNEL_THREAD: Final = 0x00200000
 
@@ -43,7 +45,7 @@ class Kin:
 
     def strike(self) -> bool:
         """Kill the group and all that is found beside it; say whether there may be more, to be struck again soon."""
-        found, unsure = self._find()
+        found, patience = self._find()
         self.signal(signal.SIGKILL)
         for pid in found:
             try:
@@ -51,12 +53,12 @@ class Kin:
             except (ProcessLookupError, PermissionError):
                 pass
         self.killed |= found
-        if found or not unsure:
+        if found or not patience:
             self._unsure_since = None
             return bool(found)
         now = time.monotonic()
         self._unsure_since = self._unsure_since or now
-        return now - self._unsure_since < UNSURE_SECONDS
+        return now - self._unsure_since < patience
 
     def bury(self, deadline: float) -> None:
         """Reap what was killed, or ended by itself, and fell to this process; not later than `deadline` (monotonic)."""
@@ -69,17 +71,18 @@ class Kin:
             if stat is not None and stat.state == "Z" and stat.session == self._leader:
                 _is_dying(pid)
 
-    def _find(self) -> tuple[set[int], bool]:
-        """Return the processes that carry the mark, but for the leader, and whether some may that cannot show it yet.
+    def _find(self) -> tuple[set[int], float]:
+        """Return the processes that carry the mark, but for the leader, and for how long others may that cannot show it
+        yet: seconds, 0 where there are none.
 
         A process has no environment while it turns into another program. One that ended since /proc was listed may have
         made another one that is not on that list. Nothing is found where there is no /proc.
         """
-        found, unsure = set(), False
+        found, patience = set(), 0.0
         try:
             names = os.listdir("/proc")
         except OSError:
-            return set(), False
+            return set(), 0.0
         for pid in map(int, filter(str.isdigit, names)):
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
@@ -93,15 +96,17 @@ class Kin:
             elif not environ and pid not in self._spent:
                 stat = _stat(pid)
                 if stat is None:
-                    unsure |= pid > self._leader or _last_pid() < self._leader  # else it is older than the leader
-                elif stat.is_kernels or stat.state == "Z":
-                    self._spent.add(pid)
-                    unsure |= stat.began >= self._since
+                    young = pid > self._leader or _last_pid() < self._leader
                 else:
-                    if stat.session == self._leader:
+                    young = stat.began >= self._since
+                    if stat.is_kernels or stat.state == "Z":
+                        self._spent.add(pid)
+                    elif stat.session == self._leader:
                         found.add(pid)
-                    unsure |= stat.began >= self._since
-        return found - {self._leader}, unsure
+                if young:
+                    turning = stat is not None and stat.state not in "SZ"
+                    patience = max(patience, TURNING_SECONDS if turning else UNSURE_SECONDS)
+        return found - {self._leader}, patience
 
 
 class _Stat(NamedTuple):

@@ -1,0 +1,37 @@
+"""Finding all processes of a command, as far as it takes no process."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from orch_worker.tools import kin
+from orch_worker.tools.kin import TURNING_SECONDS, UNSURE_SECONDS, Kin
+
+
+@pytest.mark.parametrize(
+    ("state", "began", "seconds"),
+    [("R", 5, TURNING_SECONDS), ("D", 5, TURNING_SECONDS), ("S", 5, UNSURE_SECONDS), ("R", 4, 0.0)],
+)
+def test_what_turns_into_another_program_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, state: str, began: int, seconds: float
+) -> None:
+    """It shows no environment meanwhile, and may be waiting for a processor all that time; one that sleeps has none."""
+    now = [10.0]
+
+    def nothing(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(kin, "_stat", lambda pid: kin._Stat(state, 9, False, 5 if pid == 7 else began))
+    monkeypatch.setattr(kin, "open", nothing, raising=False)
+    monkeypatch.setattr(kin, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(os, "listdir", lambda _: ["self", "7", "9"])
+    command = Kin(7, "mark")
+    command.reaped = True
+    assert command.strike() == bool(seconds)
+    for passed in (0.09, 1.9, 2.1):
+        now[0] = 10.0 + passed
+        assert command.strike() == (passed < seconds)
+    assert command.killed == set()
