@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 
-__all__ = ["Asides"]
+__all__ = ["Asides", "aside"]
+
+
+def aside(text: str) -> None:
+    """Say `text` on stderr, where there is one and it can be: nothing fails because nobody listens."""
+    try:
+        if sys.stderr is not None:  # else print would take stdout, which is the program's
+            print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):  # such as a full disk, a reader that has left, a stream that was closed
+        pass
 
 
 class Asides:
@@ -18,12 +27,12 @@ class Asides:
     def spawned(self, note: str, own: Collection[str], *, chosen: bool) -> None:
         """Say what is to be said of an agent whose spawn came with `note`, and which has the program's `own` tools."""
         if self._default is not None and not chosen:
-            print(self._default, file=sys.stderr, flush=True)
+            aside(self._default)
             self._default = None
         # Names in the policy; those of its own tools are no slips.
         notes = [each for each in self._strange if not any(repr(name) in each for name in own)]
         self._strange = ()
         for each in (*notes, *note.splitlines()):
             if each not in self._said:
-                print(f"orch: {each}", file=sys.stderr, flush=True)
+                aside(f"orch: {each}")
                 self._said.add(each)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from orch_worker.hook_context import HookContext
 from orch_worker.hooks import Hook, Registry, make_hook
 from orch_worker.threads import Late, Threads
 
+from .asides import aside
 from .hook_records import record, summed
 
 __all__ = ["Do", "Hookable", "RootHooks", "Say"]
@@ -294,7 +294,7 @@ def _recorded(home: Path, ran: Iterable[HookTally]) -> None:
     try:
         record(home, ran)
     except StoreError as error:
-        print(f"orch: what hooks did is not on record: {error}", file=sys.stderr, flush=True)
+        aside(f"orch: what hooks did is not on record: {error}")
 
 
 def _said(came: Came) -> HookSaid:

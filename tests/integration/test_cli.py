@@ -221,6 +221,7 @@ def test_bad_input_is_told(shell: Shell, argv: list[str], code: int, complaint: 
         ("run x --script script.json >/dev/full", 1, "the output cannot be written"),
         ("list --json <&- 2>&-", 0, ""),
         ("frob 2>/dev/full", 2, ""),
+        ("spawn x 2>/dev/full | grep -q .", 0, ""),
     ],
 )
 def test_standard_descriptors_may_be_closed_or_full(shell: Shell, redirected: str, code: int, complaint: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator
-from orch.testing import FakeLauncher
+from orch.testing import FakeLauncher, fake_world
 from orch_protocol.errors import AgentBusyError, AgentDiedError, ConfigError, LaunchError
 from orchestrator.world import Gate, World, opened
 from virtual import passed, until, virtual
@@ -167,6 +169,27 @@ async def test_another_event_loop_closes_nothing_either(tmp_path: Path) -> None:
                 with pytest.raises(ConfigError, match="is another event loop's: use and close it there"):
                     elsewhere.submit(asyncio.run, attempt).result()
         assert (await agent.query("go")).text == "fine"
+
+
+class Full(io.StringIO):
+    """A stream of which the disk is full."""
+
+    def write(self, _: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [None, Full()], ids=["closed", "full"])
+@virtual
+async def test_what_nobody_can_be_told_is_no_failure(
+    tmp_path: Path, stream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That no model is configured is said on stderr, where that is: never on stdout, and the agent is there."""
+    async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
+        with monkeypatch.context() as quiet:
+            quiet.setattr(sys, "stderr", stream)
+            await o.spawn("t")
+        assert len(await o.agents()) == 1
+    assert capsys.readouterr().out == ""
 
 
 @virtual

@@ -6,6 +6,7 @@ Nothing here or in the verbs that people type all day imports more than argparse
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 
@@ -169,3 +170,22 @@ def _take_descriptors() -> None:
     os.close(taken)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    said: io.TextIOWrapper = sys.stderr  # type: ignore[assignment]
+    encoding = said.encoding
+    sys.stderr = _Aside(said.detach(), encoding, line_buffering=True)
+
+
+class _Aside(io.TextIOWrapper):
+    """stderr, which people read: that it is full, or nobody reads it any more, keeps no data from stdout."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            pass
