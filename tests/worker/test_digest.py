@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from orch_protocol.entries import CompactionEntry, CompactionWriter
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from orch_worker.digest import Digest, details_of, digest_of, extract, on_record, parts_of, question, said, usable
@@ -67,6 +69,12 @@ def test_of_a_summary_by_another_program_its_text_goes_on() -> None:
     assert on_record(entry({"readFiles": 3}, None)).body == "They read two files."
     assert on_record(entry(None, None)).body == "They read two files."
     assert on_record(None) == Digest()
+
+
+def test_of_a_summary_that_was_deleted_the_task_goes_on() -> None:
+    """Where that was kept; and what is compacted next is compacted all the same."""
+    assert on_record(msgspec.structs.replace(entry(None), deleted="2026-11-21")) == Digest()
+    assert on_record(msgspec.structs.replace(entry({"task": "Mend"}), deleted="2026-11-21")) == Digest(task="Mend")
 
 
 def test_without_a_model_it_is_told_what_was_asked_and_answered() -> None:

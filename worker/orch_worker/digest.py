@@ -115,12 +115,13 @@ def digest_of(gone: Sequence[Message], before: Digest, *, within: bool) -> Diges
 
 
 def on_record(entry: CompactionEntry | None) -> Digest:
-    """Return what a compaction that is on record tells; of one that another program made, that is its text."""
+    """Return what a compaction that is on record tells; of one that another program made, that is its text. Of one that
+    was deleted for good nothing is left but the task."""
     if entry is None:
         return Digest()
     if entry.writer is None:
         return Digest(body=entry.summary)
-    return msgspec.convert(entry.details, Digest)
+    return msgspec.convert(entry.details or {}, Digest)
 
 
 def details_of(digest: Digest, body: str) -> Any:

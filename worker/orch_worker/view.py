@@ -38,6 +38,7 @@ class View(Generic[T]):
     def __init__(self) -> None:
         self.items: list[Item[T]] = []
         self._tasks: dict[str, str] = {}
+        self._deleted: set[str] = set()
         self._late: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Message]:
@@ -47,6 +48,7 @@ class View(Generic[T]):
         """Return a view that can go its own way."""
         other: View[T] = View()
         other.items, other._tasks, other._late = list(self.items), dict(self._tasks), dict(self._late)
+        other._deleted = set(self._deleted)
         return other
 
     def add(self, id: str, message: Message, note: T) -> None:
@@ -83,8 +85,9 @@ class View(Generic[T]):
         for text in texts.values():
             messages = tuple(replaced(message, text) for message in messages)
         stubs = [Item(message, collapse.first, collapse.last, note) for message in messages]
-        if not deleted:
-            self._tasks[collapse.holder] = collapse.task
+        self._tasks[collapse.holder] = collapse.task
+        if deleted:
+            self._deleted.add(collapse.holder)
         gone, self.items[start:stop] = self.items[start:stop], stubs
         for place in range(start, len(self.items)) if self._late else ():
             for holder in holders_in(self.items[place].message):
@@ -137,7 +140,7 @@ class View(Generic[T]):
 
     def holders(self, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
         """Return id and task of the holders that can be asked and whose stubs are shown, in order."""
-        known = self._tasks.keys() if known is None else known
+        known = self._tasks.keys() - self._deleted if known is None else known
         shown = (holder for item in self.items for holder in holders_in(item.message))
         return [(holder, self._tasks[holder]) for holder in dict.fromkeys(shown) if holder in known]
 

@@ -53,9 +53,8 @@ class Draft:
         else:
             whole = self._spans(covers, covers, range(len(part)))
             own = self._spans(alone, covers, [place for place, piece in enumerate(part) if id(piece.message) in shown])
-        for piece, cover in zip(part, covers, strict=True):
-            if cover.summaries:  # it stands for lines of archives too, which stay theirs
-                own = _without(own, self._owned(piece.holders))
+        if any(cover.summaries for cover in covers):  # a summary stands for lines of archives too, which stay theirs
+            own = _without(own, self._owned(holder for piece in part for holder in piece.holders))
         counted = alone if record.kind == "phase" else covers
         full = msgspec.structs.replace(
             record,

@@ -35,7 +35,7 @@ from orch_protocol.taint import joined as joined_marks
 from orch_worker.excerpt import MESSAGES, entries_in, lines_in, messages_in, read_spans
 from orch_worker.lineage import Lineage
 from orch_worker.lines import Chain, unseal
-from orch_worker.stubs import holders_in, stub_text
+from orch_worker.stubs import holders_in, is_brief, stub_text, stubs_in
 from orch_worker.transcript import NAME
 from orch_worker.view import View
 from orch_worker.witness import said
@@ -236,6 +236,11 @@ class Ledger(SearchableShelf):
     def stubs(self) -> set[str]:
         """Return the ids of the archives whose stubs the conversation shows."""
         return {holder for item in self.view.items for holder in holders_in(item.message)}
+
+    def briefs(self) -> set[str]:
+        """Return those of `stubs` of which the conversation shows what they were about, beside a summary."""
+        texts = (text for item in self.view.items for text in stubs_in(item.message).items())
+        return {holder for holder, text in texts if is_brief(text)}
 
     def _take(self, start: int, end: int, line: bytes | None) -> None:
         if line is None:

@@ -156,7 +156,7 @@ class _Copy:
         self._file = file
         self._new = new
         self._handles = handles
-        self._shown = ledger.stubs()
+        self._shown, self._briefed = ledger.stubs(), ledger.briefs()
         self._summaries = ledger.summaries
         self._kinds = {record.id: record.kind for record in ledger.records.values()}
         self._deleted = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
@@ -287,7 +287,10 @@ class _Copy:
         when = self._deleted.get(self._summaries.get(offset, ""), "")
         if entry.deleted or not when:
             return None
-        return msgspec.structs.replace(entry, summary=marker(when), details=None, deleted=when)
+        # The task stays: the agent has it as long as there is one.
+        task = entry.details.get("task") if entry.writer and isinstance(entry.details, dict) else None
+        left = {"task": task} if task else None
+        return msgspec.structs.replace(entry, summary=marker(when), details=left, deleted=when)
 
     def _upgrade(self, object: bytes, _: int) -> UpgradeEntry | None:
         entry = _upgrade.decode(object)
@@ -323,7 +326,8 @@ class _Copy:
                 Message(message.role, (stub,)) if collapse.holder in holders_in(message) else emptied(message, when)
                 for message in messages
             )
-        return msgspec.structs.replace(collapse, task="", messages=messages, record=record)
+        task = collapse.task if collapse.holder in self._briefed else ""
+        return msgspec.structs.replace(collapse, task=task, messages=messages, record=record)
 
     def _old(self, span: Span) -> bytes:
         offset, length = span

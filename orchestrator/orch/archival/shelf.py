@@ -109,11 +109,15 @@ class Shelf(ABC):
         return tuple(record.id for record in known if record and (record.kind == "phase") == phase)
 
     def stubs_among(self, messages: Sequence[Message]) -> set[int]:
-        """Return the places of `messages` that are stubs of turns and eras, or prompts that belong to one."""
+        """Return the places of `messages` that are stubs of turns and eras, or prompts that belong to one.
+
+        A summary in such a prompt's place stands for more than that.
+        """
         places: set[int] = set()
         for place, message in enumerate(messages):
             if message.role == "assistant" and (holders := self.holders(message)):
-                places |= set(range(place - self.records[holders[-1]].stands + 1, place + 1))
+                first = max(0, place - self.records[holders[-1]].stands + 1)
+                places |= {at for at in range(first, place + 1) if not is_summary(messages[at])}
         return places
 
     def below(self, record: Record) -> Iterator[Record]:

@@ -23,6 +23,7 @@ from orch_protocol.errors import ArchiveDeletedError, LockedError
 from orch_protocol.hooks import ACTED, Acted, HookAct
 from orch_protocol.messages import Message, Usage, assistant, text_of, user
 from orch_protocol.taint import Mark, mark
+from orch_worker.digest import Digest, details_of, on_record
 from orch_worker.lock import FolderLock
 from orch_worker.store import load
 from orch_worker.tasks import made
@@ -121,6 +122,43 @@ def test_a_summary_that_is_shown_no_more_is_gone_with_its_archive(long: Life) ->
     long.prune(EVER)
     assert '"summary":"summary of 3"' not in file(long)
     assert f'"summary":"{MARK}"' in file(long)
+    long.check()
+
+
+def test_what_a_summary_is_shown_with_stays_when_its_archives_go(life: Life) -> None:
+    """What they were about, beside their ids; and that goes too, once it is shown no more."""
+    life.turn(*steps(2, "needle", 30), asked="the copper valve")
+    [holder] = life.archive()
+    life.turn(*steps(1))
+    life.compact(2)
+    shown = life.transcript.session.messages
+    assert "It was about: the copper valve" in text_of(shown[0])
+    life.prune(EVER)
+    assert life.transcript.session.messages == shown
+    assert life.transcript.session.view.holders() == []
+    assert [record.deleted for record in life.records()] == [DELETED]
+    life.check()
+    life.go(None)
+    life.turn(*steps(1))
+    life.prune(EVER)
+    assert "the copper valve" not in file(life)
+    assert life.records()[0].id == holder
+    life.check()
+
+
+def test_the_task_that_a_deleted_summary_knew_is_still_known(long: Life) -> None:
+    """The next summary is told it, and nothing else of what was deleted."""
+    long.turn(*steps(2, "needle", 30))
+    known = details_of(Digest(task="Mend the pump", question="a thorn?"), "a thorn")
+    kept = long.transcript.session.view.items[1].first
+    long.transcript.compaction(summary="a thorn", first_kept_entry_id=kept, writer="extract", details=known)
+    for number in range(12):
+        long.turn(*steps(3, f"m{number}", 60))
+        long.archive()
+    long.prune(EVER)
+    assert "a thorn?" not in file(long)
+    assert '"summary":"a thorn"' not in file(long)
+    assert on_record(long.transcript.session.compacted) == Digest(task="Mend the pump")
     long.check()
 
 
@@ -412,6 +450,8 @@ def test_whatever_was_lived_through_and_whatever_goes(profile: str, data: st.Dat
                     life.say(assistant(f"answer {number}"))
                     life.end()
                     life.archive()
+                if data.draw(st.integers(0, 2)) == 0:
+                    life.compact(data.draw(st.integers(1, 12)))
                 if data.draw(st.integers(0, 2)) == 0:
                     prune_and_check(life, data.draw)
             life.check()
