@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -151,17 +150,17 @@ def test_budgets_from_the_shell(shell: Shell) -> None:
         "spawn", "Work", "--name", "x", "--script", script, "--tools", "read_file", "--max-tool-calls", "2"
     )
     assert spawned.returncode == 0
-    reply = shell.data("query", "x", "Go")
+    reply = shell.data("query", "x", "Go", code=5)
     assert (reply["stop_reason"], reply["tool_calls"]) == ("budget", 2)
     [row] = shell.data("list")
     assert (row["budget"], row["spent"]["tool_calls"]) == ({"max_tool_calls": 2}, 2)
     assert "2 of 2 tool calls used" in shell.run("show", "x").stdout.decode()
     shell.run("budget", "--max-model-calls", "4")
-    assert shell.data("query", "x", "Go on")["stop_reason"] == "budget"
+    assert shell.data("query", "x", "Go on", code=5)["stop_reason"] == "budget"
     assert "which is budget.max_model_calls" in shell.run("query", "x", "Go on", code=5).stderr.decode()
     told = shell.run("budget").stdout.decode()
     assert "4 of 4 model calls, set anew" in told
     shell.run("budget", "--max-model-calls", "none")
     assert shell.data("budget")["budget"] == {}
     shell.run("resume", "x", "--max-tool-calls", "3")
-    assert json.loads(shell.run("query", "x", "Go on", "--json").stdout)["tool_calls"] == 1
+    assert shell.data("query", "x", "Go on", code=5)["tool_calls"] == 1

@@ -82,9 +82,9 @@ def spend(shell: Shell, ref: str) -> str:
     for _ in range(10):
         asked = shell.start("query", ref, "Go on")
         _, said = asked.communicate(timeout=60)
-        if asked.returncode == 5:
+        if asked.returncode == 5 and b"orch: " in said:
             return said.decode()
-        assert asked.returncode == 0, said.decode()
+        assert asked.returncode in (0, 5), said.decode()  # 5 as well for an answer that it has cut short
     raise AssertionError("there is always something left")
 
 
@@ -97,7 +97,7 @@ def test_a_budget_from_the_shell(shell: Shell, shop: Shop) -> None:
     assert "acme:small cannot have a budget" in unknown
 
     shell.data("spawn", "Read", "--name", "reader", "--tools", "list_files", "--max-cost", "0.20")
-    reply = shell.data("query", "reader", "Read everything")
+    reply = shell.data("query", "reader", "Read everything", code=5)
     assert reply["stop_reason"] == "budget"
     assert "those below it spent $0.1" in reply["text"]
     assert "orch resume 2 --max-cost USD" in reply["text"]

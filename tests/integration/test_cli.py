@@ -88,10 +88,10 @@ def test_a_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:
     shell.until("a", "busy")
     assert shell.data("cancel", "a")["pending"] == "slowly"
     *_, last = map(json.loads, waiting.communicate(timeout=SECONDS)[0].splitlines())
-    assert (waiting.returncode, last["stop_reason"]) == (0, "cancelled")
+    assert (waiting.returncode, last["stop_reason"]) == (1, "cancelled")
     assert shell.data("steer", "a", "and now?", "--follow-up")["steer_id"] is None
     shell.run("cancel", "a")
-    assert shell.data("collect", "a")["stop_reason"] == "cancelled"
+    assert shell.data("collect", "a", code=1)["stop_reason"] == "cancelled"
     assert b"was not at work" in shell.run("cancel", "a").stderr
 
 
@@ -138,7 +138,7 @@ def test_a_selection_reaches_an_agent_that_works_and_one_that_idles(shell: Shell
     assert shell.data("send", "a", "x = 1", "--from", "m.py:3", "--ask", "Why?")["query_id"]
     assert shell.data("send", "a", "y = 2")["steer_id"]
     shell.run("cancel", "a")
-    assert shell.data("collect", "a")["stop_reason"] == "cancelled"
+    assert shell.data("collect", "a", code=1)["stop_reason"] == "cancelled"
     asked = [entry["head"] for entry in shell.data("session", "show", "a")["entries"] if entry["role"] == "user"]
     assert "Why? From m.py:3" in asked[-1]
 

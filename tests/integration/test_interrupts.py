@@ -67,7 +67,7 @@ def test_a_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:
     assert b"agent a works on; Ctrl-C again" in seen
     assert b"what agent a did was cancelled" in seen
     assert not {b"Traceback", b"destroyed"} & set(seen.split())
-    assert shell.data("collect", "a")["stop_reason"] == "cancelled"
+    assert shell.data("collect", "a", code=1)["stop_reason"] == "cancelled"
 
 
 def test_ctrl_c_again_and_again_ends_an_agent_for_one_question(shell: Shell) -> None:

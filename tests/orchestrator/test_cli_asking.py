@@ -222,7 +222,7 @@ class TestStream:
         """What was said stays; the stop reason is for people."""
         desk.events = events(text("one"), message("one", 1), text("tw"))
         desk.answers["query"] = reply("one\n\n[The turn was cancelled.]", 1, stop_reason="cancelled")
-        assert run(["query", "n", "?", "--stream"]) == 0
+        assert run(["query", "n", "?", "--stream"]) == 1
         assert capsys.readouterr() == ("one\ntw\n", "the turn ended early: cancelled\n")
 
     def test_an_error_in_the_middle_ends_the_line(self, desk: Desk, capsys: Captured) -> None:
@@ -249,6 +249,27 @@ class TestStream:
 
 class TestRun:
     """An agent for one question."""
+
+    @pytest.mark.parametrize(
+        ("stop", "code"),
+        [("end_turn", 0), ("max_turns", 5), ("timeout", 5), ("budget", 5), ("max_tokens", 5), ("aborted", 1)],
+    )
+    @pytest.mark.parametrize(
+        "how", [["run", "t"], ["run", "t", "--json"], ["run", "t", "--json-events"], ["collect", "n"]]
+    )
+    def test_an_answer_that_was_cut_short_is_no_success(
+        self, desk: Desk, capsys: Captured, how: list[str], stop: str, code: int
+    ) -> None:
+        """What there is of it is printed, and a script that goes by the exit code does not take it for all."""
+        desk.answers["query"] = desk.answers["collect"] = reply("so far", 1, stop_reason=stop)
+        assert run(how) == code
+        assert "so far" in capsys.readouterr().out
+
+    def test_who_says_nothing_is_told_of(self, desk: Desk, capsys: Captured) -> None:
+        """No output is nothing that anybody would look for."""
+        desk.answers["query"] = reply(" ", 1)
+        assert run(["query", "n", "?"]) == 0
+        assert "said nothing" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("extra", "prompt"), [([], "t"), (["why?"], "why?")])
     def test_it_is_asked_and_ended(self, desk: Desk, capsys: Captured, extra: list[str], prompt: str) -> None:

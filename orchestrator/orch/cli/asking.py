@@ -27,12 +27,19 @@ __all__ = ["VERBS", "agreed", "ask", "progress_argument", "query", "query_argume
 REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning")
 VALUE = ("type", "extent", "kind", "handle", "lines")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
+WHOLE = ("end_turn", "stop_sequence")
+LIMITED = ("max_turns", "max_tokens", "timeout", "budget")
 
 
 def agreed(reply: dict[str, Any]) -> dict[str, Any]:
     """Return what scripts may rely on of a reply."""
     chosen = {key: reply[key] for key in REPLY}
     return chosen | {"usage": {key: reply["usage"][key] for key in USAGE}}
+
+
+def code_of(reply: dict[str, Any]) -> int:
+    """Return what a command exits with that shows `reply`: not 0 for one that the agent did not end itself."""
+    return 0 if reply["stop_reason"] in WHOLE else 5 if reply["stop_reason"] in LIMITED else 1
 
 
 def query_arguments(parser: ArgumentParser) -> None:
@@ -83,7 +90,7 @@ def query(arguments: Namespace) -> int:
             answers = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
             print(f"orch: {answers} not collected yet: collect takes what is oldest first", file=sys.stderr)
     else:
-        ask(arguments, connection, params | {"timeout": arguments.timeout})
+        return ask(arguments, connection, params | {"timeout": arguments.timeout})
     return 0
 
 
@@ -95,8 +102,9 @@ def ask(
     ends: bool = False,
     known: dict[str, Any] | None = None,
     shows: Callable[[dict[str, Any]], None] | None = None,
-) -> None:
+) -> int:
     """Ask, wait and show the answer, or with --stream the whole turn; answer what needs approval. Raises Failure.
+    Return what the command exits with.
 
     With `ends` the caller ends the agent then. As data the answer is the `reply` beside what is `known` already.
     `shows` shows it in another way.
@@ -116,6 +124,7 @@ def ask(
     else:
         told = agreed(reply) | _returned(arguments, connection, reply)
         _show(arguments, reply, told if known is None else known | {"reply": told})
+    return code_of(reply)
 
 
 def _answer(
@@ -172,6 +181,8 @@ def _show(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> 
     streamed = arguments.stream and not arguments.json
     if not streamed:
         _say(arguments, reply["text"], data)
+    if not reply["text"].strip():
+        print(f"orch: agent {reply['id']} said nothing", file=sys.stderr)
     if reply["warning"]:
         print(f"orch: agent {reply['id']}: {render.safe(reply['warning'])}", file=sys.stderr)
     if not reply["tool_calls"] and (streamed or (sys.stderr.isatty() and not arguments.json)):
@@ -206,7 +217,7 @@ def _collect(arguments: Namespace) -> int:
     reply = wait(connection, "collect", params, quiet=arguments.json)
     arguments.stream = False
     _show(arguments, reply, agreed(reply) | _returned(arguments, connection, reply))
-    return 0
+    return code_of(reply)
 
 
 def _steer_arguments(parser: ArgumentParser) -> None:

@@ -36,14 +36,14 @@ def _execute(arguments: Namespace) -> int:
         text = effect["text"]
     words.say(arguments, done, render.shown(text))
     if not arguments.json and effect["text"] and effect["kind"] in ("ask", "switch"):
-        _ask(arguments, connection, effect)
+        return _ask(arguments, connection, effect)
     return int(done["is_error"])
 
 
-def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -> None:
+def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -> int:
     """Ask what the command is a prompt for: its agent, or the one that it leads to."""
     arguments.stream = arguments.progress = False
-    ask(arguments, connection, {"ref": effect["agent"] or arguments.ref, "prompt": effect["text"]})
+    return ask(arguments, connection, {"ref": effect["agent"] or arguments.ref, "prompt": effect["text"]})
 
 
 VERBS = {

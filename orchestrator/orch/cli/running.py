@@ -123,14 +123,12 @@ def _ask(arguments: Namespace, connection: Connection, agent: dict[str, Any], pr
     params = {"ref": agent["id"], "prompt": prompt}
     try:
         if not arguments.json_events:
-            ask(arguments, connection, params, ends=ends)
-        else:
-            _line("agent", {key: agent[key] for key in SPAWNED})
-            ask(arguments, connection, params, ends=ends, shows=lambda reply: _line("reply", agreed(reply)))
+            return ask(arguments, connection, params, ends=ends)
+        _line("agent", {key: agent[key] for key in SPAWNED})
+        return ask(arguments, connection, params, ends=ends, shows=lambda reply: _line("reply", agreed(reply)))
     finally:
         if arguments.keep and not arguments.json:
             print(f"orch: agent {agent['id']} is kept", file=sys.stderr)
-    return 0
 
 
 def _ask_and_end(arguments: Namespace, connection: Connection, agent: dict[str, Any], prompt: str) -> int:

@@ -128,8 +128,7 @@ def _spawn(arguments: Namespace) -> int:
     if not arguments.json:
         print(spawned["id"], flush=True)
     arguments.stream = arguments.progress = False
-    ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, known=told)
-    return 0
+    return ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, known=told)
 
 
 def _script(file: str) -> list[Any]:
