@@ -60,6 +60,7 @@ from .allowances import change_of
 from .arguments import names_of
 from .services import call, check_seconds
 from .services.asking import answer, ask
+from .watchers import watching
 
 if TYPE_CHECKING:
     from .aio import AsyncOrchestrator
@@ -127,7 +128,7 @@ class AsyncSubagent:
         its schema, and once what was wrong with its answer; then BadReplyError. With `return_name` the result has, in
         its `value`, what the agent's `run_python` has bound to that name by then, or holds under that handle; or
         NoValueError, and the reply can be collected `again`. `on_event` is called with each TurnEvent, on the event
-        loop, and must not raise.
+        loop; what it raises is told there (`loop.set_exception_handler`) and stops nothing.
         """
         if return_name is not None:
             if returns is not None:
@@ -154,8 +155,9 @@ class AsyncSubagent:
         return typed.read(text, returns)
 
     async def _query(self, prompt: str, seconds: float | None, on_event: OnEvent | None) -> Reply:
-        asked = QueryAgent(self.id, prompt, seconds, stream=on_event is not None)
-        reply: Reply = await call(self._orchestrator.supervisor, None, "query", asked, on_event)
+        watcher = None if on_event is None else watching(on_event)
+        asked = QueryAgent(self.id, prompt, seconds, stream=watcher is not None)
+        reply: Reply = await call(self._orchestrator.supervisor, None, "query", asked, watcher)
         return reply
 
     async def _returned(self, reply: Reply, name: str) -> Returned:

@@ -80,7 +80,7 @@ class Subagent:
         its schema, and once what was wrong with its answer; then BadReplyError. With `return_name` the result has, in
         its `value`, what the agent's `run_python` has bound to that name by then, or holds under that handle; or
         NoValueError, and the reply can be collected `again`. `on_event` is called with each TurnEvent, on the
-        orchestrator's thread, and must not raise.
+        orchestrator's thread; what it raises is logged (by `asyncio`) and stops nothing.
         """
         asked: Any = {"timeout": timeout, "returns": returns, "return_name": return_name, "on_event": on_event}
         found: Reply | Returned | T = self._orchestrator._wait(self._agent.query(prompt, **asked))

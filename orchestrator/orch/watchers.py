@@ -20,7 +20,7 @@ from orch_worker.tale import Tale
 
 from .nodes import Node, Nodes
 
-__all__ = ["Observer", "Watcher", "Watchers"]
+__all__ = ["Observer", "Watcher", "Watchers", "watching"]
 
 Watcher = Callable[[Any], None]
 """Called with each TurnEvent, Question or CallEvent; by `accompany` with a turn's begin and end too. Must not raise."""
@@ -30,6 +30,24 @@ MOST_PROMPT: Final = 20_000
 """Characters of a prompt that are told."""
 MOST_WAITING: Final = 10_000
 DRAIN_SECONDS: Final = 2.0
+
+
+def watching(on_event: Callable[[TurnEvent], None]) -> Watcher:
+    """Return `on_event`, a program's own, as a watcher: what it raises is told by the event loop, and stops nothing.
+
+    Raises ConfigError for what cannot be called, or would have to be awaited.
+    """
+    if not callable(on_event) or inspect.iscoroutinefunction(on_event):
+        raise ConfigError(f"on_event is a plain function that takes a TurnEvent, not {on_event!r}")
+    loop = asyncio.get_running_loop()
+
+    def watcher(event: TurnEvent) -> None:
+        try:
+            on_event(event)
+        except Exception as error:
+            loop.call_exception_handler({"message": f"orch: {on_event!r} failed", "exception": error})
+
+    return watcher
 
 
 class Watchers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
         (lambda agent, _: agent.ping("x"), "a ping takes bytes"),
         (lambda agent, _: agent.ping(timeout=None), "a ping takes bytes and a number of seconds"),
         (lambda agent, _: agent.query("x", returns=5), "returns is a type that JSON can be"),
+        (lambda agent, _: agent.query("x", on_event=5), "on_event is a plain function that takes a TurnEvent, not 5"),
+        (lambda agent, _: agent.query("x", on_event=asyncio.sleep), "on_event is a plain function"),
         (lambda agent, _: agent.resume(budget=5), r"a budget is said with orch.Budget\(...\), not with 5"),
         (lambda _, o: o.events(ref=5), r"events takes .*`\$.ref`"),
         (lambda _, o: o.import_session(5), "path is a path, as text or a Path, not 5"),

@@ -77,6 +77,21 @@ async def test_a_watcher_sees_turns_that_others_asked_for(tmp_path: Path) -> Non
 
 
 @virtual
+async def test_a_programs_own_function_that_fails_stops_nothing(tmp_path: Path) -> None:
+    """What it raised is told once an event, where event loops tell such things; others hear each event."""
+    failed: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("one")
+        async with watched(world, agent.id) as seen:
+            assert (await agent.query("first?", on_event=lambda event: event.nothing)).text == "one"
+            await seen.ended.wait()
+    assert seen.kinds == ["began", "text", "message", "ended"]
+    assert [type(context["exception"]) for context in failed] == [AttributeError, AttributeError]
+    assert "<lambda>" in failed[0]["message"]
+
+
+@virtual
 async def test_who_comes_in_the_middle_of_a_turn_sees_the_rest(tmp_path: Path) -> None:
     """All that has happened in it, the response so far, then each event: the same whether somebody watched before, or
     nobody did and its process told nothing until now."""
