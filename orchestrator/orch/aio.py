@@ -123,7 +123,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
         check_arguments(run=run, config=config, env=env, keys=keys, home=home, approve=approve, policy=policy)
         if config is not None:
-            configuration.fits(config)
+            config = configuration.checked(config)
         environ = os.environ if env is None else env
         self.home = paths.home(environ, home)
         loaded = configuration.load(paths.here(), environ, home=self.home) if config is None else None

@@ -138,6 +138,16 @@ def check(path: Path, content: bytes, home: Path) -> None:
     _check_names(_parse(path, content), home)
 
 
+def checked(config: Config) -> Config:
+    """Return the `config` that a program has made, each value of it of its type. Raises ConfigError."""
+    try:
+        found = msgspec.convert(msgspec.to_builtins(config, enc_hook=os.fspath), Config)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError(f"config does not fit: {_lower(str(error).replace('`$.', '`'))}") from error
+    fits(found)
+    return found
+
+
 def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError where settings of `config` contradict each other; `sources` says where each is from."""
     from orch_worker.tools.presets import PRESETS

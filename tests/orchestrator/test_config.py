@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from orch.config import load
 from orch.launchers.environment import RUN_VARIABLE
 from orch.strictness import NARROWS
 from orch.trust import is_trusted, project_file, trust, untrust
-from orch_protocol.config import Config
+from orch_protocol.config import Config, HooksConfig
 from orch_protocol.errors import ConfigError
+from orch_protocol.hook_options import LoopDetection
 from orch_protocol.sandbox import SandboxConfig
 from orch_worker.tools.kin import MARK
 
@@ -369,7 +371,7 @@ def test_a_sandbox_for_what_is_no_preset_or_tool_is_noticed(home: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 2: sandbox\.presets names 'wrok', which is no preset: use h"):
         load(None, {}, home=home)
     with pytest.raises(ConfigError, match=r"^sandbox\.presets names 'wrok'"):
-        config.fits(Config(sandbox=SandboxConfig(presets={"wrok": "L2"})))
+        config.checked(Config(sandbox=SandboxConfig(presets={"wrok": "L2"})))
     file.write_text('[sandbox.tools]\nbahs = "L2"\n')
     (note,) = load(None, {}, home=home).notes
     assert note.startswith(f"{file}, line 2: sandbox.tools names 'bahs', ")
@@ -505,3 +507,21 @@ def test_line_of_finds_the_line_that_sets_a_key(text: str, key: str, line: int) 
 def test_loaded_is_data() -> None:
     """It can be printed as JSON."""
     assert msgspec.json.decode(msgspec.json.encode(load(None, {}, home=Path("/nowhere"))))["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("hooks", "where"),
+    [
+        ({"loop_detection": {"repeatz": 2}}, "unknown field `repeatz` - at `hooks.loop_detection`"),
+        ({"loop_detection": LoopDetection(0)}, ">= 1 - at `hooks.loop_detection.repeats`"),
+        ({"load": "loop_detection"}, "got `str` - at `hooks.load`"),
+        ({"load": (object(),)}, "not object"),
+    ],
+)
+def test_what_a_program_configures_is_checked_before_anything_starts(hooks: dict[str, Any], where: str) -> None:
+    """Each value of it, as those of files are; what fits may be written as data, and paths as paths."""
+    with pytest.raises(ConfigError, match=re.escape(where)):
+        config.checked(Config(hooks=HooksConfig(**hooks)))
+    good = Config(hooks=HooksConfig(loop_detection={"repeats": 2}), session_dir=Path("/s"))  # type: ignore[arg-type]
+    assert config.checked(good).hooks.loop_detection == LoopDetection(2)
+    assert config.checked(good).session_dir == "/s"
