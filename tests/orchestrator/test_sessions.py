@@ -189,6 +189,9 @@ async def test_nothing_goes_to_where_nothing_is(tmp_path: Path) -> None:
             await agent.label(answer.id, "start")
         with pytest.raises(ConfigError, match="the beginning has no entry"):
             await agent.label("root", "zero")
+        for label, what in (("root", "the beginning"), (answer.id, "an entry")):
+            with pytest.raises(ConfigError, match=f"'{label}' means {what} already"):
+                await agent.label(first.id, f" {label} ")
         with pytest.raises(ConfigError, match="the text is empty"):
             await agent.inform(" ")
         assert (await agent.tree()).count == before + 1

@@ -38,7 +38,7 @@ from orch_protocol.text import scrub
 from orch_protocol.workspace import WORKSPACE
 from orch_worker.answering import model_of
 from orch_worker.leaving import extracted, left_behind
-from orch_worker.outline import Outline, question, read_outline
+from orch_worker.outline import BEGINNING, Outline, question, read_outline
 from orch_worker.summarising import writer_of
 from orch_worker.transcript import Transcript, read_session
 
@@ -261,6 +261,9 @@ def _relabel(outline: Outline, change: Relabel) -> Change:
     if target is None:
         raise ConfigError("the beginning has no entry that could be labelled: name one")
     label = change.label.strip() if change.label else ""
+    if label == BEGINNING or label in outline.lineage.places:
+        what = "the beginning" if label == BEGINNING else "an entry"
+        raise ConfigError(f"{label!r} means {what} already: choose another label")
     taken = next((id for id, each in outline.labels.items() if each == label and id != target), None)
     if taken is not None:
         raise ConfigError(f"label {label!r} is the entry {taken}'s: choose another, or take that one away first")
