@@ -31,7 +31,8 @@ def _is_unconfined(context: ToolContext) -> bool:
 
 @tool(category="python", available=_is_unconfined, exclusive=True)
 async def run_python(context: ToolContext, code: str) -> ToolOutput:
-    """Run Python code; answers with what it prints and the value of its last expression.
+    """Run Python code; answers with what it prints and the value of its last expression. What programs print that it
+    starts is not among that: capture it.
 
     Names, imports and objects stay for later calls, as in a notebook. It runs in your own process. A large value at the
     end is kept under a handle, in code handles["h_001"].
