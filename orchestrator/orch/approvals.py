@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from orch_protocol.approval import Answered, AnswerQuestion, Consent, Permission, Question
 from orch_protocol.errors import ConfigError
 from orch_protocol.policy import EXIT_PLAN
+from orch_worker.aside import awaited, in_thread
 from orch_worker.opinion import Opinion
 
 from .grants import Grant, Grants, covers, made
@@ -187,18 +188,24 @@ class Approvals:
 
     async def _ask_program(self, question: Question, approver: Approver) -> Consent:
         async with self._turn:  # one question after the other: whoever answers sees one at a time
-            try:
-                of_loop = inspect.iscoroutinefunction(approver)
-                said: Any = approver(question) if of_loop else await asyncio.to_thread(approver, question)
-                if inspect.isawaitable(said):
-                    said = await said
-            except Exception as error:
-                self._note(question.id, f"the approver failed: {type(error).__name__}: {error}")
-                return Consent(False)
+            said, error = await self._said(question, approver)
+        if error:
+            self._note(question.id, f"the approver failed: {error}")
+            return Consent(False)
         if not isinstance(said, (bool, Consent)):
             self._note(question.id, f"the approver answered {type(said).__name__}, not a Consent, True or False")
             return Consent(False)
         return said if isinstance(said, Consent) else Consent(said)
+
+    async def _said(self, question: Question, approver: Approver) -> tuple[Any, str]:
+        """Return what the approver answered, or what it raised as text."""
+        if inspect.iscoroutinefunction(approver):
+            said: Any = approver(question)
+        else:
+            said, error = await in_thread(lambda: approver(question))
+            if error:
+                return None, error
+        return await awaited(said)
 
     def _settle(self, id: str, answer: Consent, why: str) -> None:
         asked = self._open.pop(id, None)

@@ -44,7 +44,7 @@ def watching(on_event: Callable[[TurnEvent], None]) -> Watcher:
     def watcher(event: TurnEvent) -> None:
         try:
             on_event(event)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # it is not this thread's to leave
             loop.call_exception_handler({"message": f"orch: {on_event!r} failed", "exception": error})
 
     return watcher

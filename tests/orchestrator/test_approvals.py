@@ -50,18 +50,36 @@ async def test_a_program_may_answer_with_either(tmp_path: Path, said: Any) -> No
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [(False, "the user said no"), (None, "answered NoneType"), (1, "answered int"), (KeyError("k"), "KeyError: 'k'")],
+    [
+        *(
+            (False, "the user said no"),
+            (None, "answered NoneType"),
+            (1, "answered int"),
+            (KeyError("k"), "KeyError: 'k'"),
+        ),
+        (asyncio.CancelledError(), "failed: CancelledError"),
+    ],
 )
 @virtual
 async def test_whatever_is_no_clear_yes_is_a_no(tmp_path: Path, said: Any, why: str) -> None:
-    """A no, nothing, something else and a failure all deny, and say which."""
+    """A no, nothing, something else, a failure and a way out of the program all deny, and say which."""
 
     async def approve(_: Question) -> Any:
-        if isinstance(said, Exception):
+        if isinstance(said, BaseException):
             raise said
         return said
 
     assert why in await Approvals(tmp_path, approve).ask(question(), "a", None, 100)
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), StopIteration(), KeyboardInterrupt()])
+async def test_whoever_leaves_while_asked_ends_a_thread_alone(tmp_path: Path, raised: BaseException) -> None:
+    """A function that is not async runs in one; the program goes on, and the call is denied."""
+
+    def approve(_: Question) -> bool:
+        raise raised
+
+    assert type(raised).__name__ in await Approvals(tmp_path, approve).ask(question(), "a", None, 100)
 
 
 @virtual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -82,12 +83,13 @@ async def test_a_programs_own_function_that_fails_stops_nothing(tmp_path: Path) 
     failed: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     async with opened(tmp_path) as world:
-        agent = await world.scripted("one")
+        agent = await world.scripted("one", "two")
         async with watched(world, agent.id) as seen:
             assert (await agent.query("first?", on_event=lambda event: event.nothing)).text == "one"
             await seen.ended.wait()
+        assert (await agent.query("second?", on_event=lambda _: sys.exit(3))).text == "two"
     assert seen.kinds == ["began", "text", "message", "ended"]
-    assert [type(context["exception"]) for context in failed] == [AttributeError, AttributeError]
+    assert [type(context["exception"]) for context in failed] == [*[AttributeError] * 2, *[SystemExit] * 2]
     assert "<lambda>" in failed[0]["message"]
 
 

@@ -56,6 +56,7 @@ async def test_what_a_function_returns_is_its_verdict(is_async: bool) -> None:
         (KeyError("k"), "failed: KeyError: 'k'"),
         (StopIteration(), "failed: StopIteration"),
         (SystemExit(1), "failed: SystemExit: 1"),
+        (asyncio.CancelledError(), "failed: CancelledError"),
     ],
 )
 @pytest.mark.parametrize("is_async", [True, False])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["in_thread", "told"]
+__all__ = ["awaited", "in_thread", "told"]
 
 
 def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
@@ -30,6 +31,20 @@ def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
 
     threading.Thread(target=run, name="orch-aside", daemon=True).start()
     return future
+
+
+async def awaited(said: Any) -> tuple[Any, str]:
+    """Return what `said` comes to, which may be awaitable, or what is raised as text: also when it leaves the program,
+    or was cancelled from within, as by awaiting what somebody else has cancelled."""
+    try:
+        return (await said if inspect.isawaitable(said) else said), ""
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return None, told(error)
+    except (Exception, SystemExit) as error:
+        return None, told(error)
 
 
 def told(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from orch_protocol.errors import ConfigError
 from orch_protocol.policy import RANK, DataClass, Model, PolicyCall, PolicyConfig, Verdict
 
-from .aside import in_thread, told
+from .aside import awaited, in_thread, told
 from .birth import load
 
 __all__ = ["FUNCTION_SECONDS", "Opinion", "PolicyFunction", "named"]
@@ -60,10 +60,7 @@ class Opinion:
             said, error = await asyncio.shield(self._running)
             if error:
                 return None, error
-        try:
-            return (await said if inspect.isawaitable(said) else said), ""
-        except (Exception, SystemExit) as error:
-            return None, told(error)
+        return await awaited(said)
 
     def _checked(self, said: Any) -> Verdict:
         if not isinstance(said, Verdict):
