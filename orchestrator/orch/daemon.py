@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import json
 import os
@@ -256,10 +257,12 @@ async def serve(lock: FolderLock, home: Path, config: Config, env: Mapping[str, 
     await orchestrator.__aenter__()
     root = orchestrator.supervisor
     daemon = Daemon(root, call, home=home, config=config, holds=lock.holds, fault=lambda: root.disk.fault)
-    server = ControlServer(paths.socket_path(paths.daemon_dir(home), "control.sock"), daemon.handle)
+    socket = paths.socket_path(paths.daemon_dir(home), paths.CONTROL)
+    server = ControlServer(socket, daemon.handle)
     try:
         stop_on_signals(daemon.stop)
         await server.start()
+        paths.show_socket(paths.daemon_dir(home), socket)
         log.info("serving", version=version(), home=str(home), pid=os.getpid())
         report(ready, pid=os.getpid())
         log.info("sandbox", level=config.sandbox.level, offered=describe(await _machine()))
@@ -277,6 +280,8 @@ async def serve(lock: FolderLock, home: Path, config: Config, env: Mapping[str, 
         except TimeoutError:
             log.error("agents_left_to_their_shim", seconds=DRAIN_SECONDS)
         await server.close()
+        with contextlib.suppress(OSError):
+            os.unlink(paths.daemon_dir(home) / paths.CONTROL)  # where it only showed the socket
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "runs_dir",
     "sessions_dir",
     "sessions_of",
+    "show_socket",
     "socket_path",
     "sweep_runs",
 ]
@@ -38,6 +39,7 @@ OWN_RUN = "run-"
 SETTLED_SECONDS = 60.0
 """How old a folder is before it may be taken for left behind: one that is just made is not locked yet."""
 IGNORED = "/sessions/\n/runs/\n/daemon/\n"
+CONTROL = "control.sock"
 MAX_SOCKET_PATH = 100
 """Bytes. The kernel takes 107; the rest is left to whoever appends a suffix."""
 
@@ -219,21 +221,21 @@ def private_dir(folder: Path, setting: str = "ORCH_HOME") -> Path:
 def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = None) -> str:
     """Return where the socket `name` of `folder` is bound: inside it, unless that path is too long for a socket.
 
-    Then it is a private folder of ours under `$XDG_RUNTIME_DIR` or /tmp, created here; StoreError if somebody else
-    made that folder.
+    Then it is a private folder of ours under `$XDG_RUNTIME_DIR`, where that is ours too, or /tmp, created here;
+    StoreError if somebody else made that folder.
     """
     path = os.path.join(folder, name)
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+    if _fits(path):
         return path
     from hashlib import sha256
 
     short = f"{sha256(os.fsencode(folder)).hexdigest()[:16]}-{name}"
     runtime = (os.environ if env is None else env).get("XDG_RUNTIME_DIR", "")
     bases = [f"/tmp/orch-{os.getuid()}"]
-    if os.path.isabs(runtime):
+    if os.path.isabs(runtime) and _is_ours(runtime):
         bases.insert(0, os.path.join(runtime, "orch"))
     for base in bases:
-        if len(os.fsencode(path := os.path.join(base, short))) <= MAX_SOCKET_PATH:
+        if _fits(path := os.path.join(base, short)):
             own_folder(base)
             return path
     from orch_protocol.errors import StoreError
@@ -242,8 +244,36 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
 
 
 def control_socket(env: Mapping[str, str] | None = None) -> str:
-    """Return the path of the daemon's control socket."""
-    return socket_path(os.path.join(home_text(env), "daemon"), "control.sock", env)
+    """Return the path of the daemon's control socket: where a daemon says that it is, else where one would be."""
+    folder = os.path.join(home_text(env), "daemon")
+    if not _fits(link := os.path.join(folder, CONTROL)):
+        try:
+            return os.readlink(link)
+        except OSError:
+            pass  # there is none
+    return socket_path(folder, CONTROL, env)
+
+
+def show_socket(folder: Path | str, path: str) -> None:
+    """Let whoever looks for the control socket in `folder` find it at `path`.
+
+    What a long path falls back to depends on the environment, and a command's may be another than the daemon's is.
+    """
+    if path != (link := os.path.join(folder, CONTROL)):
+        new = f"{link}.{os.getpid()}"
+        os.symlink(path, new)
+        os.replace(new, link)
+
+
+def _fits(path: str) -> bool:
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH
+
+
+def _is_ours(folder: str) -> bool:
+    try:
+        return os.stat(folder).st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def own_folder(base: str) -> None:

@@ -159,7 +159,25 @@ def test_a_fallback_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     owner = (tmp_path / "orch").stat().st_uid
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(StoreError, match=f"uid {owner}"):
-        paths.socket_path("/" + "a" * 120, "s", {"XDG_RUNTIME_DIR": str(tmp_path)})
+        paths.own_folder(str(tmp_path / "orch"))
+
+
+def test_a_runtime_folder_that_is_not_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after sudo, or in a container: then sockets lie in /tmp."""
+    monkeypatch.setattr(paths, "own_folder", lambda _: None)
+    path = paths.socket_path("/" + "a" * 120, "s", {"XDG_RUNTIME_DIR": str(tmp_path / "gone")})
+    assert Path(path).parent == Path(f"/tmp/orch-{os.getuid()}")
+
+
+def test_a_daemon_shows_where_its_socket_is(tmp_path: Path) -> None:
+    """Commands find it whatever their environment says; one that is found by itself needs no showing."""
+    home = tmp_path / ("h" * 100)
+    folder = paths.private_dir(paths.daemon_dir(home))
+    for path in ("/run/one", "/run/two"):
+        paths.show_socket(folder, path)
+        assert paths.control_socket({"ORCH_HOME": str(home), "XDG_RUNTIME_DIR": str(tmp_path)}) == path
+    assert os.listdir(folder) == [paths.CONTROL]
+    paths.show_socket("/o/daemon", f"/o/daemon/{paths.CONTROL}")
 
 
 def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
