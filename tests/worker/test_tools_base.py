@@ -167,7 +167,7 @@ class TestDispatch:
             ({}, "missing required field `width`"),
             ({"width": "wide"}, "$.width"),
             ({"width": 1, "depth": 2}, "unknown field `depth`; it takes width, height, unit"),
-            ({"width": 1, "unit": "inch"}, "$.unit"),
+            ({"width": 1, "unit": "inch"}, "$.unit`; it is one of ft, m"),
         ],
     )
     async def test_wrong_arguments_name_the_field(self, input: dict[str, Any], message: str) -> None:

@@ -34,6 +34,7 @@ __all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput",
 T = TypeVar("T")
 
 NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,63}")
+FIELD: Final = re.compile(r"`\$\.(\w+)")
 ARGUMENT_LINE: Final = re.compile(r"(\w+)(?: \(.*?\))?: +(.+)")
 
 
@@ -254,13 +255,13 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
         raise ConfigError(f"{name or function!r} cannot name a tool: give one, as in @tool(name='count_words')")
     summary, notes = _docstring(inspect.getdoc(function) or "")
     context_name, params = _params(function, name, notes)
+    schema = _schema(params, name)
 
     def parse(input: dict[str, Any]) -> Any:
         try:
             return msgspec.convert(input, params, strict=False)
         except msgspec.ValidationError as error:
-            takes = f"; it takes {', '.join(params.__struct_fields__)}" if "unknown field" in str(error) else ""
-            raise ToolError(f"Invalid arguments for {name}: {error}{takes}") from error
+            raise ToolError(f"Invalid arguments for {name}: {error}{_takes(str(error), schema)}") from error
 
     async def call(context: ToolContext, arguments: Any) -> ToolOutput:
         passed = {field: getattr(arguments, field) for field in params.__struct_fields__}
@@ -270,7 +271,7 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
             return _output(await function(**passed))
         return _output(await asyncio.to_thread(_in_thread, function, passed))
 
-    return Tool(name, description or summary, category, _schema(params, name), parse, call, function)
+    return Tool(name, description or summary, category, schema, parse, call, function)
 
 
 def _bits(name: str, bits: Iterable[Bit] | None) -> tuple[Bit, ...] | None:
@@ -337,6 +338,17 @@ def _schema(params: type[Struct], name: str) -> dict[str, Any]:
     top: dict[str, Any] = definitions.pop(name)
     del top["title"]
     return {**top, "$defs": definitions} if definitions else top
+
+
+def _takes(error: str, schema: dict[str, Any]) -> str:
+    """Return what a tool of that schema takes in place of what `error` is about, as far as that is a choice."""
+    fields = schema.get("properties", {})
+    if "unknown field" in error:
+        return f"; it takes {', '.join(fields)}"
+    found = FIELD.search(error) if "enum value" in error else None
+    part = fields.get(found[1], {}) if found else {}
+    choices = [each for one in (part, part.get("items", {}), *part.get("anyOf", ())) for each in one.get("enum", ())]
+    return f"; it is one of {', '.join(map(str, choices))}" if choices else ""
 
 
 def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
