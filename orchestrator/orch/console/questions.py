@@ -78,10 +78,14 @@ class Questions:
             chat.draft = typed
             return
         self._open.pop(0)
-        taken = await chat.link.call("answer", id=event["id"], allow=said.allow, scope=said.scope, reason=said.reason)
+        following = self._open[:1]
         told = f"allowed ({said.scope})" if said.allow else f"no{f': {said.reason}' if said.reason else ''}"
-        chat.sheet.note(told if taken["taken"] else f"that did not count: {taken['note']}", "ask")
-        self._pose()
+        chat.sheet.note(told, "ask")  # before anything that comes of it
+        taken = await chat.link.call("answer", id=event["id"], allow=said.allow, scope=said.scope, reason=said.reason)
+        if not taken["taken"]:
+            chat.sheet.note(f"that did not count: {taken['note']}", "ask")
+        if self._open[:1] == following:  # one that has come since, or has moved up, is shown already
+            self._pose()
 
     def _keep(self, left: list[dict[str, Any]]) -> None:
         before, self._open = self._open, left

@@ -9,7 +9,7 @@ import msgspec
 
 from orch_protocol.approval import AnswerQuestion
 from orch_protocol.watching import QuestionOver
-from orchestrator.console.stand import Talk, question
+from orchestrator.console.stand import Talk, event, question
 
 
 async def test_what_answers_one_question_answers_no_other() -> None:
@@ -78,3 +78,38 @@ async def test_what_is_let_through_is_said() -> None:
 async def test_with_deny_nobody_is_asked() -> None:
     """The daemon is told so, and says no at once."""
     assert (await Talk(mode="deny").begin()).wire.watched[0]["approve"] is False
+
+
+async def test_an_answer_is_shown_before_what_comes_of_it() -> None:
+    """However fast that is; one that came too late is said to be none."""
+    talk = await Talk().begin()
+    talk.began()
+    talk.chat.event(question())
+    talk.shown()
+    talk.wire.slow["answer"] = asyncio.Event()
+    talk.wire.answers["answer"] = {"taken": False, "note": "nobody answered in time"}
+    answering = asyncio.ensure_future(talk.chat.take("n too large"))
+    await asyncio.sleep(0)
+    talk.chat.event(event(1, "message", "Done."))
+    talk.wire.slow["answer"].set()
+    await answering
+    assert talk.shown() == ["no: too large", "Done.", "that did not count: nobody answered in time"]
+
+
+async def test_a_question_that_comes_while_one_is_answered_is_shown_once() -> None:
+    """As one does that was waiting for it."""
+    talk = await Talk().begin()
+    talk.chat.event(question("q1"))
+    talk.shown()
+    talk.wire.slow["answer"] = asyncio.Event()
+    answering = asyncio.ensure_future(talk.chat.take("y"))
+    await asyncio.sleep(0)
+    talk.chat.event(question("q2"))
+    talk.wire.slow["answer"].set()
+    await answering
+    shown = talk.shown()
+    assert shown[0] == "allowed (once)"
+    assert shown.count("tool: bash") == 1
+    talk.chat.event(question("q3"))
+    await talk.chat.take("y")
+    assert talk.shown().count("tool: bash") == 1
