@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from .spec import BackendSpec
 
@@ -16,17 +16,20 @@ THINKING: Final[tuple[str, ...]] = get_args(Thinking)
 """The same, the least first."""
 
 
+Dollars = Annotated[float, Meta(ge=0)]
+
+
 class Price(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """USD per million tokens, for requests of more than `above` tokens; None where it is not known.
 
     Without a price of their own, tokens read from a cache cost what input does, and those written there no less.
     """
 
-    input: float | None = None
-    output: float | None = None
-    cache_read: float | None = None
-    cache_write: float | None = None
-    above: int = 0
+    input: Dollars | None = None
+    output: Dollars | None = None
+    cache_read: Dollars | None = None
+    cache_write: Dollars | None = None
+    above: Annotated[int, Meta(ge=0)] = 0
 
 
 class ModelRow(Struct, frozen=True):

@@ -272,6 +272,8 @@ class TestOverrides:
             ('{"providers": {"acme": {"api": "smoke", "base_url": "x"}}}', r"smoke.*api"),
             ('{"models": {"anthropic": {"claude-": {"flags": {"wings": true}}}}}', "wings"),
             ('{"models": {"acme": {"x": {}}}}', "acme"),
+            ('{"models": {"openai": {"x": {"prices": [{"input": -1}]}}}}', ">= 0"),
+            ('{"models": {"openai": {"x": {"context": 0}}}}', ">= 1"),
             ("[]", "object"),
         ],
     )

@@ -10,10 +10,10 @@ import re
 from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Usage
@@ -42,6 +42,9 @@ UNKNOWN_CONTEXT: Final = 32_768
 SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
 
 Api: TypeAlias = Literal["messages", "chat", "responses"]
+Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
+Limit: TypeAlias = Annotated[int, Meta(ge=0)]
+"""In tokens; 0 where it is not known."""
 
 
 class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -88,8 +91,8 @@ class Provider(Struct, frozen=True, forbid_unknown_fields=True):
     default: str = ""
     listing: str = ""
     candidates: tuple[str, ...] = ()
-    context: int = UNKNOWN_CONTEXT
-    output: int = 0
+    context: Tokens = UNKNOWN_CONTEXT
+    output: Limit = 0
     free: bool = False
     flags: dict[str, Any] = {}
     body: dict[str, Any] = {}
@@ -103,8 +106,8 @@ class Provider(Struct, frozen=True, forbid_unknown_fields=True):
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
     """One listed model, by the beginning of its name; what it leaves out is its provider's."""
 
-    context: int | None = None
-    output: int | None = None
+    context: Tokens | None = None
+    output: Limit | None = None
     api: Api | None = None
     prices: tuple[Price, ...] = ()
     flags: dict[str, Any] = {}
