@@ -144,6 +144,23 @@ async def test_a_timeout_that_is_no_time_is_refused(tmp_path: Path, seconds: Any
 
 
 @virtual
+async def test_an_agent_whose_program_does_not_wait_for_it_is_ended(tmp_path: Path) -> None:
+    """Nobody has a handle of it, and it would take the place of another; one that can be asked for again stays."""
+    async with opened(tmp_path) as world:
+        for request_id, statuses in ((None, ["killed"]), ("r", ["killed", "idle"])):
+            spawning = asyncio.ensure_future(
+                call(world.supervisor, None, "spawn", Spawn("t", script=("hi",), request_id=request_id))
+            )
+            while len(world.supervisor.tree.nodes) < len(statuses):  # noqa: ASYNC110
+                await asyncio.sleep(0)  # until it is about to come up
+            spawning.cancel()
+            await asyncio.gather(spawning, return_exceptions=True)
+            assert spawning.cancelled()
+            await passed(1)
+            assert [row.status for row in await world.agents(all=True)] == statuses
+
+
+@virtual
 async def test_for_ever_is_a_timeout(tmp_path: Path) -> None:
     """Infinity waits until the answer is there; nothing at all waits for nothing."""
     async with opened(tmp_path) as world:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from msgspec.structs import replace
 
 from orch_protocol.budget import Budget
 from orch_protocol.config import ArchivalConfig, Config, LimitsConfig, parse_model
-from orch_protocol.errors import ConfigError, LaunchError, SpawnError, ToolNotGrantedError
+from orch_protocol.errors import ConfigError, LaunchError, OrchError, SpawnError, ToolNotGrantedError
 from orch_protocol.extensions import ExtensionSpec
 from orch_protocol.hooks import HooksSpec
 from orch_protocol.ids import new_id
@@ -55,7 +57,10 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned:
-    """Start an agent and wait until its process is up. Raises SpawnError, ConfigError."""
+    """Start an agent and wait until its process is up. Raises SpawnError, ConfigError.
+
+    A program that waits no more, as by Ctrl-C, never gets to know the agent: it is ended.
+    """
     parent = root.tree.nodes[caller] if caller is not None else None
     if parent is not None and "spawn_subagent" not in parent.spec.active:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
@@ -67,6 +72,11 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
             await root.waiters.until(f"up:{id}", BOOT_SECONDS + 5)
         except TimeoutError:
             raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
+        except asyncio.CancelledError:
+            if caller is None and request.request_id is None:  # nobody has it, or can ask for it again
+                with contextlib.suppress(OrchError):
+                    root.handle(events.Kill((id,), "the user"))
+            raise
     elif node.status == "failed":
         raise LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {node.error}")
     return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid, note)
