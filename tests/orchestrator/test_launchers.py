@@ -198,6 +198,12 @@ class TestLogs:
         logs.trim(log)
         assert log.stat().st_size == logs.LIMIT
 
+    def test_a_log_that_is_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        """Nobody may ever read it: an error says so at once."""
+        os.mkfifo(tmp_path / "log")
+        with pytest.raises(OSError, match="No such device"):
+            logs.open_log(tmp_path / "log")
+
     def test_long_log_keeps_its_end(self, tmp_path: Path) -> None:
         """A flooded log is cut to whole lines of its end, says so, and its writer goes on behind them."""
         log = tmp_path / "log"

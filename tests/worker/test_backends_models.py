@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import cast
@@ -283,6 +284,12 @@ class TestOverrides:
         with pytest.raises(ConfigError, match=what) as caught:
             models.load(tmp_path)
         assert str(tmp_path / "models.json") in str(caught.value)
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        """Nobody may ever write to it."""
+        os.mkfifo(tmp_path / "models.json")
+        with pytest.raises(ConfigError, match=r"models\.json does not fit.*not a regular file"):
+            models.load(tmp_path)
 
 
 def test_a_key_may_be_any_word() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from .. import paths
 from ..daemon import ALREADY_RUNNING
 from ..launchers.environment import clean_environment
+from ..launchers.logs import open_log
 from .failure import Failure
 
 __all__ = ["start_daemon"]
@@ -75,7 +76,7 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
 
 def _open_log(log: str) -> int:
     try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_log(log)
         os.fchmod(descriptor, 0o600)
     except OSError as error:
         message = f"the daemon's log {log} cannot be written: {error.strerror}. Make it so, or set another ORCH_HOME"

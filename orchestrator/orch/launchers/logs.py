@@ -13,9 +13,10 @@ KEPT: Final = 1 << 18
 NOTICE: Final = b"[earlier output dropped]\n"
 
 
-def open_log(path: Path) -> int:
-    """Return a new descriptor that appends to `path`, readable by its owner alone."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def open_log(path: Path | str) -> int:
+    """Return a new descriptor that appends to `path`, readable by its owner alone. Raises OSError, also for a FIFO that
+    nobody reads: it is not waited for."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
 
 def trim(path: str | Path) -> None:

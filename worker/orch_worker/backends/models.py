@@ -20,6 +20,8 @@ from orch_protocol.messages import Usage
 from orch_protocol.models import Price
 from orch_protocol.spec import BackendSpec
 
+from ..files import bytes_of
+
 __all__ = [
     "Api",
     "Flags",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 FILE: Final = "models.json"
+MOST_BYTES: Final = 1 << 25
 UNKNOWN_CONTEXT: Final = 32_768
 # What may follow a listed name without making it another model: a date, `latest`, a version.
 SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
@@ -201,7 +204,7 @@ def load(home: Path | None = None) -> Models:
     if own is None or not own.exists():
         return _shipped()
     try:
-        content = msgspec.json.decode(own.read_bytes(), type=dict[str, Any])
+        content = msgspec.json.decode(bytes_of(own, MOST_BYTES), type=dict[str, Any])
         loaded = msgspec.convert(over(_raw(), content), Models)
         for provider, listed in loaded.models.items():
             for name in listed:
