@@ -56,7 +56,7 @@ class OrchMagics(Magics):
         """
         try:
             self._obey(parse(line), cell or "")
-        except OrchError as error:
+        except (OrchError, KeyboardInterrupt) as error:
             raise _told(error) from None
 
     def close(self) -> None:
@@ -140,8 +140,8 @@ def _notebook(names: dict[str, Any]) -> str:
     return str(names.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME") or os.getcwd())
 
 
-def _told(error: OrchError) -> OrchError:
+def _told(error: OrchError | KeyboardInterrupt) -> OrchError | KeyboardInterrupt:
     """Let a notebook show the sentence that the error is, and not where in here it was raised."""
-    said = [f"{type(error).__name__}: {render.safe(str(error))}"]
-    error._render_traceback_ = lambda: said  # type: ignore[attr-defined]
+    said = [": ".join(filter(None, (type(error).__name__, render.safe(str(error)))))]
+    error._render_traceback_ = lambda: said  # type: ignore[union-attr]
     return error

@@ -119,3 +119,22 @@ def test_who_interrupts_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.run("go", TurnView(), lambda: None)
+
+
+@pytest.mark.parametrize(
+    "error", [AgentGoneError("it was killed"), KeyboardInterrupt()], ids=lambda each: type(each).__name__
+)
+def test_a_cell_shows_what_ended_it_and_not_where_in_here(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever interrupts, too, is shown no page of ours."""
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    magics = OrchMagics.__new__(OrchMagics)
+    monkeypatch.setattr(OrchMagics, "_obey", fails)
+    with pytest.raises(type(error)) as raised:
+        magics.orch("go")
+    [shown] = raised.value._render_traceback_()  # type: ignore[attr-defined]
+    assert shown.startswith(type(error).__name__)
