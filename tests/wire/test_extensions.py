@@ -69,7 +69,7 @@ async def test_cost_guard(server: ModelServer, shell: Shell) -> None:
     server.otherwise = lambda _: say("Fine.", usage={"input": 10_000, "output": 1000})
     shell.env["COST_GUARD_USD"] = "0.03"
     assert await typed(shell, "run", "Hello") == "Fine.\n"
-    assert "is spent: no model is asked any more" in await typed(shell, "run", "Hello")
+    assert "is spent: no model is asked any more" in await typed(shell, "run", "Hello", code=1)
     assert len(server.requests) == 1
 
 
