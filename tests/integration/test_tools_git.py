@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orch_worker.tools.base import Tool, ToolContext, ToolError
@@ -61,6 +62,22 @@ class TestFriendly:
         (context.cwd / "sub/n\u00e9w").write_text("")
         assert await ask(git_status, context) == "## main\n M a.txt\n?? sub/n\u00e9w"
         assert await ask(git_status, context, path="sub") == "## main\n?? sub/n\u00e9w"
+
+    async def test_what_the_policy_keeps_away_is_in_no_difference(self, context: ToolContext, git: Git) -> None:
+        """By whatever name it went before; the rest is shown as ever, and how much is not."""
+        context.belongings.get("unread", lambda: lambda: lambda path: path.endswith("b.txt"))
+        (context.cwd / "sub/b.txt").write_text("secret\n")
+        note = "[1 files passed over: the policy keeps them away]"
+        assert await ask(git_diff, context) == f"No differences.\n{note}"
+        (context.cwd / "a.txt").write_text("one\nthree\n")
+        (context.cwd / "n\u00e9w [1].txt").write_text("*\n")
+        git("add", ".")
+        shown = await ask(git_diff, context, staged=True)
+        assert ("secret" in shown, "-2\n+three" in shown, "+*" in shown) == (False, True, True)
+        assert shown.endswith(note)
+        assert "three" in await ask(git_diff, context, ref="HEAD~1", path="a.txt")
+        inner = msgspec.structs.replace(context, cwd=context.cwd / "sub")
+        assert await ask(git_diff, inner, staged=True) == f"No differences.\n{note}"
 
     async def test_diff(self, context: ToolContext, git: Git) -> None:
         """Changes against the index, what is staged, and against commits."""

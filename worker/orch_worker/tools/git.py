@@ -32,6 +32,8 @@ SAFE: Final = (
 )
 # Their own repositories are not entered, nor is what they hold shown.
 WITHOUT_SUBMODULES: Final = ("--ignore-submodules=dirty", "--submodule=short")
+NAMES: Final = ("--name-only", "--relative", "--no-renames", "-z")
+MOST_NAMED: Final = 1_000
 FILTERS: Final = r"^filter\..*\.(clean|smudge|process|required)$"
 THEIR_OWN: Final = ("local", "worktree")
 
@@ -75,16 +77,19 @@ async def git_diff(
         context_lines: How many unchanged lines to show around each change.
     """
     options = ["--no-ext-diff", "--no-textconv", *WITHOUT_SUBMODULES, f"--unified={context_lines}"]
-    shown = await _git(
-        context,
-        "diff",
-        *options,
-        *(["--cached"] if staged else []),
-        *([_revision(ref)] if ref is not None else []),
-        "--",
-        _below(context, path),
-    )
-    return shown or "No differences."
+    what = [*options, *(["--cached"] if staged else []), *([_revision(ref)] if ref is not None else [])]
+    where, note = [_below(context, path)], ""
+    if (unread := context.unread()) is not None:
+        run, env = await _begun(context, "diff")
+        listed = await _said(run, (0,), "diff", *what, *NAMES, "--", *where, env=env)
+        names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
+        where = [name for name in names if not unread(str(context.cwd.resolve() / name))]
+        if len(where) > MOST_NAMED:
+            raise ToolError(f"{len(where):,} files differ: say which with path.")
+        if len(where) < len(names):
+            note = f"\n[{len(names) - len(where):,} files passed over: the policy keeps them away]"
+    shown = await _git(context, "diff", *what, "--", *where) if where else ""
+    return (shown or "No differences.") + note
 
 
 @tool(category="git", available=_in_repository)
@@ -103,14 +108,21 @@ async def git_log(
 
 
 async def _git(context: ToolContext, *arguments: str) -> str:
-    capture, run = Capture(), _Run(context, arguments[0], repository(os.fspath(context.cwd)))
-    if not run.found.is_own:
-        await _said(run, (0,), "rev-parse", "--git-dir", env={})  # whether it is to be trusted is Git's to say
-    code, flooded = await run.git(capture, arguments, {**run.found.env, **await _without_filters(run)})
+    capture = Capture()
+    run, env = await _begun(context, arguments[0])
+    code, flooded = await run.git(capture, arguments, env)
     text = capture.text().rstrip("\n")
     if code != 0 and not flooded:
         raise ToolError(text or f"git ended with {code}.")
     return text
+
+
+async def _begun(context: ToolContext, tool: str) -> tuple[_Run, dict[str, str]]:
+    """Return what Git is run with, and its variables. Raises ToolError when the repository is not to be trusted."""
+    run = _Run(context, tool, repository(os.fspath(context.cwd)))
+    if not run.found.is_own:
+        await _said(run, (0,), "rev-parse", "--git-dir", env={})  # whether it is to be trusted is Git's to say
+    return run, {**run.found.env, **await _without_filters(run)}
 
 
 async def _without_filters(run: _Run) -> dict[str, str]:
