@@ -162,6 +162,7 @@ class TestReach:
         assert reach(cwd, home, hidden=(cwd / ".orch",)).hidden == (str(cwd / ".orch"),)
         assert reach(cwd, home, hidden=(tmp_path / "elsewhere",)).hidden == ()
         assert reach(cwd, home, hidden=(tmp_path,)).hidden == ()
+        assert reach(cwd, home, hidden=(cwd / ".orch" / "sessions", cwd / ".orch")).hidden == (str(cwd / ".orch"),)
 
     def test_a_world_of_its_own(self) -> None:
         """Nothing is shared but what is named; what may be read is bound so; the network only when it is let in."""

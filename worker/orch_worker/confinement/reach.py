@@ -47,8 +47,9 @@ def reach(
     readable = (*SYSTEM, *_python(), *_absolute(read, cwd))
     writable = (os.path.realpath(cwd), os.fspath(home), *_absolute(write, cwd))
     seen = [Path(path) for path in (*readable, *writable)]
-    kept = (path.resolve() for path in hidden)
-    away = [str(path) for path in kept if not cwd.resolve().is_relative_to(path) and _is_below(path, seen)]
+    kept = {path.resolve() for path in hidden}
+    kept = {path for path in kept if not cwd.resolve().is_relative_to(path) and _is_below(path, seen)}
+    away = sorted(str(path) for path in kept if not _is_below(path, kept - {path}))
     return Reach(tuple(dict.fromkeys(readable)), tuple(dict.fromkeys(writable)), os.fspath(home), network, tuple(away))
 
 

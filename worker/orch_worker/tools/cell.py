@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,9 +45,7 @@ class Cell:
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox, self._cwd = context.sandbox, context.cwd
-        # Where orch keeps its own, with the sockets by which it is told what to do.
-        sessions = context.folder.parent if context.folder else None
-        self._hidden = (sessions.parent,) if sessions is not None and sessions.name == SESSIONS else ()
+        self._hidden = tuple(_orchs(context.folder))
         self._threads: dict[tuple[Level, tuple[str, ...]], ThreadPoolExecutor] = {}
         self._made: Path | None = None
         if context.folder is None:
@@ -127,6 +125,17 @@ class Cell:
         return reach(
             self._cwd, self._home, read=named, write=sandbox.write, network=sandbox.network, hidden=self._hidden
         )
+
+
+def _orchs(folder: Path | None) -> Iterator[Path]:
+    """Yield where orch keeps its own, with the sockets by which it is told what to do, and the sessions of agents, of
+    which one is in `folder`."""
+    if run := os.environ.get("ORCH_RUN"):  # `runs/NAME` in its home, and told to every process of it
+        yield Path(run).parent.parent
+    if folder is not None:
+        yield folder.parent
+        if folder.parent.name == SESSIONS:  # where they are unless somebody said otherwise, also without a process
+            yield folder.parent.parent
 
 
 def limited(argv: Sequence[str], limits: ToolLimits) -> Sequence[str]:
