@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Callable
 
+import httpx2
 import pytest
 
 from orch_protocol.errors import (
@@ -19,7 +20,7 @@ from orch_protocol.errors import (
 )
 from orch_protocol.messages import text_of, tool_uses
 from orch_worker.backends.retry import Policy
-from orch_worker.backends.transport import Deadlines, Ear
+from orch_worker.backends.transport import Deadlines, Ear, client_options
 from wire.model_server import Answer, How, ModelServer, call, fail, say
 from wire.peers import CHAT, MESSAGES, PEERS, RESPONSES, Peer, Talk
 
@@ -33,6 +34,39 @@ RESULT = {"type": "tool_result", "tool_use_id": "x", "content": []}
 STRAY = {"role": "tool", "tool_call_id": "x", "content": "y"}
 OUTPUT = {"type": "function_call_output", "call_id": "x", "output": "y"}
 REASONING = {"type": "reasoning", "id": "rs_0", "summary": [], "encrypted_content": "x"}
+
+
+class TestProxies:
+    """What the environment says of proxies is for models elsewhere."""
+
+    async def test_a_server_of_this_machine_is_asked_by_no_proxy(
+        self, server: ModelServer, peer: Peer, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is for a local model alone would leave this machine with it."""
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        server.script += [say("here")]
+        assert text_of((await begin(peer).ask()).message) == "here"
+
+    async def test_a_server_elsewhere_is_asked_by_the_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also one with a name that only begins like that of this machine."""
+        asked: list[bytes] = []
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readline())
+            writer.close()
+
+        async with await asyncio.start_server(proxy, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
+            client = httpx2.AsyncClient(**client_options("http://localhost.example"))
+            with pytest.raises(httpx2.TransportError):
+                async with Ear(Deadlines()).listening():
+                    await client.get("http://localhost.example/v1")
+            await client.aclose()
+        assert asked[0].startswith(b"GET http://localhost.example/v1 ")
 
 
 class TestBrokenStreams:

@@ -29,7 +29,7 @@ from .arrange import Wants, arrange, whole
 from .base import UNKNOWN_ANSWER
 from .failures import Complaint
 from .remote import Ask, Reading, Remote, Stream, parse_input
-from .transport import HOOKS, Deadlines, ssl_context, timeout
+from .transport import Deadlines, client_options, timeout
 
 __all__ = ["Messages", "from_spec"]
 
@@ -88,7 +88,7 @@ class Messages:
             default_headers=headers,
             max_retries=0,
             timeout=timeout(deadlines),
-            http_client=anthropic.DefaultAsyncHttpxClient(verify=ssl_context(), event_hooks=HOOKS),
+            http_client=anthropic.DefaultAsyncHttpxClient(**client_options(base_url)),
         )
 
     async def open(self, client: Any, body: bytes) -> Stream:

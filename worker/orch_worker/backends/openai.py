@@ -18,7 +18,7 @@ from orch_protocol.text import scrub
 
 from .failures import Complaint
 from .remote import Ask, Stream
-from .transport import HOOKS, Deadlines, ssl_context, timeout
+from .transport import Deadlines, client_options, timeout
 
 __all__ = ["Sdk", "arguments", "cache_key", "data_url", "functions", "result_text"]
 
@@ -43,7 +43,7 @@ class Sdk:
             default_headers=headers,
             max_retries=0,
             timeout=timeout(deadlines),
-            http_client=openai.DefaultAsyncHttpxClient(verify=ssl_context(), event_hooks=HOOKS),
+            http_client=openai.DefaultAsyncHttpxClient(**client_options(base_url)),
         )
 
     async def open(self, client: Any, body: bytes) -> Stream:

@@ -15,7 +15,7 @@ from orch_protocol.spec import BackendSpec, Template
 from . import models
 from .base import Backend, Gate, check_backend
 
-__all__ = ["APIS", "PROVIDERS", "Provider", "complete", "make_backend", "template_for"]
+__all__ = ["APIS", "PROVIDERS", "Provider", "complete", "is_loopback", "is_remote", "make_backend", "template_for"]
 
 
 class Provider(Struct, frozen=True):
@@ -79,15 +79,20 @@ def is_remote(spec: BackendSpec) -> bool:
     """Return whether what is said to the model of a complete `spec` leaves this machine."""
     if spec.provider in PROVIDERS:
         return False
-    host = urlsplit(spec.options.get("base_url", "")).hostname or ""
+    return not is_loopback(spec.options.get("base_url", ""))
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether what is sent to `url` stays on this machine."""
+    host = urlsplit(url).hostname or ""
     if host == "localhost":
-        return False
+        return True
     from ipaddress import ip_address
 
     try:
-        return not ip_address(host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
-        return True  # a name, which may lead anywhere
+        return False  # a name, which may lead anywhere
 
 
 def _provider(spec: BackendSpec) -> Provider:

@@ -13,7 +13,9 @@ from typing import Any, Final, Literal
 import httpx2
 from msgspec import Struct
 
-__all__ = ["HOOKS", "Deadlines", "Ear", "ssl_context", "timeout", "trouble"]
+from .registry import is_loopback
+
+__all__ = ["Deadlines", "Ear", "client_options", "ssl_context", "timeout", "trouble"]
 
 SEND_SECONDS: Final = 60.0
 LAST_SECONDS: Final = 2.0
@@ -104,8 +106,13 @@ async def _begun(request: httpx2.Request) -> None:
     request.extensions = {**request.extensions, "trace": _listening.get().follow}
 
 
-HOOKS: Final[dict[str, list[Any]]] = {"request": [_begun]}
-"""What a client is to be made with, so that an `Ear` hears when its requests are sent."""
+def client_options(base_url: str) -> dict[str, Any]:
+    """Return what a client of the server at `base_url` is made with, so that an `Ear` hears when requests are sent.
+
+    Proxies of the environment are not for servers of this machine: what stays here does not go through one elsewhere.
+    """
+    direct = dict.fromkeys(("all://", "http://", "https://")) if is_loopback(base_url) else {}
+    return {"verify": ssl_context(), "event_hooks": {"request": [_begun]}, "mounts": direct}
 
 
 class _Heard(httpx2.AsyncByteStream):
