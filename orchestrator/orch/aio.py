@@ -184,7 +184,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             await launcher.start()
             if (template := self._template()) != "lean":
                 launcher.warm(template)
-            socket = Path(paths.socket_path(folder, "root.sock"))
+            socket = Path(paths.root_socket(folder))
             opinion = Opinion(self._policy) if self._policy is not None else None
             supervisor = Supervisor(
                 config=self.config,

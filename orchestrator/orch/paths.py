@@ -25,6 +25,7 @@ __all__ = [
     "own_runs",
     "path_of",
     "private_dir",
+    "root_socket",
     "run_dir",
     "runs_dir",
     "sessions_dir",
@@ -155,6 +156,7 @@ def sweep_runs(home: Path) -> list[tuple[Path, int]]:
 
     Returns each folder with the number of processes that still ran in it and were ended.
     """
+    import contextlib
     import shutil
     import time
 
@@ -173,6 +175,8 @@ def sweep_runs(home: Path) -> list[tuple[Path, int]]:
             continue  # somebody works in it, or has just removed it
         try:
             swept.append((folder, end_leftovers(str(folder))))
+            with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
+                os.unlink(root_socket(folder))
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             lock.release()
@@ -241,6 +245,11 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
     from orch_protocol.errors import StoreError
 
     raise StoreError(f"the socket name {name!r} is too long for any folder: shorten it")
+
+
+def root_socket(run: Path) -> str:
+    """Return where the root of the run in that folder is spoken to by its workers; see `socket_path`."""
+    return socket_path(run, "root.sock")
 
 
 def control_socket(env: Mapping[str, str] | None = None) -> str:

@@ -194,6 +194,21 @@ def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     assert sorted(folder.name for folder in runs.iterdir()) == sorted(["mine", "run-mine", alive, new])
 
 
+def test_the_socket_of_a_swept_run_goes_with_it_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in a long home lies in another folder, which nobody else would tidy up."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    home = tmp_path / ("long" * 30)
+    folder = paths.private_dir(paths.run_dir(home, f"run-{new_id()}"))
+    socket = Path(paths.root_socket(folder))
+    socket.touch()
+    os.utime(folder, (0, 0))
+    assert not socket.is_relative_to(home)
+    paths.sweep_runs(home)
+    assert not socket.exists()
+
+
 def test_a_disk_that_fails_as_runs_are_swept_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeping can wait; a program that opens its own run is told of that one."""
 
