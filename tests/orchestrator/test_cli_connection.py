@@ -32,13 +32,16 @@ class Desk:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.busy = self.leaves = False
+        self.busy = False
+        self.leaves = 0
+        """How many requests it does not take."""
         self.stopped = asyncio.Event()
         self.silence = asyncio.Event()
 
     async def __call__(self, method: str, params: msgspec.Raw, client: Client) -> Any:  # noqa: ARG002
         self.asked.append(method)
         if self.leaves:
+            self.leaves -= 1
             raise DaemonLeaving("the daemon is leaving")
         if method == "daemon_stop":
             if self.busy:
@@ -181,11 +184,23 @@ async def test_daemons_that_leave_one_after_the_other_are_given_up(
 ) -> None:
     """Such as those that fail as soon as they serve: nobody waits for the next one for ever."""
     monkeypatch.setattr(connection, "START_SECONDS", 0)
-    house.desk.leaves = True
+    house.desk.leaves = 2
     await house.open()
     with pytest.raises(Failure, match="no daemon took this request") as raised:
         await asyncio.to_thread(house.client().call, "list")
     assert (raised.value.kind, house.desk.asked) == ("DaemonNotRunning", ["list", "list"])
+
+
+async def test_what_the_next_daemon_says_of_a_request_that_it_took_is_told(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it took to say so: an error is no sign of a daemon that does not come."""
+    monkeypatch.setattr(connection, "START_SECONDS", 0)
+    house.desk.leaves = 1
+    await house.open()
+    with pytest.raises(Failure, match="no agent 'x'") as raised:
+        await asyncio.to_thread(house.client().call, "show")
+    assert (raised.value.kind, house.desk.asked) == ("AgentNotFoundError", ["show", "show"])
 
 
 async def test_an_idle_daemon_of_another_version_is_replaced(house: House, capsys: pytest.CaptureFixture[str]) -> None:

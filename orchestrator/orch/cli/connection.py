@@ -74,11 +74,11 @@ class Connection:
             error = answer.get("error")
             if error is None:
                 return answer.get("result")
-            if deadline is None:
-                deadline = time.monotonic() + START_SECONDS
-            elif time.monotonic() > deadline:
-                raise self._untaken()
             if error["type"] == LEAVING:
+                if deadline is None:
+                    deadline = time.monotonic() + START_SECONDS
+                elif time.monotonic() > deadline:
+                    raise self._untaken()
                 self.close()
             elif error["type"] == "VersionMismatchError" and not replaced:
                 self._replace(error["message"])
