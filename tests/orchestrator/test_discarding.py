@@ -35,8 +35,8 @@ def killed(forest: Forest, id: str) -> str:
     return id
 
 
-def over(forest: Forest, before: float = 1000.0, *, idle: bool = False) -> list[str]:
-    return sorted(node.spec.id for node in over_since(forest.tree.nodes, before, idle=idle))
+def over(forest: Forest, before: float = 1000.0, *, keep: int = 0, idle: bool = False) -> list[str]:
+    return sorted(node.spec.id for node in over_since(forest.tree.nodes, before, keep=keep, idle=idle))
 
 
 class TestWhich:
@@ -68,6 +68,19 @@ class TestWhich:
         assert over(forest, idle=True) == [ended, died]
         forest.now += 10
         assert over(forest, 999.0, idle=True) == []
+
+    def test_nobody_is_ended_above_whom_one_is_to_be_kept(self) -> None:
+        """That would end the one that is kept, too; below one that was killed it has been already."""
+        forest = Forest(max_concurrent=9, allow_nested=True)
+        above, alone = forest.spawn(tools=("spawn_subagent",)), forest.spawn()
+        forest.now += 10
+        below = forest.spawn(above, parent_id=above, depth=2)
+        for id in (above, alone, below):
+            forest.gone(id)
+        forest.now += 10
+        assert over(forest, forest.now, keep=1, idle=True) == [alone]
+        killed(forest, above)
+        assert over(forest, forest.now, keep=1, idle=True) == [above, alone]
 
     def test_one_below_which_something_is_not_over_stays(self) -> None:
         """A child that was resumed, or an archive that somebody has asked since."""

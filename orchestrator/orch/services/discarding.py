@@ -7,7 +7,7 @@ starts takes that away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -39,8 +39,7 @@ async def prune_sessions(root: Supervisor, _: str | None, params: PruneSessions)
     if params.keep < 0:
         raise ConfigError(f"{params.keep} sessions cannot be kept: give 0 or more")
     before = root.clock() - seconds_of(params.older)
-    chosen = over_since(root.tree.nodes, before, idle=params.idle)
-    chosen = sorted(chosen, key=lambda node: node.last_activity, reverse=True)[params.keep :][::-1]
+    chosen = over_since(root.tree.nodes, before, keep=params.keep, idle=params.idle)
     if params.dry_run:
         sizes = await root.disk.do(_sizes, [node.spec.folder for node in chosen])
         return PrunedSessions(tuple(map(_row, chosen, sizes)), sum(sizes))
@@ -49,9 +48,9 @@ async def prune_sessions(root: Supervisor, _: str | None, params: PruneSessions)
     return await asyncio.shield(pruning)
 
 
-def over_since(nodes: Nodes, before: float, *, idle: bool = False) -> list[Node]:
+def over_since(nodes: Nodes, before: float, *, keep: int = 0, idle: bool = False) -> list[Node]:
     """Return the agents that were over at `before`, with `idle` or asleep, with all below them, and whose sessions are
-    kept so far.
+    kept so far; but for the `keep` of them that were active last. Those that were active first come first.
 
     A copy of a session has what it needs in its own folder: that there are copies keeps none.
     """
@@ -70,7 +69,16 @@ def over_since(nodes: Nodes, before: float, *, idle: bool = False) -> list[Node]
                 over[id] = node
         if not is_over and above is not None:
             busy.add(above)
-    return list(over.values())
+    latest = sorted(over.values(), key=lambda node: node.last_activity, reverse=True)
+    # Whoever is ended takes along all below: not those that are to be kept.
+    kept = {id for node in latest[:keep] for id in _above(nodes, node)}
+    return [node for node in latest[keep:][::-1] if node.status in OVER or node.spec.id not in kept]
+
+
+def _above(nodes: Nodes, node: Node) -> Iterator[str]:
+    while (id := node.spec.parent_id) is not None:
+        yield id
+        node = nodes[id]
 
 
 async def _pruned(root: Supervisor, chosen: Iterable[Node]) -> PrunedSessions:
