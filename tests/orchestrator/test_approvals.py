@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,13 @@ async def test_whoever_leaves_while_asked_ends_a_thread_alone(tmp_path: Path, ra
         raise raised
 
     assert type(raised).__name__ in await Approvals(tmp_path, approve).ask(question(), "a", None, 100)
+
+
+async def test_who_approves_has_the_context_variables_of_the_program(tmp_path: Path) -> None:
+    """In its thread, too."""
+    user = ContextVar("user", default="nobody")
+    user.set("somebody")
+    assert await Approvals(tmp_path, lambda _: user.get() == "somebody").ask(question(), "a", None, 100) == ""
 
 
 @virtual

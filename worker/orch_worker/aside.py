@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import threading
 from collections.abc import Callable
@@ -13,7 +14,8 @@ __all__ = ["awaited", "in_thread", "told"]
 
 
 def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
-    """Run `act` in a thread that keeps nobody from leaving; return what it returned, or what it raised as text."""
+    """Run `act` in a thread that keeps nobody from leaving, with the context variables that there are here; return what
+    it returned, or what it raised as text."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, str]] = loop.create_future()
 
@@ -29,7 +31,8 @@ def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, outcome)
 
-    threading.Thread(target=run, name="orch-aside", daemon=True).start()
+    here = contextvars.copy_context()
+    threading.Thread(target=here.run, args=(run,), name="orch-aside", daemon=True).start()
     return future
 
 
