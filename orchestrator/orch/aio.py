@@ -278,7 +278,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
 
         `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
         `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
-        Its model thinks as much as `thinking` says (see `AsyncSubagent.set_thinking`), None: as it does by itself.
+        Its model thinks as much as `thinking` says (see `AsyncSubagent.set_thinking`), None: as configured.
         With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
         `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
         Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.

@@ -37,11 +37,15 @@ def read(text: str, returns: type[T]) -> T:
     ends = [(text.find(begin), text.rfind(end) + 1) for begin, end in ("{}", "[]")]
     inner = [text[start:stop] for start, stop in sorted(ends) if -1 < start < stop]
     problem: Exception | None = None
+    others: list[str] = []
     for candidate in (text.strip(), *reversed(found), *inner):
+        if candidate.startswith("[") and any(candidate in each for each in others):
+            continue  # a list in an object is a part of what was not asked for
         try:
             return msgspec.json.decode(candidate.encode(), type=returns)
         except msgspec.ValidationError as error:
             problem = error
+            others.append(candidate)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             problem = problem or error
     raise BadReplyError(str(problem)) from problem
