@@ -188,3 +188,4 @@ async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_ot
         assert (await answers_at(root, calm, "", "")).backend.thinking == "low"
         assert (await answers_at(root, root.tree.nodes[parent.id].spec, "ollama:deep", "")).backend.thinking == "high"
         assert (await parent.execute("/thinking")).text == "as the model does by itself"
+        assert (await parent.tree()).thinking == ""

@@ -14,6 +14,7 @@ from orch_protocol.entries import Custom
 from orch_protocol.errors import AgentBusyError, ConfigError, OrchError, StoreError
 from orch_protocol.hooks import ACTED
 from orch_protocol.ids import new_entry_id
+from orch_protocol.models import Answers
 from orch_protocol.services import Empty
 from orch_protocol.sessions import (
     Change,
@@ -208,7 +209,7 @@ def _shown(spec: AgentSpec, model: str, most: int | None) -> SessionShown:
     header, rows = outline.header, outline.rows()
     recorded = outline.answers(outline.leaf)
     if choosing.holds(spec, *recorded):
-        thinking = spec.backend.thinking
+        thinking = spec.backend.thinking if choosing.told(Answers(spec.backend, ""), wanted=False) else ""
     else:  # whoever asks next has this one answer, or is told why it does not
         born = spec.born or spec.backend
         model, thinking = recorded[0] or model_of(born), recorded[1] or born.thinking
