@@ -313,6 +313,7 @@ class TestGrepFiles:
             "(?P<x>a+)+",
         ),
         *("(a|a)*b", r"(.|\s)*x", "(x?x)*y", "(a?){40}a{40}", "x?" * 40 + "x" * 40, "(?x)a #(\n+b", r"(\(+)*"),
+        *("((?#c)a+)+", "((?:a+)(?#c))+", "((?P<y>a)(?P=y)?a*)*", "(?x:(a+) +)b", "(?ix-s:(a+) +)b"),
     ],
 )
 def test_what_may_never_end_is_looked_for_here_in_very_short_lines_alone(pattern: str) -> None:
@@ -324,6 +325,7 @@ def test_what_may_never_end_is_looked_for_here_in_very_short_lines_alone(pattern
     ("pattern", "length"),
     [
         *((each, 8000) for each in ("foo", "a.b", "foo.*bar", "(ab)+", "(a+)?", "[(a+)]+", "(a{2})+", "a{", "a|b*|c")),
+        *((each, 8000) for each in ("(?#x)a", "(?P<x>a+)x", "(?i)ax", "(?P<y>x)(?P=y)", r"\(?x")),
         *(("a+b+", 1000), (r"\(a+\)+", 1000), (r"def \w+\(.*\):", 500), (r"\w+\s*=\s*\d+", 60)),
     ],
 )

@@ -8,7 +8,9 @@ import pytest
 
 from orch_worker.tools.base import ToolContext, ToolError
 from orch_worker.tools.handles import read_handle
+from orch_worker.tools.pages import search, view
 from orch_worker.tools.reading import MAX_MATCHES
+from orch_worker.tools.seeking import Seeker
 from orch_worker.tools.stash import Note, Stash
 
 
@@ -126,6 +128,19 @@ class TestReadHandle:
                 offset = int(lines.pop().rpartition("=")[2].rstrip("]"))
             found += lines
         assert len(found) == len(set(found)) == 2000
+
+    async def test_a_search_whose_time_is_up_goes_on_behind_the_last_line_it_looked_at(self, tmp_path: Path) -> None:
+        """Each line may take a second; and one that was not looked at is not called one that does not match."""
+        context = ToolContext(Path("/"), folder=tmp_path, seconds=-1.0)
+        context.own(Stash).keep("one\ntwo")
+
+        async def read(offset: int) -> str:
+            return (await read_handle.run(context, {"handle": ".h_001", "search": "t", "offset": offset})).text
+
+        assert (await read(0), await read(4)) == ("[stopped here; go on with offset=4]", "4: two")
+        with Seeker("t", stop_at=0.0) as seeker:
+            assert search(view(["one", "two", "three"]), seeker, 0, 3) == '[time was up; go on with lines="1:"]'
+            assert search(view(["one", "two", "three"]), seeker, 1, 3).startswith("1: ")
 
     async def test_no_match(self, tmp_path: Path) -> None:
         """That nothing matches is said."""

@@ -123,8 +123,9 @@ def search(view: View, seeker: Seeker, start: int, stop: int) -> str:
             at = first + place + 1
             if at < stop and (len(found) == MOST_FOUND or size > MOST_CHARACTERS):
                 return "\n".join([*found, f'[stopped here; go on with lines="{at}:"]'])
-        if first + STEP < stop and seeker.is_over:
-            return "\n".join([*found, f'[time was up; go on with lines="{first + STEP}:"]'])
+        at = first + seeker.looked
+        if at < stop and seeker.is_over:
+            return "\n".join([*found, f'[time was up; go on with lines="{at}:"]'])
     return "\n".join(found) or f"No match for {seeker.pattern!r} in {view.unit}s {start:,} to {stop:,}."
 
 

@@ -17,7 +17,8 @@ ENDLESS: Final = 1e300
 _TOKEN = re.compile(
     r"""\\.                                   # an escaped character
       | \[\^?\]?(?:\\.|[^\]\\])*\]            # a class
-      | \((?:\?(?:P<\w+>|[>:=!]|<[=!]|[aiLmsux-]+:|P=\w+|\#[^)]*|[aiLmsux]+))?  # the head of a group
+      | \(\?(?:P=\w+|\#[^)]*)\)               # what a group held, or a comment
+      | \((?:\?(?:P<\w+>|[>:=!]|<[=!]|[aiLmsux-]+:|[aiLmsux]+))?  # the head of a group
       | \)
       | (?:[*+?]|\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\})[?+]?   # a repeat, lazy or possessive
       | .                                     # anything else""",
@@ -42,7 +43,7 @@ def harmless_length(regex: re.Pattern[str]) -> int:
     `(a+)+`, `(a|a)*` and `.*a.*b.*c` take longer than the universe lasts on some texts that are longer.
     """
     if regex.flags & re.VERBOSE:
-        return 0  # what is a comment there looks like anything
+        return 0
     return next((length for length in LENGTHS if length * _ways(regex.pattern, length) <= MOST_STEPS), 0)
 
 
@@ -52,11 +53,15 @@ def _ways(pattern: str, length: int) -> float:
     others, this, last = 0.0, 1.0, 1.0
     for match in _TOKEN.finditer(pattern):
         token = match[0]
+        if token.startswith("(?#"):
+            continue
+        if token.startswith("(?") and token[2] != "P" and "x" in token.partition("-")[0]:
+            return ENDLESS  # what is a comment there looks like anything
         if token[0] in "*+?" or (token[0] == "{" and len(token) > 2):
             last = _repeated(last, *_times(match, length))
             continue
         this, last = _both(this, last), 1.0
-        if token[0] == "(" and not token.startswith(("(?#", "(?P=")):
+        if token[0] == "(" and not token.startswith("(?P="):
             groups.append((others, this))
             others, this = 0.0, 1.0
         elif token == "|":

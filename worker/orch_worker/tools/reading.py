@@ -108,7 +108,8 @@ def _search(text: str, pattern: str, offset: int, stop_at: float) -> str:
                 after = start + len(line) + 1
                 if after < len(text) and (len(found) == MAX_MATCHES or size > MAX_FOUND):
                     return "\n".join([*found, f"[stopped here; go on with offset={after}]"])
-            after = some[-1][0] + len(some[-1][1]) + 1
+            start, line = some[seeker.looked - 1]
+            after = start + len(line) + 1
             if after < len(text) and seeker.is_over:
                 return "\n".join([*found, f"[stopped here; go on with offset={after}]"])
     return "\n".join(found) or f"No match for {pattern!r} from character {offset:,} on."

@@ -16,7 +16,6 @@ __all__ = ["Found", "Seeker", "TooSlow"]
 
 MOST_CHARS: Final = 8_000
 """Of a line, only so much is looked at."""
-EACH: Final = 500
 
 Found = tuple[int, int, int]
 """Which line matches, and from where to where."""
@@ -38,6 +37,8 @@ class Seeker:
         self._harmless = harmless_length(self._regex)
         self._stop_at = stop_at
         self._apart: Apart | None = None
+        self.looked = 0
+        """How many of the lines that it was given last it has looked at."""
 
     def __enter__(self) -> Seeker:
         return self
@@ -52,15 +53,18 @@ class Seeker:
         return time.monotonic() > self._stop_at
 
     def among(self, lines: Sequence[str]) -> Iterator[Found]:
-        """Yield those of `lines` that match in their first 8,000 characters, in order; none any more when time is up.
+        """Yield those of `lines` that match in their first 8,000 characters, in order; none any more when time is up,
+        but that one line is looked at.
 
         Raises TooSlow; ToolError when no process can be had.
         """
+        self.looked = 0
         long = [(place, line[:MOST_CHARS]) for place, line in enumerate(lines) if len(line) > self._harmless]
         found = self._elsewhere(long) if long else {}
         for place, line in enumerate(lines):
-            if place and place % EACH == 0 and self.is_over:
+            if place and self.is_over:  # one line may take a second
                 return
+            self.looked = place + 1
             if len(line) > self._harmless:
                 span = found.get(place)
             else:
