@@ -23,8 +23,8 @@ TOOLS: Final = frozenset({"spawn_subagent", "query_subagent", "collect_subagent"
 AT_WORK: Final = "at work, its answer is not taken yet"
 ENDED: Final = "ended"
 
-# Of a result that is labelled as another's words, the answer is not repeated without that label.
-_ANSWER: Final = re.compile(r"(\[untrusted [^\n]*\n)?Subagent ([0-9a-f]{12}) \([^\n]*\):\n\n(.*)", re.DOTALL)
+_LABEL: Final = re.compile(r"\[untrusted [^\n]*\n")
+_ANSWER: Final = re.compile(r"Subagent ([0-9a-f]{12}) \([^\n]*\):\n\n(.*)", re.DOTALL)
 _BUSY: Final = re.compile(r"Subagent (\S+) is at work: |No answer yet: subagent (\S+) works on\.")
 _KILLED: Final = re.compile(r"Killed: ([0-9a-f, ]+)\.")
 
@@ -57,6 +57,9 @@ def asked_in(calls: Sequence[Call]) -> tuple[Asked, ...]:
             found += [Asked(id, state=ENDED) for id in killed[1].split(", ")]
         if call.name not in TOOLS or call.is_error:
             continue
+        # Of a result that is labelled as another's words, the answer is not repeated without that label.
+        label = _LABEL.match(result)
+        result = result[label.end() :] if label else result
         if call.name == "spawn_subagent":
             line, _, result = result.partition("\n")
             try:
@@ -66,9 +69,9 @@ def asked_in(calls: Sequence[Call]) -> tuple[Asked, ...]:
             names |= {spawned.name: spawned.id, str(spawned.seq): spawned.id}
             found.append(Asked(spawned.id, _line(str(call.input.get("task", "")), MOST_TASK)))
         if answer := _ANSWER.match(result):
-            names[str(call.input.get("id", answer[2]))] = answer[2]
-            state = "answered" if answer[1] else f"answered «{_line(answer[3], MOST_SAID)}»"
-            found.append(Asked(answer[2], state=state))
+            names[str(call.input.get("id", answer[1]))] = answer[1]
+            state = "answered" if label else f"answered «{_line(answer[2], MOST_SAID)}»"
+            found.append(Asked(answer[1], state=state))
         elif busy := _BUSY.match(result):
             found.append(Asked(busy[1] or busy[2], state=AT_WORK))
     return latest(replace(each, id=names.get(each.id, each.id)) for each in found)
