@@ -65,7 +65,7 @@ class TestFriendly:
 
     async def test_what_the_policy_keeps_away_is_in_no_difference(self, context: ToolContext, git: Git) -> None:
         """By whatever name it went before; the rest is shown as ever, and how much is not."""
-        context.belongings.get("unread", lambda: lambda: lambda path: path.endswith("b.txt"))
+        context.belongings.get("unread", lambda: lambda _: lambda path: path.endswith("b.txt"))
         (context.cwd / "sub/b.txt").write_text("secret\n")
         note = "[1 files passed over: the policy keeps them away]"
         assert await ask(git_diff, context) == f"No differences.\n{note}"

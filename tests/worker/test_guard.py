@@ -328,3 +328,18 @@ async def test_what_is_denied_by_name_is_passed_over_where_folders_are_searched(
     assert await seen(shell, "list_files") == "a.txt\nkeys/x.txt" + note.format(5)
     assert await seen(shell, "list_files", path="s") == "No files below 's'." + note.format(1)
     assert await seen(PolicySpec(), "list_files", path="s") == "s/k.pem"
+
+
+async def test_what_somebody_was_asked_about_is_not_passed_over(tmp_path: Path) -> None:
+    """Whoever approved a search of a personal folder wants it searched; what is denied is passed over still."""
+    for name in ("my-diary/may.txt", "my-diary/k.pem", "my-diary/old-diary/april.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    rules = PolicyConfig(denied_paths=("*.pem",), personal_paths=("*-diary",))
+
+    toolbox = box(tmp_path, PolicySpec(channel="cli", rules=rules), tools=load(("list_files",)), call_root=Root())
+    outcome = await toolbox.dispatch(ToolUse("c1", "list_files", {"path": "my-diary"}))
+    (block,) = outcome.result.content
+    assert isinstance(block, Text)
+    note = "\n[1 files passed over: the policy keeps them away]"
+    assert block.text == "my-diary/may.txt\nmy-diary/old-diary/april.txt" + note

@@ -225,8 +225,8 @@ class Guard:
             return "deny", "its arguments, or what they lead to, changed after it was approved"
         return "start", ""
 
-    def _unread(self) -> Callable[[str], bool] | None:
-        rules = passed_over(grounds_of(self._spec, self._where))
+    def _unread(self, start: str) -> Callable[[str], bool] | None:
+        rules = passed_over(grounds_of(self._spec, self._where), start)
         return (lambda path: any(within(path, rule) for rule in rules)) if rules else None
 
     @property

@@ -168,11 +168,14 @@ def above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[
                     yield place, rule
 
 
-def passed_over(grounds: Grounds) -> tuple[str, ...]:
+def passed_over(grounds: Grounds, start: str) -> tuple[str, ...]:
     """Return the rules that no call can be judged by before it has looked, and whose files are not read unasked: names
-    in any folder, and those with wildcards. What recursive tools come upon there they pass over."""
+    in any folder, and those with wildcards. What recursive tools come upon there they pass over.
+
+    Where a call begins in what is personal, somebody was asked about that.
+    """
     asks = TENSOR[grounds.spec.channel, "personal"]["read"] != "allow"
-    rules = (*grounds.denied, *(grounds.personal if asks else ()))
+    rules = (*grounds.denied, *(rule for rule in grounds.personal if asks and not within(start, rule)))
     return tuple(rule for rule in rules if "/" not in rule or any(each in rule for each in "*?["))
 
 

@@ -97,10 +97,10 @@ class ToolContext(Struct, frozen=True):
         found: frozenset[str] = self.belongings.get("granted", frozenset)
         return found
 
-    def unread(self) -> Callable[[str], bool] | None:
-        """Return what says of a file, by its absolute path, that tools which go down into folders are to pass it over,
-        whatever the folder; None where that is true of no file. Looks at the disk."""
-        found: Callable[[str], bool] | None = self.belongings.get("unread", lambda: lambda: None)()
+    def unread(self, start: Path) -> Callable[[str], bool] | None:
+        """Return what says of a file, by its absolute path, that a tool which goes down from `start` is to pass it
+        over; None where that is true of no file. Looks at the disk."""
+        found: Callable[[str], bool] | None = self.belongings.get("unread", lambda: lambda _: None)(str(start))
         return found
 
     @property

@@ -241,7 +241,7 @@ def _files(
         yield start.relative_to(root).as_posix(), start
         return
     wanted = [glob_regex(each) for each in alternatives(glob)] if glob else None
-    unread = context.unread()
+    unread = context.unread(start)
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
     for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
         named = (shown.removeprefix(below), shown)

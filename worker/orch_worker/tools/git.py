@@ -79,7 +79,7 @@ async def git_diff(
     options = ["--no-ext-diff", "--no-textconv", *WITHOUT_SUBMODULES, f"--unified={context_lines}"]
     what = [*options, *(["--cached"] if staged else []), *([_revision(ref)] if ref is not None else [])]
     where, note = [_below(context, path)], ""
-    if (unread := context.unread()) is not None:
+    if (unread := context.unread(inside(context, path))) is not None:
         run, env = await _begun(context, "diff")
         listed = await _said(run, (0,), "diff", *what, *NAMES, "--", *where, env=env)
         names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
