@@ -123,8 +123,10 @@ def meant(places: Iterable[Place]) -> tuple[Place, ...] | None:
                 here = [os.path.join(folder, part) for folder in here]
             else:
                 here = [os.path.join(folder, name) for folder in here for name in filtered(within(folder), part)]
+            if left < 0:
+                return None
         found |= dict.fromkeys(path for path in here if os.path.lexists(path))
-        if left < 0 or len(found) > MOST_MEANT:
+        if len(found) > MOST_MEANT:
             return None
     return tuple(Place(path, _real(path)) for path in found)
 

@@ -69,8 +69,9 @@ class AgentHooks:
         self._attempt = 1
         """How often the request under way was made."""
         self._arriving = 0
-        self._shown: OnText | None = None
         """The attempt whose response has begun to arrive."""
+        self._shown: OnText | None = None
+        """Who is to be shown the text of the response once hooks have let it pass."""
         self._who: dict[str, str] = {}
 
     # Around a turn.
