@@ -217,8 +217,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         """
         if os.getpid() != self._pid:
             return
-        if self._supervisor is not None:
-            self._forbid_other_loops()
+        if self._supervisor is not None and self.supervisor:
             self._supervisor = None
             self._closing = asyncio.ensure_future(self._opened.aclose())
         if self._closing is not None:
@@ -232,17 +231,19 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
 
     @property
     def supervisor(self) -> Supervisor:
-        """The running supervisor. Raises ConfigError before `start`, after `close`, in a fork, in another loop."""
+        """The running supervisor. Raises ConfigError where `_seen` does, and in another event loop."""
+        if self._seen and asyncio._get_running_loop() not in (None, self._loop):
+            raise ConfigError("this orchestrator is another event loop's: use and close it there, or make one here")
+        return self._seen
+
+    @property
+    def _seen(self) -> Supervisor:
+        """The same to look at, from any thread. Raises ConfigError before `start`, after `close`, in a fork."""
         if self._supervisor is None:
             raise ConfigError("this orchestrator is not running: use it in a `with` block, or call start()")
         if os.getpid() != self._pid:
             raise ConfigError(f"this orchestrator belongs to process {self._pid}; a forked child must make its own")
-        self._forbid_other_loops()
         return self._supervisor
-
-    def _forbid_other_loops(self) -> None:
-        if asyncio._get_running_loop() not in (None, self._loop):
-            raise ConfigError("this orchestrator is another event loop's: use and close it there, or make one here")
 
     # Agents.
 

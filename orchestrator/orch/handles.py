@@ -436,7 +436,7 @@ class AsyncSubagent:
 
     @property
     def _node(self) -> Node:
-        return self._orchestrator.supervisor.tree.nodes[self.id]
+        return self._orchestrator._seen.tree.nodes[self.id]  # whose name and pid any loop may ask for
 
     async def _call(self, method: str, params: Any) -> Any:
         return await self._orchestrator._call(method, params)

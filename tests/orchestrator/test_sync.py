@@ -99,6 +99,19 @@ def test_ctrl_c_ends_the_waiting_and_not_the_agent(open_one: Open) -> None:
         assert reply.text == "done"
 
 
+def test_in_a_notebook_where_another_loop_runs_all_is_as_elsewhere(open_one: Open) -> None:
+    """Cells run in the loop of their kernel, which is not the orchestrator's."""
+
+    async def cell() -> None:
+        with open_one() as o:
+            agent = scripted(o, "done")
+            assert (agent.seq, agent.name, agent.pid) == (1, "agent-1", agent.state().pid)
+            assert repr(agent) == f"<Subagent {agent.id} 'agent-1'>"
+            assert agent.query("go").text == "done"
+
+    asyncio.run(cell())
+
+
 def test_ctrl_c_in_the_instant_of_asking(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anybody could be told to stop waiting: nobody waits all the same, and the answer is there to collect."""
     go = threading.Event()
