@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,7 @@ class Peer:
         self.spool = spool
         self.courier = courier
         self.pid: int | None = None
+        self.since = time.time()
         self.trusted = False
         self.parked: tuple[bytes, int] | None = None
 

@@ -69,8 +69,8 @@ async def compact(here: Here) -> Said:
 )
 async def plan(here: Here) -> Said:
     on, was, task = here.get("off") is None, here.spec.plan, here.get("task")
-    ends = on != was and here.node.running and here.get("drop") is None
-    if ends and (names := await here.root.disk.do(past_names.bound, Path(here.spec.folder))):
+    process = here.root.workers.peer(here.id) if on != was and here.get("drop") is None else None
+    if process and (names := await here.root.disk.do(past_names.bound, Path(here.spec.folder), process.since)):
         lost = f"its process would end, and with it what its Python bound last: {past_names.listed(names)}"
         how = "/plan --drop" if on else "/plan --off --drop"
         return Said(f"{lost}. {how} goes on without that; what is under a handle is kept", is_error=True)

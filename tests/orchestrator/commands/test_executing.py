@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,18 @@ async def test_plan_says_before_which_names_would_be_lost(tmp_path: Path) -> Non
         assert not (await agent.state()).planning
         assert (await agent.execute("/plan --drop x")).effect == Effect("ask", text="x")
         assert (await agent.state()).planning
+        assert (await agent.execute("/plan --off")).text == "it is not in plan mode from now on"
+
+
+async def test_what_an_earlier_process_had_bound_is_lost_already(tmp_path: Path) -> None:
+    """A process that has run no code has nothing to lose: what is told of before is what goes, and is so once."""
+    async with opened(tmp_path) as o:
+        agent = await talking(o, "More.")
+        names = Path((await agent.state()).folder) / "names.json"
+        names.write_text('["df"]')
+        os.utime(names, (1, 1))
+        assert (await agent.execute("/plan")).text == "it is in plan mode from now on"
+        assert (await agent.query("And?")).text == "More."
         assert (await agent.execute("/plan --off")).text == "it is not in plan mode from now on"
 
 

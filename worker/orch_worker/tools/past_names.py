@@ -14,6 +14,8 @@ __all__ = ["PastNames", "bound", "forget", "listed", "remember"]
 
 NAME: Final = "names.json"
 MOST: Final = 30
+COARSE: Final = 0.05
+"""Seconds. The times of files come from a clock that is that much behind, at the most."""
 
 
 class PastNames:
@@ -53,9 +55,14 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST])}{more}"
 
 
-def bound(folder: Path) -> list[str]:
-    """Return what the agent whose session is in `folder` had bound when its code ran last. Raises StoreError."""
-    return kept.read(folder / NAME, list[str], [], "")
+def bound(folder: Path, since: float = 0.0) -> list[str]:
+    """Return what the agent whose session is in `folder` had bound when its code ran last, nothing where that was
+    before `since`, in seconds of the epoch. Raises StoreError."""
+    try:
+        ran = (folder / NAME).stat().st_mtime
+    except OSError:
+        ran = since  # there is none, or reading it tells what is wrong
+    return kept.read(folder / NAME, list[str], [], "") if ran >= since - COARSE else []
 
 
 def forget(folder: Path) -> None:
