@@ -55,6 +55,10 @@ class TestEnvironment:
         """A variable whose name speaks of a secret, or of a model vendor, is not handed on."""
         assert name not in clean_environment("run", {name: "canary"})
 
+    def test_where_a_key_agent_listens_is_no_secret(self) -> None:
+        """Without it no command and no code that an agent runs reaches another machine by ssh."""
+        assert "SSH_AUTH_SOCK" in clean_environment("run", {"SSH_AUTH_SOCK": "/run/agent"})
+
     def test_addresses_with_a_password_stay_behind(self) -> None:
         """But for proxies, without which nothing might be reached."""
         found = {"DATABASE_URL": "postgres://me:canary@db/x", "HTTPS_PROXY": "http://me:pw@proxy:3128"}

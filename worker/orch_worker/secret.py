@@ -11,7 +11,7 @@ from .backends.vendors import VENDORS
 __all__ = ["Masker", "holds_secret", "is_secret", "masked"]
 
 SECRET: Final = re.compile(
-    r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|KEY)S?($|_)|(^|_)(TOKEN|PAT|PASS|AUTH|DSN)($|_)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL",
+    r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|KEY)S?($|_)|(^|_)(TOKEN|PAT|PASS|AUTH(?!_SOCK$)|DSN)($|_)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL",
     re.IGNORECASE,
 )
 
