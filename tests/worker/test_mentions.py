@@ -104,11 +104,23 @@ def test_nested_arguments_are_looked_at() -> None:
     assert mentions([{"a": [{"/k": ("x", "/v")}]}], WHERE) == ("/w/a", "/k", "/w/x", "/v")
 
 
+def test_what_goes_elsewhere_for_one_command_is_back_for_the_next() -> None:
+    """Any number of them: only what one command itself starts may go on from there."""
+    many = mentions(["; ".join(f"git -C part{n} pull" for n in range(40))], WHERE)
+    assert many is not None
+    assert f"{WHERE.cwd}/part39/pull" in many
+    assert f"{WHERE.cwd}/part0/part1/pull" not in many
+    nested = mentions(["make -C a; env -C b sh -c 'cd c; cat d'"], WHERE)
+    assert nested is not None
+    assert f"{WHERE.cwd}/b/c/d" in nested
+
+
 def test_too_much_to_look_at_is_said() -> None:
     """A text with more words than can be looked at, or longer, is not half looked at."""
     assert mentions([" ".join(map(str, range(MOST_WORDS + 1)))], WHERE) is None
     assert mentions([["x" * (MOST_TEXT // 2 + 1)] * 2], WHERE) is None
     assert mentions(["; ".join(f"cd {n}" for n in range(10))], WHERE) is None
+    assert mentions([" ".join(f"env -C {n}" for n in range(10))], WHERE) is None
     assert mentions(["cd a; cd b; cd c; cd d; cd e; " + " ".join(map(str, range(MOST_WORDS // 2)))], WHERE) is None
 
 

@@ -38,12 +38,15 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)[^}]*\}|(\w+))")
 _SET: Final = re.compile(r"(?:^|[\s;&|(])(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _GOES: Final = re.compile(
-    r"""(?:(?:^|[\s;&|(`'"])(?:cd|pushd)(?=[\s;])|\bchdir\b|\bcwd\s*=|(?:^|\s)-C|--(?:chdir|directory)\b)
+    r"""(?:(?P<stays>(?:^|[\s;&|(`'"])(?:cd|pushd)(?=[\s;])|\bchdir\b)|\bcwd\s*=|(?:^|\s)-C|--(?:chdir|directory)\b)
     [ \t=]*(?P<code>\()?(?:-[\w@]*[ \t]+)*
     (?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;&|<>)`'"(]*[(`]?)""",
     re.VERBOSE,
 )
-"""What a command, or code, goes to another folder by, and which: `cd x`, `-C x`, `chdir(x)`, `cwd=x`."""
+"""What a command, or code, goes to another folder by, and which: `cd x`, `-C x`, `chdir(x)`, `cwd=x`. What it does not
+`stays` in holds for one command."""
+_REST: Final = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^;&|\n\\"'])*""", re.DOTALL)
+"""The rest of one command."""
 _GOES_HOME: Final = re.compile(r"(?:^|[;&|(]\s*|\n\s*)cd\s*(?:$|[;&|)\n])")
 _ESCAPED: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(?:[xu]([0-9A-Fa-f]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
@@ -80,13 +83,13 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
         if len(words) > MOST_WORDS:
             return None
     named = list(dict.fromkeys(each for word in words for each in _variants(word, known, where)))
-    if goes := [found for text in texts for found in _GOES.finditer(text)]:
-        for found in goes:
-            # From wherever it was by then: a subshell, or what comes behind a failure, is not where it went last.
-            for to in _destinations(found, known, where):
-                bases |= dict.fromkeys(os.path.normpath(path) for path in _joined(bases, to))
-            if len(bases) > MOST_BASES:
+    if any(_GOES.search(text) for text in texts):
+        passing: dict[str, None] = {}
+        for text in texts:
+            _go(text, bases, passing, known, where)
+            if len(bases) + len(passing) > MOST_BASES:
                 return None
+        bases |= passing
         # And whatever other folder is named in the command.
         others = (os.path.normpath(os.path.join(where.cwd, each)) for each in named if "/" in each)
         bases |= dict.fromkeys(islice(others, MOST_GUESSED))
@@ -99,6 +102,31 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
             if ".." in path:
                 absolute[path] = None  # what is above a link is not what its spelling says
     return tuple(path for path in absolute if path not in HARMLESS)
+
+
+def _go(text: str, bases: dict[str, None], passing: dict[str, None], known: Mapping[str, str], where: Where) -> None:
+    """Add to `bases`, from where the command or code `text` may begin, those where it goes, and to `passing` those
+    where it goes for one command alone; no more when there are too many."""
+    once: dict[str, None] = {}  # where one command goes, and what it starts
+    end = 0
+    for found in _GOES.finditer(text):
+        if found.start() >= end:
+            once = {}
+        # From wherever it was by then: a subshell, or what comes behind a failure, is not where it went last.
+        starts = bases | once
+        there = {
+            os.path.normpath(path): None for to in _destinations(found, known, where) for path in _joined(starts, to)
+        }
+        if found["stays"] is not None:
+            bases |= there
+        else:
+            if found.start() >= end:
+                rest = _REST.match(text, found.end())
+                end = rest.end() if rest is not None else len(text)
+            once |= there
+            passing |= there
+        if len(bases) + len(passing) > MOST_BASES:
+            return
 
 
 def _destinations(found: re.Match[str], known: Mapping[str, str], where: Where) -> list[str]:
