@@ -15,7 +15,7 @@ from orch_protocol.errors import ConfigError, ErrorInfo
 from orch_protocol.messages import Reply
 from orch_protocol.observing import Called, CallEvent
 from orch_protocol.watching import TurnBegan, TurnEnded
-from orch_worker.aside import in_thread
+from orch_worker.aside import awaited, in_thread, told
 from orch_worker.tale import Tale
 
 from .nodes import Node, Nodes
@@ -225,18 +225,16 @@ class _Observing:
 
     async def _told(self, event: CallEvent) -> str:
         """Return what went wrong, "" when nothing did."""
-        try:
-            if inspect.iscoroutinefunction(self.observer):
+        if inspect.iscoroutinefunction(self.observer):
+            try:
                 said: Any = self.observer(event)
-            else:
-                said, error = await in_thread(lambda: self.observer(event))
-                if error:
-                    return error
-            if inspect.isawaitable(said):
-                await said
-        except (Exception, SystemExit) as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+            except Exception as error:  # such as one that takes no event
+                return told(error)
+        else:
+            said, failed = await in_thread(lambda: self.observer(event))
+            if failed:
+                return failed
+        return (await awaited(said))[1]
 
     def _complain(self, message: str) -> None:
         asyncio.get_running_loop().call_exception_handler({"message": f"orch: {message}"})

@@ -109,6 +109,28 @@ async def test_nobody_who_fails_or_hangs_breaks_a_run(tmp_path: Path) -> None:
     ]
 
 
+@virtual
+async def test_an_observer_that_is_cancelled_from_within_hears_the_next_event(tmp_path: Path) -> None:
+    """As by awaiting what somebody has cancelled: that is complained of, and nothing waits for ever or is lost."""
+    seen: list[str] = []
+    complaints: list[str] = []
+    go = asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+    async def leaves(event: CallEvent) -> None:
+        seen.append(event.outcome)
+        await go.wait()
+        raise asyncio.CancelledError
+
+    async with opened(tmp_path / "home", config=CONFIG) as world:
+        world.add_observer(leaves)
+        agent = await world.scripted(LOOK, "done", tools=["list_files"], cwd=tmp_path)
+        assert (await agent.query("go")).text == "done"
+        go.set()
+    assert seen == ["start", "ran"]
+    assert [complaint.endswith("the run goes on: CancelledError: ") for complaint in complaints] == [True, True]
+
+
 @pytest.mark.parametrize(("allow", "outcome"), [(True, "task"), (False, "declined")])
 @virtual
 async def test_what_becomes_of_tasks_is_told(tmp_path: Path, allow: bool, outcome: str) -> None:
