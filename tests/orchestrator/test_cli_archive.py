@@ -14,7 +14,7 @@ from orch.cli import render, run
 from orch.cli.archive import ACTIONS
 from orch.cli.export import markdown
 from orch.cli.failure import Failure
-from orchestrator.desk import ARCHIVE, ROW, Desk, opened
+from orchestrator.desk import ARCHIVE, REPLY, ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
 
@@ -176,6 +176,13 @@ class TestAsk:
         desk.answers["map"].append({"ref": "beef", "reply": None, "error": "no agent goes by 'beef'"})
         assert run(["archive", "map", "which port?", "b0d9", "beef"]) == 1
         assert capsys.readouterr().out == "b0d9f3:\n4711\n\nbeef:\nerror: no agent goes by 'beef'\n"
+
+    def test_one_whose_answer_was_cut_short(self, desk: Desk) -> None:
+        """Is none, as where one is asked: 5 by a limit, 1 else, also beside whole ones."""
+        whole = {"ref": "b0d9", "reply": REPLY, "error": None}
+        for stop_reason, code in (("end_turn", 0), ("max_turns", 5), ("cancelled", 1)):
+            desk.answers["map"] = [whole, whole | {"reply": REPLY | {"stop_reason": stop_reason}}]
+            assert run(["archive", "map", "which port?", "b0d9", "x"]) == code
 
     def test_all_of_an_agent_once(self, desk: Desk) -> None:
         """Turns are asked rather than the eras they are in, and rather than their own phases."""

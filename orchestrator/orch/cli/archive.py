@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from . import render, words
-from .asking import agreed, query, query_arguments
+from .asking import agreed, code_of, query, query_arguments
 from .connection import Connection
 from .failure import Failure
 from .verb import Group, Verb
@@ -145,7 +145,8 @@ def _map(arguments: Namespace) -> int:
     mapped = connection.call("map", words.clean(params))
     replies = [each | {"reply": agreed(each["reply"]) if each["reply"] else None} for each in mapped]
     words.say(arguments, replies, "\n\n".join(map(_answer, replies)))
-    return int(any(each["error"] is not None for each in replies))
+    codes = {1 if each["error"] is not None else code_of(each["reply"]) for each in replies}
+    return 1 if 1 in codes else max(codes, default=0)
 
 
 def _parts(rows: list[dict[str, Any]]) -> list[str]:
