@@ -120,6 +120,10 @@ def test_too_much_to_look_at_is_said() -> None:
     assert mentions([" ".join(map(str, range(MOST_WORDS + 1)))], WHERE) is None
     assert mentions([["x" * (MOST_TEXT // 2 + 1)] * 2], WHERE) is None
     assert mentions(["; ".join(f"cd {n}" for n in range(10))], WHERE) is None
+    for more in ("p += p", "p = p + p", "p = f'{p}{p}'", "p = '%s%s' % (p, p)", "p = '{}{}'.format(p, p)"):
+        assert mentions(["\n".join(["p = '/x'", *[more] * 60])], WHERE) is None
+    assert mentions([f"'{'x' * 10_000}'.join([{'a, ' * 10_000}])"], WHERE) is None
+    assert mentions([f"x = {' + '.join(['a'] * 1500)}"], WHERE) is None
     assert mentions([" ".join(f"env -C {n}" for n in range(10))], WHERE) is None
     assert mentions(["cd a; cd b; cd c; cd d; cd e; " + " ".join(map(str, range(MOST_WORDS // 2)))], WHERE) is None
 

@@ -25,6 +25,7 @@ MOST_TEXT: Final = 400_000
 MOST_BASES: Final = 128
 MOST_GUESSED: Final = 6
 MOST_PATHS: Final = 180_000
+MOST_FOLDED: Final = 16_000_000
 MOST_VARIANTS: Final = 64
 LONGEST: Final = 4_096
 DEEPEST: Final = 3
@@ -79,7 +80,10 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
         known |= {name: value.strip("\"'") for name, value in _SET.findall(text)}
         if _HOME_IN_CODE.search(text) or _GOES_HOME.search(text):
             bases |= dict.fromkeys(where.homes)
-        words |= dict.fromkeys(_words(text))
+        try:
+            words |= dict.fromkeys(_words(text))
+        except (_TooMuchError, RecursionError):
+            return None
         if len(words) > MOST_WORDS:
             return None
     named = list(dict.fromkeys(each for word in words for each in _variants(word, known, where)))
@@ -225,28 +229,51 @@ def _unbraced(word: str) -> list[str]:
     return found
 
 
+class _TooMuchError(Exception):
+    """What code puts together is more than can be looked at."""
+
+
+class _Names(dict[str, str]):
+    """Texts by the names that code gives them; of these so much can be put together."""
+
+    left = MOST_FOLDED
+
+    def take(self, characters: int) -> None:
+        """Raise _TooMuchError when there is no room for so much more."""
+        self.left -= characters
+        if self.left < 0:
+            raise _TooMuchError
+
+
 def _folded(text: str) -> list[str]:
-    """Return the texts in Python code, those put together from parts too; nothing when `text` is no Python."""
+    """Return the texts in Python code, those put together from parts too; nothing when `text` is no Python.
+
+    Raises _TooMuchError; RecursionError for what is nested too deeply.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    names: dict[str, str] = {}
+    names = _Names()
     found: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and (value := _text(node.value, names)) is not None:
+            names.take(len(value))
             names |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            names[node.target.id] = names.get(node.target.id, "") + (_text(node.value, names) or "*")
+            value = names.get(node.target.id, "") + (_text(node.value, names) or "*")
+            names.take(len(value))
+            names[node.target.id] = value
     for node in ast.walk(tree):
-        if isinstance(node, ast.expr) and (value := _text(node, names)):
+        if isinstance(node, ast.expr) and (value := _text(node, names)) and value not in found:
+            names.take(len(value))
             found[value] = None
     return list(found)
 
 
-def _text(node: ast.expr, names: Mapping[str, str]) -> str | None:
+def _text(node: ast.expr, names: _Names) -> str | None:
     """Return the text or path that `node` is, as far as it can be said; None when it is something else."""
     match node:
         case ast.Constant(value=str(text)):
@@ -254,6 +281,7 @@ def _text(node: ast.expr, names: Mapping[str, str]) -> str | None:
         case ast.Constant(value=bytes(data)):
             return data.decode("utf-8", "replace")
         case ast.Name(id=name):
+            names.take(len(names.get(name, "")))
             return names.get(name)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             front, back = _text(left, names), _text(right, names)
@@ -282,6 +310,7 @@ def _text(node: ast.expr, names: Mapping[str, str]) -> str | None:
             start = _text(function.value, names)
             # A text's own join puts it between the parts; a path's begins with it.
             if function.attr == "join" and start is not None and not isinstance(function.value, ast.Name):
+                names.take(len(start) * len(_elements(parts)))
                 return start.join(_text(each, names) or "" for each in _elements(parts))
             return _path(*([function.value] if start else []), *parts, names=names)
         case ast.Call(args=[first, *_]):  # Path(x), str(x), open(x), expanduser(x), getenv(x)
@@ -290,9 +319,7 @@ def _text(node: ast.expr, names: Mapping[str, str]) -> str | None:
     return None
 
 
-def _put_in(
-    fields: re.Pattern[str], template: ast.expr, parts: Iterable[ast.expr], names: Mapping[str, str]
-) -> str | None:
+def _put_in(fields: re.Pattern[str], template: ast.expr, parts: Iterable[ast.expr], names: _Names) -> str | None:
     """Return what `template` says with the parts in its fields, one after the other."""
     text, filled = _text(template, names), (_text(part, names) or "*" for part in parts)
     return fields.sub(lambda _: next(filled, "*"), text) if text is not None else None
@@ -302,6 +329,6 @@ def _elements(parts: list[ast.expr]) -> list[ast.expr]:
     return parts[0].elts if len(parts) == 1 and isinstance(parts[0], (ast.List, ast.Tuple)) else parts
 
 
-def _path(*nodes: ast.expr, names: Mapping[str, str]) -> str | None:
+def _path(*nodes: ast.expr, names: _Names) -> str | None:
     parts = [value for node in nodes if (value := _text(node, names))]
     return os.path.join(*parts) if parts else None
