@@ -270,8 +270,8 @@ MUTANTS: Final = (
     Mutant(
         "a repository says where its files are",
         "worker/orch_worker/tools/git.py",
-        "run.git(capture, arguments, {**run.found.env, **await",
-        "run.git(capture, arguments, {**await",
+        "    return run, {**run.found.env, **await",
+        "    return run, {**await",
         "tests/integration/test_tools_git.py::TestElsewhere::test_files_of_another_folder_are_not_shown",
     ),
     Mutant(
