@@ -15,8 +15,9 @@ from orch_protocol.errors import AgentBusyError, AmbiguousRefError, ConfigError,
 from orch_protocol.workspace import ArrangeWorkspace, Artifact, Drop, FileMark, Keep, Touch
 from orch_worker.artifacts.fold import Workspace
 from orch_worker.transcript import read_session
-from orchestrator.archival.test_pruning import EVER, Life, session
+from orchestrator.archival.pruned import EVER, session
 from orchestrator.world import Gate, World, opened
+from past import Life
 
 ON = Config(workspace=WorkspaceConfig(enabled=True, prune_turns=3))
 

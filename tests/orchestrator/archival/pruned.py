@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from orch.nodes import iso
 from past import Life
 
 EVER = "9999-01-01T00:00:00.000Z"
+NEVER = "2000-01-01T00:00:00.000Z"
+MARK = "[deleted on 2026-11-21]"
 
 
 def file(life: Life) -> str:
@@ -20,3 +23,20 @@ def later(life: Life) -> str:
     while iso(time.time()) <= first:
         pass
     return first
+
+
+def session(life: Life) -> dict[str, Any]:
+    """Return everything that a session is, but for what turns were answered."""
+    session = life.transcript.session
+    return {
+        "messages": session.messages,
+        "ids": [entry.id for entry in session.entries if not hasattr(entry, "cwd")],
+        "leaf": session.leaf,
+        "usage": session.usage,
+        "turns": session.turns,
+        "asked": session.asked,
+        "responses": session.responses,
+        "interrupted": session.interrupted,
+        "replies": {id: (reply.usage, reply.stop_reason, reply.archived_to) for id, reply in session.replies.items()},
+        "holders": set(session.view.holders()),
+    }
