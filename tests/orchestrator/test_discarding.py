@@ -228,7 +228,7 @@ async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:
             await world.prune_sessions(older=0, keep=-1)
 
 
-@pytest.mark.xfail(strict=False, reason="waits for ever in one of some ten runs: whether the test or the product is open")
+@pytest.mark.xfail(strict=False, reason="waits for ever once in some ten runs: it or the product, which is not known")
 async def test_what_nobody_asked_for_long_is_ended_and_deleted_where_that_is_wanted(tmp_path: Path) -> None:
     """It has no process by then; one that somebody wakes meanwhile stays, and its answer is given."""
     async with opened(tmp_path, run="mine") as world:
