@@ -15,6 +15,7 @@ from orch_protocol.spec import AgentSpec
 
 from .narrowing import own_rights
 from .nodes import Node, Nodes
+from .refs import LATEST
 
 __all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for", "nobody_idle", "unkept"]
 
@@ -67,6 +68,8 @@ def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
         return name
     if wanted.isdigit():
         raise ConfigError(f"name {wanted!r} would read as a sequence number; add a letter")
+    if wanted == LATEST:
+        raise ConfigError(f"name {wanted!r} would read as the agent that was active last; choose another")
     holder = nodes.names.get(wanted)
     if holder is not None:
         raise SpawnError(f"name {wanted!r} is taken by agent {holder}; choose another or kill that one")

@@ -121,7 +121,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
     ) -> None:
         if sys.platform == "win32":
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
-        check_arguments(run=run, config=config, env=env, keys=keys, home=home, approve=approve, policy=policy)
+        check_arguments(model, config, run, home, env, keys, approve, policy, launcher, connect)
         if config is not None:
             config = configuration.checked(config)
         environ = os.environ if env is None else env

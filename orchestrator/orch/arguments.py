@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -38,6 +38,20 @@ SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
 """Ends of the names of variables that let one in at a provider."""
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
+    "model": (str, "text, `provider:model`"),
+    "config": (Config, "an orch.Config"),
+    "run": (str, "a name, as text"),
+    "home": ((str, os.PathLike), "a path, as text or a Path"),
+    "env": (Mapping, "a mapping of variables"),
+    "keys": (Mapping, "a mapping of keys by their variables"),
+    "approve": (Callable, "a function"),
+    "policy": (Callable, "a function"),
+    "launcher": (Callable, "a class of launchers, or a function that makes one"),
+    "connect": (Callable, "a function"),
+}
+"""What an orchestrator is made with, in order: of which kind, and what that is in words."""
 
 ToolLike = str | Tool | Callable[..., Any]
 """A built-in tool's name, or a function of the user's program, which runs there."""
@@ -85,18 +99,20 @@ def keys_in(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.endswith(SECRETS) and value}
 
 
-def check_arguments(**given: Any) -> None:
-    """Raise ConfigError for an argument of AsyncOrchestrator that is not what it is to be."""
-    for name in ("approve", "policy"):
-        if (function := given.pop(name)) is not None and not callable(function):
-            raise ConfigError(f"{name} is a function, not {function!r}; see help(orch.AsyncOrchestrator)")
-    kinds = {"run": str, "config": Config, "env": Mapping, "keys": Mapping, "home": (str, os.PathLike)}
-    for name, value in given.items():
-        if value is not None and not isinstance(value, kinds[name]):  # type: ignore[arg-type]
-            raise ConfigError(f"{name} is not a {type(value).__name__}: {value!r}; see help(orch.AsyncOrchestrator)")
+def check_arguments(*values: Any) -> None:
+    """Raise ConfigError for one of all arguments of AsyncOrchestrator that is not what it is to be."""
+    given = dict(zip(ARGUMENTS, values, strict=True))
+    for (name, value), (kind, what) in zip(given.items(), ARGUMENTS.values(), strict=True):
+        if value is not None and not isinstance(value, kind):
+            shown = repr(value) if kind is not Mapping else f"a {type(value).__name__}"  # a key is for no log
+            raise ConfigError(f"{name} is {what}, not {shown}; see help(orch.AsyncOrchestrator)")
+    for name in ("env", "keys"):
+        for pair in (given[name] or {}).items():
+            if not all(isinstance(each, str) for each in pair):
+                raise ConfigError(f"{name} is of texts by their names, but has {pair[0]!r}: {type(pair[1]).__name__}")
     run, home = given["run"], given["home"]
-    if home is not None and not os.fspath(home):
-        raise ConfigError("home is empty: leave it out for the usual folder, or name one")
+    if home is not None and (not os.fspath(home) or "\0" in os.fspath(home)):
+        raise ConfigError(f"home {os.fspath(home)!r} names no folder: leave it out for the usual one, or name one")
     if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.OWN_RUN)):
         raise ConfigError(
             f"run {run!r} does not do for a name: up to 64 letters, digits, '.', '_' and '-', beginning with a letter "

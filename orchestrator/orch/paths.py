@@ -71,7 +71,7 @@ def home(env: Mapping[str, str] | None = None, chosen: str | os.PathLike[str] | 
     """
     from pathlib import Path
 
-    return Path(home_text(env) if chosen is None else _told(os.path.abspath(chosen)))
+    return Path(home_text(env) if chosen is None else _told(os.path.abspath(os.path.expanduser(chosen))))
 
 
 def here() -> Path:

@@ -8,9 +8,10 @@ from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError
 
 from .nodes import Node, Nodes
 
-__all__ = ["resolve"]
+__all__ = ["LATEST", "resolve"]
 
 LATEST = "latest"
+"""What no agent can be called: the one that was active last."""
 SHOWN = 80
 MOST_COMPARED = 2000
 

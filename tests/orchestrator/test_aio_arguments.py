@@ -20,11 +20,19 @@ from orch.testing import fake_world
         ({"run": ""}, "run '' does not do"),
         ({"run": "x" * 300}, "up to 64 letters"),
         ({"run": "run-mine"}, "not with 'run-'"),
-        ({"run": 5}, "run is not a int: 5"),
-        ({"config": {}}, "config is not a dict"),
-        ({"env": 5}, "env is not a int"),
-        ({"keys": "k"}, "keys is not a str"),
-        ({"home": ""}, "home is empty"),
+        ({"run": 5}, "run is a name, as text, not 5"),
+        ({"config": {}}, "config is an orch.Config, not {}"),
+        ({"env": 5}, "env is a mapping of variables, not a int;"),
+        ({"env": {1: "a"}}, "env is of texts by their names, but has 1: str"),
+        ({"env": {"PATH": None}}, "but has 'PATH': NoneType"),
+        ({"keys": "k"}, "keys is a mapping of keys by their variables, not a str;"),
+        ({"keys": {"OPENAI_API_KEY": b"secret"}}, "but has 'OPENAI_API_KEY': bytes"),
+        ({"home": ""}, "home '' names no folder"),
+        ({"home": "a\0b"}, "names no folder"),
+        ({"home": b"a"}, "home is a path, as text or a Path, not b'a'"),
+        ({"model": object()}, "model is text, `provider:model`, not <object"),
+        ({"launcher": "zygote"}, "launcher is a class of launchers, or a function that makes one, not 'zygote'"),
+        ({"approve": "auto"}, "approve is a function, not 'auto'"),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -72,10 +80,10 @@ async def test_bad_spawns_are_refused(tmp_path: Path, given: dict[str, Any], mat
         assert await o.agents(all=True) == []
 
 
-async def test_a_model_is_named_as_text(tmp_path: Path) -> None:
-    """Nothing starts with one that is not."""
-    with pytest.raises(ConfigError, match="named as text, `provider:model`, not with 5"):
-        await AsyncOrchestrator(5, home=tmp_path, env={}, **fake_world()).start()  # type: ignore[arg-type]
+def test_a_folder_may_be_said_from_where_the_user_is_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ORCH_HOME may: nobody wants a folder that is called ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert AsyncOrchestrator(home="~/agents", env={}).home == tmp_path / "agents"
 
 
 Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]

@@ -117,13 +117,15 @@ def test_an_agent_grants_only_what_it_holds() -> None:
 
 
 def test_a_name_is_unique_among_the_living() -> None:
-    """Killing an agent frees its name; digits alone would be a number."""
+    """Killing an agent frees its name; digits alone would be a number, and `latest` is whoever was active last."""
     forest = Forest()
     first = forest.spawn(name="scout")
     with pytest.raises(SpawnError, match="'scout' is taken"):
         forest.spawn(name="scout")
     with pytest.raises(ConfigError, match="sequence number"):
         forest.spawn(name="12")
+    with pytest.raises(ConfigError, match="active last"):
+        forest.spawn(name="latest")
     forest.handle(Kill((first,), "the user"))
     forest.gone(first)
     forest.spawn(name="scout")
