@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from orch_protocol.taint import Bit
+from orch_worker.sieve import Sieve
 from orch_worker.tools.base import Tool, ToolContext, ToolError
 from orch_worker.tools.git import git_diff, git_log, git_status
 from orch_worker.tools.presets import make_toolbox
@@ -65,7 +67,8 @@ class TestFriendly:
 
     async def test_what_the_policy_keeps_away_is_in_no_difference(self, context: ToolContext, git: Git) -> None:
         """By whatever name it went before; the rest is shown as ever, and how much is not."""
-        context.belongings.get("unread", lambda: lambda _: lambda path: path.endswith("b.txt"))
+        rules = ("b.txt",), {}, frozenset[Bit]()
+        context.belongings.get("sieve", lambda: lambda tool, _: Sieve(tool, *rules, bounded=True))
         (context.cwd / "sub/b.txt").write_text("secret\n")
         note = "[1 files passed over: the policy keeps them away]"
         assert await ask(git_diff, context) == f"No differences.\n{note}"

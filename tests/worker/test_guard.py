@@ -306,12 +306,14 @@ async def test_wildcards_are_judged_by_what_they_stand_for(tmp_path: Path) -> No
     assert (await told(toolbox, path="x.p*"))[0]
 
 
-async def test_what_is_denied_by_name_is_passed_over_where_folders_are_searched(tmp_path: Path) -> None:
-    """Nobody knows of it before it is looked for. Where a person is asked about personal data, that too is left out."""
-    for name in ("a.txt", "k.pem", "s/k.pem", ".env", "keys/x.key", "keys/x.txt", "my.diary"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+async def test_what_is_denied_is_passed_over_where_folders_are_searched(tmp_path: Path) -> None:
+    """Whatever the rule is. Where a person is asked about personal data, that too is left out."""
+    for name in ("a.txt", "k.pem", "s/k.pem", ".env", "keys/x.key", "keys/x.txt", "my.diary", "c/no/1", "c/mine/1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("answer\n")
-    rules = PolicyConfig(denied_paths=("*.pem", ".env", "keys/*.key"), personal_paths=("*.diary",))
+    rules = PolicyConfig(
+        denied_paths=("*.pem", ".env", "keys/*.key", "c/no"), personal_paths=("*.diary", f"{tmp_path}/c/mine")
+    )
 
     async def seen(spec: PolicySpec, name: str, **input: Any) -> str:
         outcome = await box(tmp_path, spec, tools=load(("grep_files", "list_files"))).dispatch(
@@ -324,8 +326,9 @@ async def test_what_is_denied_by_name_is_passed_over_where_folders_are_searched(
     note = "\n[{} files passed over: the policy keeps them away]"
     program, shell = PolicySpec(rules=rules), PolicySpec(channel="cli", rules=rules)
     found = await seen(program, "grep_files", pattern="answer")
-    assert found == "a.txt:1: answer\nmy.diary:1: answer\nkeys/x.txt:1: answer" + note.format(4)
-    assert await seen(shell, "list_files") == "a.txt\nkeys/x.txt" + note.format(5)
+    assert found == "a.txt:1: answer\nmy.diary:1: answer\nc/mine/1:1: answer\nkeys/x.txt:1: answer" + note.format(5)
+    assert await seen(shell, "list_files") == "a.txt\nkeys/x.txt" + note.format(7)
+    assert await seen(shell, "list_files", path="keys") == "keys/x.txt" + note.format(1)
     assert await seen(shell, "list_files", path="s") == "No files below 's'." + note.format(1)
     assert await seen(PolicySpec(), "list_files", path="s") == "s/k.pem"
 

@@ -31,6 +31,7 @@ from orch_worker.policy import (
     Grounds,
     Place,
     judge,
+    passed_over,
     strictest,
 )
 from orch_worker.tools.presets import BUILTIN, load
@@ -212,10 +213,20 @@ def test_a_link_is_judged_by_where_it_leads_and_by_its_name() -> None:
 
 def test_search_from_above_is_a_search_of_it() -> None:
     """A tool that goes down into folders is held to what lies below the folder it begins in."""
-    rules = grounds(denied_paths=("/w/no",))
-    assert judge(call("grep_files", "/w"), rules).approval == "deny"
-    assert judge(call("list_files", "/h"), rules).approval == "ask"
-    assert judge(call("read_file", "/w"), rules).approval == "allow"
+    home, elsewhere = Place("/h", "/h"), Place("/w", "/w")
+    assert judge(Call("list_files", (home,), start=home), grounds()).approval == "ask"
+    assert judge(Call("list_files", (home, elsewhere), start=elsewhere), grounds()).approval == "allow"
+    assert judge(call("read_file", "/h"), grounds()).approval == "allow"
+
+
+def test_what_nobody_was_asked_about_is_passed_over() -> None:
+    """Below where a call begins, and elsewhere nothing is; of what was judged before, and approved, nothing either."""
+    rules = grounds("cli", denied_paths=("/w/no", "*.pem", "/v/no"), personal_paths=("/w/mine",))
+    home, work, mine = Place("/h", "/h"), Place("/w", "/w"), Place("/w/mine", "/w/mine")
+    assert passed_over(rules, Call("grep_files", (work,), start=work), "/w") == ("/w/no", "*.pem", "/w/mine")
+    assert passed_over(rules, Call("grep_files", (mine,), start=mine), "/w/mine") == ("*.pem",)
+    assert "/h/.ssh" in passed_over(rules, Call("git_diff", (home,)), "/h")
+    assert "/h/.ssh" not in passed_over(rules, Call("grep_files", (home,), start=home), "/h")
 
 
 def test_personal_data_stays_personal() -> None:

@@ -41,7 +41,8 @@ def nature(tool: str, path: str = "", said: tuple[Any, ...] | None = None, **res
     """Return what a call of `tool` that names `path` brings, whether it acts, and whether it runs code."""
     config = TaintConfig(trusted_hosts=("docs.example.org",), tools=rest.pop("tools", {}))
     places = (Place(path, path),) if path else ()
-    found = nature_of(Call(tool, places), {"path": path, **rest}, said, GROUNDS, config)
+    start = places[0] if tool == "grep_files" else None
+    found = nature_of(Call(tool, places, start=start), {"path": path, **rest}, said, GROUNDS, config)
     return set(found.brings), found.acts, found.reaches
 
 
@@ -231,7 +232,7 @@ class Life:
 
         spec = PolicySpec(rules=PolicyConfig(taint=config), asks_root=asks is not None)
         guard = Guard(spec, context, Locality(agent, context.call_root, move))
-        tools: list[Tool] = [fetch, mail, send, *load(("read_file", "bash", "read_handle"))]
+        tools: list[Tool] = [fetch, mail, send, *load(("read_file", "list_files", "grep_files", "bash", "read_handle"))]
         self.box = Toolbox(tools, context, guard)
 
     async def _call_root(self, _service: str, params: Any, _seconds: float | None = None) -> Any:
@@ -368,6 +369,38 @@ async def test_a_handle_brings_back_what_it_brought(tmp_path: Path) -> None:
     assert part.startswith("[untrusted ")
     assert bits_in(life.marks.held) == {"untrusted"}
     life.transcript.close()
+
+
+async def test_a_search_brings_what_the_files_are_that_it_comes_upon(tmp_path: Path) -> None:
+    """Also those that are untrusted or sensitive by a name or with wildcards; where it looked elsewhere, nothing."""
+    for name in ("a.txt", "in/mail.eml", "books/1.ledger"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("answer\n")
+    life = Life(tmp_path, TaintConfig(untrusted_paths=("*.eml",), sensitive_paths=("books/*.ledger",)))
+    assert (await life.call("grep_files", pattern="answer", glob="*.txt"))[1] == "a.txt:1: answer"
+    assert (await life.call("list_files", path="in", glob="*.txt"))[0].marks == ()
+    assert life.marks.held == ()
+    _, text = await life.call("list_files")
+    assert life.marks.held == (
+        mark("sensitive", f"list_files {tmp_path}/books/1.ledger"),
+        mark("untrusted", f"list_files {tmp_path}/in/mail.eml"),
+    )
+    assert text.startswith("[untrusted ")
+
+
+@pytest.mark.parametrize(("mode", "passed"), [("ask", True), ("deny", True), ("off", False)])
+async def test_a_search_passes_over_what_would_be_the_third_of_three(tmp_path: Path, mode: Any, passed: bool) -> None:
+    """Nobody can be asked about it before it has looked. What is of the two that are there is shown."""
+    for name in ("1.eml", "2.ledger", "3.eml"):
+        (tmp_path / name).write_text("answer\n")
+    config = TaintConfig(mode, untrusted_paths=("*.eml",), sensitive_paths=("*.ledger",))
+    life = Life(tmp_path, config)
+    life.marks.note([E])
+    _, text = await life.call("grep_files", pattern="answer")
+    assert ("1.eml" in text, "2.ledger" in text, "3.eml" in text) == (True, not passed, True)
+    assert ("[1 files passed over: the policy keeps them away]" in text) == passed
+    life.marks.note([S])
+    assert "2.ledger" in (await life.call("grep_files", pattern="answer"))[1]
 
 
 async def test_nothing_is_done_that_cannot_be_put_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from orch_protocol.policy import PolicySpec
 
 from .mentions import Where, mentions
-from .policy import CREDENTIALS, Grounds, Place
+from .policy import CREDENTIALS, RECURSIVE, Grounds, Place
 
-__all__ = ["grounds_of", "meant", "places_of", "where_of"]
+__all__ = ["grounds_of", "meant", "places_of", "start_of", "where_of"]
 
 MOST_NAMES: Final = 100_000
 MOST_MEANT: Final = 5_000
@@ -98,6 +98,14 @@ def places_of(tool: str, input: Mapping[str, Any], where: Where) -> tuple[Place,
         return None
     start = () if tool in APART else (where.cwd,)
     return tuple(Place(path, _real(path)) for path in dict.fromkeys((*start, *named)))
+
+
+def start_of(tool: str, input: Mapping[str, Any], where: Where) -> Place | None:
+    """Return where a call begins that goes down into folders; None for one that does not."""
+    if tool not in RECURSIVE:
+        return None
+    path = os.path.join(where.cwd, str(input.get("path", "."))).replace("\0", "")
+    return Place(os.path.normpath(path), _real(path))
 
 
 def meant(places: Iterable[Place]) -> tuple[Place, ...] | None:

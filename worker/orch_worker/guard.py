@@ -14,14 +14,15 @@ from orch_protocol.errors import ConfigError, OrchError, StoreError
 from orch_protocol.messages import ToolUse
 from orch_protocol.observing import CallOutcome
 from orch_protocol.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
-from orch_protocol.taint import Bit, Mark
+from orch_protocol.taint import Bit, Mark, bits_in
 
-from .grounds import grounds_of, meant, places_of, where_of
+from .grounds import grounds_of, meant, places_of, start_of, where_of
 from .locality import Locality
 from .markers import denied, not_approved, not_yet, rehearsed
 from .opinion import Opinion, named
-from .policy import Call, Place, judge, operation_of, passed_over, strictest, within
-from .taint import CODE, WEB, Nature, judge_taint, marks_of, nature_of, trusts
+from .policy import RECURSIVE, Call, Grounds, Place, at_hand, judge, operation_of, passed_over, strictest
+from .sieve import Sieve
+from .taint import CODE, WEB, Nature, judge_taint, marked, marks_of, nature_of, trusts
 from .tools.base import ToolContext, ToolError, ToolOutput
 
 __all__ = ["Guard", "Ruling"]
@@ -65,7 +66,7 @@ class Guard:
         """What the calls that were judged bring, by id, and whether that is too much."""
         self.said: Mapping[str, tuple[Bit, ...] | None] = {}
         """What tools say that they bring, by name."""
-        context.belongings.get("unread", lambda: self._unread)
+        context.belongings.get("sieve", lambda: self._sieve)
 
     def turn_began(self) -> None:
         """Forget what the last turn touched."""
@@ -79,12 +80,9 @@ class Guard:
         """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
         places = self._places(call)
         there = meant(places) if places is not None else None
-        grounds = grounds_of(self._spec, self._where)
-        if self._record is not None and self._record.exists():
-            from .written import added  # only where somebody wrote something that is followed
-
-            grounds = added(grounds, self._record)
-        judged = Call(call.name, (*(places or ()), *(there or ())), self._personal, self._planning)
+        grounds = self._grounds()
+        start = start_of(call.name, call.input, self._where)
+        judged = Call(call.name, (*(places or ()), *(there or ())), self._personal, self._planning, start)
         verdict = judge(judged, grounds)
         said = self.said.get(call.name)
         nature = nature_of(judged, call.input, said, grounds, self._taint, self._context.sandbox)
@@ -225,9 +223,24 @@ class Guard:
             return "deny", "its arguments, or what they lead to, changed after it was approved"
         return "start", ""
 
-    def _unread(self, start: str) -> Callable[[str], bool] | None:
-        rules = passed_over(grounds_of(self._spec, self._where), start)
-        return (lambda path: any(within(path, rule) for rule in rules)) if rules else None
+    def _grounds(self) -> Grounds:
+        grounds = grounds_of(self._spec, self._where)
+        if self._record is not None and self._record.exists():
+            from .written import added  # only where somebody wrote something that is followed
+
+            grounds = added(grounds, self._record)
+        return grounds
+
+    def _sieve(self, tool: str, start: str) -> Sieve | None:
+        grounds = self._grounds()
+        begins = Place(start, start)
+        call = Call(tool, (begins,), start=begins if tool in RECURSIVE else None)
+        away = passed_over(grounds, call, start)
+        brings = {bit: at for bit, rules in marked(grounds).items() if (at := at_hand(rules, start))}
+        if not away and not brings:
+            return None
+        there = nature_of(call, {}, None, grounds, self._taint).brings | bits_in(self._held)
+        return Sieve(tool, away, brings, there, bounded=self._taint.mode != "off")
 
     @property
     def _held(self) -> tuple[Mark, ...]:

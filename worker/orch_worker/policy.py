@@ -28,10 +28,12 @@ from orch_protocol.skills import READ_SKILL
 __all__ = [
     "CREDENTIALS",
     "OPERATIONS",
+    "RECURSIVE",
     "Call",
     "Grounds",
     "Place",
     "above",
+    "at_hand",
     "judge",
     "meets",
     "operation_of",
@@ -91,13 +93,14 @@ class Place(Struct, frozen=True):
 class Call(Struct, frozen=True):
     """A call to be judged: the tool, what it names, and whether personal data was touched before, in the same turn.
 
-    `planning` says that the agent is in plan mode.
+    `planning` says that the agent is in plan mode. One that goes down into folders begins at `start`.
     """
 
     tool: str
     places: tuple[Place, ...] = ()
     personal: bool = False
     planning: bool = False
+    start: Place | None = None
 
 
 class Grounds(Struct, frozen=True):
@@ -160,23 +163,29 @@ def meets(call: Call, rules: Iterable[str]) -> Iterator[tuple[Place, str]]:
 
 
 def above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[Place, str]]:
-    """Yield the places that a recursive tool would reach rules from."""
-    if call.tool in RECURSIVE:
+    """Yield where a recursive tool begins with each rule that it would reach from there."""
+    if call.start is not None:
         for rule in rules:
-            for place in call.places:
-                if rule in grounds.present and within(rule, place.real):
-                    yield place, rule
+            if rule in grounds.present and within(rule, call.start.real):
+                yield call.start, rule
 
 
-def passed_over(grounds: Grounds, start: str) -> tuple[str, ...]:
-    """Return the rules that no call can be judged by before it has looked, and whose files are not read unasked: names
-    in any folder, and those with wildcards. What recursive tools come upon there they pass over.
+def passed_over(grounds: Grounds, call: Call, start: str) -> tuple[str, ...]:
+    """Return the rules whose files `call` passes over where it comes upon them below `start`: those that nobody is
+    asked about before it has looked, and that are not read unasked.
 
-    Where a call begins in what is personal, somebody was asked about that.
+    Where it begins in what they are about, somebody was asked about that.
     """
     asks = TENSOR[grounds.spec.channel, "personal"]["read"] != "allow"
-    rules = (*grounds.denied, *(rule for rule in grounds.personal if asks and not within(start, rule)))
-    return tuple(rule for rule in rules if "/" not in rule or any(each in rule for each in "*?["))
+    personal = grounds.personal if asks else ()
+    credentials = grounds.credentials if call.start is None else ()  # else it was judged by those that are there
+    asked = (rule for rule in (*personal, *credentials) if not within(start, rule))
+    return at_hand((*grounds.denied, *asked), start)
+
+
+def at_hand(rules: Iterable[str], start: str) -> tuple[str, ...]:
+    """Return those of `rules` that something below the folder `start` can fall under, and not all of it does."""
+    return tuple(rule for rule in rules if "/" not in rule or (within(rule, start) and not within(start, rule)))
 
 
 def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:
@@ -186,8 +195,6 @@ def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:
         yield Verdict("ask", "local", f"{place.spelled} has credentials below it, in {rule}")
     for place, rule in meets(call, grounds.denied):
         yield Verdict("deny", "any", f"{place.spelled} is denied by denied_paths ({rule})")
-    for place, rule in above(call, grounds.denied, grounds):
-        yield Verdict("deny", "any", f"below {place.spelled} lies {rule}, which denied_paths denies")
     if grounds.allowed is not None:
         for place in call.places:
             if not any(within(place.real, rule) for rule in grounds.allowed):

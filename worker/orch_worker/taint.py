@@ -20,7 +20,19 @@ from orch_protocol.taint import BITS, Bit, Mark, TaintConfig, mark
 
 from .policy import Call, Grounds, above, meets, operation_of
 
-__all__ = ["CODE", "LABEL", "WEB", "Nature", "fenced", "judge_taint", "labelled", "marks_of", "nature_of", "trusts"]
+__all__ = [
+    "CODE",
+    "LABEL",
+    "WEB",
+    "Nature",
+    "fenced",
+    "judge_taint",
+    "labelled",
+    "marked",
+    "marks_of",
+    "nature_of",
+    "trusts",
+]
 
 WEB: Final = frozenset({"fetch_url", "web_search"})
 """Tools whose results others wrote, and whose arguments others read."""
@@ -66,10 +78,7 @@ def nature_of(
     operation = operation_of(call.tool)
     declared = config.tools.get(call.tool, said)
     if operation != "write":
-        if any(_names(call, (*grounds.credentials, *grounds.personal, *grounds.sensitive), grounds)):
-            brings.add("sensitive")
-        if any(_names(call, grounds.untrusted, grounds)):
-            brings.add("untrusted")
+        brings |= {bit for bit, rules in marked(grounds).items() if any(_names(call, rules, grounds))}
     if declared is not None:
         return Nature(frozenset(brings.union(declared) - {"acts"}), "acts" in declared, subject=subject)
     if call.tool in WEB and not (call.tool == "fetch_url" and trusts(str(input.get("url", "")), config)):
@@ -79,6 +88,14 @@ def nature_of(
         brings.add("untrusted")
     acts = operation != "read" or call.tool in WEB
     return Nature(frozenset(brings), acts, operation == "exec" and not confined, subject)
+
+
+def marked(grounds: Grounds) -> dict[Bit, tuple[str, ...]]:
+    """Return which files bring what is untrusted or sensitive, by the rules that they fall under."""
+    return {
+        "untrusted": grounds.untrusted,
+        "sensitive": (*grounds.credentials, *grounds.personal, *grounds.sensitive),
+    }
 
 
 def judge_taint(call: Call, nature: Nature, held: tuple[Mark, ...], config: TaintConfig) -> Verdict:

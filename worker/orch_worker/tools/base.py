@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..artifacts.workbench import Workbench
     from ..recollection import Recollection
     from ..shelf import Shelf
+    from ..sieve import Sieve
 
 __all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput", "root_tool", "tool"]
 
@@ -97,10 +98,10 @@ class ToolContext(Struct, frozen=True):
         found: frozenset[str] = self.belongings.get("granted", frozenset)
         return found
 
-    def unread(self, start: Path) -> Callable[[str], bool] | None:
-        """Return what says of a file, by its absolute path, that a tool which goes down from `start` is to pass it
-        over; None where that is true of no file. Looks at the disk."""
-        found: Callable[[str], bool] | None = self.belongings.get("unread", lambda: lambda _: None)(str(start))
+    def sieve(self, tool: str, start: Path) -> Sieve | None:
+        """Return what says of each file that `tool` comes upon on its way down from `start` whether to pass it over;
+        None where no rule is about any. Looks at the disk."""
+        found: Sieve | None = self.belongings.get("sieve", lambda: lambda *_: None)(tool, str(start))
         return found
 
     @property

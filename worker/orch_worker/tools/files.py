@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice, repeat, takewhile
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 from msgspec import Meta
 
-from .base import ToolContext, ToolError, tool
+from .base import ToolContext, ToolError, ToolOutput, tool
 from .descent import FOLDER, open_below
 from .globs import alternatives, glob_regex
 from .ignore import walk
 from .regular import NotRegularError, open_regular
 from .seeking import Seeker, TooSlow
 from .sights import Sights, state_of
+
+if TYPE_CHECKING:
+    from ..sieve import Sieve
 
 __all__ = ["grep_files", "inside", "list_files", "opened", "read_file"]
 
@@ -54,7 +57,9 @@ def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2
 
 
 @tool(category="file")
-def list_files(context: ToolContext, path: str = ".", glob: str | None = None, max_results: Results = 300) -> str:
+def list_files(
+    context: ToolContext, path: str = ".", glob: str | None = None, max_results: Results = 300
+) -> ToolOutput:
     """List the files below a folder, without caches, dependencies and what .gitignore names.
 
     Args:
@@ -63,9 +68,9 @@ def list_files(context: ToolContext, path: str = ".", glob: str | None = None, m
         max_results: How many to list at most.
     """
     found: list[str] = []
-    passed: list[str] = []
     count, stop_at, note = 0, _stop_at(context), ""
-    for shown, _ in _files(context, path, glob, stop_at, passed):
+    sieve = context.sieve("list_files", inside(context, path))
+    for shown, _ in _files(context, path, glob, stop_at, sieve):
         count += 1
         if count <= max_results:
             found.append(shown)
@@ -73,8 +78,7 @@ def list_files(context: ToolContext, path: str = ".", glob: str | None = None, m
         note = "\n[time was up before every folder was seen]"
     if count > max_results:
         note = f"\n[{count - max_results:,} more files; narrow with path or glob]{note}"
-    note += _kept_away(passed)
-    return "\n".join(found) + note if found else f"No files below {path!r}{_that_match(glob)}.{note}"
+    return _sifted("\n".join(found) or f"No files below {path!r}{_that_match(glob)}.", note, sieve)
 
 
 @tool(category="file")
@@ -86,7 +90,7 @@ def grep_files(
     ignore_case: bool = False,
     max_results: Results = 100,
     max_per_file: Results = 1000,
-) -> str:
+) -> ToolOutput:
     """Search text files for a regular expression, line by line. Answers with `file:line: text`.
 
     Args:
@@ -99,10 +103,10 @@ def grep_files(
     """
     root = context.cwd.resolve()
     found: list[str] = []
-    passed: list[str] = []
+    sieve = context.sieve("grep_files", inside(context, path))
     size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
     with Seeker(pattern, stop_at=stop_at, ignore_case=ignore_case) as seeker:
-        for shown, target in _files(context, path, glob, stop_at, passed):
+        for shown, target in _files(context, path, glob, stop_at, sieve):
             text = _searchable(target, root)
             if text is None:
                 too_large += 1
@@ -123,8 +127,7 @@ def grep_files(
         note = "\n[time was up before every file was searched]"
     if too_large:
         note += f"\n[{too_large} files over {MAX_GREP_BYTES // 1_000_000} MB not searched]"
-    note += _kept_away(passed)
-    return "\n".join(found) + note if found else f"No match for {pattern!r} in {searched:,} text files.{note}"
+    return _sifted("\n".join(found) or f"No match for {pattern!r} in {searched:,} text files.", note, sieve)
 
 
 def inside(context: ToolContext, path: str) -> Path:
@@ -225,31 +228,28 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number += at_start
 
 
-def _kept_away(passed: Sequence[str]) -> str:
-    return f"\n[{len(passed):,} files passed over: the policy keeps them away]" if passed else ""
+def _sifted(text: str, note: str, sieve: Sieve | None) -> ToolOutput:
+    return ToolOutput(text + note) if sieve is None else ToolOutput(text + note + sieve.note, marks=sieve.marks)
 
 
 def _files(
-    context: ToolContext, path: str, glob: str | None, stop_at: float, passed: list[str]
+    context: ToolContext, path: str, glob: str | None, stop_at: float, sieve: Sieve | None
 ) -> Iterator[tuple[str, Path]]:
     """Yield, in order, the files below the folder `path` (or `path` itself), as shown and as they are.
 
-    None is looked at any more from `stop_at` on. Adds to `passed` those that the policy keeps away.
+    None is looked at any more from `stop_at` on.
     """
     root, start = context.cwd.resolve(), inside(context, path)
     if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
     wanted = [glob_regex(each) for each in alternatives(glob)] if glob else None
-    unread = context.unread(start)
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
     for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
         named = (shown.removeprefix(below), shown)
-        if wanted is None or any(regex.fullmatch(name) for regex in wanted for name in named):
-            if unread is not None and unread(str(root / shown)):
-                passed.append(shown)
-            else:
-                yield shown, root / shown
+        matches = wanted is None or any(regex.fullmatch(name) for regex in wanted for name in named)
+        if matches and (sieve is None or sieve.lets(str(root / shown))):
+            yield shown, root / shown
 
 
 def _searchable(target: Path, root: Path) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-from .base import ToolContext, ToolError, tool
+from .base import ToolContext, ToolError, ToolOutput, tool
 from .capture import Capture, plain
 from .cell import starter
 from .command import Command
@@ -67,7 +67,7 @@ async def git_diff(
     path: str = ".",
     staged: bool = False,
     context_lines: Annotated[int, Meta(ge=0, le=100)] = 3,
-) -> str:
+) -> ToolOutput:
     """Show what changed, line by line.
 
     Args:
@@ -78,18 +78,18 @@ async def git_diff(
     """
     options = ["--no-ext-diff", "--no-textconv", *WITHOUT_SUBMODULES, f"--unified={context_lines}"]
     what = [*options, *(["--cached"] if staged else []), *([_revision(ref)] if ref is not None else [])]
-    where, note = [_below(context, path)], ""
-    if (unread := context.unread(inside(context, path))) is not None:
+    where = [_below(context, path)]
+    if (sieve := context.sieve("git_diff", inside(context, path))) is not None:
         run, env = await _begun(context, "diff")
         listed = await _said(run, (0,), "diff", *what, *NAMES, "--", *where, env=env)
         names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
-        where = [name for name in names if not unread(str(context.cwd.resolve() / name))]
+        shown = [name for name in names if sieve.lets(str(context.cwd.resolve() / name))]
+        if len(shown) < len(names):
+            where = shown
         if len(where) > MOST_NAMED:
             raise ToolError(f"{len(where):,} files differ: say which with path.")
-        if len(where) < len(names):
-            note = f"\n[{len(names) - len(where):,} files passed over: the policy keeps them away]"
-    shown = await _git(context, "diff", *what, "--", *where) if where else ""
-    return (shown or "No differences.") + note
+    text = (await _git(context, "diff", *what, "--", *where) if where else "") or "No differences."
+    return ToolOutput(text) if sieve is None else ToolOutput(text + sieve.note, marks=sieve.marks)
 
 
 @tool(category="git", available=_in_repository)
