@@ -131,8 +131,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         self._approver = approve
         self._policy = policy
         self._hooks = RootHooks(self.home)
-        self._keys = dict(keys) if keys is not None else keys_in(environ)
         self._known, self._env = models.load(self.home), environ
+        self._keys = dict(keys) if keys is not None else keys_in(environ, self._known.variables)
         default = configuration.Default.of(self._known, self._keys)
         unsaid = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)

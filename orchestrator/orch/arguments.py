@@ -94,9 +94,10 @@ def as_data(request: Request) -> Request:
         raise ConfigError(f"no agent can be made of that: {error} (numbers are finite, everything is JSON)") from error
 
 
-def keys_in(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the providers' secrets in `env`, for workers to read from their birth pipe and nowhere else."""
-    return {name: value for name, value in env.items() if name.endswith(SECRETS) and value}
+def keys_in(env: Mapping[str, str], others: Iterable[str] = ()) -> dict[str, str]:
+    """Return the providers' secrets in `env`, and the `others`, for workers to read from their birth pipe and nowhere
+    else."""
+    return {name: value for name, value in env.items() if value and (name.endswith(SECRETS) or name in others)}
 
 
 def check_arguments(*values: Any) -> None:

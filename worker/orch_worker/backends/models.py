@@ -31,6 +31,7 @@ __all__ = [
     "charged_at",
     "cost",
     "equip",
+    "headers_for",
     "is_free",
     "is_priced",
     "load",
@@ -41,6 +42,7 @@ __all__ = [
 FILE: Final = "models.json"
 MOST_BYTES: Final = 1 << 25
 UNKNOWN_CONTEXT: Final = 32_768
+VARIABLE: Final = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
 # What may follow a listed name without making it another model: a date, `latest`, a version.
 SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
 
@@ -77,8 +79,9 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 class Provider(Struct, frozen=True, forbid_unknown_fields=True):
     """How to reach a provider. `keys` and the `*_variable`s name environment variables; the first key found is used.
 
-    `headers` are sent along, with "{key}" in them replaced. `context` and `output` (tokens; 0: not known) hold for
-    models that are not listed. `default` is the model used when only a key is there.
+    `headers` are sent along, with "{key}" in them replaced, and those with a "{VARIABLE}" where that is set. `context`
+    and `output` (tokens; 0: not known) hold for models that are not listed. `default` is the model used when only a key
+    is there.
 
     A server on this machine lists its models at the path `listing`; of `candidates` the first one that it has is what
     `local` means.
@@ -138,6 +141,16 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     body: dict[str, Any] = {}
 
 
+def headers_for(model: Model, keys: Mapping[str, str], key: str) -> dict[str, str]:
+    """Return the headers that the `model`'s own say, with `key` and the variables among `keys` filled in: those of
+    which one is not set are not sent."""
+    ready = {name: said for name, said in model.headers.items() if keys.keys() >= set(VARIABLE.findall(said))}
+    return {
+        name: VARIABLE.sub(lambda found: keys[found[1]].strip(), said).replace("{key}", key)
+        for name, said in ready.items()
+    }
+
+
 class Models(Struct, frozen=True, forbid_unknown_fields=True):
     """Every provider, and the models of each by the beginning of their names."""
 
@@ -169,6 +182,12 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
             flags=msgspec.convert(about.flags | entry.flags, Flags),
             body=about.body | entry.body,
         )
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that headers of providers are made of."""
+        headers = (header for about in self.providers.values() for header in about.headers.values())
+        return tuple(dict.fromkeys(name for header in headers for name in VARIABLE.findall(header)))
 
     def listed_as(self, provider: str, name: str) -> str | None:
         """Return the longest listed name that `name` begins with, if there is one."""

@@ -25,7 +25,7 @@ from .base import AssistantTurn, BackendInfo, Conversation, OnText, Prefix, Quot
 from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
 from .families import ratios_of
 from .fare import Fare, fare, narrowed
-from .models import Model, cost
+from .models import Model, cost, headers_for
 from .retry import Failure, Policy, Sleep, persist
 from .thinking import thinking
 from .transport import Deadlines, Ear, trouble
@@ -130,7 +130,7 @@ class Remote(Conversation):
             raise ConfigError(f"{spec.provider}:{spec.model} needs a key: set {' or '.join(self.model.keys)}")
         self._key = NO_KEY if key is None else key
         self._headers = _headers(keys.get(self.model.headers_variable, ""))
-        self._headers |= {name: value.replace("{key}", self._key) for name, value in self.model.headers.items()}
+        self._headers |= headers_for(self.model, keys, self._key)
         address = PASSWORD.sub("//", self.model.base_url)
         self._who = Who(spec.provider, spec.model, address, self.model.keys, self.model.flags.local)
         self._dialect = dialect
