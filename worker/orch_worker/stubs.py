@@ -10,6 +10,7 @@ from orch_protocol.archive import ArchiveKind
 from orch_protocol.messages import Message, Text, text_of
 
 __all__ = [
+    "DELETED",
     "HEADS",
     "body_of",
     "brief",
@@ -32,6 +33,8 @@ HEADS: Final[dict[ArchiveKind, str]] = {
 }
 
 SUMMARY: Final = "[Summary of the conversation so far]"
+DELETED: Final = "[deleted on "
+"""How what is said in place of something that was deleted for good begins."""
 BRIEF: Final = "What came of it is in the summary above. It was about: "
 
 _STUB: Final = re.compile(r"\[archived (?:turn|phase|turns)\]\nsubagent_id: ([a-f][0-9a-f]{11})\n")
@@ -70,7 +73,12 @@ def is_summary(message: Message) -> bool:
 
 
 def brief(stub: str, task: str) -> str:
-    """Return what is left of `stub` where a summary tells the rest: the archive's id, and its `task`."""
+    """Return what is left of `stub` where a summary tells the rest: the archive's id, and its `task`.
+
+    One that says that its archive was deleted, and of which no task is known, still says that.
+    """
+    if not task and body_of(stub).startswith(DELETED):
+        return stub
     return with_body(stub, f"{BRIEF}{task or 'what the summary tells'}")
 
 

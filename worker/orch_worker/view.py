@@ -113,7 +113,7 @@ class View(Generic[T]):
         gone = self.items[start:stop]
         first, last = (gone[0].first, gone[-1].last) if gone else (id, id)
         stubs = {holder: text for item in gone for holder, text in stubs_in(item.message).items()}
-        kept = (brief(text, self._tasks.get(holder, "")) for holder, text in stubs.items())
+        kept = (brief(text, self.task(holder)) for holder, text in stubs.items())
         said = summary_message(summary, kept)
         self.items[start:stop] = [Item(said, first, last, note([item.note for item in gone]))]
         for holder in stubs:
@@ -143,6 +143,10 @@ class View(Generic[T]):
         known = self._tasks.keys() - self._deleted if known is None else known
         shown = (holder for item in self.items for holder in holders_in(item.message))
         return [(holder, self._tasks[holder]) for holder in dict.fromkeys(shown) if holder in known]
+
+    def task(self, holder: str) -> str:
+        """Return what the archive of a holder was about, "" when that is not known."""
+        return self._tasks.get(holder, "")
 
     def _restub(self, place: int, stub: str) -> None:
         item = self.items[place]

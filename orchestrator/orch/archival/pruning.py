@@ -31,13 +31,13 @@ from orch_protocol.entries import (
 )
 from orch_protocol.errors import StoreError
 from orch_protocol.hooks import ACTED, Acted
-from orch_protocol.messages import Message, Text
+from orch_protocol.messages import Block, Message, Text
 from orch_protocol.taint import bare
 from orch_protocol.workspace import WORKSPACE, Keep, Steps
 from orch_worker.excerpt import MESSAGES, digest, read_spans
 from orch_worker.rewriting import Rewriting, rewriting
 from orch_worker.store import scan
-from orch_worker.stubs import holders_in, stub_text
+from orch_worker.stubs import holder_of, holders_in, stub_text
 from orch_worker.tools.stash import HANDLE
 
 from ..tombstones import emptied, marker, silent
@@ -105,7 +105,7 @@ def doomed(ledger: Ledger, before: str) -> Doomed:
         chosen.update(members)
     deleted = [record for record in known.values() if record.deleted]
     going = [record for record in known.values() if record.id in chosen]
-    live, shown = ledger.live(), ledger.stubs()
+    live, told, briefed = ledger.live(), _told(ledger), ledger.briefs()
     damaged = {offset for offset, _ in ledger.damaged}
     lines: dict[int, int] = {}
     for record in (*deleted, *going):
@@ -115,8 +115,18 @@ def doomed(ledger: Ledger, before: str) -> Doomed:
                 if (line.startswith(MESSAGES) or offset in damaged) and offset not in live and not _is_deleted(line):
                     lines[offset] = len(line) + 1
                 offset += len(line) + 1
-    stale = any(record.id not in shown and record.record != marker(record.deleted) for record in deleted)
+    stale = any(
+        (record.id not in told and record.record != marker(record.deleted))
+        or (record.id not in briefed and bool(record.task))
+        for record in deleted
+    )
     return Doomed(tuple(going), frozenset(lines), sum(lines.values()), stale)
+
+
+def _told(ledger: Ledger) -> set[str]:
+    """Return of which archives the conversation shows what is on record, and not only, beside a summary, the task."""
+    tasked = {id for id in ledger.briefs() if ledger.view.task(id)}
+    return ledger.stubs() - tasked
 
 
 def rewritten(ledger: Ledger, going: Doomed, when: str) -> set[bytes]:
@@ -156,11 +166,13 @@ class _Copy:
         self._file = file
         self._new = new
         self._handles = handles
-        self._shown, self._briefed = ledger.stubs(), ledger.briefs()
+        self._told, self._briefed = _told(ledger), ledger.briefs()
         self._summaries = ledger.summaries
         self._kinds = {record.id: record.kind for record in ledger.records.values()}
         self._deleted = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
         self._deleted |= {record.id: when for record in going.records}
+        self._gone = set(going.lines)
+        """Where the messages begin that say nothing any more, as far as the walk has come."""
         # Where each line began, and where it begins now. Ascending.
         self._before, self._after = array("Q"), array("Q")
         self._in_force = _last(file, TASKS)
@@ -211,6 +223,8 @@ class _Copy:
     def _message(self, object: bytes, offset: int) -> MessageEntry | None:
         goes, said = offset in self._going.lines, _said.decode(object)
         self._silent[said.turn] = goes or bool(said.deleted)
+        if said.deleted:
+            self._gone.add(offset)
         if not goes:
             return None
         entry = _message.decode(object)
@@ -230,7 +244,7 @@ class _Copy:
         entry = _archive.decode(object)
         when = self._deleted.get(entry.collapse.holder, "")
         collapse = self._moved(entry.collapse)
-        collapse = self._forgotten(collapse, when) if when else collapse
+        collapse = self._forgotten(collapse, entry.collapse.spans, when)
         new = msgspec.structs.replace(entry, collapse=collapse, deleted=when)
         return new if new != entry else None
 
@@ -296,9 +310,9 @@ class _Copy:
         entry = _upgrade.decode(object)
         old = entry.upgrade
         when = self._deleted.get(old.holder, "")
-        if not when or old.holder in self._shown:
+        if not when or old.holder in self._told:
             return None
-        stub = stub_text(self._kinds[old.holder], old.holder, marker(when))
+        stub = self._stub(old.holder)
         return msgspec.structs.replace(entry, upgrade=Upgrade(old.holder, stub, old.at_once))
 
     def _moved(self, collapse: Collapse) -> Collapse:
@@ -315,19 +329,40 @@ class _Copy:
         record = collapse.record | {key: value for key, value in parts.items() if value}
         return msgspec.structs.replace(collapse, spans=spans, sha256=hash, record=record)
 
-    def _forgotten(self, collapse: Collapse, when: str) -> Collapse:
-        """Return `collapse` without what it tells of what it archived, as far as the conversation does not show it."""
-        record: dict[str, Any] = {**collapse.record, "task": ""}
-        messages = collapse.messages
-        if collapse.holder not in self._shown:
+    def _forgotten(self, collapse: Collapse, were: Sequence[Span], when: str) -> Collapse:
+        """Return `collapse`, whose lines `were` there, without what it tells of deleted archives that the conversation
+        does not show. `when` it was deleted itself, "" when it was not."""
+        holder = collapse.holder
+        untold = bool(when) and holder not in self._told
+        # What a phase was asked is no part of it: it goes with the turn.
+        silent = untold and (collapse.kind != "phase" or not were or were[0][0] in self._gone)
+        messages = tuple(
+            emptied(message, when)
+            if untold and holder not in holders_in(message)
+            else Message(message.role, self._blocks(message.content, silent=silent))
+            for message in collapse.messages
+        )
+        if not when:
+            return msgspec.structs.replace(collapse, messages=messages)
+        task = collapse.task if holder in self._briefed else ""
+        record: dict[str, Any] = {**collapse.record, "task": task}
+        if untold:
             record = {key: value for key, value in record.items() if key not in TELLING} | {"record": marker(when)}
-            stub = Text(stub_text(collapse.kind, collapse.holder, marker(when)))
-            messages = tuple(
-                Message(message.role, (stub,)) if collapse.holder in holders_in(message) else emptied(message, when)
-                for message in messages
-            )
-        task = collapse.task if collapse.holder in self._briefed else ""
         return msgspec.structs.replace(collapse, task=task, messages=messages, record=record)
+
+    def _blocks(self, blocks: Iterable[Block], *, silent: bool) -> tuple[Block, ...]:
+        """Return `blocks` with nothing in stubs of what is deleted, and nothing beside stubs if it is `silent`."""
+        found: list[Block] = []
+        for block in blocks:
+            holder = holder_of(block.text) if isinstance(block, Text) else None
+            if holder in self._deleted and holder not in self._told:
+                found.append(Text(self._stub(holder)))
+            elif holder or not silent:
+                found.append(block)
+        return tuple(found)
+
+    def _stub(self, holder: str) -> str:
+        return stub_text(self._kinds[holder], holder, marker(self._deleted[holder]))
 
     def _old(self, span: Span) -> bytes:
         offset, length = span

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from orch.archival.ledger import Ledger
-from orch_protocol.messages import assistant, text_of, user
+from orch_protocol.messages import Text, assistant, text_of, user
 from orch_worker.store import AppendLog
-from orch_worker.stubs import holders_in
+from orch_worker.stubs import holders_in, stub_text, stubs_in
+from orchestrator.archival.pruned import MARK, file, later
 from past import EAGER, PROFILES, Life, call, result, steps
 
 LATER = "2999-01-01T00:00:00.000Z"
@@ -190,3 +191,58 @@ def test_a_damaged_line_beside_a_branch(life: Life, lost: bytes) -> None:
     shown = [(item.message, item.first, item.last) for item in life.transcript.session.view.items]
     assert [(item.message, item.first, item.last) for item in life.ledger().view.items] == shown
     assert text_of(life.transcript.session.messages[-1]) == "answer 3"
+
+
+def test_a_summary_on_another_branch_says_what_was_deleted_beside_it(life: Life) -> None:
+    """Its stub is no archive that could still be asked."""
+    life.turn(*steps(2), asked="the copper valve")
+    [holder] = life.archive()
+    life.turn(*steps(1))
+    life.compact(2)
+    there = last(life)
+    life.go(None)
+    life.turn(*steps(1))
+    life.prune(LATER)
+    life.go(there)
+    assert stubs_in(life.transcript.session.messages[0]) == {holder: stub_text("turn", holder, MARK)}
+    life.check()
+
+
+def phases(life: Life) -> tuple[str, dict[str, str]]:
+    """Live through a turn in phases, and go away from it. Return when the first was made, and for the first two
+    phases what stood behind each."""
+    life.begin("what of it?")
+    ends: dict[str, str] = {}
+    early = ""
+    for number in range(5):
+        life.say(*steps(1, f"needle{number}x", 60))
+        for holder in life.archive(None):
+            ends[holder] = last(life)
+            early = early or later(life)
+    life.go(None)
+    life.turn(*steps(1))
+    return early, ends
+
+
+def test_what_a_phase_was_asked_stays_on_another_branch_when_the_phase_goes(tmp_path: Path) -> None:
+    """It is a message that nobody archived. Of the phase it is said that it is deleted."""
+    life = Life(tmp_path / "agent", PROFILES["tight"])
+    early, ends = phases(life)
+    (first, between), (second, behind) = list(ends.items())[:2]
+    life.prune(early)
+    gone, there = Text(stub_text("phase", first, MARK)), life.ledger().records[second]
+    for place, said in ((between, [gone]), (behind, [gone, Text(stub_text("phase", second, there.record))])):
+        life.go(place)
+        assert life.transcript.session.messages[0].content == (Text("what of it?"), *said)
+    life.check()
+    life.close()
+
+
+def test_no_other_archive_tells_what_was_deleted(tmp_path: Path) -> None:
+    """As the next phase of the same turn does, whose stub stands beside it."""
+    life = Life(tmp_path / "agent", PROFILES["tight"])
+    early, _ = phases(life)
+    life.prune(early)
+    assert "needle0x" not in file(life)
+    assert "needle1x" in file(life)
+    life.close()

@@ -100,7 +100,7 @@ def test_a_summary_that_is_shown_no_more_is_gone_with_its_archive(long: Life) ->
 
 def test_what_a_summary_is_shown_with_stays_when_its_archives_go(life: Life) -> None:
     """What they were about, beside their ids; and that goes too, once it is shown no more."""
-    life.turn(*steps(2, "needle", 30), asked="the copper valve")
+    life.turn(*steps(2, "needle", 30), asked="the copper valve", answer="it sticks")
     [holder] = life.archive()
     life.turn(*steps(1))
     life.compact(2)
@@ -110,6 +110,8 @@ def test_what_a_summary_is_shown_with_stays_when_its_archives_go(life: Life) -> 
     assert life.transcript.session.messages == shown
     assert life.transcript.session.view.holders() == []
     assert [record.deleted for record in life.records()] == [DELETED]
+    assert "needle" not in file(life)
+    assert "it sticks" not in file(life)
     life.check()
     life.go(None)
     life.turn(*steps(1))

@@ -97,7 +97,7 @@ def test_a_fault_on_the_way_leaves_everything(life: Life, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     if fault == "check":
-        monkeypatch.setattr(pruning._Copy, "_forgotten", lambda _self, collapse, _when: _without_stub(collapse))
+        monkeypatch.setattr(pruning._Copy, "_forgotten", lambda _self, collapse, *_: _without_stub(collapse))
     else:
         monkeypatch.setattr(rewriting.os, fault, fail)
     with pytest.raises(StoreError, match="would not be the same" if fault == "check" else "disk full"):
