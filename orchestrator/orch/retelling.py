@@ -132,6 +132,7 @@ class _Stage:
         def make(spec: AgentSpec, keys: dict[str, str], root: Root) -> Runtime:
             runtime = Runtime(spec, keys, root)
             runtime.toolbox.answer = self._answer
+            runtime._fresh = runtime._fresh and not self._story.get("taken_over")
             if self._due:
                 runtime._shorten = partial(self._shorten, runtime)  # type: ignore[method-assign]
             backend = runtime.backend

@@ -57,7 +57,8 @@ class Retold(NamedTuple):
 
 def story_of(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
     """Return the conversation on the path to its end as a story, all JSON data: what `agent` and `task` it was, its
-    `history`, `turns` (`prompt` and `script` of each) and `conversation`.
+    `history`, `turns` (`prompt` and `script` of each) and `conversation`; `taken_over` says that it is from elsewhere,
+    and was never told a task.
 
     Of the agent what makes its requests is kept: not its environment, keys, model, or folders. Where parts of it were
     compacted or archived, `shortened` says so, and `whole` is all of the conversation. Of an agent that remembers,
@@ -87,11 +88,13 @@ def story_of(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[
         raise ConfigError("there is no finished turn: ask the agent something first")
     told = [_turn(number, turn, ended, hooks=_is_hooked(spec)) for number, turn in enumerate(turns, 1)]
     messages = [entry for turn in turns for entry in turn]
+    asked = text_of(messages[0].message)
     whole = plain(acceptable([*history, *(entry.message for entry in messages)]))
     story = {
         "task": spec.task,
         "agent": _made(spec),
         "history": _data(history),
+        "taken_over": split_first_prompt(asked)[1] == asked,
         "turns": told,
         "beside": [_beside(entry) for entry in path[first:] if isinstance(entry, PhaseEntry) and entry.by == "model"],
     }

@@ -142,6 +142,15 @@ def test_what_went_before_is_there(tmp_path: Path) -> None:
     assert differences(story, retell(story, tmp_path / "1")) == []
 
 
+def test_a_conversation_that_ended_with_a_question_goes_on_as_it_did(tmp_path: Path) -> None:
+    """What is asked next stands behind that question: who took it over was told no task, and is told none again."""
+    ended = dump_lines(tmp_path / "s.jsonl", [{"role": "user", "content": "Which valve?"}])
+    story = told_again(*lived(tmp_path, ended))
+    assert story["conversation"][0]["text"] == "Which valve?\n\nWhat is there?"
+    assert "Task: " not in str(story["requests"][0]["more"])
+    assert differences(story, retell(story, tmp_path / "1")) == []
+
+
 WRITING = [
     {"tool": "write_file", "input": {"path": "new.txt", "content": "x"}},
     {
