@@ -304,6 +304,27 @@ async def test_wildcards_are_judged_by_what_they_stand_for(tmp_path: Path) -> No
     ran, _, why = await told(toolbox, path="l*k/id")
     assert (ran, f"{tmp_path}/link/id holds credentials" in why) == (False, True)
     assert (await told(toolbox, path="x.p*"))[0]
+    (tmp_path / "loop").symlink_to("loop")
+    ran, _, why = await told(toolbox, path="l*/id")
+    assert (ran, f"{tmp_path}/link/id holds credentials" in why) == (False, True)
+
+
+@pytest.mark.parametrize("many", ["names", "folders"])
+async def test_wildcards_that_stand_for_too_much_are_asked_about(
+    tmp_path: Path, many: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether that is many names, or a few folders too many to be opened; files are not looked into."""
+    monkeypatch.setattr("orch_worker.grounds.MOST_NAMES", 100)
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for number in range(60):
+        (inner / f"f{number}").touch()
+    toolbox = box(tmp_path, PolicySpec())
+    assert (await told(toolbox, path="inner/*/*"))[0]
+    for number in range(30 if many == "names" else 5):
+        (inner / f"e{number}").touch() if many == "names" else (inner / f"e{number}").mkdir()
+    ran, _, why = await told(toolbox, path="inner/*/*")
+    assert (ran, "name too much to be looked through" in why) == (False, True)
 
 
 async def test_what_is_denied_is_passed_over_where_folders_are_searched(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from .policy import CREDENTIALS, RECURSIVE, Grounds, Place
 __all__ = ["grounds_of", "meant", "places_of", "start_of", "where_of"]
 
 MOST_NAMES: Final = 100_000
+FOLDER: Final = 20
+"""To open one takes as long as so many names."""
 MOST_MEANT: Final = 5_000
 WILD: Final = frozenset("*?[")
 
@@ -111,40 +113,53 @@ def start_of(tool: str, input: Mapping[str, Any], where: Where) -> Place | None:
 def meant(places: Iterable[Place]) -> tuple[Place, ...] | None:
     """Return the files and folders that are there and that `places` with wildcards stand for; None when that takes
     looking at too many names, or is too many of them."""
-    folders: dict[str, list[str]] = {}
+    folders: dict[str, dict[str, bool]] = {}
     left = MOST_NAMES
 
-    def within(folder: str) -> list[str]:
+    def within(folder: str, part: str, *, last: bool) -> list[str]:
         nonlocal left
         if folder not in folders and left >= 0:
             folders[folder] = _listed(folder, left)
-            left -= 1 + len(folders[folder])
-        return folders.get(folder, [])
+            left -= FOLDER + len(folders[folder])
+        names = folders.get(folder, {})
+        return [name for name in filtered(names, part) if last or names[name]]
 
     found: dict[str, None] = {}
     for place in places:
         if WILD.isdisjoint(place.spelled):
             continue
         here = ["/"]
-        for part in place.spelled.strip("/").split("/"):
+        parts = place.spelled.strip("/").split("/")
+        for number, part in enumerate(parts, 1):
             if WILD.isdisjoint(part):
                 here = [os.path.join(folder, part) for folder in here]
             else:
-                here = [os.path.join(folder, name) for folder in here for name in filtered(within(folder), part)]
+                last = number == len(parts)
+                here = [os.path.join(folder, each) for folder in here for each in within(folder, part, last=last)]
             if left < 0:
                 return None
-        found |= dict.fromkeys(path for path in here if os.path.lexists(path))
-        if len(found) > MOST_MEANT:
-            return None
+        for path in here:
+            if os.path.lexists(path):
+                found[path] = None
+            if len(found) > MOST_MEANT:
+                return None
     return tuple(Place(path, _real(path)) for path in found)
 
 
-def _listed(folder: str, most: int) -> list[str]:
+def _listed(folder: str, most: int) -> dict[str, bool]:
+    """Return the names in `folder`, and whether each may have something in it."""
     try:
         with os.scandir(folder) as scan:
-            return [entry.name for entry in islice(scan, most)]
+            return {entry.name: _may_hold(entry) for entry in islice(scan, most)}
     except (OSError, ValueError):
-        return []
+        return {}
+
+
+def _may_hold(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads round and round
+        return False
 
 
 def _rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:
