@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OWN_RUN",
+    "SCRATCH",
     "control_socket",
     "daemon_dir",
     "here",
@@ -22,7 +23,7 @@ __all__ = [
     "home",
     "home_text",
     "own_folder",
-    "own_runs",
+    "passing",
     "path_of",
     "private_dir",
     "root_socket",
@@ -37,6 +38,8 @@ __all__ = [
 
 OWN_RUN = "run-"
 """How the run of a program that named none begins; no other does."""
+SCRATCH = "scratch-"
+"""How the folder of a command begins that needs one for as long as it runs."""
 SETTLED_SECONDS = 60.0
 """How old a folder is before it may be taken for left behind: one that is just made is not locked yet."""
 IGNORED = "/sessions/\n/runs/\n/daemon/\n"
@@ -139,20 +142,23 @@ def run_dir(home: Path, run: str) -> Path:
     return runs_dir(home) / run
 
 
-def own_runs(home: Path) -> list[Path]:
-    """Return the folders, sorted, of the runs that nobody named; named ones are kept data, whatever their name."""
+def passing(home: Path) -> list[Path]:
+    """Return the folders, sorted, of the runs that nobody named, and of commands that need one for a while.
+
+    Runs with a name are kept data, whatever that is.
+    """
     import re
 
-    unnamed = re.compile(rf"{OWN_RUN}[a-f][0-9a-f]{{11}}")
+    unnamed = re.compile(rf"({OWN_RUN}|{SCRATCH})[a-f][0-9a-f]{{11}}")
     try:
-        found = sorted(runs_dir(home).glob(f"{OWN_RUN}*"))
+        found = sorted([*runs_dir(home).glob(f"{OWN_RUN}*"), *home.glob(f"{SCRATCH}*")])
     except OSError:
         return []  # the disk fails, which whoever opens a run is told
-    return [run for run in found if unnamed.fullmatch(run.name) and run.is_dir()]
+    return [folder for folder in found if unnamed.fullmatch(folder.name) and folder.is_dir()]
 
 
 def sweep_runs(home: Path) -> list[tuple[Path, int]]:
-    """Remove what programs left behind that were killed: their unnamed runs, which nobody opens again.
+    """Remove what programs left behind that were killed: their unnamed runs and other folders that nobody opens again.
 
     Returns each folder with the number of processes that still ran in it and were ended.
     """
@@ -166,7 +172,7 @@ def sweep_runs(home: Path) -> list[tuple[Path, int]]:
     from .leftovers import end_leftovers
 
     swept = []
-    for folder in own_runs(home):
+    for folder in passing(home):
         try:
             if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
                 continue
@@ -174,9 +180,11 @@ def sweep_runs(home: Path) -> list[tuple[Path, int]]:
         except (OrchError, OSError):
             continue  # somebody works in it, or has just removed it
         try:
-            swept.append((folder, end_leftovers(str(folder))))
-            with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
-                os.unlink(root_socket(folder))
+            runs = [folder, *runs_dir(folder).glob("*")]
+            swept.append((folder, sum(end_leftovers(str(run)) for run in runs)))
+            for run in runs:
+                with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
+                    os.unlink(root_socket(run))
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             lock.release()

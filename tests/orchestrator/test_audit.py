@@ -157,6 +157,8 @@ def test_from_the_shell(session: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run(["session", "audit", str(session)]) == 1
     assert "orch: line 4: its checksum does not match" in capsys.readouterr().err
     assert run(["session", "audit", "./none.jsonl"]) == 1
+    assert run(["session", "audit", str(session), "--turn", "q9"]) == 3
+    assert "it has no query 'q9'" in capsys.readouterr().err
 
 
 def test_a_row_is_data() -> None:

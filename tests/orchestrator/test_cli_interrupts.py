@@ -106,6 +106,6 @@ def test_ctrl_c_again_and_again_leaves_no_folder_behind(tmp_path: Path, monkeypa
 
     removed = shutil.rmtree
     monkeypatch.setattr(shutil, "rmtree", hurried)
-    with pytest.raises(KeyboardInterrupt), scratch("demo"):
+    with pytest.raises(KeyboardInterrupt), scratch():
         signal.raise_signal(signal.SIGINT)
     assert list(tmp_path.iterdir()) == []

@@ -139,7 +139,8 @@ def test_a_file_to_look_at_goes_by_its_name_alone(desk: Desk, tmp_path: Path, ca
     capsys.readouterr()
     Path(name).write_text('[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]')
     assert run(["session", "fsck", name]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'project' / name}: nothing is wrong\n"
+    assert run(["session", "fsck", name, "--repair", "--output", "mended"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'project' / name}: nothing is wrong\n" * 2
 
 
 class TestExport:
@@ -174,6 +175,16 @@ class TestExport:
             "output": str(file),
             "notes": [],
         }
+
+    def test_whatever_the_file_is_called_its_chain_can_be_read(
+        self, desk: Desk, tmp_path: Path, capsys: Captured
+    ) -> None:
+        """Where no agent is called that."""
+        Path("recording").write_bytes((tmp_path / "talk" / "session.jsonl").read_bytes())
+        desk.answers["state"] = Failure("AgentNotFoundError", "no agent goes by 'recording'", 3)
+        assert run(["session", "audit", "recording"]) == 0
+        assert "4711" in capsys.readouterr().out
+        assert run(["session", "audit", "another"]) == 3
 
     def test_what_is_left_out_is_told(self, tmp_path: Path, capsys: Captured) -> None:
         """On standard error: what is written stays data."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orch import Config, paths
+from orch import Config, leftovers, paths
+from orch.cli.scratch import scratch
 from orch.config import fits
 from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.ids import new_id
@@ -192,6 +193,22 @@ def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     paths.sweep_runs(tmp_path)
     lock.release()
     assert sorted(folder.name for folder in runs.iterdir()) == sorted(["mine", "run-mine", alive, new])
+
+
+def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as `orch demo`: the next one takes it away, and what still runs in it; that of one that runs stays."""
+    ended: list[str] = []
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(leftovers, "end_leftovers", lambda run: ended.append(run) or 0)
+    with scratch() as folder:
+        left = paths.private_dir(tmp_path / f"{paths.SCRATCH}{new_id()}")
+        run = paths.private_dir(paths.run_dir(left, "demo"))
+        os.utime(left, (0, 0))
+        os.utime(folder, (0, 0))
+        with scratch() as another:
+            assert sorted(tmp_path.iterdir()) == sorted([folder, another])
+    assert ended == [str(left), str(run)]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_socket_of_a_swept_run_goes_with_it_wherever_it_lies(

@@ -163,7 +163,7 @@ def _answer(mapped: dict[str, Any]) -> str:
 
 def _export_arguments(parser: ArgumentParser) -> None:
     _optional_ref(parser)
-    parser.add_argument("--output", metavar="FILE", default="-", help="where to; - is standard output, the default")
+    words.output(parser)
     parser.add_argument(
         "--format", choices=["jsonl", "md"], default="jsonl", help="JSON lines (the default), or Markdown to be read"
     )
@@ -185,7 +185,8 @@ def _export(arguments: Namespace) -> int:
 
 
 def _prune_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--older", metavar="AGE", required=True, help="what was archived longer ago: 90m, 12h, 30d, 8w")
+    told = "what was archived longer ago: 90m, 12h, 30d, 8w"
+    parser.add_argument("--older", metavar="AGE", required=True, action=words.Once, help=told)
     _in(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
 

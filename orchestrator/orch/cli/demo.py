@@ -51,7 +51,7 @@ def _demo(arguments: Namespace) -> int:
     began = time.monotonic()
     folder = Path(arguments.folder).absolute()
     run = f"demo-{new_id()}"
-    with scratch("demo") as home:
+    with scratch() as home:
         told = _play(home, run, folder, say)
         mark = str(paths.run_dir(home, run))
     left = [pid for pid, env in marked() if env["ORCH_RUN"] == mark]

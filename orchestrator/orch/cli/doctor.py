@@ -191,7 +191,7 @@ def daemon() -> Finding:
 def leftovers() -> Finding:
     """No process was left behind by a program that ended badly, and no run that nobody named: those with a name are
     there to be opened again."""
-    dead = [folder for folder in paths.own_runs(paths.home()) if _ownerless(folder)]
+    dead = [folder for folder in paths.passing(paths.home()) if _ownerless(folder)]
     alive = [str(pid) for folder, pids in _at_work().items() if _ownerless(folder) for pid in pids]
     if alive:
         return Finding("fail", f"processes without their root: {' '.join(alive)}; orch doctor --clean ends them")

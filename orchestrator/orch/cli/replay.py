@@ -43,7 +43,7 @@ def _replay(arguments: Namespace) -> int:
     terms = _terms(arguments)
     calls = sum(len(recording.calls) for recording in recordings)
     with contextlib.ExitStack() as stack:
-        folder = _empty(Path(arguments.archive)) if arguments.archive else stack.enter_context(scratch("replay"))
+        folder = _empty(Path(arguments.archive)) if arguments.archive else stack.enter_context(scratch())
         with _progress(calls) as progress:
             outcomes = [replay(recordings, name, terms, folder, progress(name)) for name in names]
     data = report(files, recordings, outcomes, terms)

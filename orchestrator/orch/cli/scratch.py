@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from orch_protocol.errors import StoreError
 from orch_protocol.ids import new_id
+from orch_worker.lock import FolderLock
 
 from .. import paths
 from ..interrupts import Presses
@@ -16,17 +18,22 @@ __all__ = ["scratch"]
 
 
 @contextlib.contextmanager
-def scratch(name: str) -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     """Yield a folder inside ORCH_HOME that is gone afterwards, with whatever had to be made for it.
 
-    Ctrl-C ends what is done with it; that it comes again, as it does from who is in a hurry, does not end the tidying.
+    That of a command that was killed is removed by the next one. Ctrl-C ends what is done with it; that it comes again,
+    as it does from who is in a hurry, does not end the tidying.
     """
     home = paths.home()
     made = [folder for folder in (home, *home.parents) if not folder.exists()]
-    with Presses(1):
-        folder = home / f"{name}-{new_id()}"
+    paths.sweep_runs(home)
+    with Presses(1), contextlib.ExitStack() as held:
+        folder = home / f"{paths.SCRATCH}{new_id()}"
         try:
-            yield paths.private_dir(folder)
+            paths.private_dir(folder)
+            with contextlib.suppress(StoreError):  # where none can be locked, none is removed by others
+                held.callback(FolderLock.acquire(folder).release)
+            yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             for folder in made:

@@ -7,6 +7,7 @@ import sys
 
 from . import render, words
 from .connection import Connection
+from .failure import Failure
 from .verb import Verb
 
 TYPE_CHECKING = False
@@ -33,17 +34,32 @@ def _audit(arguments: Namespace) -> int:
 
     from ..audit import audit
 
-    file = arguments.key
-    if not (os.path.sep in file or ".jsonl" in file):
-        state = Connection().call("state", words.clean({"ref": file}))
-        file = os.path.join(state["folder"], "session.jsonl")
     turn = arguments.turn
-    rows = [row for row in audit(Path(file)) if turn is None or row.what == "damage" or row.turn == turn]
+    every = audit(Path(_file(arguments.key)))
+    rows = [row for row in every if turn is None or row.what == "damage" or row.turn == turn]
     remarks = [row for row in rows if row.remark]
     for row in remarks:
         print(f"orch: line {row.line}: {row.remark}", file=sys.stderr)
+    if turn is not None and all(row.turn != turn for row in rows):
+        raise Failure("EntryNotFoundError", f"it has no query {turn!r}: --json alone tells which it has, as `turn`", 3)
     words.say(arguments, [msgspec.to_builtins(row) for row in rows], table(rows))
     return 1 if remarks else 0
+
+
+def _file(key: str) -> str:
+    """Return the file that `key` means, whatever it is called: no agent is."""
+    if words.is_file(key):
+        return key
+    connection = Connection()
+    try:
+        state = connection.call("state", words.clean({"ref": key}))
+    except Failure as failure:
+        if failure.kind != "AgentNotFoundError" or not os.path.isfile(key):
+            raise
+        return key
+    finally:
+        connection.close()
+    return os.path.join(state["folder"], "session.jsonl")
 
 
 def table(rows: list[Audited]) -> str:

@@ -81,7 +81,7 @@ def _export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=CHOICES, default="pi", help="pi (the default); a page; messages for an API; or as it is"
     )
-    parser.add_argument("--output", metavar="FILE", default="-", help="where to; - is standard output, the default")
+    words.output(parser)
 
 
 def _export(arguments: Namespace) -> int:
@@ -124,7 +124,7 @@ def _write(arguments: Namespace, id: str, pages: Iterable[str], notes: list[str]
 
 def _test_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
-    parser.add_argument("--output", metavar="FILE", default="-", help="where to; - is standard output, the default")
+    words.output(parser)
 
 
 def _to_test(arguments: Namespace) -> int:

@@ -20,15 +20,16 @@ __all__ = ["ACTIONS"]
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY|FILE", help="number, id, beginning of one, or name of an agent; or a file")
     parser.add_argument("--repair", action="store_true", help="write a mended copy; the damaged file is kept")
-    parser.add_argument("--output", metavar="FILE", help="where the mended copy of a file goes (FILE.mended)")
+    told = "where the mended copy of a file goes (FILE.mended)"
+    parser.add_argument("--output", metavar="FILE", type=words.file, action=words.Once, help=told)
 
 
 def _fsck(arguments: Namespace) -> int:
-    file = os.path.sep in arguments.key or ".json" in arguments.key
-    if arguments.output is not None and not (file and arguments.repair):
+    file, output = words.is_file(arguments.key), arguments.output is not None
+    if output and not (arguments.repair and (file or os.path.isfile(arguments.key))):
         raise Failure("UsageError", "--output goes with --repair and a file: a session has its place", 2)
     try:
-        checked = _of_file(arguments) if file else _of_agent(arguments)
+        checked = _of_file(arguments) if file or output else _of_agent(arguments)
     except Failure as failure:
         if failure.kind != "AgentNotFoundError" or not os.path.isfile(arguments.key):
             raise

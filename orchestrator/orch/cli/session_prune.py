@@ -18,10 +18,10 @@ RIGHT = frozenset({0, 3, 4})
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--older-than", metavar="AGE", required=True, help="agents that were over longer ago: 90m, 12h, 30d, 8w"
-    )
-    parser.add_argument("--keep", type=words.count, metavar="N", default=0, help="the N of them that were active last")
+    told = "agents that were over longer ago: 90m, 12h, 30d, 8w"
+    parser.add_argument("--older-than", metavar="AGE", required=True, action=words.Once, help=told)
+    told = "the N of them that were active last"
+    parser.add_argument("--keep", type=words.count, metavar="N", default=0, action=words.Once, help=told)
     parser.add_argument(
         "--idle", action="store_true", help="also those that nobody ended, and nobody asked for as long"
     )

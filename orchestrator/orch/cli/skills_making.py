@@ -134,7 +134,7 @@ def _package(arguments: Namespace) -> int:
     else:
         skill = _made(arguments, name)
         if arguments.zip:
-            with scratch("skill") as place:
+            with scratch() as place:
                 made = packed(written(skill, place), output / f"{skill.name}.zip")
         else:
             made = written(skill, output, force=arguments.force)

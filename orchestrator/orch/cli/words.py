@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from . import render
@@ -20,8 +21,11 @@ __all__ = [
     "budget",
     "budget_arguments",
     "clean",
+    "file",
+    "is_file",
     "names",
     "number",
+    "output",
     "pair",
     "ref",
     "say",
@@ -41,7 +45,7 @@ class Once(argparse.Action):
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
         """Take the value. Raises Failure."""
-        if getattr(namespace, self.dest) is not None:
+        if getattr(namespace, self.dest) != self.default:
             parser.error(f"{option_string} is given twice: once is all it can be")
         setattr(namespace, self.dest, values)
 
@@ -49,6 +53,24 @@ class Once(argparse.Action):
 def ref(parser: ArgumentParser) -> None:
     """Let the command take an agent."""
     parser.add_argument("ref", metavar="REF", help="number, id, beginning of an id, or name of an agent; or latest")
+
+
+def output(parser: ArgumentParser) -> None:
+    """Let the command take the file that it is to write."""
+    told = "where to; - is standard output, the default"
+    parser.add_argument("--output", metavar="FILE", type=file, default="-", action=Once, help=told)
+
+
+def file(text: str) -> str:
+    """Return the name of a file that `text` is. Raises ArgumentTypeError."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' names no file")
+    return text
+
+
+def is_file(key: str) -> bool:
+    """Whether `key`, which names an agent or a file, looks like the name of a file."""
+    return os.path.sep in key or ".json" in key
 
 
 def text(argument: str) -> str:
