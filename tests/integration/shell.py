@@ -33,9 +33,9 @@ class Shell:
         roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
         self.env = kept | {"HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots, "LANG": "C.UTF-8"}
 
-    def start(self, *argv: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[bytes]:
+    def start(self, *argv: str, stderr: int = subprocess.PIPE, main: str = MAIN, **env: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", MAIN, *argv],
+            [sys.executable, "-P", "-c", main, *argv],
             cwd=self.folder,
             env=self.env | env,
             stdin=subprocess.DEVNULL,

@@ -12,9 +12,26 @@ from typing import Any
 
 import pytest
 
-from integration.shell import SECONDS, Shell, ended
+from integration.shell import Shell, ended
 
 LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}
+DEADLY = """
+import os, signal
+
+replace = os.replace
+
+
+def deadly(new, old):
+    global done
+    if os.path.basename(old) == "session.jsonl":
+        done -= 1
+        if done < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    replace(new, old)
+
+
+os.replace = deadly
+"""
 ANSWER = "The sky over port 4711 is green."
 
 
@@ -200,27 +217,26 @@ def test_who_is_at_work_keeps_its_archives(archiving: Shell) -> None:
 
 @pytest.mark.parametrize("done", [0, 1])
 def test_a_daemon_that_is_killed_as_it_prunes(archiving: Shell, done: int) -> None:
-    """The next one has the old file whole, or the new one; and pruning again leaves nothing."""
-    (archiving.folder / "note.txt").write_text("needle in a haystack\n" * 5000)
+    """The next one has each file as it was, or without what was to go; and pruning again leaves nothing."""
+    deadly = archiving.folder / "sitecustomize.py"  # which every Python reads as it starts
+    deadly.write_text(f"done = {done}\n{DEADLY}")
+    archiving.env["PYTHONPATH"] += f"{os.pathsep}{archiving.folder}"
+    (archiving.folder / "note.txt").write_text("needle in a haystack\n")
     names = ["one", "two", "three"]
     for name in names:
-        looked(archiving, name, *[LOOK, ANSWER] * 12)
-        for number in range(12):
-            archiving.run("query", name, f"look again {number}")
+        looked(archiving, name, LOOK, ANSWER)
+        archiving.run("query", name, "look again")
     rows = archiving.data("archive", "list")
     transcripts = [Path(archiving.data("show", name)["agent"]["folder"], "session.jsonl") for name in names]
     before = {name: archiving.data("show", name, "--messages", "100")["messages"] for name in names}
-    pid, pids = archiving.data("daemon", "status")["pid"], archiving.ours()
-    pruning = archiving.start("archive", "prune", "--older", "0s")
-    while not transcripts[done].with_name("session.jsonl.new").exists() and pruning.poll() is None:
-        pass
-    os.kill(pid, signal.SIGKILL)
-    pruning.communicate(timeout=SECONDS)
+    pids = archiving.ours()
+    archiving.run("archive", "prune", "--older", "0s", code=1)
     for each in pids:
         ended(each)
-    assert pruning.returncode == 1
+    deadly.unlink()
+    assert transcripts[done].with_name("session.jsonl.new").exists()
     whole = [path for path in transcripts if b"needle" in path.read_bytes()]
-    assert whole in (transcripts[done:], transcripts[done + 1 :])
+    assert whole == transcripts[done:]
     left = {row["owner"] for row in archiving.data("archive", "list")}
     assert left == {path.parent.name for path in whole}
     for row in rows:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import SECONDS, Shell
+from integration.shell import MAIN, SECONDS, Shell
 from sources import PACKAGES, ROOT
 
 PROGRAM = """
@@ -52,12 +52,13 @@ def test_a_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:
     """The first one says so; however often it is pressed, the command ends with 130 and the turn as cancelled."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script({"text": "slow", "sleep": 60}, "and on"))
     ours, theirs = os.openpty()
-    waiting = shell.start("query", "a", "hi", stderr=theirs)
+    patient = f"from orch.cli import waiting; waiting.AGAIN_SECONDS = {SECONDS}; {MAIN}"
+    waiting = shell.start("query", "a", "hi", stderr=theirs, main=patient)
     os.close(theirs)
     shell.until("a", "busy")
     waiting.send_signal(signal.SIGINT)
     seen = b""
-    while b"again within 2 s" not in seen:
+    while b"again within" not in seen:
         seen += os.read(ours, 1000)
     for _ in range(5):
         waiting.send_signal(signal.SIGINT)
