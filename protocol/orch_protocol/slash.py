@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from .errors import ErrorInfo
+from .hooks import HookRow
 
 __all__ = [
     "BUILT_IN",
@@ -201,9 +202,11 @@ Deed: TypeAlias = UseTool | RunCommand | TellCommands
 
 
 class Do(Struct, frozen=True):
-    """Something that the agent's process is to do for a person, without a model; the frame's id names it."""
+    """Something that the agent's process is to do for a person, without a model; the frame's id names it. For `hooks`
+    see Query."""
 
     deed: Deed
+    hooks: tuple[HookRow, ...] = ()
 
 
 class Did(Struct, frozen=True, omit_defaults=True):

@@ -153,7 +153,14 @@ def test_hooks_of_a_plain_program(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="session_end is not for functions of the program"):
             o.register_hook(louder, "session_end", name="late")
         agent = o.spawn("Say it", backend=ScriptedBackend(["hello"]))
+
+        @o.on("tool_result")
+        def hide(event: Any, _ctx: Any) -> Any:
+            return {"text": event.text.replace("secret", "*****")}
+
+        assert agent.execute("/py 'a ' + 'secret'").text == "'a secret'"  # before any turn has told of that hook
         assert agent.query("Go").text == "HELLO"
+        assert "[It came to:]\n'a *****'" in text_of(agent.show().messages[0])
 
 
 async def test_built_in_hooks_act_in_a_real_run(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from orch_protocol.commands import Query
 from orch_protocol.errors import ConfigError
+from orch_protocol.hooks import HookRow
 from orch_protocol.ids import new_entry_id, new_id
 from orch_protocol.messages import ToolUse
 from orch_protocol.sessions import Edit, Edited, Inform
@@ -15,11 +18,12 @@ from .slash import Caller, Commands
 from .tokens import clip
 from .tools.base import ToolContext
 from .tools.presets import load
-from .tools.toolbox import Toolbox, text_in
+from .tools.toolbox import Outcome, Toolbox, text_in
 from .transcript import Transcript
 
 if TYPE_CHECKING:
     from .extensions import Loaded
+    from .hooked import AgentHooks
 
 __all__ = ["ENTRY", "Doer", "done", "ran"]
 
@@ -44,6 +48,16 @@ class Doer(Caller, Protocol):
     def busy(self) -> bool:
         """Whether a turn runs."""
 
+    @property
+    def hooks(self) -> AgentHooks | None:
+        """Those of the turn that runs, None when it has none."""
+
+    def hooks_for(self, query_id: str, query: Query) -> AgentHooks | None:
+        """Return the hooks of a turn that begins, None when there are none."""
+
+    async def hooks_done(self, hooks: AgentHooks) -> None:
+        """That turn is over."""
+
     def edit(self, edit: Edit) -> Edited:
         """Make a change to the session between turns."""
 
@@ -53,14 +67,14 @@ def ran(line: str) -> str:
     return f"[The user ran:]\n{clip(line, MOST_HEARD, 'the user typed all of it')}\n"
 
 
-async def done(agent: Doer, deed: Deed) -> Did:
-    """Do `deed` and return what came of it. Raises OrchError."""
+async def done(agent: Doer, deed: Deed, rows: Sequence[HookRow] = ()) -> Did:
+    """Do `deed` and return what came of it; `rows` are the hooks of the root. Raises OrchError."""
     if isinstance(deed, UseTool):
-        return await _use(agent, deed)
+        return await _use(agent, deed, rows)
     brought = agent.extensions
     if isinstance(deed, TellCommands):
-        rows = tuple(each.row for each in brought.commands) if brought is not None else ()
-        return Did(catalog=CommandCatalog(rows, notes=brought.left_out if brought is not None else ()))
+        ours = tuple(each.row for each in brought.commands) if brought is not None else ()
+        return Did(catalog=CommandCatalog(ours, notes=brought.left_out if brought is not None else ()))
     commands = {each.row.name: each for each in brought.commands} if brought is not None else {}
     if deed.name not in commands:
         raise ConfigError(f"none of the agent's extensions brings a command /{deed.name}")
@@ -70,7 +84,7 @@ async def done(agent: Doer, deed: Deed) -> Did:
     return did
 
 
-async def _use(agent: Doer, deed: UseTool) -> Did:
+async def _use(agent: Doer, deed: UseTool, rows: Sequence[HookRow]) -> Did:
     """Let a tool run, whatever the agent was granted, and may use: a person asks for it. Its sandbox, folder and
     deadline hold."""
     tools = load([deed.name])
@@ -80,6 +94,7 @@ async def _use(agent: Doer, deed: UseTool) -> Did:
     box.counted = False
     try:
         outcome = await box.dispatch(call)
+        seen = await _sifted(agent, call, outcome, rows) if deed.heard and not deed.looks else outcome
     except asyncio.CancelledError:
         if not deed.looks:
             _put_on_record(agent, deed.line, Did(ENDED, is_error=True), heard=deed.heard)
@@ -88,8 +103,23 @@ async def _use(agent: Doer, deed: UseTool) -> Did:
     [shown] = box.shown([call], [outcome])
     did = Did(text_in(shown.result), is_error=shown.result.is_error)
     if not deed.looks:
-        _put_on_record(agent, deed.line, did, heard=deed.heard)
+        told = did if seen is outcome else Did(text_in(seen.result), is_error=seen.result.is_error)
+        _put_on_record(agent, deed.line, told, heard=deed.heard)
     return did
+
+
+async def _sifted(agent: Doer, call: ToolUse, outcome: Outcome, rows: Sequence[HookRow]) -> Outcome:
+    """Return `outcome` as hooks of results let a model see it; whoever ran it has seen all of it."""
+    if agent.busy:
+        return await agent.hooks.sifted(call, outcome) if agent.hooks is not None else outcome
+    hooks = agent.hooks_for("", Query("", hooks=tuple(rows)))
+    if hooks is None:
+        return outcome
+    try:
+        return await hooks.sifted(call, outcome)
+    finally:
+        if not agent.busy:  # else they are for the turn that has begun
+            await agent.hooks_done(hooks)
 
 
 def _put_on_record(agent: Doer, line: str, did: Did, *, heard: bool) -> None:

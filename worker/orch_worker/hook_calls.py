@@ -219,6 +219,10 @@ class HookCalls:
                 self._noted(self._tally(hook), done, event.turn)
         return followed
 
+    async def sift(self, event: Event) -> Followed:
+        """Return what comes of an event that is none of a turn's: those that only look on are not told of it."""
+        return await run_chain(self._registry.steps(event.stage), self._stamped(event), self._call, lambda *_: None)
+
     def note(self, event: Event) -> None:
         """Let the hooks of the event's stage be told, at which there is nothing to be done but to observe."""
         event = self._stamped(event)

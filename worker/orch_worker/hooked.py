@@ -325,30 +325,18 @@ class AgentHooks:
         return asyncio.ensure_future(dispatch(changed, approved=bool(followed.approved), blocked=blocked))
 
     async def _returned(self, call: ToolUse, outcome: Outcome) -> Outcome:
-        result = outcome.result
-        text = text_in(result)
-        followed = await self.calls.ask(
-            "tool_result",
-            id=call.id,
-            name=call.name,
-            input=call.input,
-            text=text,
-            is_error=result.is_error,
-            ran=outcome.ran,
-            files_changed=outcome.files_changed,
-        )
-        if followed is None:
+        if "tool_result" not in self.calls.on:
             return outcome
-        assert isinstance(followed.event, stages.ToolReturn)
-        shown, is_error = followed.event.text, followed.event.is_error
-        if followed.decision is not None:
-            if isinstance(followed.decision, Abort):
-                self._ended = self._ended or Aborted(scrub(followed.decision.message))
-            why = getattr(followed.decision, "reason", "a hook ended the turn")
-            result, shown, is_error = replace(result, content=()), WITHHELD.format(why=why), True
-        if shown != text or not result.content:
-            result = with_text(result, scrub(shown)[:MAX_CAPTURED] or "(no output)")
-        return replace(outcome, result=replace(result, is_error=is_error), most=followed.event.most)
+        followed = await self.calls.run(_return(call, outcome))
+        if isinstance(followed.decision, Abort):
+            self._ended = self._ended or Aborted(scrub(followed.decision.message))
+        return _seen(outcome, followed)
+
+    async def sifted(self, call: ToolUse, outcome: Outcome) -> Outcome:
+        """Return `outcome`, of a `call` that a person made, as a model may see it. No turn ends by that."""
+        if "tool_result" not in self.calls.deciding:
+            return outcome
+        return _seen(outcome, await self.calls.sift(_return(call, outcome)))
 
     async def step_end(self, calls: Iterable[ToolUse]) -> None:
         """Response and results are on record. Raises Aborted when a hook has decided so meanwhile."""
@@ -405,6 +393,31 @@ class AgentHooks:
             return "", False
         assert isinstance(followed.event, stages.AfterReflect)
         return scrub(followed.event.note), followed.event.again
+
+
+def _return(call: ToolUse, outcome: Outcome) -> stages.ToolReturn:
+    return stages.ToolReturn(
+        id=call.id,
+        name=call.name,
+        input=call.input,
+        text=text_in(outcome.result),
+        is_error=outcome.result.is_error,
+        ran=outcome.ran,
+        files_changed=outcome.files_changed,
+    )
+
+
+def _seen(outcome: Outcome, followed: Followed) -> Outcome:
+    """Return what of `outcome` may be seen."""
+    assert isinstance(followed.event, stages.ToolReturn)
+    result = outcome.result
+    shown, is_error = followed.event.text, followed.event.is_error
+    if followed.decision is not None:
+        why = getattr(followed.decision, "reason", "a hook ended the turn")
+        result, shown, is_error = replace(result, content=()), WITHHELD.format(why=why), True
+    if shown != text_in(outcome.result) or not result.content:
+        result = with_text(result, scrub(shown)[:MAX_CAPTURED] or "(no output)")
+    return replace(outcome, result=replace(result, is_error=is_error), most=followed.event.most)
 
 
 def _check(followed: Followed) -> None:

@@ -350,7 +350,7 @@ class Host:
                 raise AgentBusyError("the worker is not up yet")
             from .deeds import done  # most agents are never told to
 
-            did = await done(self._runtime, body.deed)
+            did = await done(self._runtime, body.deed, body.hooks)
         except Exception as error:
             did = Did(error=error_info(error))
         self._courier.send("did", did, id)

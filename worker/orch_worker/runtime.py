@@ -124,7 +124,7 @@ class Runtime:
             )
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
             self._fresh = session.fresh
-            self._hooks = self._make_hooks() if spec.hooks.load or self.extensions is not None else None
+            self.hooks = self._make_hooks() if spec.hooks.load or self.extensions is not None else None
             self._phased = any(phase.kind != "off" for phase in (spec.hooks.options.assess, spec.hooks.options.reflect))
             self._phases: Phases | None = None
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
@@ -203,7 +203,7 @@ class Runtime:
                 raise ConfigError(f"this conversation is for a model on this machine: {why}")
             self._marks.note((*self.spec.marks, *query.marks))
             frame = self._frame(query)
-            hooks = self._hooks_for(query_id, query)
+            hooks = self.hooks_for(query_id, query)
             if hooks is None and self._answering.away:
                 await self._answering.turn()
             phases = self._phases_for(query_id, hooks)
@@ -249,16 +249,15 @@ class Runtime:
             self.busy = False
             self._leave_if_broken()
             if hooks is not None:
-                await self._hooks_done(hooks)
+                await self.hooks_done(hooks)
         return Finished(reply=session.replies[query_id], context_tokens=self.backend.context_tokens())
 
-    def _hooks_for(self, query_id: str, query: Query) -> AgentHooks | None:
+    def hooks_for(self, query_id: str, query: Query) -> AgentHooks | None:
         """Return the hooks of this turn, None when there are none. Raises ConfigError."""
-        if self._hooks is None and query.hooks:
-            self._hooks = self._make_hooks()
-        if self._hooks is not None:
-            self._hooks.calls.turn_began(query_id, query.hooks, partial(self._tell_beside, query_id))
-        return self._hooks
+        self.hooks = self.hooks or (self._make_hooks() if query.hooks else None)
+        if self.hooks is not None:
+            self.hooks.calls.turn_began(query_id, query.hooks, partial(self._tell_beside, query_id))
+        return self.hooks
 
     def _make_hooks(self) -> AgentHooks:
         # Imported when there are any: a worker without hooks is not to pay for them.
@@ -287,9 +286,10 @@ class Runtime:
         return self._phases
 
     def _past_hooks(self) -> PastHooks | None:
-        return self._hooks.past if self._hooks is not None else None
+        return self.hooks.past if self.hooks is not None else None
 
-    async def _hooks_done(self, hooks: AgentHooks) -> None:
+    async def hooks_done(self, hooks: AgentHooks) -> None:
+        """The turn that `hooks` were for is over; the process ends when one of them did not return."""
         hooks.turn_ended()
         if hooks.calls.stuck:
             await hooks.calls.report()
@@ -298,13 +298,13 @@ class Runtime:
             self._root.stop(EXIT_STUCK)
 
     def _tell_beside(self, query_id: str, kind: str, text: str, name: str, is_error: bool) -> None:
-        step = self._hooks.calls.step if self._hooks is not None else 0
+        step = self.hooks.calls.step if self.hooks is not None else 0
         self._root.emit(query_id, kind, text, name, step, is_error)
 
     def happened(self, body: Happened) -> None:
         """Let the agent's own hooks be told of what the root knew first."""
-        if self._hooks is not None:
-            self._hooks.happened(body)
+        if self.hooks is not None:
+            self.hooks.happened(body)
 
     def say_to_itself(self, text: str, follow_up: bool) -> None:
         """Let the agent hear `text`, which nobody but this process knows of, as it hears what is steered."""
@@ -379,10 +379,10 @@ class Runtime:
 
     async def farewell(self, seconds: float) -> None:
         """Let hooks hear that the process ends, and wait so long for them."""
-        if self._hooks is not None:
+        if self.hooks is not None:
             try:
                 async with asyncio.timeout(seconds):
-                    await self._hooks.close()
+                    await self.hooks.close()
             except TimeoutError:
                 print("leaving: hooks did not end in time", flush=True)
 
@@ -424,7 +424,7 @@ class Runtime:
 
         Raises ConfigError when nothing can go, StoreError. Whoever is cancelled leaves the conversation as it was.
         """
-        hooks = self._hooks_for(id, Query("", hooks=asked.hooks))
+        hooks = self.hooks_for(id, Query("", hooks=asked.hooks))
         self._purse.budgeted, self.busy = frozenset(asked.budgeted), True
         try:
             if self._answering.unsettled:
@@ -434,7 +434,7 @@ class Runtime:
             self.busy = False
             self._leave_if_broken()
             if hooks is not None:
-                await self._hooks_done(hooks)
+                await self.hooks_done(hooks)
 
     async def _compacted(self, turn: str, reason: CompactionReason, instructions: str = "") -> Compacted | None:
         if self._compactor is None:

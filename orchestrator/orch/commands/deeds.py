@@ -38,7 +38,7 @@ async def done(root: Supervisor, node: Node, deed: Deed, seconds: float | None =
     seconds = GRACE_SECONDS + (node.spec.limits.tool_seconds if seconds is None else seconds)
     id = new_id()
     try:
-        did: Did | None = await answered(root, node, "do", Do(deed), id, "did", seconds)
+        did: Did | None = await answered(root, node, "do", Do(deed, root.hooks.rows), id, "did", seconds)
     except (asyncio.CancelledError, QueryTimeoutError):
         if (peer := root.workers.peer(node.spec.id)) is not None:
             peer.send("drop", Nothing(), id)  # nobody waits for it any more
