@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from bisect import bisect_left
@@ -28,7 +29,7 @@ from .found import SHAPE_ERRORS, Found, Kept, Told
 
 __all__ = ["has_messages", "plant", "task_of", "write_entries"]
 
-ID: Final = 12
+_ID: Final = re.compile(r"(?<![0-9a-f])[a-f][0-9a-f]{11}(?![0-9a-f])")
 
 
 def has_messages(found: Found) -> bool:
@@ -133,12 +134,7 @@ def _renamed(entry: ArchiveEntry | UpgradeEntry | TurnEnd, holders: Mapping[str,
 
 def _exchanged(value: Any, holders: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        if len(value) < ID:
-            return value
-        for old, new in holders.items():
-            if old in value:
-                value = value.replace(old, new)
-        return value
+        return _ID.sub(lambda found: holders.get(found[0], found[0]), value)
     if isinstance(value, dict):
         return {key: _exchanged(item, holders) for key, item in value.items()}
     if isinstance(value, list | tuple):
