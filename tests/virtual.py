@@ -8,6 +8,8 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from orch_worker.aside import ASIDE
+
 __all__ = ["PatientLoop", "VirtualLoop", "passed", "until", "virtual"]
 
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -45,7 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Call `function` here and now, if it is for any thread there is."""
-        if executor is not None:
+        if executor not in (None, ASIDE):
             return super().run_in_executor(executor, function, *args)
         done = self.create_future()
         try:

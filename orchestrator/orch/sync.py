@@ -69,6 +69,7 @@ class Orchestrator(Hookable, Templated, Skilled):
     ) -> None:
         self._pid = os.getpid()
         self._closed = False
+        self._ending: Future[None] | None = None
         self._lock = threading.RLock()  # a signal handler may close what it interrupted
         self._aio = AsyncOrchestrator(
             model,
@@ -84,7 +85,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         self._hooks, self._templates = self._aio._hooks, self._aio._templates
         self._skill_providers, self.config, self.home = self._aio._skill_providers, self._aio.config, self._aio.home
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="orch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="orch", daemon=True)
         self._thread.start()
         atexit.register(self.close)
         try:
@@ -107,7 +108,7 @@ class Orchestrator(Hookable, Templated, Skilled):
                 if self._closed:
                     return
                 self._closed = True
-                ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+                self._ending = ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
                 ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
             try:
                 ending.result()
@@ -119,6 +120,15 @@ class Orchestrator(Hookable, Templated, Skilled):
                     atexit.unregister(self.close)
         if presses.held:
             signal.raise_signal(signal.SIGINT)
+
+    def _run(self) -> None:
+        while self._ending is None or not self._ending.done():
+            try:
+                self._loop.run_forever()
+            except BaseException as error:
+                # sys.exit in a callback of a future: everybody would wait for ever.
+                what = "orch: a function of the program's would have ended the orchestrator's thread"
+                self._loop.call_exception_handler({"message": what, "exception": error})
 
     async def _end(self) -> None:
         try:
@@ -420,8 +430,9 @@ class Orchestrator(Hookable, Templated, Skilled):
     def _forbid_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise ConfigError(
-                "an `async` tool runs on the thread that would have to answer, and would wait for ever: "
-                "let the tool be a plain function"
+                "this runs on the thread that would have to answer, and would wait for ever: so do `async` tools, "
+                "hooks and approvers, `on_event`, and what is called when a future is done. Let a tool be a plain "
+                "function; elsewhere, start a thread"
             )
 
 

@@ -70,7 +70,7 @@ async def test_it_is_told_of_the_agent_and_keeps_state(tmp_path: Path) -> None:
     hooks.close()
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), BaseException("x")])
 async def test_whatever_it_raises_is_told(tmp_path: Path, error: BaseException) -> None:
     """An error, and what would end the program, is told to the agent, from a thread and from a coroutine."""
 

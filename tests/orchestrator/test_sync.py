@@ -340,6 +340,33 @@ def test_an_async_tool_that_would_wait_for_itself_is_told(open_one: Open) -> Non
         assert "helped" in results
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_would_end_the_thread_of_an_orchestrator_ends_nothing(open_one: Open, error: BaseException) -> None:
+    """Nobody who asks after that waits for ever, and it can be closed; a tool or an approver that does it fails."""
+
+    async def leave() -> None:
+        """Leave."""
+        raise error
+
+    async def approve(_: object) -> None:
+        raise error
+
+    def left(_: object) -> None:
+        raise error
+
+    told: list[str] = []
+    with open_one(approve=approve) as o:
+        o._loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+        script = [{"tool": "leave"}, {"tool": "task_create", "input": {"tasks": ["Look"]}}, "done"]
+        agent = scripted(o, *script, tools=[leave, "task_create"])
+        future = agent.submit("go")
+        future.add_done_callback(left)
+        assert future.result(timeout=10).text == "done"
+        assert str(agent.show().messages).count(type(error).__name__) == 2
+        o.agents()
+    assert [text for text in told if "would have ended the orchestrator's thread" in text]
+
+
 def test_a_fork_of_the_program_makes_its_own(open_one: Open) -> None:
     """What was made before the fork refuses to work in the child, and is not closed by it."""
     with open_one() as o:

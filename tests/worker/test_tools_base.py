@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -223,6 +224,7 @@ class TestDispatch:
             (StopIteration(3), "StopIteration"),
             (RecursionError("deep"), "RecursionError: deep"),
             (SystemExit(2), "SystemExit"),
+            (pytest.fail.Exception("not so"), "Failed: not so"),
         ],
     )
     async def test_exceptions_are_error_results(self, kind: str, error: BaseException, shown: str) -> None:
@@ -248,6 +250,18 @@ class TestDispatch:
             return threading.current_thread() is threading.main_thread()
 
         assert text(await dispatch(thread)) == "false"
+
+    async def test_no_sync_tool_waits_for_another_or_keeps_the_program_from_ending(self) -> None:
+        """However few threads the event loop's own executor has, which are joined at the program's end, too."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        together = threading.Barrier(3)
+
+        @tool
+        def meet() -> bool:
+            together.wait(20)
+            return threading.current_thread().daemon
+
+        assert [text(each) for each in await asyncio.gather(*(dispatch(meet) for _ in range(3)))] == ["true"] * 3
 
     async def test_deadline(self) -> None:
         """A tool past its deadline is given up, and the result says so."""

@@ -8,9 +8,37 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor, Future
+from typing import Any, Final, ParamSpec, TypeVar
 
-__all__ = ["awaited", "in_thread", "told"]
+__all__ = ["ASIDE", "Aside", "awaited", "in_thread", "is_interrupt", "told"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Aside(Executor):
+    """Runs each call in a thread of its own: none waits until another one's returns, and none keeps anybody from
+    leaving. Those of the event loop's own executor do both, and belong to the program."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Begin the call, and return its future."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=run, name="orch-aside", daemon=True).start()
+        return future
+
+
+ASIDE: Final = Aside()
 
 
 def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
@@ -46,8 +74,15 @@ async def awaited(said: Any) -> tuple[Any, str]:
         if task is not None and task.cancelling():
             raise
         return None, told(error)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         return None, told(error)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether `error` may be Ctrl-C: the main thread alone hears that, anywhere else a function raised it."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def told(error: BaseException) -> str:

@@ -76,7 +76,11 @@ def _copied(data: Any) -> Any:
 async def _leaving(hook: Hook, event: Event, context: HookContext) -> Any:
     try:
         return await hook.handler(event, context)
-    except (SystemExit, KeyboardInterrupt, StopIteration) as error:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import re
 import typing
@@ -21,6 +22,7 @@ from orch_protocol.spec import ToolSpec
 from orch_protocol.taint import BITS, Bit, Mark
 
 from ..agenda import Agenda
+from ..aside import ASIDE
 from ..marks import Marks
 from .belongings import Belongings
 
@@ -270,7 +272,9 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
             passed[context_name] = context
         if inspect.iscoroutinefunction(function):
             return _output(await function(**passed))
-        return _output(await asyncio.to_thread(_in_thread, function, passed))
+        held = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return _output(await loop.run_in_executor(ASIDE, held.run, _in_thread, function, passed))
 
     return Tool(name, description or summary, category, schema, parse, call, function)
 

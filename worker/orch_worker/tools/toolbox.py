@@ -23,6 +23,7 @@ from orch_protocol.taint import Mark, bits_in
 from orch_protocol.text import scrub
 
 from ..account import Account, Observe
+from ..aside import is_interrupt
 from ..guard import Guard, Ruling
 from ..markers import denied, withheld
 from ..policy import operation_of
@@ -421,7 +422,11 @@ def with_text(result: ToolResult, text: str) -> ToolResult:
 async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:
     try:
         return await running
-    except (Exception, SystemExit) as error:
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # a failure of a test, in a tool of the test's, is no Exception
+        if is_interrupt(error):
+            raise
         return ToolOutput(_say(error), is_error=True)
 
 
