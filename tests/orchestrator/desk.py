@@ -25,6 +25,7 @@ from orch.cli import (
     session_tree,
     spawning,
 )
+from orch.cli.connection import request
 from orch_protocol.exchange import Imported
 from orch_protocol.messages import Reply, Usage, assistant, user
 from orch_protocol.services import (
@@ -132,7 +133,7 @@ class Desk:
         on_event: Callable[[dict[str, Any]], None] | None = None,
         on_silence: Callable[[], None] | None = None,
     ) -> Any:
-        given = json.loads(json.dumps(params or {}))
+        given = json.loads(request(1, method, params or {}))["params"]
         if method in SERVICES:
             msgspec.convert(given, SERVICES[method][0])
         self.asked.append((method, given))

@@ -78,6 +78,8 @@ def test_a_defect_shows_where_it_is(desk: Desk) -> None:
         (["archive", "prune", "--older", "9w", "--older", "1d"], "--older is given twice"),
         (["session", "prune", "--older-than", "9w", "--keep", "3", "--keep", "1"], "--keep is given twice"),
         (["session", "fsck", "1", "--output", "x"], "--output goes with --repair and a file"),
+        (["spawn", "-", "--query", "-"], "- is given twice: standard input can be read once"),
+        (["run", "-", "-"], "- is given twice"),
         (["daemon", "dance"], "invalid choice: 'dance'"),
         (["config", "show", "/nowhere/at/all"], "/nowhere/at/all is no folder"),
     ],

@@ -126,7 +126,7 @@ class TestNotes:
         assert desk.asked == []
 
     def test_half_a_character_is_replaced(self, desk: Desk) -> None:
-        """JSON can name one, and no encoding carries it."""
+        """JSON can name one, and no encoding carries it; no verb lets one through."""
         assert run(["session", "keep", "reader", "progress", '{"page": "\\ud800 é"}']) == 0
         assert desk.asked[-1][1]["change"]["data"] == {"page": "\N{REPLACEMENT CHARACTER} é"}
 

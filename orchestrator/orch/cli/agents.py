@@ -44,10 +44,10 @@ def _show(arguments: Namespace) -> int:
     if arguments.prompt:
         from .prompts import page
 
-        prompt = Connection().call("prompt", words.clean({"ref": arguments.ref}))
+        prompt = Connection().call("prompt", {"ref": arguments.ref})
         words.say(arguments, prompt, page(prompt) if not arguments.json else "")
         return 0
-    shown = Connection().call("show", words.clean({"ref": arguments.ref, "messages": arguments.messages}))
+    shown = Connection().call("show", {"ref": arguments.ref, "messages": arguments.messages})
     words.say(arguments, shown, render.agent(shown) if not arguments.json else "")
     return 0
 
@@ -62,7 +62,7 @@ def _kill(arguments: Namespace) -> int:
     if not arguments.refs and not arguments.all:
         raise Failure("UsageError", "say which agents to kill, or --all; see: orch list", 2)
     params = {"refs": arguments.refs, "all": arguments.all, "dry_run": arguments.dry_run}
-    killed = Connection().call("kill", words.clean(params))
+    killed = Connection().call("kill", params)
     words.say(arguments, killed, "\n".join(killed["ids"]))
     return 0
 
@@ -73,7 +73,7 @@ def _resume_arguments(parser: ArgumentParser) -> None:
 
 
 def _resume(arguments: Namespace) -> int:
-    row = Connection().call("resume", words.clean({"ref": arguments.ref, "budget": words.budget(arguments)}))
+    row = Connection().call("resume", {"ref": arguments.ref, "budget": words.budget(arguments)})
     words.say(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 

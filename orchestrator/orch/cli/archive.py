@@ -44,7 +44,7 @@ def _in(parser: ArgumentParser) -> None:
 
 def _list(arguments: Namespace) -> int:
     connection = Connection()
-    rows = connection.call("archives", words.clean({"ref": arguments.ref}))
+    rows = connection.call("archives", {"ref": arguments.ref})
     words.say(arguments, rows, table(rows) if rows else "")
     if not rows and not arguments.json:
         settings = connection.call("daemon_status").get("settings", {})
@@ -63,7 +63,7 @@ def _search_arguments(parser: ArgumentParser) -> None:
 
 def _search(arguments: Namespace) -> int:
     params = {"query": words.text(arguments.query), "ref": arguments.ref, "limit": arguments.limit}
-    hits = Connection().call("search_archive", words.clean(params))
+    hits = Connection().call("search_archive", params)
     words.say(arguments, hits, places(hits))
     if not hits and not arguments.json:
         print("orch: nothing in the archives resembles that", file=sys.stderr)
@@ -95,7 +95,7 @@ def _id(parser: ArgumentParser) -> None:
 def _read(arguments: Namespace) -> int:
     first, last = entry_range(arguments.entries)
     params = {"id": arguments.id, "first": first, "last": last}
-    entries = numbered(Connection().call("read_archive", words.clean(params)), arguments.id, first)
+    entries = numbered(Connection().call("read_archive", params), arguments.id, first)
     words.say(arguments, entries, "" if arguments.json else pages(entries))
     return 0
 
@@ -138,11 +138,11 @@ def _map(arguments: Namespace) -> int:
     if bool(arguments.ids) == (arguments.ref is not None):
         raise Failure("UsageError", "say whom to ask: ids of archives, or --in REF; see: orch archive list", 2)
     connection = Connection()
-    ids = arguments.ids or _parts(connection.call("archives", words.clean({"ref": arguments.ref})))
+    ids = arguments.ids or _parts(connection.call("archives", {"ref": arguments.ref}))
     if not ids:
         raise Failure("AgentNotFoundError", f"agent {arguments.ref} has archived nothing; see: orch archive list", 3)
     params = {"refs": ids, "prompt": words.text(arguments.prompt), "timeout": arguments.timeout}
-    mapped = connection.call("map", words.clean(params))
+    mapped = connection.call("map", params)
     replies = [each | {"reply": agreed(each["reply"]) if each["reply"] else None} for each in mapped]
     words.say(arguments, replies, "\n\n".join(map(_answer, replies)))
     codes = {1 if each["error"] is not None else code_of(each["reply"]) for each in replies}
@@ -173,7 +173,7 @@ def _export(arguments: Namespace) -> int:
     from .export import export
 
     connection = Connection()
-    rows = connection.call("archives", words.clean({"ref": arguments.ref}))
+    rows = connection.call("archives", {"ref": arguments.ref})
     told = export(connection, rows, arguments.output, arguments.format)
     if arguments.output != "-":
         much = f"{render.counted(told['archives'], 'archive')}, {render.counted(told['messages'], 'message')}"
@@ -193,7 +193,7 @@ def _prune_arguments(parser: ArgumentParser) -> None:
 
 def _prune(arguments: Namespace) -> int:
     params = {"older": arguments.older, "ref": arguments.ref, "dry_run": arguments.dry_run}
-    pruned = Connection().call("prune", words.clean(params))
+    pruned = Connection().call("prune", params)
     rows = pruned["archives"]
     return words.say_deleted(arguments, pruned, rows, "archive", table)
 

@@ -84,7 +84,7 @@ def query(arguments: Namespace) -> int:
     if arguments.no_wait:
         if getattr(arguments, "return_name", None):
             raise Failure("UsageError", "--return-name is for when the answer is there: give it to orch collect", 2)
-        submitted = connection.call("submit", words.clean(params))
+        submitted = connection.call("submit", params)
         words.say(arguments, submitted, submitted["id"])
         if (earlier := submitted["uncollected"]) and not arguments.json:
             answers = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
@@ -230,7 +230,7 @@ def _steer_arguments(parser: ArgumentParser) -> None:
 
 def _steer(arguments: Namespace) -> int:
     params = {"ref": arguments.ref, "text": words.text(arguments.text), "follow_up": arguments.follow_up}
-    said = Connection().call("steer", words.clean(params))
+    said = Connection().call("steer", params)
     words.say(arguments, said, said["steer_id"] or said["query_id"])
     return 0
 
@@ -241,7 +241,7 @@ def _cancel_arguments(parser: ArgumentParser) -> None:
 
 
 def _cancel(arguments: Namespace) -> int:
-    row = Connection().call("cancel", words.clean({"ref": arguments.ref, "hard": arguments.hard}))
+    row = Connection().call("cancel", {"ref": arguments.ref, "hard": arguments.hard})
     if row["pending"] is None and not arguments.json:
         print(f"orch: agent {render.safe(row['name'])} was not at work", file=sys.stderr)
     words.say(arguments, {key: row[key] for key in ROW}, row["id"])

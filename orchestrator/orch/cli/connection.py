@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     OnEvent = Callable[[dict[str, Any]], None]
     OnSilence = Callable[[], None]
 
-__all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status"]
+__all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status", "request"]
 
 PROTOCOL = 1
 """`orch_protocol.wire.VERSION`, which importing would cost more than everything else here."""
@@ -38,6 +38,17 @@ TICK = 1.0
 """Seconds of silence after which a waiting caller may do something."""
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
+
+
+def request(number: int, method: str, params: dict[str, Any]) -> bytes:
+    """Return the line that asks for `method`: what of `params` is no UTF-8 is made so: nothing else is understood."""
+    asked = {"id": number, "method": method, "params": params, "version": PROTOCOL}
+    line = json.dumps(asked)
+    if "\\ud" in line:  # a character that takes two, or half of such a one
+        from .words import clean
+
+        line = json.dumps(clean(asked))
+    return line.encode() + b"\n"
 
 
 def _start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
@@ -144,7 +155,7 @@ class Connection:
         on_silence: OnSilence | None = None,
     ) -> dict[str, Any]:
         self._last += 1
-        line = json.dumps({"id": self._last, "method": method, "params": params, "version": PROTOCOL}).encode() + b"\n"
+        line = request(self._last, method, params)
         if len(line) > MAX_LINE:
             raise Failure(
                 "MessageTooLargeError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from . import render, words
+from . import render
 from .connection import Connection
 from .verb import Verb, dump
 
@@ -29,7 +29,7 @@ def _events(arguments: Namespace) -> int:
     since, connection = arguments.since, Connection()
     while True:
         params = {"since": since, "ref": arguments.ref, "most": PAGE, "seconds": WAIT if arguments.follow else 0.0}
-        rows = connection.call("events", words.clean(params))
+        rows = connection.call("events", params)
         for row in rows:
             print(dump(row) if arguments.json else _line(row), flush=True)
         if rows:

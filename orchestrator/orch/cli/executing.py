@@ -28,7 +28,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _execute(arguments: Namespace) -> int:
     arguments.approve = mode_of(arguments.approve)  # before anything is done that cannot be undone
     connection = Connection()
-    params = words.clean({"ref": arguments.ref, "text": arguments.line})
+    params = {"ref": arguments.ref, "text": arguments.line}
     done = connection.call("execute", params)
     text = done["text"]
     effect = done["effect"] or {"kind": "", "agent": "", "text": ""}

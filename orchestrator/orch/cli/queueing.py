@@ -36,9 +36,9 @@ def _queue(arguments: Namespace) -> int:
         modes = {"steering": arguments.steering, "follow_up": arguments.follow_up}
         connection.call("set_queue", {"ref": arguments.ref} | modes)
     if arguments.clear or arguments.clear_all:
-        shown = connection.call("clear_queue", words.clean({"ref": arguments.ref, "ids": arguments.clear or None}))
+        shown = connection.call("clear_queue", {"ref": arguments.ref, "ids": arguments.clear or None})
     else:
-        shown = connection.call("queue", words.clean({"ref": arguments.ref}))
+        shown = connection.call("queue", {"ref": arguments.ref})
     words.say(arguments, shown, _page(shown["waiting"]))
     if not shown["waiting"] and not arguments.json:
         print("orch: nothing waits to be heard", file=sys.stderr)

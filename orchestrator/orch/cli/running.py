@@ -57,6 +57,7 @@ def _run(arguments: Namespace) -> int:
 
 
 def _run_as_asked(arguments: Namespace) -> int:
+    words.one_from_stdin(arguments.task, arguments.prompt)
     arguments.channel, arguments.approve = channel_of(arguments.approve), mode_of(arguments.approve)
     connection = Connection()
     if arguments.resume is not None:
@@ -78,7 +79,7 @@ def _run_as_asked(arguments: Namespace) -> int:
 def _again(arguments: Namespace, connection: Connection) -> int:
     """Ask an agent that was there before: it is what it was, and ended again only if it had been. Raises Failure."""
     _refuse_kinds(arguments)
-    row = connection.call("state", words.clean({"ref": arguments.resume}))
+    row = connection.call("state", {"ref": arguments.resume})
     prompt = words.text(arguments.task)
     if row["status"] not in ENDED:
         arguments.keep = True
@@ -156,7 +157,7 @@ def end_unmet(connection: Connection, params: dict[str, Any]) -> None:
     connection.close()
     again = connection.sibling()
     try:
-        id = again.call("spawn", words.clean(params))["id"]  # the same request: the same agent
+        id = again.call("spawn", params)["id"]  # the same request: the same agent
         again.call("kill", {"refs": [id]})
     except Failure:
         pass  # there is no daemon, or it makes none: nothing is left

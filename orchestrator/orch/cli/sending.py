@@ -47,11 +47,11 @@ def _send(arguments: Namespace) -> int:
     if not text.strip():
         raise Failure("ConfigError", "there is nothing to send: the text is empty", 2)
     connection = Connection()
-    row = connection.call("state", words.clean({"ref": arguments.ref}))
+    row = connection.call("state", {"ref": arguments.ref})
     said = quoted(text, arguments.source or "", arguments.ask or "")
     # An agent that idles is asked it; one that has just become idle, or busy, gets it all the same.
     later = arguments.later or row["pending"] is None
-    sent = connection.call("steer", words.clean({"ref": row["id"], "text": said, "follow_up": later}))
+    sent = connection.call("steer", {"ref": row["id"], "text": said, "follow_up": later})
     words.say(arguments, sent, sent["steer_id"] or sent["query_id"])
     return 0
 

@@ -52,7 +52,7 @@ def _file(key: str) -> str:
         return key
     connection = Connection()
     try:
-        state = connection.call("state", words.clean({"ref": key}))
+        state = connection.call("state", {"ref": key})
     except Failure as failure:
         if failure.kind != "AgentNotFoundError" or not os.path.isfile(key):
             raise

@@ -45,7 +45,7 @@ def _import(arguments: Namespace) -> int:
     try:
         for file in arguments.files:
             path = {"path": os.path.abspath(file)}
-            imported.append(connection.call("import", words.clean(asked | path)))
+            imported.append(connection.call("import", asked | path))
             if not arguments.json:
                 print(imported[-1]["id"], flush=True)
             _remark(file, imported[-1], json=arguments.json)
@@ -100,7 +100,7 @@ def _agent(key: str) -> AgentRow:
     from orch_protocol.services import AgentRow
 
     connection = Connection()
-    id = connection.call("session", words.clean({"ref": key, "most": 0}))["id"]
+    id = connection.call("session", {"ref": key, "most": 0})["id"]
     return msgspec.convert(connection.call("state", {"ref": id}), AgentRow)
 
 

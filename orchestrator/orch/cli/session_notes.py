@@ -56,14 +56,14 @@ def _kept_arguments(parser: ArgumentParser) -> None:
 
 
 def _kept(arguments: Namespace) -> int:
-    rows = Connection().call("kept", words.clean({"ref": arguments.key, "custom_type": arguments.kind}))
+    rows = Connection().call("kept", {"ref": arguments.key, "custom_type": arguments.kind})
     cells = [[row["entry"], render.safe(row["custom_type"]), render.safe(dump(row["data"]))] for row in rows]
     words.say(arguments, rows, render.columns([["ENTRY", "KIND", "DATA"], *cells], frozenset()) if cells else "")
     return 0
 
 
 def _changed(arguments: Namespace, change: dict[str, Any]) -> dict[str, Any]:
-    asked = words.clean({"ref": arguments.key, "change": change})
+    asked = {"ref": arguments.key, "change": change}
     changed: dict[str, Any] = Connection().call("change_session", asked)
     return changed
 

@@ -35,13 +35,13 @@ def _entry(parser: ArgumentParser, what: str) -> None:
 
 
 def _session(arguments: Namespace, most: int | None) -> dict[str, Any]:
-    shown: dict[str, Any] = Connection().call("session", words.clean({"ref": arguments.key, "most": most}))
+    shown: dict[str, Any] = Connection().call("session", {"ref": arguments.key, "most": most})
     return shown
 
 
 def _change(arguments: Namespace, change: dict[str, Any], *, ask_anew: bool = False) -> dict[str, Any]:
     asked = {"ref": arguments.key, "change": change, "ask_anew": ask_anew}
-    changed: dict[str, Any] = Connection().call("change_session", words.clean(asked))
+    changed: dict[str, Any] = Connection().call("change_session", asked)
     return changed
 
 
@@ -237,7 +237,7 @@ def _compact_arguments(parser: ArgumentParser) -> None:
 
 def _compact(arguments: Namespace) -> int:
     asked = {"ref": arguments.key, "instructions": words.text(arguments.instructions)}
-    done = Connection().call("compact", words.clean(asked))
+    done = Connection().call("compact", asked)
     words.say(arguments, done, "" if arguments.json else condensed(done))
     return 0
 
@@ -260,7 +260,7 @@ def _fork_arguments(parser: ArgumentParser) -> None:
 
 def _fork(arguments: Namespace) -> int:
     asked = {"ref": arguments.key, "at": arguments.entry, "name": arguments.name, "model": arguments.model}
-    forked = Connection().call("fork", words.clean(asked))
+    forked = Connection().call("fork", asked)
     words.say(arguments, forked, forked["id"])
     return 0
 

@@ -148,7 +148,7 @@ def _made(arguments: Namespace, name: str) -> Any:
 
     description = words.clean(arguments.description)
     if arguments.session is not None:
-        shown = Connection().call("show", {"ref": words.clean(arguments.session), "messages": EVERYTHING})
+        shown = Connection().call("show", {"ref": arguments.session, "messages": EVERYTHING})
         messages = msgspec.convert(shown["messages"], list[Message])
         return of_session(shown["agent"]["task"], messages, name, description)
     if not description:

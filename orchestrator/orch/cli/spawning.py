@@ -95,7 +95,7 @@ def _umask() -> int:
 
 def spawn(connection: Connection, params: dict[str, Any], says: str | None) -> dict[str, Any]:
     """Spawn and return the agent. What is to be said of the model is said once, and at a terminal each time."""
-    spawned: dict[str, Any] = connection.call("spawn", words.clean(params))
+    spawned: dict[str, Any] = connection.call("spawn", params)
     if note := spawned.get("note"):
         print(f"orch: {note}", file=sys.stderr)
     if says is not None and (spawned["seq"] == 1 or sys.stderr.isatty()):
@@ -112,6 +112,7 @@ def _spawn_arguments(parser: ArgumentParser) -> None:
 
 
 def _spawn(arguments: Namespace) -> int:
+    words.one_from_stdin(arguments.task, arguments.query)
     arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
     if arguments.query is not None:
         arguments.approve = mode_of(arguments.approve)

@@ -9,7 +9,6 @@ import time
 from ..interrupts import Presses
 from . import render
 from .failure import Failure
-from .words import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def wait(
     with Presses(2 if offered else 1):
         try:
             try:
-                return connection.call(method, clean(params), on_event=on_event, on_silence=update)
+                return connection.call(method, params, on_event=on_event, on_silence=update)
             except KeyboardInterrupt:
                 connection.close()
                 if line is not None:
@@ -67,7 +66,7 @@ def _cancelled(connection: Connection, ref: str) -> str:
     """Cancel what the agent does; return what is to be said of that."""
     collect = f"orch collect {ref}"
     try:
-        row = connection.call("cancel", clean({"ref": ref}))
+        row = connection.call("cancel", {"ref": ref})
     except Failure as failure:
         return f"agent {ref} could not be cancelled: {failure}"
     finally:
@@ -91,7 +90,7 @@ class StatusLine:
         if self._connection is None:
             return
         try:
-            self._id = self._id or self._connection.call("state", clean({"ref": self._ref}))["id"]
+            self._id = self._id or self._connection.call("state", {"ref": self._ref})["id"]
             said = render.at_work(self._connection.call("list"), self._id)
         except Failure:
             self.close()

@@ -25,6 +25,7 @@ __all__ = [
     "is_file",
     "names",
     "number",
+    "one_from_stdin",
     "output",
     "pair",
     "ref",
@@ -83,6 +84,12 @@ def text(argument: str) -> str:
         return sys.stdin.buffer.read().decode("utf-8", "replace")
     except OSError as error:
         raise Failure("OSError", f"standard input cannot be read: {error.strerror}") from error
+
+
+def one_from_stdin(*arguments: str | bool | None) -> None:
+    """Raise Failure when several texts are to be read from standard input: the first one would take all of it."""
+    if arguments.count("-") > 1:
+        raise Failure("UsageError", "- is given twice: standard input can be read once; write one of them out", 2)
 
 
 def clean(value: Any) -> Any:

@@ -28,7 +28,7 @@ def _about_arguments(parser: ArgumentParser) -> None:
 
 
 def _asked(arguments: Namespace, about: str | None = None) -> dict[str, Any]:
-    shown: dict[str, Any] = Connection().call("workspace", words.clean({"ref": arguments.key, "about": about}))
+    shown: dict[str, Any] = Connection().call("workspace", {"ref": arguments.key, "about": about})
     return shown
 
 
@@ -118,7 +118,7 @@ def page(artifact: dict[str, Any]) -> str:
 
 def _arrange(arguments: Namespace, **change: Any) -> dict[str, Any]:
     asked = {"ref": arguments.key} | change
-    arranged: dict[str, Any] = Connection().call("arrange_workspace", words.clean(asked))
+    arranged: dict[str, Any] = Connection().call("arrange_workspace", asked)
     return arranged
 
 

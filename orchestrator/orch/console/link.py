@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from ..cli.connection import ENDED, Connection
 from ..cli.failure import Failure
-from ..cli.words import clean
 
 __all__ = ["Link"]
 
@@ -91,7 +90,7 @@ class Link:
         except IndexError:
             connection = self._connect()
         try:
-            result = connection.call(method, clean(params), on_silence=_raising(dropped))
+            result = connection.call(method, params, on_silence=_raising(dropped))
         except _Left:
             connection.close()  # which ends what waits at the other end
             raise Failure("Interrupted", f"{method} is not waited for any more", 130) from None
@@ -115,7 +114,7 @@ class Link:
         try:
             connection.call(
                 "watch",
-                clean(params),
+                params,
                 on_event=lambda event: _tell(loop, told, event),
                 on_silence=_raising(left),
             )

@@ -46,7 +46,7 @@ def read_conversation(path: Path, which: int | None = None, *, repair: bool = Fa
     if which is None and len(found) > 1:
         raise ConfigError(f"{path} holds {len(found)} conversations: say which, from 1 to {len(found)}")
     if not 1 <= (which or 1) <= len(found):
-        raise ConfigError(f"{path} holds {len(found)} conversations: there is no number {which}")
+        raise ConfigError(f"{path} has no number {which}: conversations in it: {len(found)}")
     return found[(which or 1) - 1]
 
 
