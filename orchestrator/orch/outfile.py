@@ -31,9 +31,11 @@ def write_out(output: str, pages: Iterable[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, target)
-    except BaseException:
+    except BaseException as error:
         try:
             os.unlink(beside)
         except OSError:
             pass  # it was never made
+        if isinstance(error, OSError) and error.filename == beside:
+            error.filename = output  # as the user knows it
         raise

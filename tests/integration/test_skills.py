@@ -16,6 +16,7 @@ from skills_ref import validate
 
 from integration.shell import Shell, ended, opened
 from orch.cli import run
+from orch.damage import examine
 from orch.skills import installing
 from orch.skills.installing import install, remove
 from orch.skills.packing import packed
@@ -163,6 +164,10 @@ class TestInstall:
         install(str(one), into, home)
         assert (into / "fold" / "scripts" / "fold.sh").stat().st_mode & stat.S_IXUSR
         assert validate(into / "fold") == []
+        mine = tmp_path / "mine"
+        install(str(one), mine / "skills", mine)
+        assert (mine / "skills" / "fold" / "scripts" / "fold.sh").stat().st_mode & stat.S_IXUSR
+        assert list(examine(mine)) == []  # nobody else's, like all that is there
 
     @pytest.mark.parametrize("name", ["../out/SKILL.md", "/tmp/out/SKILL.md", "fold/link"])
     def test_a_zip_file_does_not_reach_out(self, tmp_path: Path, home: Path, into: Path, name: str) -> None:

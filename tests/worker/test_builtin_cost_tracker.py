@@ -133,4 +133,4 @@ class TestCommand:
     def test_days_are_a_number_from_one(self, days: str, capsys: pytest.CaptureFixture[str]) -> None:
         """Others are refused."""
         assert run(["costs", "--days", days]) == 2
-        assert "--days is a number from 1" in capsys.readouterr().err
+        assert f"argument --days: '{days}' is no number from 1" in capsys.readouterr().err

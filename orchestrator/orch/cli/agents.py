@@ -37,7 +37,7 @@ def _list(arguments: Namespace) -> int:
 def _show_arguments(parser: ArgumentParser) -> None:
     words.ref(parser)
     parser.add_argument("--prompt", action="store_true", help="what its next request says besides the conversation")
-    parser.add_argument("--messages", type=int, default=20, metavar="N", help="how much of the conversation (20)")
+    parser.add_argument("--messages", type=words.whole, default=20, metavar="N", help="how much of what was said (20)")
 
 
 def _show(arguments: Namespace) -> int:

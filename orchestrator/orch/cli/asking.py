@@ -51,7 +51,17 @@ def query_arguments(parser: ArgumentParser) -> None:
     stream_argument(how)
     progress_argument(parser)
     approve_argument(parser)
+    _timeout_argument(parser)
+
+
+def _timeout_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
+
+
+def _check_timeout(arguments: Namespace) -> None:
+    """Raise Failure for who waits so long, and does not."""
+    if arguments.no_wait and arguments.timeout is not None:
+        raise Failure("UsageError", "--no-wait and --timeout contradict each other: leave one of them out", 2)
 
 
 def _query_arguments(parser: ArgumentParser) -> None:
@@ -79,6 +89,7 @@ def progress_argument(parser: Any) -> None:
 
 def query(arguments: Namespace) -> int:
     """Ask an agent."""
+    _check_timeout(arguments)
     params = {"ref": arguments.ref, "prompt": words.text(arguments.prompt), "request_id": os.urandom(8).hex()}
     connection = Connection()
     if arguments.no_wait:
@@ -205,12 +216,13 @@ def _say(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
 def _collect_arguments(parser: ArgumentParser) -> None:
     words.ref(parser)
     parser.add_argument("--again", action="store_true", help="print an answer that was already taken")
-    parser.add_argument("--timeout", type=words.seconds, metavar="S", help="wait at most so many seconds")
+    _timeout_argument(parser)
     parser.add_argument("--no-wait", action="store_true", help="exit with 4 at once when there is no answer yet")
     _return_argument(parser)
 
 
 def _collect(arguments: Namespace) -> int:
+    _check_timeout(arguments)
     timeout = 0 if arguments.no_wait else arguments.timeout
     params = {"ref": arguments.ref, "timeout": timeout, "again": arguments.again}
     connection = Connection()

@@ -15,7 +15,6 @@ from orch_worker.ledger import Day, Ledger, added
 from .. import config, paths
 from ..hook_records import EVIDENCE
 from . import render, words
-from .failure import Failure
 from .verb import Verb
 
 __all__ = ["VERBS"]
@@ -26,12 +25,10 @@ NONE: Final = 'nothing was counted: set load = ["cost_tracker"] under [hooks], s
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--days", metavar="N", type=int, default=7, help="so many of the last days with any (7)")
+    parser.add_argument("--days", metavar="N", type=words.number, default=7, help="the last N days with any (7)")
 
 
 def _costs(arguments: Namespace) -> int:
-    if arguments.days < 1:
-        raise Failure("UsageError", f"--days is a number from 1, not {arguments.days}", 2)
     home = paths.home(os.environ)
     folder = config.load(Path.cwd(), os.environ).config.hooks.evidence or home / EVIDENCE
     days = dict(list(Ledger(Path(folder) / FILE).days().items())[: arguments.days])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from . import render
+from . import render, words
 from .connection import Connection
 from .verb import Verb, dump
 
@@ -20,7 +20,7 @@ WAIT = 30.0
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--since", type=int, default=0, metavar="N", help="what comes after event N alone (0: all)")
+    parser.add_argument("--since", type=words.whole, default=0, metavar="N", help="what comes after event N (0: all)")
     parser.add_argument("--ref", help="of one agent alone")
     parser.add_argument("--follow", action="store_true", help="go on with what happens from now on, until interrupted")
 

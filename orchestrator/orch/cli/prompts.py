@@ -6,6 +6,7 @@ import os
 import sys
 
 from . import render, words
+from .failure import Failure
 from .verb import Verb
 
 TYPE_CHECKING = False
@@ -35,6 +36,8 @@ def _prompts(arguments: Namespace) -> int:
 
     home = paths.home(os.environ)
     there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
+    if arguments.name is None and arguments.var:
+        raise Failure("UsageError", "--var is for a template: name it; orch prompts lists them", 2)
     if arguments.name is None:
         from ..templates import usable
 

@@ -35,6 +35,7 @@ __all__ = [
     "seconds",
     "spans",
     "text",
+    "whole",
     "without_deleted",
 ]
 
@@ -207,6 +208,15 @@ def number(text: str) -> int:
 
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text)):
         raise ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """Return the number from 0 that `text` is. Raises ArgumentTypeError."""
+    from argparse import ArgumentTypeError
+
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ArgumentTypeError(f"{text!r} is no number from 0")
     return int(text)
 
 

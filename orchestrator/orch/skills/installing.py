@@ -23,6 +23,7 @@ from orch_worker.contents import MOST_BYTES, skill_files
 from orch_worker.skill_file import FILES, file_of, name_in
 from orch_worker.transcript import timestamp
 
+from .. import paths
 from .finding import Shelves, untrust
 from .record import Installed, installed, note
 
@@ -49,7 +50,11 @@ def install(
     which branch or tag of a repository. With `force` it takes the place of one that is there.
     Raises ConfigError: it is no skill, holds links, is too large, is there already, or cannot be had.
     """
-    into.mkdir(parents=True, exist_ok=True)
+    private = into.is_relative_to(home)  # the user's own, like all that is there
+    if private:
+        paths.private_dir(into)
+    else:
+        into.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=".install-", dir=into))
     try:
         with _opened(source, ref, stage) as (root, commit):
@@ -62,6 +67,8 @@ def install(
                 _copy(found, copy)
             except OSError as error:
                 raise ConfigError(f"{source} cannot be copied: {error.strerror}") from error
+        for each in (copy, *copy.rglob("*")) if private else ():
+            each.chmod(each.stat().st_mode & 0o700)
         skill = Shelves().look(copy)
         target = into / name
         known = installed(target, home)
