@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orch_protocol.archive import ArchiveKind, Collapse, Upgrade
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message, Text, assistant, text_of, user
 from orch_worker.stubs import stub_text, stubs_in
-from orch_worker.view import NOTHING, View
+from orch_worker.view import NOTHING, Item, View
 
 A, B, C = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 
@@ -172,3 +174,25 @@ class TestLost:
         assert list(it) == [NOTHING, user("b")]
         it.collapse(collapse(A, 0, 1), 9)
         assert shown(it) == ["a receipt"]
+
+
+class Watched(list[Item[int]]):
+    """Items that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks += isinstance(place, int)
+        return super().__getitem__(place)
+
+
+def test_parts_of_a_long_conversation_that_are_archived_at_once_are_found_where_they_are() -> None:
+    """Each follows the one before it: the messages behind are not gone through for each of them."""
+    turns = 2_000
+    seen = view(*("said" for _ in range(4 * turns)))
+    seen.items = watched = Watched(seen.items)
+    for turn in range(turns):
+        holder = f"a{turn:011x}"
+        seen.collapse(collapse(holder, 4 * turn + 1, 4 * turn + 3, user("asked"), stub(holder)), turn)
+    assert len(seen.items) == 3 * turns
+    assert watched.looks < 30 * turns

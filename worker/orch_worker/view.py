@@ -6,6 +6,7 @@ Session and archive fold the same entries by the same rules, each with what it n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -20,6 +21,8 @@ from .stubs import brief, holder_of, holders_in, is_brief, replaced, stubs_in, s
 __all__ = ["Item", "View"]
 
 T = TypeVar("T")
+NEAR: Final = 512
+"""Among how many messages behind what was archived last the next part is looked for first."""
 NOTHING: Final = Message("user", ())
 
 
@@ -40,6 +43,7 @@ class View(Generic[T]):
         self._tasks: dict[str, str] = {}
         self._deleted: set[str] = set()
         self._late: dict[str, str] = {}
+        self._near = 0  # where something was archived last
 
     def __iter__(self) -> Iterator[Message]:
         return (item.message for item in self.items)
@@ -64,8 +68,13 @@ class View(Generic[T]):
 
         Raises StoreError when they do not stand for exactly these.
         """
-        # What is archived is rarely the oldest: looking from the end finds it sooner.
-        stop = next((place for place in range(len(self.items) - 1, -1, -1) if self.items[place].last == last), -1)
+        # Where much is archived at once, each part follows the one before it. Else it is rarely the oldest, and looking
+        # from the end finds it sooner.
+        near = range(self._near, min(self._near + NEAR, len(self.items)))
+        back = range(len(self.items) - 1, -1, -1)
+        stop = next((place for place in chain(near, back) if self.items[place].last == last), -1)
+        while 0 <= stop < len(self.items) - 1 and self.items[stop + 1].last == last:
+            stop += 1
         start = next((place for place in range(stop, -1, -1) if self.items[place].first == first), -1)
         if start < 0:
             raise StoreError(f"entries {first} to {last} are not, or not any more, a part of the conversation")
@@ -89,6 +98,7 @@ class View(Generic[T]):
         if deleted:
             self._deleted.add(collapse.holder)
         gone, self.items[start:stop] = self.items[start:stop], stubs
+        self._near = start
         for place in range(start, len(self.items)) if self._late else ():
             for holder in holders_in(self.items[place].message):
                 if stub := self._late.pop(holder, None):

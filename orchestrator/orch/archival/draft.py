@@ -74,9 +74,9 @@ class Draft:
     def changed(self, was: Sequence[Piece], now: Sequence[Piece], holder: str) -> None:
         """Take down that the archive `holder` turned `was` into `now`."""
         start = next(place for place, (one, other) in enumerate(zip(was, now, strict=False)) if one is not other)
-        same = 0
-        while same < min(len(was), len(now)) - start and was[-1 - same] is now[-1 - same]:
-            same += 1
+        most = min(len(was), len(now)) - start
+        pairs = zip(reversed(was), reversed(now), range(most), strict=False)
+        same = next((place for one, other, place in pairs if one is not other), most)
         items = [self._by_piece[id(piece)] for piece in was[start : len(was) - same]]
         record = self.shelf.records[holder]
         first, last, cover = items[0].first, items[-1].last, joined([item.note for item in items])
