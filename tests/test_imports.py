@@ -13,7 +13,7 @@ import pytest
 
 from sources import PACKAGES, ROOT, Module, imports_of, modules
 
-HEAVY = ("zmq", "structlog", "anthropic", "openai", "multiprocess", "tenacity", "sqlite3", "dill", "httpx2")
+HEAVY = ("zmq", "structlog", "anthropic", "openai", "multiprocess", "tenacity", "sqlite3", "dill", "httpx2", "secrets")
 
 LOADED = f"""
 import sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Container
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -48,7 +47,7 @@ def made(question: Question, answer: Consent, now: float) -> Grant:
     if seconds is None and answer.scope == "project":
         seconds = PROJECT_SECONDS
     return Grant(
-        secrets.token_hex(4),
+        os.urandom(4).hex(),
         question.tool,
         question.subject if answer.pattern is None else answer.pattern,
         question.folder,

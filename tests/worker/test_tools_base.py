@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -133,7 +134,8 @@ class TestDecorator:
             (lambda: tool(name="two words")(area.function), "cannot name a tool"),
             (lambda: tool(untyped), "parameter 'x' needs a type"),
             (lambda: tool(variadic), "passed by name"),
-            (lambda: tool(opaque), "cannot come from JSON"),
+            (lambda: tool(opaque), r"cannot come from JSON: type <class 'threading.Event'> is not supported"),
+            (lambda: tool(yielding), "it yields; let it return a value"),
             (lambda: tool(unresolved), "signature cannot be read"),
         ],
     )
@@ -151,12 +153,29 @@ def variadic(*words: str) -> None:
     print(words)
 
 
+def yielding() -> Iterator[int]:
+    yield 1
+
+
 def opaque(event: threading.Event) -> None:
     event.set()
 
 
 def unresolved(x: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821
     print(x)
+
+
+def put(context: ToolContext, a: int, b: Path) -> str:
+    """Put it there."""
+    return f"{a} in {context.cwd / b}"
+
+
+class Doubled:
+    """What doubles."""
+
+    async def __call__(self, a: int) -> int:
+        """Double it."""
+        return 2 * a
 
 
 class TestDispatch:
@@ -241,6 +260,23 @@ class TestDispatch:
         outcome = await dispatch(fail_sync if kind == "sync" else fail_async)
         assert (outcome.ran, outcome.result.is_error) == (True, True)
         assert shown in text(outcome)
+
+    @pytest.mark.parametrize(
+        ("function", "shown", "says"),
+        [
+            (partial(put, b=Path("/b")), "3 in /b", "Put it there."),
+            (Doubled(), "6", "Double it."),
+            (partial(Doubled()), "6", "Double it."),
+            (lambda a: Doubled()(a), "6", ""),
+        ],
+    )
+    async def test_whatever_can_be_called_is_a_tool(self, function: Any, shown: str, says: str) -> None:
+        """A partial, which asks no more for what it says, an object, a plain function whose result is to be awaited."""
+        if not says:
+            function.__annotations__ = {"a": int}
+        made = tool(function, name="made")
+        assert (list(made.input_schema["properties"]), made.description) == (["a"], says)
+        assert text(await dispatch(made, {"a": 3})) == shown
 
     async def test_sync_tools_run_in_a_thread(self) -> None:
         """A sync tool does not hold the event loop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import re
 import typing
@@ -256,7 +257,10 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
     name = given or str(getattr(function, "__name__", ""))
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name or function!r} cannot name a tool: give one, as in @tool(name='count_words')")
-    summary, notes = _docstring(inspect.getdoc(function) or "")
+    written = _written(function)
+    if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
+        raise ConfigError(f"tool {name!r}: it yields; let it return a value, such as a list")
+    summary, notes = _docstring(inspect.getdoc(written) or "")
     context_name, params = _params(function, name, notes)
     schema = _schema(params, name)
 
@@ -274,9 +278,19 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
             return _output(await function(**passed))
         held = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        return _output(await loop.run_in_executor(ASIDE, held.run, _in_thread, function, passed))
+        value = await loop.run_in_executor(ASIDE, held.run, _in_thread, function, passed)
+        return _output(await value if inspect.isawaitable(value) else value)  # a plain wrapper of an async function
 
     return Tool(name, description or summary, category, schema, parse, call, function)
+
+
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what somebody wrote with annotations and a docstring, behind partials, or in an object's class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function) or inspect.isclass(function):
+        return function
+    return getattr(type(function), "__call__", function)  # noqa: B004
 
 
 def _bits(name: str, bits: Iterable[Bit] | None) -> tuple[Bit, ...] | None:
@@ -306,12 +320,15 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
 def _params(function: Callable[..., Any], name: str, notes: dict[str, str]) -> tuple[str, type[Struct]]:
     """Return the name of the parameter that takes the context, if any, and the others as a struct."""
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(_written(function), include_extras=True)
         parameters = inspect.signature(function).parameters.values()
     except (NameError, TypeError, ValueError) as error:
         raise ConfigError(f"tool {name!r}: its signature cannot be read: {error}") from error
     context_name, fields = "", []
+    given = function.keywords if isinstance(function, functools.partial) else {}
     for parameter in parameters:
+        if parameter.name in given:
+            continue  # it is said already, and not the model's to say
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(f"tool {name!r}: parameter {parameter} must be one that can be passed by name")
         hint = hints.get(parameter.name)
@@ -328,7 +345,8 @@ def _params(function: Callable[..., Any], name: str, notes: dict[str, str]) -> t
         params = msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
         msgspec.json.schema(params)
     except (TypeError, RuntimeError) as error:
-        raise ConfigError(f"tool {name!r}: its parameters cannot come from JSON: {error}") from error
+        why = str(error).rpartition("\n")[2]  # before that is told what only msgspec can be
+        raise ConfigError(f"tool {name!r}: its parameters cannot come from JSON: {why}") from error
     return context_name, params
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +56,7 @@ class Place:
     def write(self, data: bytes) -> None:
         """Put `data` in place of what was there, in one step; the mode of the file stays. Raises OSError."""
         mode, known = self._mode(), not self.changed
-        beside = f".{secrets.token_hex(8)}.tmp"
+        beside = f".{os.urandom(8).hex()}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(beside, flags, 0o666, dir_fd=self._folder)
         try:

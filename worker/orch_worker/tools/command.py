@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 import subprocess
 import threading
@@ -89,7 +88,7 @@ class Command:
         self.flooded = False
         self._sink, self._flood, self._written = sink, flood, 0
         self._loop = asyncio.get_running_loop()
-        mark = secrets.token_hex(8)
+        mark = os.urandom(8).hex()
         self._pipe, writer = os.pipe()
         try:
             self._process = start(argv, cwd, {**env, MARK: mark}, writer)
