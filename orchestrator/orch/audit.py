@@ -132,6 +132,11 @@ def _reply(entry: entries.TurnEnd) -> Audited:
     return _paid(Audited(0, "reply", turn=entry.turn, name=reply.stop_reason, text=text), reply.usage)
 
 
+def _archive(entry: entries.ArchiveEntry) -> Audited:
+    text = f"deleted on {entry.deleted}" if entry.deleted else entry.collapse.task
+    return Audited(0, "archive", name=entry.collapse.holder, text=text)
+
+
 def _acts(acted: Acted) -> list[Audited]:
     rows = [
         Audited(0, "hook", turn=acted.turn, name=each.hook, text=_done(each), is_error=bool(each.error))
@@ -157,7 +162,7 @@ _OTHERS: Final[dict[type, Callable[[Any], Audited]]] = {
     entries.TurnEnd: _reply,
     entries.TurnStart: lambda entry: Audited(0, "interrupted", turn=entry.turn, text=entry.interrupted),
     entries.CompactionEntry: lambda entry: Audited(0, "compaction", text=entry.summary),
-    entries.ArchiveEntry: lambda entry: Audited(0, "archive", name=entry.collapse.holder, text=entry.collapse.task),
+    entries.ArchiveEntry: _archive,
     entries.UpgradeEntry: lambda entry: Audited(0, "archive_summary", name=entry.upgrade.holder),
     entries.Checkout: lambda entry: Audited(0, "checkout", text=f"from {entry.from_id or 'the beginning'}"),
     entries.BranchSummary: lambda entry: Audited(0, "branch_summary", text=entry.summary),

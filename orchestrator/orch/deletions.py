@@ -8,6 +8,7 @@ import msgspec
 
 from orch_protocol.errors import AgentBusyError, error_info
 from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.stubs import marker
 
 from .events import Decision, Deleted, Discard, Instruction, Notify, Signal
 from .journaled import (
@@ -30,7 +31,7 @@ from .node import Node, bare, bury, forget
 from .node import discard as empty
 from .nodes import Nodes, iso
 from .settling import settle
-from .tombstones import marker, refusal, silent
+from .tombstones import refusal, silent
 
 __all__ = ["decide", "discard", "redacted"]
 

@@ -11,9 +11,10 @@ from orch_protocol.messages import Reply, Usage
 from orch_protocol.policy import EXIT_PLAN
 from orch_protocol.services import Status
 from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_worker.stubs import marker
 
 from .journaled import Asked, Pruned, Steered
-from .tombstones import marker, refusal, session_refusal, silent
+from .tombstones import refusal, session_refusal, silent
 from .worked import Worked
 
 __all__ = ["Node", "Result", "bare", "bury", "discard", "forget", "in_plan_mode"]

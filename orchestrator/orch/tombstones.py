@@ -7,14 +7,9 @@ import msgspec
 from orch_protocol.errors import ArchiveDeletedError, SessionDeletedError
 from orch_protocol.messages import Message, Reply, Text
 from orch_protocol.taint import bare
-from orch_worker.stubs import DELETED
+from orch_worker.stubs import marker
 
-__all__ = ["emptied", "marker", "refusal", "session_refusal", "silent"]
-
-
-def marker(when: str) -> str:
-    """Return what stands where something was deleted; `when` is ISO 8601, of which the day is told."""
-    return f"{DELETED}{when[:10]}]"
+__all__ = ["emptied", "refusal", "session_refusal", "silent"]
 
 
 def refusal(id: str, when: str) -> ArchiveDeletedError:

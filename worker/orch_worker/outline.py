@@ -19,6 +19,7 @@ from orch_protocol.sessions import Branch, EntryRow
 
 from .lineage import Lineage
 from .prompt import question_in
+from .stubs import marker
 from .transcript import read_lines
 
 __all__ = ["BEGINNING", "Outline", "question", "read_outline"]
@@ -72,6 +73,7 @@ class _Line(Struct, rename="camel"):
     thinking_level: str = ""
     own: bool = False
     custom_type: str = ""
+    deleted: str = ""
 
 
 class _Place(Struct, rename="camel"):
@@ -284,7 +286,8 @@ def _shown(entry: _Line) -> tuple[str, str]:
         case "turn_end" if entry.reply is not None:
             return "", entry.reply.text
         case "archive" if entry.collapse is not None:
-            return "", f"{entry.collapse.holder}: {entry.collapse.task}"
+            about = marker(entry.deleted) if entry.deleted else entry.collapse.task
+            return "", f"{entry.collapse.holder}: {about}"
         case "label":
             return "", f"{entry.target_id}: {entry.label or ''}"
         case "session_info":

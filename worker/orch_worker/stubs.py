@@ -10,7 +10,6 @@ from orch_protocol.archive import ArchiveKind
 from orch_protocol.messages import Message, Text, text_of
 
 __all__ = [
-    "DELETED",
     "HEADS",
     "body_of",
     "brief",
@@ -19,6 +18,7 @@ __all__ = [
     "holders_in",
     "is_brief",
     "is_summary",
+    "marker",
     "replaced",
     "stub_text",
     "stubs_in",
@@ -34,7 +34,6 @@ HEADS: Final[dict[ArchiveKind, str]] = {
 
 SUMMARY: Final = "[Summary of the conversation so far]"
 DELETED: Final = "[deleted on "
-"""How what is said in place of something that was deleted for good begins."""
 BRIEF: Final = "What came of it is in the summary above. It was about: "
 
 _STUB: Final = re.compile(r"\[archived (?:turn|phase|turns)\]\nsubagent_id: ([a-f][0-9a-f]{11})\n")
@@ -44,6 +43,11 @@ def stub_text(kind: ArchiveKind, id: str, record: str, answer: str = "") -> str:
     """Return what the conversation keeps of the archive `id`: `record`, and the final `answer` if there was one."""
     ending = f"\n\nFinal answer:\n{answer}" if answer else ""
     return f"{HEADS[kind]}\nsubagent_id: {id}\n\n{record}{ending}"
+
+
+def marker(when: str) -> str:
+    """Return what stands where something was deleted for good; `when` is ISO 8601, of which the day is told."""
+    return f"{DELETED}{when[:10]}]"
 
 
 def body_of(stub: str) -> str:

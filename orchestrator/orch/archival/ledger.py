@@ -35,12 +35,11 @@ from orch_protocol.taint import joined as joined_marks
 from orch_worker.excerpt import MESSAGES, entries_in, lines_in, messages_in, read_spans
 from orch_worker.lineage import Lineage
 from orch_worker.lines import Chain, unseal
-from orch_worker.stubs import holders_in, is_brief, stub_text, stubs_in
+from orch_worker.stubs import holders_in, is_brief, marker, stub_text, stubs_in
 from orch_worker.transcript import NAME
 from orch_worker.view import View
 from orch_worker.witness import said
 
-from ..tombstones import marker
 from .index import message_text
 from .shelf import Record, SearchableShelf, Stored
 

@@ -37,10 +37,10 @@ from orch_protocol.workspace import WORKSPACE, Keep, Steps
 from orch_worker.excerpt import MESSAGES, digest, read_spans
 from orch_worker.rewriting import Rewriting, rewriting
 from orch_worker.store import scan
-from orch_worker.stubs import holder_of, holders_in, stub_text
+from orch_worker.stubs import holder_of, holders_in, marker, stub_text
 from orch_worker.tools.stash import HANDLE
 
-from ..tombstones import emptied, marker, silent
+from ..tombstones import emptied, silent
 from .ledger import Ledger
 from .shelf import Record
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from orch.archival.ledger import Ledger
+from orch.audit import audit
 from orch_protocol.messages import Text, assistant, text_of, user
+from orch_worker.outline import read_outline
 from orch_worker.store import AppendLog
 from orch_worker.stubs import holders_in, stub_text, stubs_in
 from orchestrator.archival.pruned import MARK, file, later
-from past import EAGER, PROFILES, Life, call, result, steps
+from past import DELETED, EAGER, PROFILES, Life, call, result, steps
 
 LATER = "2999-01-01T00:00:00.000Z"
 
@@ -246,3 +248,20 @@ def test_no_other_archive_tells_what_was_deleted(tmp_path: Path) -> None:
     assert "needle0x" not in file(life)
     assert "needle1x" in file(life)
     life.close()
+
+
+def test_tree_and_audit_say_which_archives_are_deleted(life: Life) -> None:
+    """Where else they say what one is about."""
+    life.turn(*steps(1), asked="the copper valve")
+    [holder] = life.archive()
+
+    def said() -> list[str]:
+        rows = read_outline(life.folder).rows()
+        return [
+            *(row.head.removeprefix(f"{holder}: ") for row in rows if row.type == "archive"),
+            *(row.text for row in audit(life.transcript.path) if row.what == "archive"),
+        ]
+
+    assert said() == ["the copper valve"] * 2
+    life.prune(LATER)
+    assert said() == [MARK, f"deleted on {DELETED}"]
