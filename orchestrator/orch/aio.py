@@ -54,7 +54,7 @@ from . import config as configuration
 from . import paths, sandboxing
 from .allowances import budget_of, change_of
 from .approvals import Approvals, Approver
-from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, names_of, script_of, split_tools
+from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, listed, names_of, script_of, split_tools
 from .asides import Asides
 from .catalog import Catalog
 from .conversing import Conversing
@@ -308,7 +308,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             name=name,
             cwd=folder,
             env=dict(env) if env is not None else None,
-            history=tuple(history),
+            history=tuple(listed("history", history)),
             limits=limits,
             budget=budget_of(max_cost, budget),
             template=template,
@@ -357,7 +357,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         script, summaries = script_of(backend)
         agent = {
             "preset": preset,
-            "tools": None if tools is None else list(tools),
+            "tools": names_of("tools", tools),
             "model": model,
             "script": script,
             "summaries": summaries,
@@ -411,7 +411,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         self, refs: Iterable[AsyncSubagent | str | int], prompt: str, *, timeout: float | None = None
     ) -> list[Mapped]:
         """Ask agents and holders the same, some at a time; return what each said, in order. One failure is its own."""
-        asked = MapAgents(_refs(refs), prompt, timeout)
+        asked = MapAgents(_refs(listed("refs", refs)), prompt, timeout)
         mapped: list[Mapped] = await self._call("map", asked)
         return mapped
 

@@ -108,7 +108,7 @@ def change_of(max_cost: float | None, budget: Budget | None) -> BudgetChange:
 def _checked(name: str, limit: Any) -> Any:
     try:
         return msgspec.convert({name: limit}, BudgetChange) and limit if limit is not UNSET else limit
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         what = (
             "a number of dollars" if name == "max_cost_usd" else "a number" if "seconds" in name else "a whole number"
         )

@@ -29,6 +29,7 @@ __all__ = [
     "as_data",
     "check_arguments",
     "keys_in",
+    "listed",
     "names_of",
     "script_of",
     "split_tools",
@@ -121,11 +122,18 @@ def check_arguments(*values: Any) -> None:
         )
 
 
+def listed(what: str, values: Iterable[Any]) -> list[Any]:
+    """Return `values` as a list. Raises ConfigError for what is none, as for a text, whose letters nobody means."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ConfigError(f"{what} is a list, not {values!r}")
+    return list(values)
+
+
 def names_of(what: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
     """Return `names` as a tuple, None for None. Raises ConfigError for what is no list of names."""
     if names is None:
         return None
-    given = [names] if isinstance(names, str) else list(names)
+    given = [names] if isinstance(names, str) else listed(what, names)
     if isinstance(names, str) or not all(isinstance(each, str) for each in given):
         raise ConfigError(f"{what} is a list of names, not {names!r}: write {given!r}")
     return tuple(given)
@@ -137,7 +145,7 @@ def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | Non
         return None, ()
     if isinstance(tools, str):
         raise ConfigError(f"tools is a list of names and functions, not the text {tools!r}: write [{tools!r}]")
-    given = list(tools)
+    given = listed("tools", tools)
     for each in given:
         if not isinstance(each, str) and not callable(each):
             raise ConfigError(f"a tool is the name of one or a function, not {each!r}")

@@ -66,6 +66,8 @@ class Conversing:
         o = cast("AsyncOrchestrator", self)
         if approve is not None and not callable(approve):
             raise ConfigError(f"approve is a function that is called with a Question, not {approve!r}")
+        if not isinstance(system, str | None):
+            raise ConfigError(f"system is text, not {system!r}")
         if (found := await _resumed(o, resume)) is None:
             said = None if system is None else PromptTemplate.literal("session", system, "system=")
             agent = await o.spawn(

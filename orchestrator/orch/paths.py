@@ -91,11 +91,17 @@ def here() -> Path:
 
 def path_of(name: str, place: str | os.PathLike[str] | None) -> str | None:
     """Return `place` as text, None for None. Raises ConfigError, which calls it `name`, for what is no path."""
-    if place is not None and not isinstance(place, (str, os.PathLike)):
-        from orch_protocol.errors import ConfigError
+    if place is None:
+        return None
+    try:
+        path = os.fspath(place)
+        if isinstance(path, str) and b"\0" not in os.fsencode(path):
+            return path
+    except (TypeError, UnicodeEncodeError):
+        pass  # half a character, say
+    from orch_protocol.errors import ConfigError
 
-        raise ConfigError(f"{name} is a path, as text or a Path, not {place!r}")
-    return None if place is None else os.fspath(place)
+    raise ConfigError(f"{name} is a path, as text or a Path, not {place!r}")
 
 
 def _told(path: str) -> str:

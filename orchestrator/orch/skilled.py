@@ -9,6 +9,8 @@ from orch_protocol.config import Config
 from orch_protocol.errors import ConfigError
 from orch_protocol.skills import SkillSpec
 
+from .paths import path_of
+
 if TYPE_CHECKING:
     from .skills.finding import Found
     from .skills.skill import Skill, SkillProvider
@@ -45,7 +47,7 @@ class Skilled:
         from .extensions import specs
         from .skills.finding import find
 
-        place = Path(folder or ".").absolute()
+        place = Path(path_of("folder", folder) or ".").absolute()
         extensions = specs(find_extensions(place, self.home, self.config.extensions.load), self.home)
         return find(place, self.home, self.config.skills, extensions=extensions, own=self._own_skills())
 

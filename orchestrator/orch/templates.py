@@ -184,6 +184,8 @@ class Templates:
         """
         if not isinstance(given, Mapping | None):
             raise ConfigError(f"vars is a mapping of names to values, not {given!r}")
+        if not isinstance(name, str | PromptTemplate | None):
+            raise ConfigError(f"prompt_template is a template, its name or its file, not {name!r}")
         name = name or self._config.template
         if name is None:
             if given:

@@ -61,6 +61,13 @@ def test_a_program_whose_folder_is_gone_is_told(tmp_path: Path, monkeypatch: pyt
         ({"env": 3}, "env=3"),
         ({"task": b"x"}, r"a task is text.*b'x'"),
         ({"cwd": 5}, "cwd is a path, as text or a Path, not 5"),
+        ({"cwd": "a\0b"}, r"cwd is a path, as text or a Path, not 'a\\x00b'"),
+        ({"cwd": "\ud800"}, "cwd is a path, as text or a Path"),
+        ({"tools": 5}, "tools is a list, not 5"),
+        ({"skills": 5}, "skills is a list, not 5"),
+        ({"history": None}, "history is a list, not None"),
+        ({"max_cost": "\ud800"}, "a number of dollars above 0"),
+        ({"prompt_template": 5}, "prompt_template is a template, its name or its file, not 5"),
         (
             {"limits": {"max_turns": 3}},
             r"said with orch.Budget\(...\) and orch.Limits\(...\), not with {'max_turns': 3}",
@@ -111,6 +118,10 @@ Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
         (lambda agent, _: agent.resume(budget=5), r"a budget is said with orch.Budget\(...\), not with 5"),
         (lambda _, o: o.events(ref=5), r"events takes .*`\$.ref`"),
         (lambda _, o: o.import_session(5), "path is a path, as text or a Path, not 5"),
+        (lambda _, o: o.import_session("x", tools="read_file"), r"tools is a list of names.*write \['read_file'\]"),
+        (lambda _, o: o.map("a", "x"), "refs is a list, not 'a'"),
+        (lambda _, o: o.session(system=5), "system is text, not 5"),
+        (lambda agent, o: o.export_session(agent.id, output=5), "output is a path, as text or a Path, not 5"),
     ],
 )
 async def test_what_fits_no_parameter_is_refused_at_once(tmp_path: Path, deed: Deed, match: str) -> None:

@@ -18,6 +18,7 @@ from orch_worker.session import Session
 from orch_worker.store import load
 from orch_worker.transcript import NAME
 
+from .. import paths
 from ..archival.adapters import FORMATS, OWN, format_named, translated
 from ..outfile import write_out
 from .found import Found, Reading, path_of
@@ -84,12 +85,13 @@ def exported(agent: AgentRow, format: str, output: str | os.PathLike[str] | None
 
     Raises what `written` does, and StoreError when the file cannot be written.
     """
+    file = paths.path_of("output", output)
     text = "".join(written(agent, format).pages)
-    if output is not None:
+    if file is not None:
         try:
-            write_out(os.fspath(output), [text])
+            write_out(file, [text])
         except OSError as error:
-            raise StoreError(f"{os.fspath(output)} cannot be written: {error.strerror or error}") from error
+            raise StoreError(f"{file} cannot be written: {error.strerror or error}") from error
     return text
 
 
