@@ -18,29 +18,32 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
+from .spelling import WORD, attached, linked, respelled, tails
+
 __all__ = ["MOST_TEXT", "MOST_WORDS", "Where", "mentions"]
 
 MOST_WORDS: Final = 20_000
 MOST_TEXT: Final = 400_000
 MOST_BASES: Final = 128
 MOST_GUESSED: Final = 6
+MOST_LED: Final = 20_000
 MOST_PATHS: Final = 180_000
 MOST_FOLDED: Final = 16_000_000
 MOST_VARIANTS: Final = 64
 LONGEST: Final = 4_096
 DEEPEST: Final = 3
+QUOTES: Final = "\"'"
 HARMLESS: Final = frozenset({"/dev/null", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/zero"})
 
-_WORD: Final = re.compile(r"""[^\s'"`;|&<>(){}\[\],]+""")
-_URL: Final = re.compile(r"\b(?!file:)[A-Za-z][\w+.-]*://[^\s'\"`;|<>)]*")
+_URL: Final = re.compile(r"\b(?!file:)[A-Za-z][\w+.-]{0,30}://[^\s'\"`;|<>)]*")
 _FILE_URL: Final = re.compile(r"\bfile://(?:localhost)?(/[^\s'\"`;|<>)]*)", re.IGNORECASE)
 _INNER: Final = re.compile(r"[=:@,]")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)[^}]*\}|(\w+))")
-_SET: Final = re.compile(r"(?:^|[\s;&|(])(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
+_SET: Final = re.compile(r"(?:^|[\s;&|(])(\w+)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _GOES: Final = re.compile(
-    r"""(?:(?P<stays>(?:^|[\s;&|(`'"])(?:cd|pushd)(?=[\s;])|\bchdir\b)|\bcwd\s*=|(?:^|\s)-C|--(?:chdir|directory)\b)
-    [ \t=]*(?P<code>\()?(?:-[\w@]*[ \t]+)*
+    r"""(?:(?P<stays>(?:^|[\s;&|(`'"])(?:cd|pushd)(?=[\s;])|\bchdir\b)|\bcwd\s*[=:]|(?:^|\s)-C|--(?:chdir|directory)\b)
+    [ \t=:]*(?P<code>\()?(?:-[\w@]*[ \t]+)*
     (?P<to>"[^"\n]*"|'[^'\n]*'|[^\s;&|<>)`'"(]*[(`]?)""",
     re.VERBOSE,
 )
@@ -49,8 +52,6 @@ _GOES: Final = re.compile(
 _REST: Final = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^;&|\n\\"'])*""", re.DOTALL)
 """The rest of one command."""
 _GOES_HOME: Final = re.compile(r"(?:^|[;&|(]\s*|\n\s*)cd\s*(?:$|[;&|)\n])")
-_ESCAPED: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
-_ESCAPE: Final = re.compile(r"\\(?:[xu]([0-9A-Fa-f]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
 _PERCENT: Final = re.compile(r"%(?:\(\w*\))?[-+ #0-9.*]*[A-Za-z]")
 _FIELD: Final = re.compile(r"\{[^{}]*\}")
 _HOME_IN_CODE: Final = re.compile(r"\bhome\(|expanduser|\bHOME\b")
@@ -73,11 +74,12 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
     bases: dict[str, None] = {where.cwd: None}
     known = dict(where.env)
     texts = [text.replace("\0", "") for value in values for text in _texts(value)]
-    texts += [_ESCAPED.sub(_plain, text) for text in texts if "$'" in text]
+    texts += [plain for text in texts if (plain := respelled(text)) != text]
     if sum(map(len, texts)) > MOST_TEXT:
         return None
     for text in texts:
-        known |= {name: value.strip("\"'") for name, value in _SET.findall(text)}
+        for name, more, value in _SET.findall(text):
+            known[name] = f"{known.get(name, '') if more else ''}{value.strip(QUOTES)}"
         if _HOME_IN_CODE.search(text) or _GOES_HOME.search(text):
             bases |= dict.fromkeys(where.homes)
         try:
@@ -94,9 +96,17 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
             if len(bases) + len(passing) > MOST_BASES:
                 return None
         bases |= passing
+        bases |= {os.path.normpath(os.path.join(where.cwd, each)): None for each in known.get("CDPATH", "").split(":")}
         # And whatever other folder is named in the command.
         others = (os.path.normpath(os.path.join(where.cwd, each)) for each in named if "/" in each)
         bases |= dict.fromkeys(islice(others, MOST_GUESSED))
+    links = [[each for word in words for each in _variants(word, known, where)] for t in texts for words in linked(t)]
+    if links:
+        # What is named may lead through a link that is not there yet.
+        if len(bases) * sum(len(names) ** 2 for names in links) > MOST_LED:
+            return None
+        bases |= {path: None for names in links for path in _led(names, tuple(bases))}
+        named = list(dict.fromkeys((*named, *(tail for each in named for tail in tails(each)))))
     if len(bases) * len(named) > MOST_PATHS:
         return None
     absolute: dict[str, None] = {}
@@ -106,6 +116,12 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
             if ".." in path:
                 absolute[path] = None  # what is above a link is not what its spelling says
     return tuple(path for path in absolute if path not in HARMLESS)
+
+
+def _led(names: list[str], bases: Iterable[str]) -> dict[str, None]:
+    """Return where links may lead that a command makes of `names`, as seen from wherever they may lie."""
+    there = {os.path.join(base, os.path.dirname(each)): None for base in bases for each in ("", *names)}
+    return {os.path.normpath(path): None for each in names for path in _joined(there, each)}
 
 
 def _go(text: str, bases: dict[str, None], passing: dict[str, None], known: Mapping[str, str], where: Where) -> None:
@@ -145,13 +161,6 @@ def _destinations(found: re.Match[str], known: Mapping[str, str], where: Where) 
     return variants
 
 
-def _plain(found: re.Match[str]) -> str:
-    def character(escape: re.Match[str]) -> str:
-        return chr(int(escape[1] or escape[2], 16 if escape[1] else 8)) if escape[1] or escape[2] else escape[3]
-
-    return f"'{_ESCAPE.sub(character, found[1])}'"
-
-
 def _joined(bases: Iterable[str], name: str) -> list[str]:
     return [os.path.join(base, name) for base in bases]
 
@@ -183,10 +192,11 @@ def _words(text: str, depth: int = 0) -> Iterator[str]:
         read = list(lexer)
     except ValueError:  # no shell command: a quote stands alone
         read = []
-    for word in (*_WORD.findall(text), *read, *_folded(text)):
+    for word in (*WORD.findall(text), *read, *_folded(text)):
         yield word
         yield from (word[found.end() :] for found in _INNER.finditer(word))
-        if depth < DEEPEST and word != text and re.search(r"\s", word):
+        yield from attached(word)
+        if depth < DEEPEST and word != text and re.search(r"\s" if len(word) > LONGEST else r"[\s'\"]|\(.", word):
             yield from _words(word, depth + 1)
 
 
