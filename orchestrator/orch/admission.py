@@ -70,6 +70,8 @@ def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
         raise ConfigError(f"name {wanted!r} would read as a sequence number; add a letter")
     if wanted == LATEST:
         raise ConfigError(f"name {wanted!r} would read as the agent that was active last; choose another")
+    if wanted in nodes.by_id:
+        raise ConfigError(f"name {wanted!r} would read as the agent with that id; choose another")
     holder = nodes.names.get(wanted)
     if holder is not None:
         raise SpawnError(f"name {wanted!r} is taken by agent {holder}; choose another or kill that one")

@@ -126,6 +126,8 @@ def test_a_name_is_unique_among_the_living() -> None:
         forest.spawn(name="12")
     with pytest.raises(ConfigError, match="active last"):
         forest.spawn(name="latest")
+    with pytest.raises(ConfigError, match="the agent with that id"):
+        forest.spawn(name=first)
     forest.handle(Kill((first,), "the user"))
     forest.gone(first)
     forest.spawn(name="scout")
