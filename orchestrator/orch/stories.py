@@ -295,6 +295,8 @@ def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
 
 def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEnd], *, hooks: bool) -> dict[str, Any]:
     prompt, *rest = [entry.message for entry in turn]
+    if when := next((entry.deleted for entry in turn if entry.deleted), ""):
+        raise ConfigError(f"what was said in turn {number} was deleted on {when[:10]}: that cannot be told again")
     if turn[0].turn not in ended or not is_answered([turn[-1].message]):
         raise ConfigError(f"turn {number} was cut short: that cannot be told again")
     stop = ended[turn[0].turn].reply.stop_reason

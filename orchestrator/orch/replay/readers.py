@@ -27,19 +27,22 @@ from .recording import Archived, Change, Compaction, Recorded, Recording
 
 __all__ = ["read_recordings"]
 
+NOT_WHOLE: Final = "A recording that is not whole measures nothing"
 LOST: Final = "No result: it was interrupted."
 
 
 def read_recordings(path: Path) -> list[Recording]:
     """Return the conversations recorded in the file at `path`; its shape is found out.
 
-    Raises ForeignFileError when it is none of the shapes known, DamagedError naming the line that cannot be read,
-    StoreError when the file cannot.
+    Raises ForeignFileError when it is none of the shapes known, DamagedError naming the line that cannot be read, or
+    when messages were deleted, StoreError when the file cannot.
     """
     conversations = read_file(path)
     for each in conversations:
         if each.repairs:
-            raise DamagedError(f"{path}: {each.repairs[0]}. A recording that is not whole measures nothing")
+            raise DamagedError(f"{path}: {each.repairs[0]}. {NOT_WHOLE}")
+        if gone := sum(isinstance(entry, MessageEntry) and bool(entry.deleted) for entry in path_of(each)):
+            raise DamagedError(f"{path}: {gone} of its messages were deleted for good. {NOT_WHOLE}")
     recordings = map(_recording, conversations)
     found = [_whole_calls(recording) for recording in recordings if recording.calls]
     if not found:

@@ -349,6 +349,7 @@ def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
         ("steered", "something was said to the agent meanwhile"),
         ("cancelled", "ended with 'cancelled'"),
         ("cut", "was cut short"),
+        ("deleted", "said in turn 1 was deleted on 2026-11-21"),
     ],
 )
 def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> None:
@@ -359,6 +360,9 @@ def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> Non
     else:
         transcript.message(user("q"), "t1")
         transcript.message(assistant("half"), "t1")
+    if what == "deleted":
+        gone = {"id": "aaaa0001", "parent_id": transcript.session.leaf, "timestamp": "", "turn": "t1"}
+        transcript.append(MessageEntry(**gone, message=assistant("gone"), deleted="2026-11-21T10:20:30.400Z"))
     if what == "steered":
         transcript.message(user("[Steering] no"), "t1")
         transcript.message(Message("assistant", (Text("yes"),)), "t1")

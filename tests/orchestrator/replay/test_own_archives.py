@@ -8,6 +8,7 @@ import pytest
 
 from orch.replay.readers import read_recordings
 from orch.replay.report import Terms, recorded_input, replay
+from orch_protocol.errors import DamagedError
 from orch_protocol.messages import Message, Usage, assistant, user
 from past import PROFILES, Life, steps
 
@@ -85,3 +86,20 @@ def test_a_call_without_result_moves_what_comes_behind_it(tmp_path: Path) -> Non
     assert holder not in str(last)
     assert "word0" not in str(last[:-4])
     assert user("ask 3") in last
+
+
+def test_one_of_which_messages_are_deleted_measures_nothing(tmp_path: Path) -> None:
+    """What they took is nowhere any more. Those of another branch are not missed."""
+    life = Told(tmp_path / "a")
+    life.requests = []
+    life.ask(*steps(2, "c", 40))
+    behind = life.transcript.session.leaf
+    life.go(None)
+    life.ask(*steps(1, "d", 40))
+    life.prune(life.records()[0].timestamp)
+    [recording] = read_recordings(tmp_path / "a" / SESSION)
+    assert len(recording.calls) == 2
+    life.go(behind)
+    life.close()
+    with pytest.raises(DamagedError, match="6 of its messages were deleted for good"):
+        read_recordings(tmp_path / "a" / SESSION)
