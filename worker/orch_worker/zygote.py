@@ -29,7 +29,7 @@ from orch_protocol.zygote import (
     encode,
 )
 
-from . import birth, kernel
+from . import birth, holes, kernel
 from .backends.registry import APIS, PROVIDERS
 from .rehearsal import rehearse
 from .tools.presets import BUILTIN
@@ -157,8 +157,11 @@ class Zygote:
         socket.send_fds(self._control, [encode(report)], descriptors)
 
 
-def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[Any]]:
-    """Import what workers of `template` run, and settle the heap, so that forks share all of it."""
+def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[Any], list[object]]:
+    """Import what workers of `template` run, and settle the heap, so that forks share all of it.
+
+    The last of what is returned is to be kept.
+    """
     gc.disable()  # what is imported stays, and there is much of it to look through
     birth.prepare()
     function, process = birth.load(entry), worker_process()
@@ -168,18 +171,18 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[An
         from .backends import warm
 
         warm.warm()
-        gc.collect()  # there is much; what is rehearsed takes its room, rather than a fork's own
     rehearse(folder / f"rehearsal-{template}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     gc.enable()
     gc.collect()
+    kept = holes.filled()
     gc.freeze()
     kernel.huge_pages()
     tasks = len(os.listdir("/proc/self/task"))
     if tasks != 1:
         raise RuntimeError(f"the template {template!r} left {tasks - 1} threads behind, which no fork would have")
-    return function, process
+    return function, process, kept
 
 
 def _modules(template: str) -> list[str]:
@@ -197,7 +200,7 @@ def main(template: str, entry: str, folder: str, control: str, lifeline: str, ro
     kernel.arm_lifeline(int(lifeline))
     with socket.socket(fileno=int(control)) as line:
         try:
-            function, process = _boot(template, entry, Path(folder))
+            function, process, _kept = _boot(template, entry, Path(folder))
         except BaseException:
             line.send(encode(BootFailed(traceback.format_exc()[-TEXT_CHARACTERS:])))
             raise

@@ -1,0 +1,33 @@
+"""What comes to be when a process's memory has no holes lies side by side."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+
+from orch_worker.holes import filled
+
+HEAD = b"".__sizeof__()
+
+
+def pages(objects: list[object]) -> int:
+    """Return on how many pages of memory objects begin."""
+    return len({id(each) // mmap.PAGESIZE for each in objects})
+
+
+@pytest.mark.parametrize("size", [48, 64, 208, 512, 528, 1000])
+def test_what_is_made_when_the_holes_are_filled_lies_side_by_side(size: int) -> None:
+    """Whatever its size is, in Python's own pools or in the C library's memory."""
+
+    def make() -> bytes:
+        return bytes(size - HEAD)
+
+    there = [make() for _ in range(400_000 // size)]
+    del there[:: 8192 // size + 1]  # a hole in each or every second page
+    scattered = [make() for _ in range(12_000 // size)]
+    scattered_over = pages(scattered)
+    del scattered
+    kept = filled()
+    assert pages([make() for _ in range(12_000 // size)]) <= 7 < scattered_over
+    assert kept
