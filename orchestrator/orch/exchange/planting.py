@@ -20,6 +20,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import text_of
 from orch_protocol.text import scrub
 from orch_worker.excerpt import digest, read_spans
+from orch_worker.prompt import split_first_prompt
 from orch_worker.store import AppendLog
 from orch_worker.transcript import NAME
 
@@ -38,12 +39,16 @@ def has_messages(found: Found) -> bool:
 
 
 def task_of(found: Found) -> str:
-    """Return what the conversation is about: its name, else how it begins. Raises ForeignFileError for an empty one."""
+    """Return what the conversation is about: its name, the task that it was begun with, else how it begins.
+
+    Raises ForeignFileError for an empty one.
+    """
     if not has_messages(found):
         raise ForeignFileError(f"{found.name} holds no message: there is no conversation to go on with")
-    messages = (each.message for each in found.entries if isinstance(each, MessageEntry))
+    messages = (each.message for each in found.entries if isinstance(each, MessageEntry) and not each.deleted)
     said = (text_of(message) for message in messages if message.role == "user")
-    return head_of(found.title or next((text for text in said if text.strip()), found.name))
+    begun = next((text for text in said if text.strip()), found.name)
+    return head_of(found.title or split_first_prompt(begun)[0] or begun)
 
 
 def plant(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> None:

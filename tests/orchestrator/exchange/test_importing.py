@@ -13,11 +13,13 @@ import pytest
 
 from orch import ArchivalConfig, Config, ScriptedBackend
 from orch.exchange.found import Found
-from orch.exchange.planting import plant
+from orch.exchange.planting import plant, task_of
+from orch.exchange.reading import read_conversation
 from orch.services import exchanging
 from orch_protocol.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
 from orch_protocol.exchange import ImportSession
 from orch_protocol.messages import text_of, tool_uses
+from orchestrator.archival.pruned import EVER
 from orchestrator.world import opened
 from past import PROFILES, Life
 from recordings import chat, dump_lines, pi
@@ -92,6 +94,19 @@ async def test_a_subagent_that_cannot_be_taken_over(tmp_path: Path, monkeypatch:
         assert imported.below == ()
         assert imported.notes[-1] == "the subagent in agent-a1b2.jsonl is left out: disk full"
         assert [row.id for row in await world.agents(all=True)] == [imported.id]
+
+
+def test_what_a_session_of_ours_is_about_is_its_task(tmp_path: Path) -> None:
+    """Once the prompt that had it is deleted, it is what was said then."""
+    life = Life(tmp_path / "a")
+    life.turn(asked="Task: Mend the pump\n\nQuery: Which one?")
+    life.archive()
+    assert task_of(read_conversation(life.transcript.path)) == "Mend the pump"
+    life.go(None)
+    life.prune(EVER)
+    life.turn(asked="What of the valve?")
+    assert task_of(read_conversation(life.transcript.path)) == "What of the valve?"
+    life.close()
 
 
 async def test_the_folder_is_the_conversations_own(tmp_path: Path) -> None:
