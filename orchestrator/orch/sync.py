@@ -26,7 +26,7 @@ from orch_worker.opinion import PolicyFunction
 
 from .aio import AsyncOrchestrator
 from .approvals import Approver
-from .arguments import Scripted, ToolLike
+from .arguments import Scripted, ToolLike, listed
 from .interrupts import Presses
 from .launchers.base import Launcher
 from .root_hooks import Hookable
@@ -344,7 +344,7 @@ class Orchestrator(Hookable, Templated, Skilled):
 
     def map(self, refs: Iterable[Subagent | str | int], prompt: str, *, timeout: float | None = None) -> list[Mapped]:
         """Ask agents and holders the same, some at a time; return what each said, in order. One failure is its own."""
-        named = [agent.id if isinstance(agent, Subagent) else agent for agent in refs]
+        named = [agent.id if isinstance(agent, Subagent) else agent for agent in listed("refs", refs)]
         return self._wait(self._aio.map(named, prompt, timeout=timeout))
 
     def archives(self, ref: str | int | None = None) -> list[ArchiveRow]:

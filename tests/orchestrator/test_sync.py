@@ -78,6 +78,15 @@ def scripted(o: Orchestrator, *items: Any, **options: Any) -> Subagent:
     return o.spawn("work", backend=ScriptedBackend(items), **options)
 
 
+def test_a_name_is_no_list_of_agents(open_one: Open) -> None:
+    """Nobody means its letters."""
+    with open_one() as o:
+        scripted(o, "done", name="reader")
+        with pytest.raises(ConfigError, match="refs is a list, not 'reader'"):
+            o.map("reader", "go")
+        assert [each.reply.text for each in o.map(["reader"], "go") if each.reply] == ["done"]
+
+
 def test_ctrl_c_ends_the_waiting_and_not_the_agent(open_one: Open) -> None:
     """The answer is there to collect."""
     go = threading.Event()

@@ -150,7 +150,7 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """Forget the hook called `name`. Raises ConfigError when there is none."""
-        if name not in self._hooks:
+        if not isinstance(name, str) or name not in self._hooks:
             raise ConfigError(f"there is no hook {name!r}; there are {', '.join(self._hooks) or 'none'}")
         del self._hooks[name]
         self._arrange()
