@@ -9,9 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from orch_protocol.approval import Answered, AnswerQuestion, Consent, Permission, Question
 from orch_protocol.errors import ConfigError
 from orch_protocol.policy import EXIT_PLAN
+from orch_protocol.text import scrub
 from orch_worker.aside import awaited, in_thread
 from orch_worker.opinion import Opinion
 
@@ -195,7 +199,13 @@ class Approvals:
         if not isinstance(said, (bool, Consent)):
             self._note(question.id, f"the approver answered {type(said).__name__}, not a Consent, True or False")
             return Consent(False)
-        return said if isinstance(said, Consent) else Consent(said)
+        if isinstance(said, bool):
+            return Consent(said)
+        try:
+            return replace(msgspec.convert(msgspec.structs.asdict(said), Consent), reason=scrub(said.reason))
+        except msgspec.ValidationError as error:
+            self._note(question.id, f"the approver answered a Consent that is none: {error}")
+            return Consent(False)
 
     async def _said(self, question: Question, approver: Approver) -> tuple[Any, str]:
         """Return what the approver answered, or what it raised as text."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from orch_protocol.errors import ConfigError, StoreError
 from orch_protocol.hook_events import Event
-from orch_protocol.hook_patches import Abort, Approve, Block, Patch
+from orch_protocol.hook_patches import Abort, Approve, Block, Patch, sound
 from orch_protocol.hooks import STAGES, HookRow, HookSaid, HooksSaid, HookTally, Kind, OnError, RunHook, RunHooks
 from orch_protocol.spec import AgentSpec
 from orch_protocol.wire import DECODE_ERRORS
@@ -305,7 +305,7 @@ def _said(came: Came) -> HookSaid:
     if said is None:
         return HookSaid(seconds=seconds)
     if isinstance(said, (Abort, Block, Approve)):
-        return HookSaid(decision=said, seconds=seconds)
+        return HookSaid(decision=sound(said), seconds=seconds)
     if isinstance(said, (Patch, dict)):
         try:
             return HookSaid(msgspec.Raw(msgspec.msgpack.encode(said)), seconds=seconds)

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .messages import Message
 from .prompts import PromptPart
+from .text import scrub
 
 __all__ = [
     "Abort",
@@ -32,6 +33,7 @@ __all__ = [
     "ToolCallPatch",
     "TurnPatch",
     "name_of",
+    "sound",
 ]
 
 Words = Annotated[str, Meta(pattern=r"\S")]
@@ -57,6 +59,13 @@ class Approve(Struct, frozen=True, tag="approve"):
 
 
 Decision: TypeAlias = Abort | Block | Approve
+
+
+def sound(said: Decision) -> Decision:
+    """Return `said` with a text that can be sent: one whose text is none says what it says without one."""
+    (text,) = said.__struct_fields__
+    value = getattr(said, text)
+    return type(said)(scrub(str.__str__(value))) if isinstance(value, str) else type(said)()
 
 
 class Patch(Struct, frozen=True, forbid_unknown_fields=True):

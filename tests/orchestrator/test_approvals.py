@@ -56,6 +56,8 @@ async def test_a_program_may_answer_with_either(tmp_path: Path, said: Any) -> No
             (False, "the user said no"),
             (None, "answered NoneType"),
             (1, "answered int"),
+            (Consent("no"), "a Consent that is none"),  # type: ignore[arg-type]
+            (Consent(True, "ever"), "a Consent that is none"),  # type: ignore[arg-type]
             (KeyError("k"), "KeyError: 'k'"),
         ),
         (asyncio.CancelledError(), "failed: CancelledError"),

@@ -45,6 +45,8 @@ def holding(home: Path, handler: Callable[..., Any], stage: str = "before_output
         (OutputPatch(text="x"), {"text": "x"}, None),
         ({"text": "x"}, {"text": "x"}, None),
         (Abort("no"), None, Abort("no")),
+        (Abort("\ud800"), None, Abort("\N{REPLACEMENT CHARACTER}")),
+        (Abort(None), None, Abort()),  # type: ignore[arg-type]
     ],
 )
 async def test_what_a_function_returns_goes_back_as_data(

@@ -352,6 +352,13 @@ class TestFailures:
         if closed is Block and stage in ("tool_call", "tool_result"):
             assert all("hook 'h'" in text for text in talk.texts())
 
+    @pytest.mark.parametrize("decision", [Block(None), Block("\ud800"), Block(5)])  # type: ignore[arg-type]
+    async def test_a_decision_stands_whatever_its_reason_is(self, decision: Block) -> None:
+        """One whose reason is no text blocks without one."""
+        talk = Hooked(Watched(TWO, "done"), on("tool_call", decision))
+        assert (await talk.ask()).text == "done"
+        assert all("was not run" in text for text in talk.texts())
+
     async def test_a_hook_that_hangs_is_given_up(self) -> None:
         """At its deadline a hook is late; it is not called again while it hangs, and its fail mode applies at once."""
         go, calls = threading.Event(), []

@@ -53,6 +53,7 @@ async def test_what_a_function_returns_is_its_verdict(is_async: bool) -> None:
         (Verdict("maybe"), "whose approval is 'maybe'"),  # type: ignore[arg-type]
         (Verdict("allow", "cloud"), "whose model is 'cloud'"),  # type: ignore[arg-type]
         (Verdict("allow", reason=3), "whose reason is 3"),  # type: ignore[arg-type]
+        (Verdict(["deny"]), "whose approval is ['deny']"),  # type: ignore[arg-type]
         (KeyError("k"), "failed: KeyError: 'k'"),
         (StopIteration(), "failed: StopIteration"),
         (SystemExit(1), "failed: SystemExit: 1"),

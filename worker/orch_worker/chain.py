@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from orch_protocol.hook_events import BeforeSystemPrompt, Event
-from orch_protocol.hook_patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of
+from orch_protocol.hook_patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of, sound
 from orch_protocol.hooks import STAGES, Stage, check_value
 
 from .hooks import Hook
@@ -184,11 +184,11 @@ def _understood(hook: Hook, stage: Stage, said: Any) -> Patch | Decision | None:
         return None
     allowed = set(stage.actions(hook.row.kind)) & set(hook.row.does)
     if isinstance(said, (Abort, Block, Approve)):
-        name = name_of(type(said))
+        decision, name = sound(said), name_of(type(said))
         if name not in allowed:
-            what = f"decided {name!r}, which it cannot at {stage.name}: {getattr(said, 'reason', '') or ''}"
+            what = f"decided {name!r}, which it cannot at {stage.name}: {getattr(decision, 'reason', '')}"
             raise Misuse(what.rstrip(": "), *(("decision",) if not isinstance(said, Approve) else ()))
-        return said
+        return decision
     if stage.patch is None:
         raise Misuse(f"returned {_shown(said)}, but nothing can be changed at {stage.name}")
     if isinstance(said, Mapping):

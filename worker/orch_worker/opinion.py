@@ -66,10 +66,10 @@ class Opinion:
         if not isinstance(said, Verdict):
             return self._no(f"returned {type(said).__name__}, not a Verdict")
         wrong = {
-            "approval": said.approval not in RANK,
-            "model": said.model not in get_args(Model),
-            "data": said.data not in get_args(DataClass),
-            "reason": not isinstance(said.reason, str),
+            "approval": type(said.approval) is not str or said.approval not in RANK,
+            "model": type(said.model) is not str or said.model not in get_args(Model),
+            "data": type(said.data) is not str or said.data not in get_args(DataClass),
+            "reason": type(said.reason) is not str,
         }
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
             return self._no(f"returned a Verdict whose {name} is {getattr(said, name)!r}")
