@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from orch.archival.archiver import Archiver
+from orch_protocol.config import ArchivalConfig, TriggerConfig
+from orch_protocol.errors import StoreError
 from orch_worker.lock import FolderLock
 from orch_worker.transcript import Transcript
+from shapes import SHAPES, work
 
 
 @contextmanager
@@ -39,3 +43,20 @@ def test_a_fork_keeps_no_folder_locked(tmp_path: Path) -> None:
         session.close()
         FolderLock.acquire(tmp_path).release()
         Transcript.open(tmp_path / "s", agent="a", cwd="/").close()
+
+
+def test_a_fork_leaves_an_archiver_to_the_program(tmp_path: Path) -> None:
+    """Two that append to one file would write over each other: what both archived would be damaged."""
+    config = ArchivalConfig(profile="seed", trigger=TriggerConfig(token_threshold=50, tool_call_threshold=1))
+    with Archiver(tmp_path, "anthropic", config=config) as archiver:
+        told = False
+        if (child := os.fork()) == 0:
+            try:
+                archiver.fold(work(SHAPES[0], 1, steps=4, size=400))
+            except StoreError as error:
+                told = "before a fork" in str(error)
+            finally:
+                os._exit(0 if told else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        turn = work(SHAPES[0], 2, steps=4, size=400)
+        assert archiver.unfold(archiver.fold(turn)) == turn

@@ -210,9 +210,18 @@ class Archive(SearchableShelf):
             self.notes.append(f"{self._log.path}: {loaded.report}")
         return self._log
 
-    def _writable(self) -> AppendLog:
+    def check_ours(self) -> None:
+        """Raise StoreError where the folder is not ours any more: closed, removed, or left behind by a fork."""
         if self._closed:
             raise StoreError(f"{self.folder} is closed, and may be another's by now: open it again")
+        if not self._lock.holds():
+            raise StoreError(
+                f"{self.folder} is not this process's: it was removed, or opened before a fork. "
+                "Open it, or in a forked child another folder, anew"
+            )
+
+    def _writable(self) -> AppendLog:
+        self.check_ours()
         if self._log is None or self._log.end > SEGMENT_BYTES:
             if self._log is not None:
                 self._log.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -75,6 +76,8 @@ class Archiver:
         self._beside = beside
         if not isinstance(folder, (str, os.PathLike)):
             raise ConfigError(f"a folder is a path, not {folder!r}")
+        if orchestrator is not None and iscoroutinefunction(getattr(orchestrator, "spawn", None)):
+            raise ConfigError("orchestrator is an Orchestrator, not an AsyncOrchestrator: `query` does not await")
         if isinstance(beside, bool) or not isinstance(beside, int) or beside < 0:
             raise ConfigError(f"beside is a number of tokens, not {beside!r}")
         self._archive = Archive.open(Path(folder))
@@ -176,6 +179,7 @@ class Archiver:
         for `read_archive`.
         """
         check_search(query, limit)
+        self._archive.check_ours()
         return self._search.search(query, limit)
 
     def read_archive(self, id: str, first: int = 1, last: int | None = None) -> list[Any]:
@@ -198,6 +202,7 @@ class Archiver:
         Raises AgentNotFoundError, AmbiguousRefError, DamagedError, BackendError.
         """
         check_entries(id, 1, None)
+        self._archive.check_ours()
         return self._witnesses.query(self._archive.find(id), question)
 
     def tools(self) -> list[Any]:

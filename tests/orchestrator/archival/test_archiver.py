@@ -423,7 +423,12 @@ def test_a_closed_archiver_archives_nothing(shape: Shape, tmp_path: Path) -> Non
     """Its folder may be somebody else's by now; the conversation is what it was."""
     archiver = Archiver(tmp_path, shape.name, config=PROFILES["seed"])
     archiver.close()
-    with pytest.raises(StoreError, match="is closed"):
-        archiver.fold(work(shape, 1, steps=4, size=400))
+    for attempt in (
+        lambda: archiver.fold(work(shape, 1, steps=4, size=400)),
+        lambda: archiver.search("pressure"),
+        lambda: archiver.query("a1", "What was it?"),
+    ):
+        with pytest.raises(StoreError, match="is closed"):
+            attempt()
     with Archiver(tmp_path, shape.name, config=PROFILES["seed"]) as other:
         assert other.archives() == []

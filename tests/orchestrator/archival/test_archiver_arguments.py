@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orch import AsyncOrchestrator
 from orch.archival.archiver import Archiver
 from orch_protocol.config import ArchivalConfig
 from orch_protocol.errors import ConfigError
@@ -23,6 +24,8 @@ def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
     for beside in (-1, "x", True):
         with pytest.raises(ConfigError, match="beside is a number of tokens"):
             Archiver(tmp_path, "openai", beside=beside)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not an AsyncOrchestrator"):
+        Archiver(tmp_path, "openai", orchestrator=AsyncOrchestrator(home=tmp_path, env={}))  # type: ignore[arg-type]
     with Archiver(tmp_path, "openai") as archiver:
         with pytest.raises(ConfigError, match="count from 1"):
             archiver.read_archive("a", 0)
