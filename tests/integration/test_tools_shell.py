@@ -263,10 +263,11 @@ class TestJobs:
         assert f"of {MAX_LOG:,}]" in await status(context, id)
 
     async def test_jobs_end_with_the_agent(self, context: ToolContext) -> None:
-        """Closing what the agent keeps ends every job, also one that ignores signals."""
+        """Closing what the agent keeps ends every job, also one that ignores signals. Who starts one is told."""
+        assert "It ends with your process" in (await run(context, "exec sleep 600", background=True)).text
         for command in ("sleep 600", "trap '' TERM; echo up; sleep 600", "setsid sleep 600 & sleep 600", "true"):
             await start(context, command)
-        await until(context, "job_2", "up")
+        await until(context, "job_3", "up")
         context.belongings.close()
         assert not has_children()
 

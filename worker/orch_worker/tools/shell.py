@@ -49,7 +49,10 @@ async def bash(
     env, start = tool_environment(context, "bash"), starter(context, "bash")
     jobs = context.own(Jobs)
     job = jobs.start(command, lambda log: Command(argv, cwd=context.cwd, env=env, sink=log, start=start))
-    return ToolOutput(f"Started {job.id}. See how it does with bg_status, end it with bg_kill.")
+    return ToolOutput(
+        f"Started {job.id}. See how it does with bg_status, end it with bg_kill. It ends with your process, also when "
+        "nobody has asked you anything for long."
+    )
 
 
 @tool(category="code")
