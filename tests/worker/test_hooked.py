@@ -352,6 +352,21 @@ class TestFailures:
         if closed is Block and stage in ("tool_call", "tool_result"):
             assert all("hook 'h'" in text for text in talk.texts())
 
+    @pytest.mark.parametrize("kind", ["observe", "control"])
+    async def test_an_error_that_cannot_say_what_it_is_is_one_like_others(self, kind: str) -> None:
+        """It is known by its type."""
+
+        class Mute(Exception):
+            def __str__(self) -> str:
+                raise ValueError
+
+        def fail(_event: Any, _ctx: HookContext) -> None:
+            raise Mute
+
+        talk = Hooked(Watched(TWO, "done"), make_hook(fail, "tool_call", name="h", kind=kind))
+        assert (await talk.ask()).text == "done"
+        assert all("hook 'h' failed: Mute" in text for text in talk.texts()) is (kind == "control")
+
     @pytest.mark.parametrize("decision", [Block(None), Block("\ud800"), Block(5)])  # type: ignore[arg-type]
     async def test_a_decision_stands_whatever_its_reason_is(self, decision: Block) -> None:
         """One whose reason is no text blocks without one."""

@@ -86,5 +86,8 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return what is said of `error`."""
-    return f"{type(error).__name__}: {error}"
+    """Return what is said of `error`, whatever it says itself."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

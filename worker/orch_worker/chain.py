@@ -13,6 +13,7 @@ from orch_protocol.hook_events import BeforeSystemPrompt, Event
 from orch_protocol.hook_patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of, sound
 from orch_protocol.hooks import STAGES, Stage, check_value
 
+from .aside import told
 from .hooks import Hook
 from .parts import PartError, patched
 from .threads import Late
@@ -220,7 +221,7 @@ def said_of(error: Exception) -> str:
         return str(error.args[0])
     if isinstance(error, Late):
         return str(error)
-    return f"failed: {type(error).__name__}: {error}"
+    return f"failed: {told(error)}"
 
 
 def _shown(said: Any) -> str:

@@ -18,6 +18,7 @@ from orch_protocol.slash import Argument, CommandRow, Did, Effect, usage
 from orch_protocol.spec import AgentSpec
 from orch_protocol.text import scrub
 
+from .aside import told
 from .hook_context import HookContext
 from .threads import Late, Threads
 from .tools.base import ToolContext
@@ -135,7 +136,7 @@ class Commands:
         except (Late, TimeoutError):
             why = f"it did not answer within {seconds:g} s"
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            why = told(error)
         return Did(f"/{name} of {command.row.source} failed: {why}", is_error=True)
 
     def _context(self, command: SlashCommand, agent: Caller) -> HookContext:

@@ -23,7 +23,7 @@ from orch_protocol.taint import Mark, bits_in
 from orch_protocol.text import scrub
 
 from ..account import Account, Observe
-from ..aside import is_interrupt
+from ..aside import is_interrupt, told
 from ..guard import Guard, Ruling
 from ..markers import denied, withheld
 from ..policy import operation_of
@@ -433,4 +433,4 @@ async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:
 def _say(error: BaseException) -> str:
     if isinstance(error, (ToolError, OrchError)) and str(error):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return told(error)
