@@ -87,7 +87,7 @@ class Orchestrator(Hookable, Templated, Skilled):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="orch", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        atexit.register(self._close)
         try:
             self._wait(self._aio.start())
         except BaseException:
@@ -100,13 +100,18 @@ class Orchestrator(Hookable, Templated, Skilled):
         Takes at most some seconds, also when Ctrl-C comes meanwhile, however often: it has its effect when all is done.
         Only after ten seconds it leaves the rest to the end of the program. In a fork of the program it does nothing.
         """
+        if self._close():
+            signal.raise_signal(signal.SIGINT)
+
+    def _close(self) -> int:
+        """Do that, and return how often Ctrl-C came meanwhile: when the program ends anyway it has nothing to add."""
         if os.getpid() != self._pid:
-            return
+            return 0
         self._forbid_own_thread()
         with Presses(0) as presses:
             with self._lock:
                 if self._closed:
-                    return
+                    return 0
                 self._closed = True
                 self._ending = ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
                 ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
@@ -117,9 +122,8 @@ class Orchestrator(Hookable, Templated, Skilled):
                 if ending.done():
                     self._thread.join()
                     self._loop.close()
-                    atexit.unregister(self.close)
-        if presses.held:
-            signal.raise_signal(signal.SIGINT)
+                    atexit.unregister(self._close)
+        return presses.held
 
     def _run(self) -> None:
         while self._ending is None or not self._ending.done():

@@ -249,6 +249,18 @@ def test_ctrl_c_again_and_again_while_a_root_closes(open_one: Open, caplog: pyte
         assert len(again.agents()) == 3
 
 
+def test_ctrl_c_at_the_end_of_the_program_is_no_complaint(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would tell of an interrupt that nobody can catch any more, with a traceback."""
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr("orch.sync.atexit.register", at_exit.append)
+    launcher = Hammered(3)
+    launcher.go.set()
+    open_one(launcher)
+    for last in at_exit:
+        last()
+    assert launcher.stopped
+
+
 def test_an_end_that_does_not_come_can_be_left(
     open_one: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
