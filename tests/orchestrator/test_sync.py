@@ -365,8 +365,12 @@ def test_an_async_tool_that_would_wait_for_itself_is_told(open_one: Open) -> Non
 def test_what_would_end_the_thread_of_an_orchestrator_ends_nothing(open_one: Open, error: BaseException) -> None:
     """Nobody who asks after that waits for ever, and it can be closed; a tool or an approver that does it fails."""
 
+    watched = threading.Event()
+
     async def leave() -> None:
         """Leave."""
+        while not watched.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
         raise error
 
     async def approve(_: object) -> None:
@@ -382,6 +386,7 @@ def test_what_would_end_the_thread_of_an_orchestrator_ends_nothing(open_one: Ope
         agent = scripted(o, *script, tools=[leave, "task_create"])
         future = agent.submit("go")
         future.add_done_callback(left)
+        watched.set()
         assert future.result(timeout=10).text == "done"
         assert str(agent.show().messages).count(type(error).__name__) == 2
         o.agents()
