@@ -241,7 +241,10 @@ def test_the_shell_pins_and_forgets(daemon: Daemon, capsys: pytest.CaptureFixtur
         (["pin", "1", "x", "y"], {"pin": ["x", "y"]}),
         (["unpin", "1", "x"], {"unpin": ["x"]}),
         (["prune", "1", "x"], {"drop": ["x"], "prune": False, "turns": None, "bytes": None}),
-        (["prune", "1", "--turns", "9", "--bytes", "8"], {"drop": [], "prune": True, "turns": 9, "bytes": 8}),
+        (
+            ["prune", "1", "--turns", "9", "--bytes", "2000000000"],
+            {"drop": [], "prune": True, "turns": 9, "bytes": 2_000_000_000},
+        ),
     ):
         assert run(["workspace", *argv]) == 0
         assert daemon.asked[-1] == ("arrange_workspace", {"ref": "1"} | asked)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
+from collections.abc import Callable
 
 import pytest
 
+from orch_worker import holes
 from orch_worker.holes import filled
 
 HEAD = b"".__sizeof__()
@@ -31,3 +34,22 @@ def test_what_is_made_when_the_holes_are_filled_lies_side_by_side(size: int) -> 
     kept = filled()
     assert pages([make() for _ in range(12_000 // size)]) <= 7 < scattered_over
     assert kept
+
+
+def test_where_nothing_lies_side_by_side_little_is_tried_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with PYTHONMALLOC=debug, or an allocator that puts each thing somewhere else."""
+    there = sorted((bytes(48) for _ in range(20_000)), key=id)
+    tried = dict.fromkeys((*holes.LARGE, *holes.SMALL), 0)
+
+    def maker(size: int) -> Callable[[], object]:
+        ends = itertools.cycle((there[0], there[-1]))
+
+        def make() -> object:
+            tried[size] += 1
+            return next(ends)
+
+        return make
+
+    monkeypatch.setattr(holes, "_maker", maker)
+    assert filled() == []
+    assert max(size * count for size, count in tried.items()) <= 1 << 20

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -170,6 +170,22 @@ def put(context: ToolContext, a: int, b: Path) -> str:
     return f"{a} in {context.cwd / b}"
 
 
+class Listed:
+    """Decorates a function that yields: calling it returns a list."""
+
+    def __init__(self, function: Callable[..., Iterator[int]]) -> None:
+        self.function = function
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[int]:
+        return list(self.function(*args, **kwargs))
+
+
+def digits(a: int) -> Iterator[int]:
+    """Tell digits."""
+    yield from map(int, str(a))
+
+
 class Doubled:
     """What doubles."""
 
@@ -277,6 +293,12 @@ class TestDispatch:
         made = tool(function, name="made")
         assert (list(made.input_schema["properties"]), made.description) == (["a"], says)
         assert text(await dispatch(made, {"a": 3})) == shown
+
+    async def test_an_object_that_a_decorator_made_of_a_function_is_that_function(self) -> None:
+        """What it takes, and what it says of itself, is the function's; what is called is the object."""
+        made = tool(Listed(digits))
+        assert (made.name, list(made.input_schema["properties"]), made.description) == ("digits", ["a"], "Tell digits.")
+        assert text(await dispatch(made, {"a": 12})) == "[1,2]"
 
     async def test_sync_tools_run_in_a_thread(self) -> None:
         """A sync tool does not hold the event loop."""

@@ -138,7 +138,7 @@ def _prune_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
     parser.add_argument("names", metavar="NAME", nargs="*", help="what to forget; none: what is out of use or too much")
     parser.add_argument("--turns", type=words.number, metavar="N", help="what was not used for so many turns")
-    parser.add_argument("--bytes", type=words.number, metavar="N", help="the largest, until all together have so many")
+    parser.add_argument("--bytes", type=words.count, metavar="N", help="the largest, until all together have so many")
 
 
 def _prune(arguments: Namespace) -> int:

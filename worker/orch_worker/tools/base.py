@@ -285,10 +285,14 @@ def _make(function: Callable[..., Any], given: str | None, description: str | No
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what somebody wrote with annotations and a docstring, behind partials, or in an object's class."""
+    """Return what somebody wrote with annotations and a docstring, behind partials, or in an object's class.
+
+    An object that a decorator made of a function has both itself, as `functools.update_wrapper` gave it them.
+    """
     while isinstance(function, functools.partial):
         function = function.func
-    if inspect.isroutine(function) or inspect.isclass(function):
+    own = "__annotations__" in getattr(function, "__dict__", ())
+    if own or inspect.isroutine(function) or inspect.isclass(function):
         return function
     return getattr(type(function), "__call__", function)  # noqa: B004
 
