@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orch import AsyncOrchestrator, Config, Limits, SubagentsConfig
 from orch.launchers.in_process import InProcessLauncher
 from wire.model_server import ModelServer, Request, call, say
@@ -43,13 +45,18 @@ async def test_what_was_left_out_of_a_long_answer_is_read_under_a_handle(server:
     assert "the pump is K-77" in found
 
 
-async def test_for_whom_a_key_is_used_is_said_along_with_it(server: ModelServer, tmp_path: Path) -> None:
-    """Those who are in several organisations name one in the environment, as for the provider's own client."""
-    env = {"ANTHROPIC_API_KEY": "k1", "ANTHROPIC_BASE_URL": server.url, "OPENAI_API_KEY": "k2"}
+async def test_for_whom_a_key_is_used_is_said_along_with_it(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who are in several organisations name one in the environment, as for the provider's own client; nobody else
+    is told, though that client speaks to others as well."""
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-7")
+    env = {"MOONSHOT_API_KEY": "k3", "MOONSHOT_BASE_URL": f"{server.url}/v1"}
+    env |= {"ANTHROPIC_API_KEY": "k1", "ANTHROPIC_BASE_URL": server.url, "OPENAI_API_KEY": "k2"}
     env |= {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_ORG_ID": "org-7", "OPENAI_PROJECT_ID": ""}
     async with AsyncOrchestrator(home=tmp_path, env=env, launcher=InProcessLauncher) as o:
-        for model in ("openai:gpt-4o", "openai:gpt-6-luna", "anthropic:claude-sonnet-5-5"):
+        for model in ("openai:gpt-4o", "openai:gpt-6-luna", "anthropic:claude-sonnet-5-5", "moonshot:kimi-k3"):
             agent = await o.spawn("Help", model=model, tools=[], cwd=tmp_path)
             await agent.query("hi")
-    assert [request.headers.get("openai-organization") for request in server.requests] == ["org-7", "org-7", None]
+    assert [request.headers.get("openai-organization") for request in server.requests] == ["org-7", "org-7", None, None]
     assert not any("openai-project" in request.headers for request in server.requests)

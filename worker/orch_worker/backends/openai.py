@@ -37,7 +37,7 @@ class Sdk:
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
-        return openai.AsyncOpenAI(
+        client = openai.AsyncOpenAI(
             api_key=key,
             base_url=base_url,
             default_headers=headers,
@@ -45,6 +45,8 @@ class Sdk:
             timeout=timeout(deadlines),
             http_client=openai.DefaultAsyncHttpxClient(**client_options(base_url)),
         )
+        client.organization = client.project = None  # of the program's environment: for whom they are, `headers` say
+        return client
 
     async def open(self, client: Any, body: bytes) -> Stream:
         """Send the encoded request and return the stream of its response."""
