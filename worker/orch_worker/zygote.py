@@ -171,6 +171,7 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[An
         from .backends import warm
 
         warm.warm()
+    sys._clear_type_cache()  # of what importing looked up: each would be let go by a fork that looks up something else
     rehearse(folder / f"rehearsal-{template}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
