@@ -113,8 +113,8 @@ def check_arguments(*values: Any) -> None:
             if not all(isinstance(each, str) for each in pair):
                 raise ConfigError(f"{name} is of texts by their names, but has {pair[0]!r}: {type(pair[1]).__name__}")
     run, home = given["run"], given["home"]
-    if home is not None and (not os.fspath(home) or "\0" in os.fspath(home)):
-        raise ConfigError(f"home {os.fspath(home)!r} names no folder: leave it out for the usual one, or name one")
+    if paths.path_of("home", home) == "":
+        raise ConfigError("home '' names no folder: leave it out for the usual one, or name one")
     if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.OWN_RUN)):
         raise ConfigError(
             f"run {run!r} does not do for a name: up to 64 letters, digits, '.', '_' and '-', beginning with a letter "
