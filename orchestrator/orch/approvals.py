@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -137,6 +138,8 @@ class Approvals:
             return Answered(
                 False, self._settled.get(said.id) or "there is no such question, or it was answered already"
             )
+        if _endless(said.seconds):
+            return Answered(False, "its seconds are no number: say how long it holds, or leave them out")
         self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds, said.reason), "")
         return Answered(True)
 
@@ -202,6 +205,8 @@ class Approvals:
         if isinstance(said, bool):
             return Consent(said)
         try:
+            if _endless(said.seconds):
+                raise msgspec.ValidationError(f"seconds is {said.seconds!r}")
             return replace(msgspec.convert(msgspec.structs.asdict(said), Consent), reason=scrub(said.reason))
         except msgspec.ValidationError as error:
             self._note(question.id, f"the approver answered a Consent that is none: {error}")
@@ -227,6 +232,11 @@ class Approvals:
         self._settled[id] = why
         while len(self._settled) > REMEMBERED:
             del self._settled[next(iter(self._settled))]
+
+
+def _endless(seconds: Any) -> bool:
+    """Say whether `seconds` are no number: no time comes after so many."""
+    return isinstance(seconds, float) and math.isnan(seconds)
 
 
 def _shown(grant: Grant, session: str) -> Permission:

@@ -105,6 +105,8 @@ def check_arguments(*values: Any) -> None:
     """Raise ConfigError for one of all arguments of AsyncOrchestrator that is not what it is to be."""
     given = dict(zip(ARGUMENTS, values, strict=True))
     for (name, value), (kind, what) in zip(given.items(), ARGUMENTS.values(), strict=True):
+        if name == "model" and isinstance(value, Config):
+            raise ConfigError("model is text, `provider:model`, and comes first: pass an orch.Config as config=")
         if value is not None and not isinstance(value, kind):
             shown = repr(value) if kind is not Mapping else f"a {type(value).__name__}"  # a key is for no log
             raise ConfigError(f"{name} is {what}, not {shown}; see help(orch.AsyncOrchestrator)")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch import AsyncOrchestrator, AsyncSubagent, ConfigError, ScriptedBackend
+from orch import AsyncOrchestrator, AsyncSubagent, Config, ConfigError, ScriptedBackend
 from orch.testing import fake_world
 
 
@@ -32,6 +32,7 @@ from orch.testing import fake_world
         ({"home": "a\ud800"}, r"home is a path, as text or a Path, not 'a\\ud800'"),
         ({"home": b"a"}, "home is a path, as text or a Path, not b'a'"),
         ({"model": object()}, "model is text, `provider:model`, not <object"),
+        ({"model": Config()}, "and comes first: pass an orch.Config as config=$"),
         ({"launcher": "zygote"}, "launcher is a class of launchers, or a function that makes one, not 'zygote'"),
         ({"approve": "auto"}, "approve is a function, not 'auto'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ async def test_a_program_may_answer_with_either(tmp_path: Path, said: Any) -> No
             (None, "answered NoneType"),
             (1, "answered int"),
             (Consent("no"), "a Consent that is none"),  # type: ignore[arg-type]
+            (Consent(True, "project", seconds=math.nan), "a Consent that is none: seconds is nan"),
             (Consent(True, "ever"), "a Consent that is none"),  # type: ignore[arg-type]
             (KeyError("k"), "KeyError: 'k'"),
         ),
@@ -110,6 +112,7 @@ async def test_the_first_answer_counts(tmp_path: Path) -> None:
     approvals.attend("q", lambda _: None)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
     await asyncio.sleep(0)
+    assert not approvals.answer(AnswerQuestion("q1", True, "project", seconds=math.nan)).taken  # it would never end
     assert approvals.answer(AnswerQuestion("q1", False)) == Answered(True)
     assert not approvals.answer(AnswerQuestion("q1", True)).taken
     assert await asking == "the user said no"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ async def test_what_a_function_returns_is_its_verdict(is_async: bool) -> None:
 
     assert await Opinion(judge_async if is_async else judge).of(CALL, RULES) == Verdict("ask", "local", "so")
     assert seen == [(CALL, RULES, is_async)]
+
+
+class Choice(StrEnum):
+    """What a program may call its answers."""
+
+    ASK = "ask"
+
+
+async def test_a_verdict_of_texts_of_another_class_counts() -> None:
+    """A member of a StrEnum says what its text says, and goes on as that."""
+    said = await Opinion(lambda *_: Verdict(Choice.ASK, reason=Choice.ASK)).of(CALL, RULES)  # type: ignore[arg-type]
+    assert (said, type(said.approval), type(said.reason)) == (Verdict("ask", reason="ask"), str, str)
 
 
 @pytest.mark.parametrize(

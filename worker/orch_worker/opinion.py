@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from typing import Any, Final, cast, get_args
 
-from msgspec.structs import replace
+from msgspec import convert
+from msgspec.structs import asdict, replace
 
 from orch_protocol.errors import ConfigError
 from orch_protocol.policy import RANK, DataClass, Model, PolicyCall, PolicyConfig, Verdict
@@ -65,16 +66,14 @@ class Opinion:
     def _checked(self, said: Any) -> Verdict:
         if not isinstance(said, Verdict):
             return self._no(f"returned {type(said).__name__}, not a Verdict")
-        wrong = {
-            "approval": type(said.approval) is not str or said.approval not in RANK,
-            "model": type(said.model) is not str or said.model not in get_args(Model),
-            "data": type(said.data) is not str or said.data not in get_args(DataClass),
-            "reason": type(said.reason) is not str,
-        }
+        texts = {name: str.__str__(value) for name, value in asdict(said).items() if isinstance(value, str)}
+        known = {"approval": RANK, "model": get_args(Model), "data": get_args(DataClass)}
+        wrong = {name: texts.get(name) not in values for name, values in known.items()}
+        wrong["reason"] = "reason" not in texts
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
             return self._no(f"returned a Verdict whose {name} is {getattr(said, name)!r}")
-        reason = said.reason or f"the policy function {self._name} says so"
-        return replace(said, reason=reason[:MOST_REASON])
+        reason = texts.pop("reason") or f"the policy function {self._name} says so"
+        return convert({**texts, "reason": reason[:MOST_REASON]}, Verdict)
 
     def _no(self, why: str) -> Verdict:
         return Verdict("deny", "any", f"the policy function {self._name} {why}"[:MOST_REASON])
