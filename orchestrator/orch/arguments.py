@@ -126,9 +126,13 @@ def check_arguments(*values: Any) -> None:
 
 def listed(what: str, values: Iterable[Any]) -> list[Any]:
     """Return `values` as a list. Raises ConfigError for what is none, as for a text, whose letters nobody means."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    try:
+        each = None if isinstance(values, str | bytes) else iter(values)
+    except TypeError:
+        each = None
+    if each is None:
         raise ConfigError(f"{what} is a list, not {values!r}")
-    return list(values)
+    return list(each)
 
 
 def names_of(what: str, names: Iterable[str] | None) -> tuple[str, ...] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, AsyncSubagent, Config, ConfigError, ScriptedBackend
+from orch.arguments import listed
 from orch.testing import fake_world
 
 
@@ -87,6 +88,17 @@ async def test_bad_spawns_are_refused(tmp_path: Path, given: dict[str, Any], mat
         with pytest.raises(ConfigError, match=match):
             await o.spawn(options.pop("task"), **options)
         assert await o.agents(all=True) == []
+
+
+def test_whatever_can_be_gone_through_is_a_list() -> None:
+    """Generators, keys, and what only has places."""
+
+    class Places:
+        def __getitem__(self, place: int) -> str:
+            return ["a", "b"][place]
+
+    given: list[Any] = [(each for each in "ab"), {"a": 1, "b": 2}.keys(), Places()]
+    assert [listed("tools", each) for each in given] == [["a", "b"]] * 3
 
 
 def test_a_folder_may_be_said_from_where_the_user_is_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
