@@ -82,7 +82,7 @@ class Messages:
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
-        return anthropic.AsyncAnthropic(
+        client = anthropic.AsyncAnthropic(
             api_key=key,
             base_url=base_url,
             default_headers=headers,
@@ -90,6 +90,8 @@ class Messages:
             timeout=timeout(deadlines),
             http_client=anthropic.DefaultAsyncHttpxClient(**client_options(base_url)),
         )
+        client._custom_headers = headers  # without those of the program's environment, which may be for somebody else
+        return client
 
     async def open(self, client: Any, body: bytes) -> Stream:
         """Send the request and return the stream of its response."""

@@ -45,7 +45,9 @@ class Sdk:
             timeout=timeout(deadlines),
             http_client=openai.DefaultAsyncHttpxClient(**client_options(base_url)),
         )
-        client.organization = client.project = None  # of the program's environment: for whom they are, `headers` say
+        # What they took from the environment of the program may be for somebody else: all that is sent is in `headers`.
+        client.organization = client.project = None
+        client._custom_headers = headers
         return client
 
     async def open(self, client: Any, body: bytes) -> Stream:
