@@ -20,6 +20,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import text_of
 from orch_protocol.text import scrub
 from orch_worker.excerpt import digest, read_spans
+from orch_worker.project import is_project
 from orch_worker.prompt import split_first_prompt
 from orch_worker.store import AppendLog
 from orch_worker.transcript import NAME
@@ -46,9 +47,10 @@ def task_of(found: Found) -> str:
     if not has_messages(found):
         raise ForeignFileError(f"{found.name} holds no message: there is no conversation to go on with")
     messages = (each.message for each in found.entries if isinstance(each, MessageEntry) and not each.deleted)
-    said = (text_of(message) for message in messages if message.role == "user")
+    said = (text_of(message) for message in messages if message.role == "user" and not is_project(message))
     begun = next((text for text in said if text.strip()), found.name)
-    return head_of(found.title or split_first_prompt(begun)[0] or begun)
+    # Whole: an agent that begins anew is told it again.
+    return head_of(found.title) or split_first_prompt(begun)[0].strip() or head_of(begun)
 
 
 def plant(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> None:

@@ -18,7 +18,10 @@ from orch.exchange.reading import read_conversation
 from orch.services import exchanging
 from orch_protocol.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
 from orch_protocol.exchange import ImportSession
-from orch_protocol.messages import text_of, tool_uses
+from orch_protocol.messages import text_of, tool_uses, user
+from orch_protocol.project import ContextConfig
+from orch_worker.estimate import Estimator
+from orch_worker.project import Project, context_text, project_parts
 from orchestrator.archival.pruned import EVER
 from orchestrator.world import opened
 from past import PROFILES, Life
@@ -97,11 +100,15 @@ async def test_a_subagent_that_cannot_be_taken_over(tmp_path: Path, monkeypatch:
 
 
 def test_what_a_session_of_ours_is_about_is_its_task(tmp_path: Path) -> None:
-    """Once the prompt that had it is deleted, it is what was said then."""
+    """Whole, whatever it was told of its project before. Once the prompt that had it is deleted, it is what was said
+    then."""
+    task = f"Mend the pump\n\n{'as it was, ' * 20}and no more"
+    told = context_text(project_parts(Project(about=("A pump",)), "brief", ContextConfig(), Estimator()))
     life = Life(tmp_path / "a")
-    life.turn(asked="Task: Mend the pump\n\nQuery: Which one?")
+    life.seed(user(told))
+    life.turn(asked=f"Task: {task}\n\nQuery: Which one?")
     life.archive()
-    assert task_of(read_conversation(life.transcript.path)) == "Mend the pump"
+    assert task_of(read_conversation(life.transcript.path)) == task
     life.go(None)
     life.prune(EVER)
     life.turn(asked="What of the valve?")
