@@ -185,6 +185,15 @@ class TestExport:
         assert run(["session", "audit", "recording"]) == 0
         assert "4711" in capsys.readouterr().out
         assert run(["session", "audit", "another"]) == 3
+        capsys.readouterr()
+        assert run(["session", "audit", "another.jsonl"]) == 1
+        assert "cannot read another.jsonl" in capsys.readouterr().err
+
+    def test_an_agent_that_is_called_as_a_file_is_audited(self, desk: Desk, tmp_path: Path, capsys: Captured) -> None:
+        """Where no file is."""
+        desk.answers["state"] = {"folder": str(tmp_path / "talk")}
+        assert run(["session", "audit", "v1.json"]) == 0
+        assert "4711" in capsys.readouterr().out
 
     def test_what_is_left_out_is_told(self, tmp_path: Path, capsys: Captured) -> None:
         """On standard error: what is written stays data."""

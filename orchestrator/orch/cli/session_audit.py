@@ -47,14 +47,15 @@ def _audit(arguments: Namespace) -> int:
 
 
 def _file(key: str) -> str:
-    """Return the file that `key` means, whatever it is called: no agent is."""
-    if words.is_file(key):
+    """Return the file that `key` means, whatever it is called: no agent is. An agent may be called as a file is."""
+    looks = words.is_file(key)
+    if looks and (os.path.sep in key or os.path.exists(key)):
         return key
     connection = Connection()
     try:
         state = connection.call("state", {"ref": key})
     except Failure as failure:
-        if failure.kind != "AgentNotFoundError" or not os.path.isfile(key):
+        if failure.kind != "AgentNotFoundError" or not (looks or os.path.isfile(key)):
             raise
         return key
     finally:
