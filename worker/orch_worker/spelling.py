@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["WORD", "attached", "linked", "respelled", "tails"]
+__all__ = ["WORD", "attached", "linked", "respelled", "tails", "unseparated"]
 
 UNKNOWN: Final = "$__"
 DEEPEST: Final = 16
@@ -18,15 +18,23 @@ _ESCAPED: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(?:[xu]([0-9A-Fa-f]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
 _MADE_UP: Final = re.compile(r"(?<=/)(?:\$\([^()]*\)|`[^`\n]*`)|(?:\$\([^()]*\)|`[^`\n]*`)(?=/)")
 """What another command says, as a part of a path."""
-_SERIES: Final = re.compile(r"\{[\w-]+\.\.[\w-]+(?:\.\.-?\d+)?\}|(?<=/)\{\}|\{\}(?=/)")
+_DATE: Final = re.compile(r"..?date\s+(?:-u\s+)?['\"]?\+['\"]?%[FHMSTYdjmsy][%\w:-]*['\"]?\W")
+NUMBER: Final = "[0-9]*"
+_SERIES: Final = re.compile(
+    r"\{(?:(?P<number>\d+\.\.\d+)|(?P<letter>[A-Za-z]\.\.[A-Za-z])|-?\d+\.\.-?\d+)(?:\.\.-?\d+)?\}|(?<=/)\{\}|\{\}(?=/)"
+)
 """One after the other: `{a..c}`, and what `find` and `xargs` put in."""
 _GOES: Final = re.compile(r"(?<![^\s;&|(`{])[\\'\"]*(?:c[\\'\"]*d|p[\\'\"]*u[\\'\"]*s[\\'\"]*h[\\'\"]*d)[\\'\"]*(?=\s)")
 _OWN: Final = re.compile(r"/proc/[^/\s]+/(?:task/[^/\s]+/)?cwd\b")
 """The folder that whoever looks works in."""
 _LINKS: Final = re.compile(r"\b(?:ln|(?P<copies>cp))\s([^;&|\n]*)|\bsymlink(?:_to|Sync)?\(([^\n;]*)")
 _AS_LINKS: Final = re.compile(r"(?:^|\s)-(?:[a-zA-Z]*s|-symbolic-link)")
-WORD: Final = re.compile(r"[^\s'\"`;|&<>(){}\[\],]+")
-_ATTACHED: Final = re.compile(r"-[A-Za-z]+(?=[./~$*])")
+WORD: Final = re.compile(r"(?:[^\s'\"`;|&<>(){}\[\],]+|\[0-9\])+")
+_ATTACHED: Final = re.compile(r"-[A-Za-z]+(?=[./~*]|\$[^\s/]*/)")
+_SEPARATED: Final = re.compile(
+    r"(\b(?:[gmn]?awk|column|cut|join|paste|sort)\s+(?:-[\w,.=-]+\s+)*-[A-Za-z]*[Fdst])/(?=\s|$)"
+)
+"""A slash that is no folder, but between the fields of a line."""
 
 
 def respelled(text: str) -> str:
@@ -34,12 +42,20 @@ def respelled(text: str) -> str:
     text = text.replace("\\\n", "")
     if "$'" in text:
         text = _ESCAPED.sub(_plain, text)
-    text = _MADE_UP.sub(UNKNOWN, _OWN.sub(".", text))
-    return _GOES.sub(_goes, _SERIES.sub("*", text))
+    text = _MADE_UP.sub(_made_up, _OWN.sub(".", text))
+    return _GOES.sub(_goes, _SERIES.sub(_series, text))
+
+
+def unseparated(text: str) -> str:
+    """Return `text` without slashes that are options of commands which take lines apart: `cut -d/`."""
+    return _SEPARATED.sub(r"\1", text)
 
 
 def attached(word: str) -> Iterator[str]:
-    """Yield what may be the value in `word`, an option that it is written right behind: `-T../file`."""
+    """Yield what may be the value in `word`, an option that it is written right behind: `-T../file`.
+
+    A variable alone is none: how many or which one, as in `-n$N`, it says more often.
+    """
     if word.startswith("-") and "/" in word[2:]:
         yield word[2:]
     if found := _ATTACHED.match(word):
@@ -65,6 +81,14 @@ def _plain(found: re.Match[str]) -> str:
         return chr(int(escape[1] or escape[2], 16 if escape[1] else 8)) if escape[1] or escape[2] else escape[3]
 
     return f"'{_ESCAPE.sub(character, found[1])}'"
+
+
+def _made_up(found: re.Match[str]) -> str:
+    return NUMBER if _DATE.fullmatch(found[0]) else UNKNOWN
+
+
+def _series(found: re.Match[str]) -> str:
+    return NUMBER if found["number"] else "?" if found["letter"] else "*"
 
 
 def _goes(found: re.Match[str]) -> str:
