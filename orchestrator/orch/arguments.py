@@ -17,6 +17,7 @@ from orch_protocol.services import Spawn
 from orch_protocol.spec import BackendSpec
 from orch_protocol.text import scrub
 from orch_protocol.wire import DECODE_ERRORS
+from orch_worker.secret import holds_secret, plain
 from orch_worker.tools.base import Tool, tool
 
 from . import paths
@@ -97,8 +98,10 @@ def as_data(request: Request) -> Request:
 
 def keys_in(env: Mapping[str, str], others: Iterable[str] = ()) -> dict[str, str]:
     """Return the providers' secrets in `env`, and the `others`, for workers to read from their birth pipe and nowhere
-    else."""
-    return {name: value for name, value in env.items() if value and (name.endswith(SECRETS) or name in others)}
+    else. Of the others those that are no secrets go by what `plain` returns."""
+    found = {name: value for name, value in env.items() if value and name.endswith(SECRETS)}
+    wanted = {name: env[name] for name in others if env.get(name) and name not in found}
+    return found | {name if holds_secret(name, value) else plain(name): value for name, value in wanted.items()}
 
 
 def check_arguments(*values: Any) -> None:

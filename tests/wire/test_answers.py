@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,23 @@ async def test_for_whom_a_key_is_used_is_said_along_with_it(
             await agent.query("hi")
     assert [request.headers.get("openai-organization") for request in server.requests] == ["org-7", "org-7", None, None]
     assert not any("openai-project" in request.headers for request in server.requests)
+
+
+async def test_what_a_header_is_made_of_is_seen_unless_it_is_a_secret(server: ModelServer, tmp_path: Path) -> None:
+    """The name of a team stands in many a file; a token is a key, whichever header it goes in."""
+    acme = {
+        "api": "chat",
+        "base_url": f"{server.url}/v1",
+        "keys": ["ACME_API_KEY"],
+        "headers": {"X-Team": "{ACME_TEAM}", "X-Gate": "{ACME_GATE_TOKEN}", "X-Not": "{ACME_UNSET}"},
+    }
+    (tmp_path / "models.json").write_text(json.dumps({"providers": {"acme": acme}}))
+    (tmp_path / "owners").write_text("platform-team has gate-0123")
+    env = {"ACME_API_KEY": "k1", "ACME_TEAM": "platform-team", "ACME_GATE_TOKEN": "gate-0123"}
+    server.script += [call({"call": "read_file", "input": {"path": "owners"}}), say("Theirs.")]
+    async with AsyncOrchestrator("acme:large", home=tmp_path, env=env, launcher=InProcessLauncher) as o:
+        await (await o.spawn("Find whose it is", tools=["read_file"], cwd=tmp_path)).query("Whose?")
+    asked, told = server.requests
+    assert (asked.headers["x-team"], asked.headers["x-gate"]) == ("platform-team", "gate-0123")
+    assert "x-not" not in asked.headers
+    assert "platform-team has [a key]" in str(told.body["messages"])

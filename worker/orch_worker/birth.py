@@ -16,7 +16,7 @@ from orch_protocol.spec import Birth
 from orch_protocol.zygote import LENGTH_BYTES, Fork, decode_birth, decode_fork
 
 from . import kernel
-from .secret import masked
+from .secret import masked, secrets_of
 
 __all__ = ["Entry", "hide", "live", "load", "prepare"]
 
@@ -56,7 +56,7 @@ def live(entry: Callable[[], Entry], fork: Fork, pipe: int) -> NoReturn:
     code = 1
     try:
         birth = _settle(fork, pipe)
-        _Text.secrets = tuple(birth.keys.values())
+        _Text.secrets = secrets_of(birth.keys)
         code = _code(
             entry()(
                 birth=birth,

@@ -62,7 +62,7 @@ from .interjections import Interjection
 from .loop import Brake
 from .root import Root
 from .runtime import Runtime
-from .secret import masked
+from .secret import masked, secrets_of
 from .tale import Tale
 
 __all__ = ["Host", "Line", "Make"]
@@ -438,7 +438,7 @@ class Host:
 
     def _finish(self, query_id: str, finished: Finished) -> None:
         if finished.error is not None:
-            told = masked(finished.error.message, self._birth.keys.values())
+            told = masked(finished.error.message, secrets_of(self._birth.keys))
             finished = replace(finished, error=replace(finished.error, message=told))
         try:
             self._courier.send("finished", finished, query_id)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from .backends.vendors import VENDORS
 
-__all__ = ["Masker", "holds_secret", "is_secret", "masked"]
+__all__ = ["Masker", "holds_secret", "is_secret", "masked", "plain", "secrets_of"]
 
 SECRET: Final = re.compile(
     r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|KEY)S?($|_)|(^|_)(TOKEN|PAT|PASS|AUTH(?!_SOCK$)|DSN)($|_)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL",
@@ -32,6 +32,16 @@ def is_secret(name: str) -> bool:
 def holds_secret(name: str, value: str) -> bool:
     """Whether the variable `name` looks as if `value` were a secret, or an address with a password."""
     return is_secret(name) or (not name.upper().endswith(PROXY) and PASSWORD_IN_ADDRESS.search(value) is not None)
+
+
+def plain(name: str) -> str:
+    """Return what the variable `name` goes by among keys when its value is no secret: no variable is called so."""
+    return f"{{{name}}}"
+
+
+def secrets_of(keys: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values of `keys` that nobody is to see."""
+    return tuple(value for name, value in keys.items() if not name.startswith("{"))
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

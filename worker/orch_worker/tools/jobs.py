@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ..secret import Masker
+from ..secret import Masker, secrets_of
 from .base import ToolContext, ToolError
 from .command import Command, ended_by
 
@@ -79,7 +79,7 @@ class Jobs:
         if context.folder is None:
             raise ToolError("no background jobs here: this agent has no session folder for their output")
         self._folder = context.folder / "jobs"
-        self._secrets = tuple(context.keys.values())
+        self._secrets = secrets_of(context.keys)
         self._jobs: dict[str, Job] = {}
         self._closing = False
 

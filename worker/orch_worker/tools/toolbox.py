@@ -28,7 +28,7 @@ from ..guard import Guard, Ruling
 from ..markers import denied, withheld
 from ..policy import operation_of
 from ..purse import FREE, Purse
-from ..secret import masked
+from ..secret import masked, secrets_of
 from ..taint import LABEL, labelled
 from ..tokens import clip
 from .base import Tool, ToolContext, ToolError, ToolOutput
@@ -377,7 +377,7 @@ class Toolbox:
 
     def _without_keys(self, output: ToolOutput) -> ToolOutput:
         """Return `output` without the keys of the agent's process, wherever the tool came upon them."""
-        text = masked(output.text, self._context.keys.values())
+        text = masked(output.text, secrets_of(self._context.keys))
         return output if text == output.text else replace(output, text=text)
 
     def _abandon(self, task: asyncio.Task[ToolOutput]) -> None:
