@@ -71,13 +71,13 @@ class Draft:
             self.summarise.append(full.id)
         return full
 
-    def changed(self, was: Sequence[Piece], now: Sequence[Piece], holder: str) -> None:
-        """Take down that the archive `holder` turned `was` into `now`."""
-        start = next(place for place, (one, other) in enumerate(zip(was, now, strict=False)) if one is not other)
-        most = min(len(was), len(now)) - start
-        pairs = zip(reversed(was), reversed(now), range(most), strict=False)
-        same = next((place for one, other, place in pairs if one is not other), most)
-        items = [self._by_piece[id(piece)] for piece in was[start : len(was) - same]]
+    def changed(self, was: Sequence[Piece], now: Sequence[Piece], holder: str, start: int, stop: int) -> None:
+        """Take down that the archive `holder` turned `was` into `now`, where what it archived went from `start` to
+        `stop`: all before and behind that is the same."""
+        same = len(was) - stop
+        # Of what it archived a prompt may stay as it was.
+        start = next(place for place in range(start, len(was)) if was[place] is not now[place])
+        items = [self._by_piece[id(piece)] for piece in was[start:stop]]
         record = self.shelf.records[holder]
         first, last, cover = items[0].first, items[-1].last, joined([item.note for item in items])
         stubs = now[start : len(now) - same]

@@ -30,7 +30,7 @@ Store = Callable[[Record, Sequence[Piece], Sequence[Message], bool], Record]
 
 The last argument says whether a model is to be asked for a summary. Raises StoreError.
 """
-Changed = Callable[[Sequence[Piece], Sequence[Piece], str], None]
+Changed = Callable[[Sequence[Piece], Sequence[Piece], str, int, int], None]
 """Told what a conversation was, what it is, and the id of the archive that made the difference."""
 
 CHARS_A_TOKEN: Final = 4
@@ -105,7 +105,7 @@ class Folding:
             pieces, done = means[planned.kind](was, msgspec.structs.replace(planned, **places))
             folded += done
             if done and self._changed is not None:
-                self._changed(was, pieces, done[0].id)
+                self._changed(was, pieces, done[0].id, places["start"], places["stop"])
         return pieces, folded
 
     def _turn(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig
+from orch.archival.draft import Draft
 from orch.archival.engine import Archives
 from orch.archival.gate import Prices
 from orch_protocol.config import TriggerConfig
@@ -61,3 +62,38 @@ async def test_the_turn_that_ended_goes_without_an_answer_too(transcript: Transc
     ids = [transcript.message(message, "q1").id for message in (user("one?"), *step(1))]
     assert await planned(transcript, stop_reason="max_turns", last=ids[-1]) == [(ids[1], ids[-1])]
     assert await planned(transcript) == []
+
+
+class Watched(list[Any]):
+    """Pieces that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        Watched.looks += 1 if isinstance(place, int) else len(super().__getitem__(place))
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[place] for place in range(len(self)))
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self[place] for place in range(len(self) - 1, -1, -1))
+
+
+async def test_many_turns_that_go_at_once_are_not_compared_with_all_that_stays(
+    transcript: Transcript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an imported conversation: for each archive what it archives is looked at, however long the rest is."""
+    turns = 60
+    for turn in range(turns):
+        for message in (user("what?"), *step(turn), assistant("so")):
+            transcript.message(message, f"q{turn}")
+    changed = Draft.changed
+
+    def watched(draft: Draft, was: Any, now: Any, *said: Any) -> None:
+        changed(draft, Watched(was), Watched(now), *said)
+
+    monkeypatch.setattr(Draft, "changed", watched)
+    Watched.looks = 0
+    assert len(await planned(transcript, stop_reason="end_turn")) == turns
+    assert Watched.looks < 20 * turns
