@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,27 @@ def test_rehearsal_leaves_nothing_behind(
     assert len(set(played)) == rehearsal.TIMES > 8
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
+
+
+def test_rehearsal_is_over_when_the_threads_of_its_tools_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that take a while to end when they have said what came of it: the zygote forks with none."""
+    before, waited = set(threading.enumerate()), threading.Event()
+    run, join = threading.Thread.run, threading.Thread.join
+
+    def run_on(thread: threading.Thread) -> None:
+        run(thread)
+        waited.wait(20)
+
+    def join_now(thread: threading.Thread, timeout: float | None = None) -> None:
+        waited.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "run", run_on)
+    monkeypatch.setattr(threading.Thread, "join", join_now)
+    rehearsal.rehearse(tmp_path / "r")
+    left = set(threading.enumerate()) - before
+    waited.set()
+    assert not left
 
 
 def test_what_a_killed_zygote_left_is_removed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ def rehearse(folder: Path) -> None:
 
     Where that cannot be done, or takes too long, only the head start is lost.
     """
+    there = {*threading.enumerate()}
     shutil.rmtree(folder, ignore_errors=True)  # a zygote that was killed could not
     try:
         with unsynced():
@@ -46,6 +48,8 @@ def rehearse(folder: Path) -> None:
     except Exception:
         traceback.print_exc()
     finally:
+        for thread in {*threading.enumerate()} - there:  # those of its tools: none may be there when there are forks
+            thread.join(SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
 
