@@ -37,6 +37,7 @@ from orch_worker.turns import is_answered
 
 from .exchange.found import Found, Kept, Told, path_of
 from .exchange.writing import TELLING
+from .tombstones import emptied
 
 __all__ = ["Retold", "differences", "plain", "source_of", "story_of", "with_requests"]
 
@@ -290,7 +291,13 @@ def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
     kept = [
         UnknownEntry(entry.id, entry.parent_id, entry.type) if isinstance(entry, Kept) else entry for entry in entries
     ]
-    return Session.fold(kept).messages
+    session = Session.fold(kept)
+    gone = {entry.id: entry.deleted for entry in entries if isinstance(entry, MessageEntry) and entry.deleted}
+    for item in session.view.items:
+        # What an archive that was deleted left in its place is told as it stands.
+        if (when := gone.get(item.last)) and item.message == emptied(item.message, when):
+            raise ConfigError(f"what was said before it was deleted on {when[:10]}: that cannot be told again")
+    return session.messages
 
 
 def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEnd], *, hooks: bool) -> dict[str, Any]:

@@ -26,8 +26,9 @@ from orch_protocol.policy import PolicyConfig
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.memory_file import FileMemory
 from orch_worker.transcript import Transcript
+from orchestrator.archival.pruned import EVER
 from orchestrator.world import opened
-from past import EAGER
+from past import EAGER, PROFILES, Life, steps
 from recordings import dump_lines
 from sessions import pi_tree
 
@@ -375,3 +376,23 @@ def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> Non
     found = read_conversation(tmp_path / "a" / "session.jsonl")
     with pytest.raises(ConfigError, match=words):
         story_of(found, SPEC)
+
+
+def test_what_was_said_elsewhere_before_and_is_deleted_cannot_be_told_again(tmp_path: Path) -> None:
+    """The model was told it, or what an archive left of it in its place: as long as that stood there, it still does."""
+    life = Life(tmp_path / "a", PROFILES["gated"])
+    life.seed(user("how many valves?"), *steps(3, "a", 200), assistant("two"))
+    life.turn(asked="which?", answer="red")
+    assert len(life.archive()) == 1
+    life.turn(asked="since when?", answer="since May")
+    life.prune(EVER)
+    with pytest.raises(ConfigError, match="what was said before it was deleted on 2026-11-21"):
+        story_of(read_conversation(life.transcript.path), SPEC)
+    early = Life(tmp_path / "b", PROFILES["gated"])
+    early.seed(user("how many valves?"), *steps(3, "a", 200), assistant("two"))
+    [holder] = early.archive()
+    early.turn(asked="which?", answer="red")
+    early.prune(EVER)
+    assert holder in str(story_of(read_conversation(early.transcript.path), SPEC)["history"])
+    for each in (life, early):
+        each.close()
