@@ -82,6 +82,17 @@ class TestFriendly:
         inner = msgspec.structs.replace(context, cwd=context.cwd / "sub")
         assert await ask(git_diff, inner, staged=True) == f"No differences.\n{note}"
 
+    @pytest.mark.parametrize("ref", ["HEAD:sub..HEAD", "HEAD:sub/b.txt", "HEAD:sub..HEAD:"])
+    async def test_no_folder_of_a_commit_is_compared_where_some_are_kept_away(
+        self, context: ToolContext, ref: str
+    ) -> None:
+        """There files go by other names than in the folder, which the policy does not know."""
+        rules = (str(context.cwd.resolve() / "sub"),), {}, frozenset[Bit]()
+        context.belongings.get("sieve", lambda: lambda tool, _: Sieve(tool, *rules, bounded=True))
+        with pytest.raises(ToolError, match="names a folder or file of a commit: name commits"):
+            await ask(git_diff, context, ref=ref)
+        assert "b.txt" not in await ask(git_diff, context, ref="HEAD@{10:00}")
+
     async def test_diff(self, context: ToolContext, git: Git) -> None:
         """Changes against the index, what is staged, and against commits."""
         assert await ask(git_diff, context) == "No differences."

@@ -352,6 +352,8 @@ async def test_what_is_denied_is_passed_over_where_folders_are_searched(tmp_path
     assert await seen(shell, "list_files", path="keys") == "keys/x.txt" + note.format(1)
     assert await seen(shell, "list_files", path="s") == "No files below 's'." + note.format(1)
     assert await seen(PolicySpec(), "list_files", path="s") == "s/k.pem"
+    for glob in ("x.t*", "x.d*"):  # what they are called that are passed over, it says by no number
+        assert (await seen(program, "list_files", glob=glob)).endswith(note.format(5))
 
 
 async def test_what_somebody_was_asked_about_is_not_passed_over(tmp_path: Path) -> None:

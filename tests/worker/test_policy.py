@@ -33,6 +33,8 @@ from orch_worker.policy import (
     judge,
     passed_over,
     strictest,
+    under,
+    within,
 )
 from orch_worker.tools.presets import BUILTIN, load
 
@@ -265,3 +267,17 @@ def test_the_reason_names_path_and_rule() -> None:
     """A reason says which path met which rule, so that it can be looked up."""
     verdict = judge(call("bash", "/w/no/x"), grounds("cli", denied_paths=("/w/no",)))
     assert verdict.reason == "/w/no/x is denied by denied_paths (/w/no)"
+
+
+@given(
+    st.lists(
+        st.sampled_from(["*.k", "[ab]?", "a", "/", "/a", "/a/b", "/*/b", "/a/*.k", "/*/*/a", "/a/b/a/b"]), max_size=4
+    ),
+    st.lists(st.lists(st.sampled_from(["a", "b", "ab", "x.k"]), min_size=1, max_size=4), max_size=4),
+)
+def test_many_files_fall_under_the_rules_that_each_does(rules: list[str], paths: list[list[str]]) -> None:
+    """Whichever was asked about before."""
+    says = under(rules)
+    for parts in paths:
+        path = "/" + "/".join(parts)
+        assert says(path) == any(within(path, rule) for rule in rules)

@@ -5,8 +5,9 @@ Every source gives its own verdict, and the most restrictive one counts: none of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
+import re
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from msgspec import Struct
@@ -39,6 +40,7 @@ __all__ = [
     "operation_of",
     "passed_over",
     "strictest",
+    "under",
     "within",
 ]
 
@@ -152,6 +154,37 @@ def within(path: str, rule: str) -> bool:
 
 def _same(part: str, rule: str) -> bool:
     return part == rule or fnmatchcase(part, rule) or fnmatchcase(rule, part)
+
+
+def under(rules: Iterable[str]) -> Callable[[str], bool]:
+    """Return what says of the path of a file, as `within` does of one without wildcards, whether it is under one of
+    `rules`: soon, however many are asked about, since most lie in few folders."""
+    given = tuple(rules)
+    names = [_is(rule) for rule in given if "/" not in rule]
+    wanted = [[_is(part) for part in rule.split("/") if part] for rule in given if "/" in rule]
+    known: dict[str, tuple[bool, list[Callable[[str], object]]]] = {}
+
+    def looked_at(folder: str) -> tuple[bool, list[Callable[[str], object]]]:
+        """Return whether all in `folder` is, and what its files are called that are."""
+        parts = [part for part in folder.split("/") if part]
+        met = [rule for rule in wanted if all(is_it(part) for is_it, part in zip(rule, parts, strict=False))]
+        whole = any(is_it(part) for part in parts for is_it in names) or any(len(rule) <= len(parts) for rule in met)
+        return whole, [*names, *(rule[-1] for rule in met if len(rule) == len(parts) + 1)]
+
+    def says(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        if folder not in known:
+            known[folder] = looked_at(folder)
+        whole, called = known[folder]
+        return whole or any(is_it(name) for is_it in called)
+
+    return says
+
+
+def _is(rule: str) -> Callable[[str], object]:
+    if any(each in rule for each in "*?["):
+        return re.compile(f"{translate(rule)}|{re.escape(rule)}\\Z").match
+    return rule.__eq__
 
 
 def meets(call: Call, rules: Iterable[str]) -> Iterator[tuple[Place, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from orch_protocol.taint import BITS, Bit, Mark, mark
 
-from .policy import within
+from .policy import under
 
 __all__ = ["Sieve"]
 
@@ -30,21 +30,25 @@ class Sieve:
         *,
         bounded: bool,
     ) -> None:
-        self._tool, self._away, self._brings, self._bounded = tool, away, brings, bounded
+        self._tool, self._bounded = tool, bounded
+        self._away = under(away)
+        self._brings = {bit: under(rules) for bit, rules in brings.items()}
         self._there = there
         self._marks: dict[Bit, Mark] = {}
         self._passed = 0
 
+    def keeps_away(self, path: str) -> bool:
+        """Return whether the file at `path` is passed over, whatever is looked for."""
+        if is_away := self._away(path):
+            self._passed += 1
+        return is_away
+
     def lets(self, path: str) -> bool:
-        """Return whether something of the file at `path` may be shown; if so, that counts as done."""
-        brings = {
-            bit
-            for bit, rules in self._brings.items()
-            if bit not in self._marks and any(within(path, rule) for rule in rules)
-        }
+        """Return whether something of the file at `path`, one that is not kept away, may be shown; if so, that counts
+        as done."""
+        brings = {bit for bit, says in self._brings.items() if bit not in self._marks and says(path)}
         now = self._there | brings
-        third = self._bounded and now != self._there and len(now) == len(BITS)
-        if third or any(within(path, rule) for rule in self._away):
+        if self._bounded and now != self._there and len(now) == len(BITS):
             self._passed += 1
             return False
         self._there = now

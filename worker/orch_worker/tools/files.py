@@ -246,6 +246,8 @@ def _files(
     wanted = [glob_regex(each) for each in alternatives(glob)] if glob else None
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
     for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
+        if sieve is not None and sieve.keeps_away(str(root / shown)):
+            continue  # whatever the glob: how many fit would say what they are called
         named = (shown.removeprefix(below), shown)
         matches = wanted is None or any(regex.fullmatch(name) for regex in wanted for name in named)
         if matches and (sieve is None or sieve.lets(str(root / shown))):

@@ -23,6 +23,7 @@ __all__ = ["git_diff", "git_log", "git_status"]
 
 MAX_WRITTEN: Final = 8 << 20
 REVISION: Final = re.compile(r"[\w.@^~][\w./@^~{}:+-]*")
+IN_BRACES: Final = re.compile(r"\{[^{}]*\}")
 FORMAT: Final = "%h %ad %an%d%n    %s"
 # Settings of a repository that would start programs of its choice, or reach out.
 SAFE: Final = (
@@ -80,12 +81,17 @@ async def git_diff(
     what = [*options, *(["--cached"] if staged else []), *([_revision(ref)] if ref is not None else [])]
     where = [_below(context, path)]
     if (sieve := context.sieve("git_diff", inside(context, path))) is not None:
+        if ref is not None and ":" in IN_BRACES.sub("", ref):
+            raise ToolError(
+                f"{ref!r} names a folder or file of a commit: name commits, and the folder or file as path."
+            )
         run, env = await _begun(context, "diff")
         listed = await _said(run, (0,), "diff", *what, *NAMES, "--", *where, env=env)
         names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
-        shown = [name for name in names if sieve.lets(str(context.cwd.resolve() / name))]
-        if len(shown) < len(names):
-            where = shown
+        real = {name: str(context.cwd.resolve() / name) for name in names}
+        shown = [name for name in names if not sieve.keeps_away(real[name]) and sieve.lets(real[name])]
+        if len(shown) < len(names) or len(names) <= MOST_NAMED:
+            where = shown  # and not what differs by now
         if len(where) > MOST_NAMED:
             raise ToolError(f"{len(where):,} files differ: say which with path.")
     text = (await _git(context, "diff", *what, "--", *where) if where else "") or "No differences."
