@@ -63,9 +63,12 @@ Decision: TypeAlias = Abort | Block | Approve
 
 def sound(said: Decision) -> Decision:
     """Return `said` with a text that can be sent: one whose text is none says what it says without one."""
-    (text,) = said.__struct_fields__
+    kind = next(
+        each for each in (Abort, Block, Approve) if isinstance(said, each)
+    )  # it may be of a program's own class
+    (text,) = kind.__struct_fields__
     value = getattr(said, text)
-    return type(said)(scrub(str.__str__(value))) if isinstance(value, str) else type(said)()
+    return kind(scrub(str.__str__(value))) if isinstance(value, str) else kind()
 
 
 class Patch(Struct, frozen=True, forbid_unknown_fields=True):

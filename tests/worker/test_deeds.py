@@ -108,3 +108,13 @@ async def test_what_a_person_ran_counts_for_no_hook_that_looks_on(tmp_path: Path
     other = Agent(tmp_path / "other", on("tool_result", lambda event: seen.append(event)))
     assert await run(other, heard=False) == "'token 12345'"
     assert (seen, other.told) == ([], [])
+
+
+async def test_a_hook_that_failed_to_hide_something_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the log, also where what it looked at may be seen all the same."""
+    agent = Agent(tmp_path, fails("tool_result", on_error="open"))
+    await run(agent)
+    assert agent.told == ["[The user ran:]\n/py token\n[It came to:]\n'token 12345'"]
+    assert "hook h at tool_result: failed: ValueError: broken" in capsys.readouterr().out

@@ -28,6 +28,12 @@ from orch_worker.tools.toolbox import Toolbox
 from talk import Root, assert_valid
 
 
+class Refused(Block, frozen=True):
+    """What a program may make of a Block."""
+
+    code: int = 0
+
+
 class TestEveryAction:
     """Each thing that a stage honours has its effect in the next request, tool run, or reply."""
 
@@ -367,10 +373,13 @@ class TestFailures:
         assert (await talk.ask()).text == "done"
         assert all("hook 'h' failed: Mute" in text for text in talk.texts()) is (kind == "control")
 
-    @pytest.mark.parametrize("decision", [Block(None), Block("\ud800"), Block(5)])  # type: ignore[arg-type]
+    @pytest.mark.parametrize(
+        "decision",
+        [Block(None), Block("\ud800"), Block(5), Refused("no", 7)],  # type: ignore[arg-type]
+    )
     async def test_a_decision_stands_whatever_its_reason_is(self, decision: Block) -> None:
         """One whose reason is no text blocks without one."""
-        talk = Hooked(Watched(TWO, "done"), on("tool_call", decision))
+        talk = Hooked(Watched(TWO, "done"), on("tool_call", decision, on_error="open"))
         assert (await talk.ask()).text == "done"
         assert all("was not run" in text for text in talk.texts())
 

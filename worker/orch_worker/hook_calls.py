@@ -220,8 +220,15 @@ class HookCalls:
         return followed
 
     async def sift(self, event: Event) -> Followed:
-        """Return what comes of an event that is none of a turn's: those that only look on are not told of it."""
-        return await run_chain(self._registry.steps(event.stage), self._stamped(event), self._call, lambda *_: None)
+        """Return what comes of an event that is none of a turn's: those that only look on are not told of it, and of
+        others nothing counts but what went wrong."""
+        event = self._stamped(event)
+        followed = await run_chain(self._registry.steps(event.stage), event, self._call, lambda *_: None)
+        for done in followed.done:
+            if done.error and (hook := self._registry.find(done.hook)) is not None:
+                self._tally(hook).add(done, counted=False)
+                print(f"hook {done.hook} at {done.stage}: {done.error}", flush=True)
+        return followed
 
     def note(self, event: Event) -> None:
         """Let the hooks of the event's stage be told, at which there is nothing to be done but to observe."""
