@@ -59,13 +59,10 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def has_children() -> bool:
-    """Whether this process has a child, alive or not yet reaped."""
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
+def children() -> list[str]:
+    """Return this process's children, alive or not yet reaped, each as it is called."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [Path(f"/proc/{pid}/comm").read_text() for task in tasks for pid in task.read_text().split()]
 
 
 class TestBash:
@@ -196,7 +193,7 @@ class TestBash:
             await run(context, command, timeout=5)
         await run(context, "sleep 600", timeout=0.05)
         assert descriptors() == before
-        assert not has_children()
+        assert children() == []
 
     @pytest.mark.parametrize("command", ["echo a\0b", "echo " + "x" * 3_000_000])
     async def test_what_cannot_be_started(self, context: ToolContext, command: str) -> None:
@@ -269,7 +266,7 @@ class TestJobs:
             await start(context, command)
         await until(context, "job_3", "up")
         context.belongings.close()
-        assert not has_children()
+        assert children() == []
 
     async def test_output_outlives_the_process(self, context: ToolContext) -> None:
         """Another process of the same agent reads the old output, and numbers its own jobs on."""

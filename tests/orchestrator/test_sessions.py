@@ -221,15 +221,14 @@ async def test_titles_and_the_last_entries(tmp_path: Path) -> None:
 
 
 async def test_latest_is_who_was_active_last(tmp_path: Path) -> None:
-    """Unless somebody is called that."""
+    """And nobody else: it is no name."""
     async with opened(tmp_path) as o:
         one, two = await spawned(o, "1", "2"), await spawned(o, "1")
         await two.query("go")
         await one.query("go")
         assert (await o._call("session", ShowSession("latest"))).id == (await o.get("latest")).id == one.id
-        named = await spawned(o, "1", name="latest")
-        await one.query("go")
-        assert (await o._call("session", ShowSession("latest"))).id == named.id
+        with pytest.raises(ConfigError, match="the agent that was active last"):
+            await spawned(o, "1", name="latest")
 
 
 async def test_archives_have_no_branches(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from swapping import swapped
 ROUNDS = 700
 LOOKS: tuple[Callable[[ToolContext], str], ...] = (
     lambda context: read_file(context, "sub/file"),
-    lambda context: grep_files(context, "seen", "sub"),
-    lambda context: list_files(context),
+    lambda context: grep_files(context, "seen", "sub").text,
+    lambda context: list_files(context).text,
 )
 
 
