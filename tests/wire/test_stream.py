@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from orch_protocol.errors import BackendError
+from orch_protocol.errors import BackendError, ConfigError
 from orch_protocol.messages import (
     Image,
     Message,
@@ -186,6 +187,17 @@ async def test_headers_from_the_callers_variable(server: ModelServer) -> None:
     await backend.close()
     headers = server.requests[0].headers
     assert (headers["x-team"], headers["anthropic-version"]) == ("blue", "2023-06-01")
+
+
+@pytest.mark.parametrize("value", ["caf\xe9", "a\nb", "\x7f", "\udcff"])
+async def test_a_header_that_cannot_be_sent_is_named_at_once(server: ModelServer, value: str) -> None:
+    """Without its value, which may be a secret; nobody is asked six times, nor blamed for the answer."""
+    talk = MESSAGES.talk(server)
+    spec = MESSAGES.spec(server)
+    spec = replace(spec, options=spec.options | {"headers": {"X-Team": "{ACME_TEAM}"}})
+    with pytest.raises(ConfigError, match=r"the header 'X-Team' of anthropic:[^ ]* cannot be sent: its value") as told:
+        type(talk.backend)(spec, {"ANTHROPIC_API_KEY": "k", "ACME_TEAM": value}, talk.backend._dialect)
+    assert value not in str(told.value)
 
 
 async def test_headers_of_a_provider_that_is_data(server: ModelServer, begin: Begin) -> None:

@@ -144,11 +144,10 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 def headers_for(model: Model, keys: Mapping[str, str], key: str) -> dict[str, str]:
     """Return the headers that the `model`'s own say, with `key` and the variables among `keys` filled in: those of
     which one is not set are not sent."""
-    known = {name.strip("{}"): value for name, value in keys.items()}  # see `secret.plain`
-    ready = {name: said for name, said in model.headers.items() if known.keys() >= set(VARIABLE.findall(said))}
+    known = {name.strip("{}"): value.strip() for name, value in keys.items()}  # see `secret.plain`
+    ready = {name: said for name, said in model.headers.items() if all(map(known.get, VARIABLE.findall(said)))}
     return {
-        name: VARIABLE.sub(lambda found: known[found[1]].strip(), said).replace("{key}", key)
-        for name, said in ready.items()
+        name: VARIABLE.sub(lambda found: known[found[1]], said).replace("{key}", key) for name, said in ready.items()
     }
 
 

@@ -35,6 +35,8 @@ __all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encod
 MOST_OUTPUT: Final = 64_000
 NO_KEY: Final = "none"
 PASSWORD: Final = re.compile(r"//[^/@]*@")
+SENDABLE: Final = re.compile(r"[\t -~]*")
+"""What the value of a header may be."""
 CLOSE_SECONDS: Final = 2.0
 
 
@@ -131,6 +133,11 @@ class Remote(Conversation):
         self._key = NO_KEY if key is None else key
         self._headers = _headers(keys.get(self.model.headers_variable, ""))
         self._headers |= headers_for(self.model, keys, self._key)
+        if wrong := [name for name, value in self._headers.items() if not SENDABLE.fullmatch(value)]:
+            raise ConfigError(
+                f"the header {wrong[0]!r} of {spec.provider}:{spec.model} cannot be sent: its value is to be one line "
+                "of plain ASCII; change the variable, or what models.json says"
+            )
         address = PASSWORD.sub("//", self.model.base_url)
         self._who = Who(spec.provider, spec.model, address, self.model.keys, self.model.flags.local)
         self._dialect = dialect
