@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import msgspec
@@ -81,6 +82,19 @@ class TestFriendly:
         assert "three" in await ask(git_diff, context, ref="HEAD~1", path="a.txt")
         inner = msgspec.structs.replace(context, cwd=context.cwd / "sub")
         assert await ask(git_diff, inner, staged=True) == f"No differences.\n{note}"
+
+    async def test_what_was_below_a_folder_shows_by_no_file_that_is_there_instead(
+        self, context: ToolContext, git: Git
+    ) -> None:
+        """What is kept away was in it; the folder became a file of its name."""
+        rules = ("b.txt",), {}, frozenset[Bit]()
+        context.belongings.get("sieve", lambda: lambda tool, _: Sieve(tool, *rules, bounded=True))
+        rmtree(context.cwd / "sub")
+        (context.cwd / "sub").write_text("new\n")
+        (context.cwd / "a.txt").write_text("one\nthree\n")
+        git("add", "-A")
+        shown = await ask(git_diff, context, staged=True)
+        assert ("b.txt" in shown, "+three" in shown) == (False, True)
 
     @pytest.mark.parametrize("ref", ["HEAD:sub..HEAD", "HEAD:sub/b.txt", "HEAD:sub..HEAD:"])
     async def test_no_folder_of_a_commit_is_compared_where_some_are_kept_away(

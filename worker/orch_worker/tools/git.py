@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from pathlib import PurePosixPath
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
@@ -90,6 +91,9 @@ async def git_diff(
         names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
         real = {name: str(context.cwd.resolve() / name) for name in names}
         shown = [name for name in names if not sieve.keeps_away(real[name]) and sieve.lets(real[name])]
+        # To Git a file is also what was below a folder of its name.
+        over = {str(folder) for name in set(names).difference(shown) for folder in PurePosixPath(name).parents}
+        shown = [name for name in shown if name not in over]
         if len(shown) < len(names) or len(names) <= MOST_NAMED:
             where = shown  # and not what differs by now
         if len(where) > MOST_NAMED:
