@@ -175,7 +175,7 @@ def test_a_series_is_what_it_counts() -> None:
 def test_long_data_is_looked_through_in_no_more_room_than_it_takes() -> None:
     """JSON without spaces, and one word with thousands of parts; of braces beyond all bounds it is said."""
     row = '{"id":7,"name":"a b","path":"src/x","tags":["a","b"],"sub":{"x":1,"y":[1,2]}}'
-    for text in (f"curl -d '[{','.join([row] * 70)}]' x.org", f"x={',' * 30_000}"):
+    for text in (f"curl -d '[{','.join([row] * 40)}]' x.org", f"x={',' * 30_000}"):
         found = mentions([text], WHERE)
         assert found is not None
         assert sum(map(len, found)) < 20_000_000
@@ -210,6 +210,14 @@ def test_too_much_to_look_at_is_said() -> None:
     assert mentions([f"x = {' + '.join(['a'] * 1500)}"], WHERE) is None
     assert mentions([" ".join(f"env -C {n}" for n in range(10))], WHERE) is None
     assert mentions(["cd a; cd b; cd c; cd d; cd e; " + " ".join(map(str, range(MOST_WORDS // 2)))], WHERE) is None
+
+
+def test_a_text_is_as_long_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is read as, too, is no text of the call's."""
+    script = "cat > a.sh <<'EOF'\necho a \\\n  b\n" + "# a comment\n" * 100 + "EOF"
+    monkeypatch.setattr("orch_worker.mentions.MOST_TEXT", len(script))
+    assert mentions([script], WHERE) is not None
+    assert mentions([f"{script} "], WHERE) is None
 
 
 def test_a_line_that_makes_many_links_is_looked_through_or_not_at_all() -> None:

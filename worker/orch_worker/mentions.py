@@ -81,9 +81,9 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
     bases: dict[str, None] = {where.cwd: None}
     known = dict(where.env)
     texts = [text.replace("\0", "") for value in values for text in _texts(value)]
-    texts += [plain for text in texts if (plain := respelled(text)) != text]
     if sum(map(len, texts)) > MOST_TEXT:
         return None
+    texts += [plain for text in texts if (plain := respelled(text)) != text]
     for text in texts:
         for name, more, value in _SET.findall(text):
             known[name] = f"{known.get(name, '') if more else ''}{value.strip(QUOTES)}"
