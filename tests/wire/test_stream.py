@@ -190,7 +190,7 @@ async def test_headers_from_the_callers_variable(server: ModelServer) -> None:
 
 
 @pytest.mark.parametrize("value", ["caf\xe9", "a\nb", "\x7f", "\udcff"])
-async def test_a_header_that_cannot_be_sent_is_named_at_once(server: ModelServer, value: str) -> None:
+async def test_a_header_or_key_that_cannot_be_sent_is_named_at_once(server: ModelServer, value: str) -> None:
     """Without its value, which may be a secret; nobody is asked six times, nor blamed for the answer."""
     talk = MESSAGES.talk(server)
     spec = MESSAGES.spec(server)
@@ -198,6 +198,8 @@ async def test_a_header_that_cannot_be_sent_is_named_at_once(server: ModelServer
     with pytest.raises(ConfigError, match=r"the header 'X-Team' of anthropic:[^ ]* cannot be sent: its value") as told:
         type(talk.backend)(spec, {"ANTHROPIC_API_KEY": "k", "ACME_TEAM": value}, talk.backend._dialect)
     assert value not in str(told.value)
+    with pytest.raises(ConfigError, match=r"the key of anthropic:[^ ]* cannot be sent: its value"):
+        type(talk.backend)(spec, {"ANTHROPIC_API_KEY": f"k{value}"}, talk.backend._dialect)
 
 
 async def test_headers_of_a_provider_that_is_data(server: ModelServer, begin: Begin) -> None:

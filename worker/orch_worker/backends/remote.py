@@ -133,9 +133,10 @@ class Remote(Conversation):
         self._key = NO_KEY if key is None else key
         self._headers = _headers(keys.get(self.model.headers_variable, ""))
         self._headers |= headers_for(self.model, keys, self._key)
-        if wrong := [name for name, value in self._headers.items() if not SENDABLE.fullmatch(value)]:
+        sent = {"key": self._key} | {f"header {name!r}": value for name, value in self._headers.items()}
+        if wrong := [what for what, value in sent.items() if not SENDABLE.fullmatch(value)]:
             raise ConfigError(
-                f"the header {wrong[0]!r} of {spec.provider}:{spec.model} cannot be sent: its value is to be one line "
+                f"the {wrong[0]} of {spec.provider}:{spec.model} cannot be sent: its value is to be one line "
                 "of plain ASCII; change the variable, or what models.json says"
             )
         address = PASSWORD.sub("//", self.model.base_url)
