@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,6 +20,16 @@ def pages(objects: list[object]) -> int:
     return len({id(each) // mmap.PAGESIZE for each in objects})
 
 
+@pytest.fixture
+def settled() -> Iterator[None]:
+    """Nothing is freed meanwhile but what a test frees: as in a zygote, which collects what there is before."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("size", [48, 64, 208, 512, 528, 1000])
 def test_what_is_made_when_the_holes_are_filled_lies_side_by_side(size: int) -> None:
     """Whatever its size is, in Python's own pools or in the C library's memory."""
