@@ -13,9 +13,15 @@ from orch_protocol.hooks import STAGES
 from orch_protocol.messages import Reply, text_of, user
 from sources import ROOT
 
-from .test_hooked import CALL, Hooked, Watched, on
+from .test_hooked import CALL, TWO, Hooked, Watched, on
 
 Seen = Callable[[Hooked, Reply], bool]
+
+
+class Refused(Block, frozen=True):
+    """What a program may make of a Block."""
+
+    code: int = 0
 
 
 def sent(talk: Hooked) -> str:
@@ -118,3 +124,14 @@ def test_every_pair_has_its_effect_shown() -> None:
     for test in ELSEWHERE:
         path, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / "tests" / path).read_text(), test
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [Block(None), Block("\ud800"), Block(5), Refused("no", 7)],  # type: ignore[arg-type]
+)
+async def test_a_decision_stands_whatever_its_reason_is(decision: Block) -> None:
+    """One whose reason is no text blocks without one."""
+    talk = Hooked(Watched(TWO, "done"), on("tool_call", decision, on_error="open"))
+    assert (await talk.ask()).text == "done"
+    assert all("was not run" in text for text in talk.texts())

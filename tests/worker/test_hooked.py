@@ -28,12 +28,6 @@ from orch_worker.tools.toolbox import Toolbox
 from talk import Root, assert_valid
 
 
-class Refused(Block, frozen=True):
-    """What a program may make of a Block."""
-
-    code: int = 0
-
-
 class TestEveryAction:
     """Each thing that a stage honours has its effect in the next request, tool run, or reply."""
 
@@ -372,16 +366,6 @@ class TestFailures:
         talk = Hooked(Watched(TWO, "done"), make_hook(fail, "tool_call", name="h", kind=kind))
         assert (await talk.ask()).text == "done"
         assert all("hook 'h' failed: Mute" in text for text in talk.texts()) is (kind == "control")
-
-    @pytest.mark.parametrize(
-        "decision",
-        [Block(None), Block("\ud800"), Block(5), Refused("no", 7)],  # type: ignore[arg-type]
-    )
-    async def test_a_decision_stands_whatever_its_reason_is(self, decision: Block) -> None:
-        """One whose reason is no text blocks without one."""
-        talk = Hooked(Watched(TWO, "done"), on("tool_call", decision, on_error="open"))
-        assert (await talk.ask()).text == "done"
-        assert all("was not run" in text for text in talk.texts())
 
     async def test_a_hook_that_hangs_is_given_up(self) -> None:
         """At its deadline a hook is late; it is not called again while it hangs, and its fail mode applies at once."""
