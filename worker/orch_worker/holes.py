@@ -15,10 +15,15 @@ LARGE: Final = (*range(16_384, 4096, -512), *range(4096, 1024, -64), *range(1024
 """Sizes, in bytes, of what Python asks the C library for: first what only the larger holes have room for."""
 SMALL: Final = range(16, 513, 16)
 """Sizes of what Python keeps in pools of its own, one size in each."""
+ROW_BYTES: Final = 12 << 10
+"""Where the C library lays so much side by side, it has no smaller hole left: it takes those first."""
+POOL_BYTES: Final = 16 << 10
+"""Pools that have been begun are filled before another is, in any order."""
+POOL_HEAD: Final = 48
+NEW_POOLS: Final = 2
+"""So many that hold nothing else: one may be old, and nearly empty."""
 NEAR: Final = 4
 """What lies so many sizes from what came before it is its neighbour; a few others of that size may come between."""
-ROW_BYTES: Final = 12 << 10
-"""Neighbours that are so much together fill no holes: it is most of a pool, and three pages."""
 MOST_BYTES: Final = 1 << 20
 """More than goes into the holes of any one size: an allocator that takes it never lays things side by side."""
 HEAD: Final = b"".__sizeof__()
@@ -26,10 +31,11 @@ HEAD: Final = b"".__sizeof__()
 
 def filled() -> list[object]:
     """Return objects that take the room of all holes of up to 16 KiB, for as long as they are kept."""
-    return [kept for size in (*LARGE, *SMALL) for kept in _filled(size)]
+    kept = [each for size in LARGE for each in _in_rows(size)]
+    return kept + [each for size in SMALL for each in _in_pools(size)]
 
 
-def _filled(size: int) -> list[object]:
+def _in_rows(size: int) -> list[object]:
     make, row, last = _maker(size), 0, 0
     kept: list[object] = []
     while len(kept) < MOST_BYTES // size:
@@ -40,6 +46,23 @@ def _filled(size: int) -> list[object]:
         if row * size > ROW_BYTES:
             return kept[:-row]
     return []  # as one that looks for mistakes does: nothing is gained, and no fork is to carry that
+
+
+def _in_pools(size: int) -> list[object]:
+    make, whole = _maker(size), (POOL_BYTES - POOL_HEAD) // size - NEAR
+    kept: list[object] = []
+    held: dict[int, int] = {}
+    new: set[int] = set()
+    while len(kept) < MOST_BYTES // size:
+        made = make()
+        kept.append(made)
+        pool = id(made) // POOL_BYTES
+        held[pool] = count = held.get(pool, 0) + 1
+        if count >= whole:
+            new.add(pool)
+            if len(new) == NEW_POOLS:
+                return [each for each in kept if id(each) // POOL_BYTES not in new]
+    return []
 
 
 def _maker(size: int) -> Callable[[], object]:
