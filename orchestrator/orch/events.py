@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ from orch_protocol.taint import Mark
 from .journaled import Entry
 
 __all__ = [
+    "BOOT_SECONDS",
     "REQUESTS",
     "Adopt",
     "ApprovePlan",
@@ -63,6 +64,10 @@ __all__ = [
     "Unsay",
     "WorkerUp",
 ]
+
+BOOT_SECONDS: Final = 110.0
+"""A process that is not up by then is given up. An SDK's import takes four seconds of a processor, which are over a
+minute where eight others want it; and whoever spawns by a tool is to hear of it within the time that tools have."""
 
 
 # Events: what happened, or what somebody wants.

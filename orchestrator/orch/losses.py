@@ -5,9 +5,8 @@ from __future__ import annotations
 from orch_protocol.errors import error_info
 from orch_protocol.services import Status
 
-from .events import BootOverdue, Decision, Gone, Instruction, Launch, Notify, Relaunch, Timer
+from .events import BOOT_SECONDS, BootOverdue, Decision, Gone, Instruction, Launch, Notify, Relaunch, Timer
 from .journaled import Answered, Ended, Entry, Launched
-from .launchers.base import BOOT_SECONDS
 from .nodes import Node, Nodes
 from .obituaries import cause_of, obituary
 from .restarts import SPREAD, WINDOW, pause, recent

@@ -30,8 +30,8 @@ from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, 
 from orch_protocol.project import ContextSpec
 from orch_protocol.spec import AgentSpec
 from orch_worker.backends.scripted import Request
+from orch_worker.framing import split_first_prompt
 from orch_worker.history import acceptable
-from orch_worker.prompt import split_first_prompt
 from orch_worker.session import Session, UnknownEntry
 from orch_worker.turns import is_answered
 

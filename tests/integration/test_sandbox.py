@@ -472,11 +472,16 @@ class TestTrial:
     @pytest.mark.parametrize(
         ("level", "broken", "instead", "why"),
         [
-            ("L1", "rights.give_up", lambda: None, "it still has rights"),
-            ("L2", "landlock.restrict", lambda *_, **__: None, "a file elsewhere can be read"),
-            ("L2", "seccomp.apply", lambda _: None, "a socket can be made"),
-            ("L3", "namespaces.arguments", lambda *given: list(given[3]), "a file elsewhere can be seen"),
-            ("L3", "namespaces.missing", lambda: "no bwrap", "no bwrap"),
+            ("L1", "orch_worker.confinement.rights.give_up", lambda: None, "it still has rights"),
+            ("L2", "orch_worker.confinement.landlock.restrict", lambda *_, **__: None, "a file elsewhere can be read"),
+            ("L2", "orch_worker.confinement.seccomp.apply", lambda _: None, "a socket can be made"),
+            (
+                "L3",
+                "orch_worker.confinement.namespaces.arguments",
+                lambda *given: list(given[3]),
+                "a file elsewhere can be seen",
+            ),
+            ("L3", "orch_worker.confinement.namespaces.missing", lambda: "no bwrap", "no bwrap"),
         ],
     )
     def test_what_does_not_hold_is_found_out(
@@ -485,5 +490,5 @@ class TestTrial:
         """Each part is left out in turn, and its level is missing for that very reason; nothing is left behind."""
         if level in trial.machine().missing:
             pytest.skip(f"no {level} on this machine")
-        monkeypatch.setattr(f"orch_worker.confinement.{broken}", instead)
+        monkeypatch.setattr(broken, instead)
         assert why in trial.machine.__wrapped__().missing[level]

@@ -12,7 +12,7 @@ from orch.services import call
 from orch_protocol.messages import Message, Text, assistant, text_of, user
 from orch_protocol.project import ContextSpec
 from orch_protocol.services import Spawn
-from orch_worker.project import is_project
+from orch_worker.framing import is_project
 from orch_worker.transcript import read_session
 from orchestrator.world import NEST, World, fill, opened
 from virtual import virtual

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_worker import birth
+from orch_worker.entry import load
 
 
 @pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (7, 7), (True, 1), (256 + 3, 3), (-1, 255)])
@@ -23,7 +24,7 @@ def test_entry_is_named_by_module_and_function() -> None:
     """`module:function` is imported when asked for."""
     import json
 
-    assert birth.load("json:dumps") is json.dumps
+    assert load("json:dumps") is json.dumps
 
 
 @pytest.mark.parametrize(
@@ -32,4 +33,4 @@ def test_entry_is_named_by_module_and_function() -> None:
 def test_entry_that_is_not_there_is_an_error(entry: str, error: type[Exception]) -> None:
     """A module or function that does not exist is named in the error."""
     with pytest.raises(error, match="no_such"):
-        birth.load(entry)
+        load(entry)

@@ -12,7 +12,7 @@ from orch_protocol.archive import Collapse
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
 from orch_protocol.spec import CompactionSpec
 from orch_worker.compaction import planned, safe_cuts, summary_tokens, turn_cut
-from orch_worker.project import CLOSING, OPENING
+from orch_worker.framing import CLOSING, OPENING
 from orch_worker.stubs import stub_text
 from orch_worker.view import View
 

@@ -10,8 +10,9 @@ import pytest
 from orch_protocol.messages import user
 from orch_protocol.project import ContextConfig, Page
 from orch_worker.estimate import Estimator
+from orch_worker.framing import is_project
 from orch_worker.packages import pages_of
-from orch_worker.project import context_parts, context_text, is_project, project_parts
+from orch_worker.project import context_parts, context_text, project_parts
 from orch_worker.surroundings import chosen, survey
 from orch_worker.tools.base import ToolContext
 

@@ -11,15 +11,9 @@ from orch_protocol.project import ContextConfig, Folder, Page
 from orch_protocol.spec import AgentSpec, BackendSpec
 from orch_worker.backends.families import CLAUDE, GPT
 from orch_worker.estimate import PLAIN, Estimator, Ratios
-from orch_worker.project import (
-    BRIEF_TOKENS,
-    Project,
-    context_text,
-    is_project,
-    project_parts,
-    without_project,
-)
-from orch_worker.prompt import first_prompt, split_first_prompt
+from orch_worker.framing import is_project, split_first_prompt, without_project
+from orch_worker.project import BRIEF_TOKENS, Project, context_text, project_parts
+from orch_worker.prompt import first_prompt
 
 RULES = ContextConfig()
 HUGE = Project(

@@ -16,24 +16,14 @@ from orch_protocol.spec import Birth
 from orch_protocol.zygote import LENGTH_BYTES, Fork, decode_birth, decode_fork
 
 from . import kernel
+from .entry import Entry, load
 from .secret import masked, secrets_of
 
-__all__ = ["Entry", "hide", "live", "load", "prepare"]
-
-Entry = Callable[..., int | None]
+__all__ = ["hide", "live", "prepare"]
 
 LIFELINE: Final = 3
 BUFFER_BYTES: Final = 1024
 DEBUG_SWITCH: Final = "ORCH_DEBUG_DUMPABLE"
-
-
-def load(entry: str) -> Entry:
-    """Return the function that `entry`, "module:name", names. Raises ImportError or AttributeError."""
-    import importlib
-
-    module, _, name = entry.partition(":")
-    function: Entry = getattr(importlib.import_module(module), name)
-    return function
 
 
 def prepare() -> None:

@@ -25,19 +25,16 @@ __all__ = ["BUILTIN", "Switches", "declared", "read_switches"]
 CONFIGURED: Final = "config"
 ALWAYS: Final = "audit_log"
 BUILTIN: Final[dict[str, str]] = {
-    name: f"orch_worker.builtin_hooks.{name}"
-    for name in (
-        "completion_checklist",
-        "content_safety",
-        "cost_tracker",
-        "injection_guard",
-        "loop_detection",
-        "model_router",
-        "narration_guard",
-        "output_sandbox",
-        "summarization",
-        "tool_router",
-    )
+    "completion_checklist": "orch_worker.builtin_hooks.completion_checklist",
+    "content_safety": "orch_worker.builtin_hooks.content_safety",
+    "cost_tracker": "orch_worker.builtin_hooks.cost_tracker",
+    "injection_guard": "orch_worker.builtin_hooks.injection_guard",
+    "loop_detection": "orch_worker.builtin_hooks.loop_detection",
+    "model_router": "orch_worker.builtin_hooks.model_router",
+    "narration_guard": "orch_worker.builtin_hooks.narration_guard",
+    "output_sandbox": "orch_worker.builtin_hooks.output_sandbox",
+    "summarization": "orch_worker.builtin_hooks.summarization",
+    "tool_router": "orch_worker.builtin_hooks.tool_router",
 }
 """The hooks that come with orch, and the module of each."""
 

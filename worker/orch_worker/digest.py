@@ -16,8 +16,7 @@ from msgspec import Struct
 from orch_protocol.entries import CompactionEntry
 from orch_protocol.messages import Message, Text
 
-from .project import is_project
-from .prompt import question_in, split_first_prompt
+from .framing import is_project, question_in, split_first_prompt
 from .receipt import Receipt, merge, receipt_of, render
 from .rendering import pieces, render_turn
 from .said import STEERING

@@ -15,7 +15,7 @@ from orch_protocol.errors import ConfigError
 from orch_protocol.policy import RANK, DataClass, Model, PolicyCall, PolicyConfig, Verdict
 
 from .aside import awaited, in_thread, told
-from .birth import load
+from .entry import load
 
 __all__ = ["FUNCTION_SECONDS", "Opinion", "PolicyFunction", "named"]
 

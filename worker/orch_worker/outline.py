@@ -17,8 +17,8 @@ from orch_protocol.errors import AmbiguousRefError, EntryNotFoundError
 from orch_protocol.messages import ToolResult, text_of
 from orch_protocol.sessions import Branch, EntryRow
 
+from .framing import question_in
 from .lineage import Lineage
-from .prompt import question_in
 from .stubs import marker
 from .transcript import read_lines
 

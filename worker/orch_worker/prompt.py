@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,8 +13,8 @@ from orch_protocol.tasks import Task
 
 from .backends.families import ratios_of
 from .estimate import Estimator
+from .framing import QUERY, TASK, question_in
 from .parts import LIVE
-from .project import without_project
 from .tasks import block
 from .tokens import clip
 
@@ -24,15 +23,10 @@ __all__ = [
     "TAKEN",
     "continued_prompt",
     "first_prompt",
-    "question_in",
-    "split_first_prompt",
     "stable_parts",
     "volatile_parts",
 ]
 
-TASK: Final = "Task: "
-QUERY: Final = "\n\nQuery: "
-NOTICE: Final = re.compile(r"\A\[[^\]]*\]\n\n")
 CONTINUED: Final = """\
 [Continuation {number} of {most}: your turn has reached its limit of {steps} responses, and goes on. What you did is \
 above, or archived. Go on where it ended; do not begin anew. You were asked:]
@@ -164,23 +158,6 @@ def continued_prompt(prompt: str, steps: int, number: int, most: int) -> str:
     """Return what an agent is told when its turn, which `prompt` began, goes on for the `number`-th time of `most`."""
     question = clip(question_in(prompt), MOST_REPEATED, "the prompt above has it all")
     return CONTINUED.format(steps=steps, number=number, most=most, question=question)
-
-
-def question_in(prompt: str) -> str:
-    """Return what a prompt asks, without the task before it and what the framework says in brackets."""
-    return NOTICE.sub("", split_first_prompt(prompt)[1])
-
-
-def split_first_prompt(text: str) -> tuple[str, str]:
-    """Return task and query of what `first_prompt` made; for any other text the task is empty.
-
-    What the agent was told of its project in front of it is in neither.
-    """
-    text = without_project(text)
-    task, found, query = text.partition(QUERY)
-    if found and task.startswith(TASK):
-        return task.removeprefix(TASK), query
-    return "", text
 
 
 def _stable(name: str, text: str, source: str = "built-in", owner: str = "orch") -> PromptPart:

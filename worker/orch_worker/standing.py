@@ -11,8 +11,9 @@ from orch_protocol.spec import AgentSpec
 
 from .backends.families import ratios_of
 from .estimate import Estimator
+from .framing import is_project
 from .parts import fitted, rendered
-from .project import context_parts, is_project
+from .project import context_parts
 from .prompt import stable_parts, volatile_parts
 from .session import Session
 from .tools.base import ToolContext

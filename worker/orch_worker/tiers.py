@@ -15,8 +15,9 @@ from orch_protocol.spec import AgentSpec
 from .agenda import Agenda
 from .backends.base import Backend, Prefix
 from .estimate import Estimator
+from .framing import is_project
 from .parts import LIVE, fitted, of_tier, put, rendered
-from .project import context_parts, context_text, is_project
+from .project import context_parts, context_text
 from .prompt import stable_parts, volatile_parts
 from .surroundings import Surroundings
 from .tools.toolbox import Toolbox

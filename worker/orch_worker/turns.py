@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, text_of, tool_uses
 
-from .project import is_project
-from .prompt import question_in
+from .framing import is_project, question_in
 
 __all__ = [
     "Call",

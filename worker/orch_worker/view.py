@@ -15,7 +15,7 @@ from orch_protocol.archive import Collapse, Upgrade
 from orch_protocol.errors import StoreError
 from orch_protocol.messages import Message
 
-from .project import is_project
+from .framing import is_project
 from .stubs import brief, holder_of, holders_in, is_brief, replaced, stubs_in, summary_message
 
 __all__ = ["Item", "View"]

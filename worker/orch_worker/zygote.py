@@ -31,6 +31,7 @@ from orch_protocol.zygote import (
 
 from . import birth, holes, kernel
 from .backends.registry import APIS, PROVIDERS
+from .entry import Entry, load
 from .rehearsal import rehearse
 from .tools.presets import BUILTIN
 
@@ -100,7 +101,7 @@ def worker_process() -> type[Any]:
 class Zygote:
     """Forks on request and reports every exit, until the root is gone."""
 
-    def __init__(self, control: socket.socket, entry: birth.Entry, process: type[Any]) -> None:
+    def __init__(self, control: socket.socket, entry: Entry, process: type[Any]) -> None:
         self._control = control
         self._entry = entry
         self._process = process
@@ -157,14 +158,14 @@ class Zygote:
         socket.send_fds(self._control, [encode(report)], descriptors)
 
 
-def _boot(template: str, entry: str, folder: Path) -> tuple[birth.Entry, type[Any], list[object]]:
+def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, type[Any], list[object]]:
     """Import what workers of `template` run, and settle the heap, so that forks share all of it.
 
     The last of what is returned is to be kept.
     """
     gc.disable()  # what is imported stays, and there is much of it to look through
     birth.prepare()
-    function, process = birth.load(entry), worker_process()
+    function, process = load(entry), worker_process()
     for module in _modules(template):
         importlib.import_module(module)
     if template == "sdk":

@@ -13,39 +13,39 @@ import sys
 __all__ = ["main", "run"]
 
 VERBS = {
-    "spawn": ("spawning", "start an agent and print its id"),
-    "query": ("asking", "ask an agent and print its answer"),
-    "collect": ("asking", "take the answer to a query nobody waited for"),
-    "run": ("running", "start an agent, ask it, print its answer, end it"),
-    "chat": ("chatting", "talk with an agent: it streams above a prompt that is always there"),
-    "steer": ("asking", "say something to an agent that works"),
-    "send": ("sending", "send a piece of a file, or any text, to an agent: for editors"),
-    "queue": ("queueing", "what an agent has not heard yet; take it back"),
-    "cancel": ("asking", "end what an agent does just now"),
-    "list": ("agents", "list agents"),
-    "show": ("agents", "show one agent and the end of its conversation"),
-    "execute": ("executing", "a command of a session, such as /status"),
-    "events": ("events", "what happened to agents, by number"),
-    "kill": ("agents", "end agents and everything below them"),
-    "resume": ("agents", "let a killed or failed agent answer again"),
-    "budget": ("agents", "what all agents together may use, and did"),
-    "narrow": ("agents", "take tools from an agent, and from everybody below it"),
-    "archive": ("archive", "what agents have archived: find it, read it, ask it"),
-    "session": ("session", "conversations: their branches, copies, and those from files"),
-    "memory": ("memory", "what agents remember of a folder"),
-    "workspace": ("workspace", "what an agent has at hand: files, searches, values"),
-    "prompts": ("prompts", "templates of prompts, which say who an agent is"),
-    "hooks": ("hooks", "functions that watch, change and stop what agents do"),
-    "skills": ("skills", "instructions for particular work, read when they are needed"),
-    "extensions": ("extensions", "folders that bring hooks and tools, and do no more than they say"),
-    "costs": ("costs", "what models and tools were used for, day by day"),
-    "models": ("models", "the models that are known: limits, prices, keys"),
-    "daemon": ("admin", "start, stop or look at the process behind all this"),
-    "config": ("admin", "show the configuration, trust a project's"),
-    "demo": ("demo", "two agents over this folder: asked, archived, recalled, killed, revived"),
-    "replay": ("replay", "what a recorded session costs under other policies, and what stays findable"),
-    "doctor": ("doctor", "check what orch needs of this machine"),
-    "fsck": ("fsck", "look for damaged files, and mend what can be mended"),
+    "spawn": ("orch.cli.spawning", "start an agent and print its id"),
+    "query": ("orch.cli.asking", "ask an agent and print its answer"),
+    "collect": ("orch.cli.asking", "take the answer to a query nobody waited for"),
+    "run": ("orch.cli.running", "start an agent, ask it, print its answer, end it"),
+    "chat": ("orch.cli.chatting", "talk with an agent: it streams above a prompt that is always there"),
+    "steer": ("orch.cli.asking", "say something to an agent that works"),
+    "send": ("orch.cli.sending", "send a piece of a file, or any text, to an agent: for editors"),
+    "queue": ("orch.cli.queueing", "what an agent has not heard yet; take it back"),
+    "cancel": ("orch.cli.asking", "end what an agent does just now"),
+    "list": ("orch.cli.agents", "list agents"),
+    "show": ("orch.cli.agents", "show one agent and the end of its conversation"),
+    "execute": ("orch.cli.executing", "a command of a session, such as /status"),
+    "events": ("orch.cli.events", "what happened to agents, by number"),
+    "kill": ("orch.cli.agents", "end agents and everything below them"),
+    "resume": ("orch.cli.agents", "let a killed or failed agent answer again"),
+    "budget": ("orch.cli.agents", "what all agents together may use, and did"),
+    "narrow": ("orch.cli.agents", "take tools from an agent, and from everybody below it"),
+    "archive": ("orch.cli.archive", "what agents have archived: find it, read it, ask it"),
+    "session": ("orch.cli.session", "conversations: their branches, copies, and those from files"),
+    "memory": ("orch.cli.memory", "what agents remember of a folder"),
+    "workspace": ("orch.cli.workspace", "what an agent has at hand: files, searches, values"),
+    "prompts": ("orch.cli.prompts", "templates of prompts, which say who an agent is"),
+    "hooks": ("orch.cli.hooks", "functions that watch, change and stop what agents do"),
+    "skills": ("orch.cli.skills", "instructions for particular work, read when they are needed"),
+    "extensions": ("orch.cli.extensions", "folders that bring hooks and tools, and do no more than they say"),
+    "costs": ("orch.cli.costs", "what models and tools were used for, day by day"),
+    "models": ("orch.cli.models", "the models that are known: limits, prices, keys"),
+    "daemon": ("orch.cli.admin", "start, stop or look at the process behind all this"),
+    "config": ("orch.cli.admin", "show the configuration, trust a project's"),
+    "demo": ("orch.cli.demo", "two agents over this folder: asked, archived, recalled, killed, revived"),
+    "replay": ("orch.cli.replay", "what a recorded session costs under other policies, and what stays findable"),
+    "doctor": ("orch.cli.doctor", "check what orch needs of this machine"),
+    "fsck": ("orch.cli.fsck", "look for damaged files, and mend what can be mended"),
 }
 """Each verb, the module it lives in, and what it does."""
 
@@ -99,7 +99,7 @@ def _dispatch(argv: list[str]) -> int:
         name, argv = argv[1], [argv[1], "--help"]
     if name in VERBS:
         home = VERBS[name][0]
-        module = __import__(f"orch.cli.{home}", fromlist=["VERBS"])  # importlib itself would cost a millisecond
+        module = __import__(home, fromlist=["VERBS"])  # importlib itself would cost a millisecond
         code: int = module.VERBS[name].run(name, argv[1:])
         return code
     if name in ("-h", "--help", "help"):

@@ -9,7 +9,8 @@ import sys
 from .. import paths
 from .connection import GONE, NOT_RUNNING, Connection, await_end
 from .failure import Failure
-from .verb import Verb, dump
+from .render import dump
+from .verb import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from . import render, words
 from .connection import Connection
 from .failure import Failure
-from .verb import Verb, dump
+from .render import dump
+from .verb import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from ..leftovers import marked
 from ..sync import Orchestrator
 from ..sync_handles import Subagent
 from . import render
+from .render import dump
 from .scratch import scratch
-from .verb import Verb, dump
+from .verb import Verb
 
 __all__ = ["VERBS"]
 

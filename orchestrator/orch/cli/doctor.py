@@ -28,7 +28,8 @@ from ..leftovers import end_leftovers, marked
 from . import render
 from .connection import Connection
 from .failure import Failure, explain
-from .verb import Verb, dump
+from .render import dump
+from .verb import Verb
 
 __all__ = ["CHECKS", "VERBS", "Finding", "data", "findings", "page"]
 

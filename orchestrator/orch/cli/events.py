@@ -6,7 +6,8 @@ import time
 
 from . import render, words
 from .connection import Connection
-from .verb import Verb, dump
+from .render import dump
+from .verb import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 from ..exchange.page import block_of_page
 from ..outfile import write_out
 from .failure import Failure
-from .verb import dump
+from .render import dump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import msgspec
 from .. import damage, paths
 from ..config import load
 from . import render
-from .verb import Verb, dump
+from .render import dump
+from .verb import Verb
 
 __all__ = ["VERBS"]
 

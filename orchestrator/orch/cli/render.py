@@ -21,6 +21,7 @@ __all__ = [
     "count",
     "counted",
     "draws",
+    "dump",
     "fullness",
     "line",
     "listed",
@@ -42,6 +43,11 @@ WIDTH = 60
 HOLDER = "(archive)"
 FULL = ((95, "nearly full"), (90, "high"), (75, "getting full"))
 """From which share of its model's window on a conversation is called what."""
+
+
+def dump(value: object) -> str:
+    """Return `value` as one line of JSON that every terminal and file can carry."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def safe(text: str) -> str:

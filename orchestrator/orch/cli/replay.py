@@ -24,9 +24,9 @@ from ..replay import plot
 from ..replay.policies import DEFAULT, NAMES
 from ..replay.readers import read_recordings
 from ..replay.report import USD_PER_MILLION, Terms, replay, report, table
-from .render import safe
+from .render import dump, safe
 from .scratch import scratch
-from .verb import Verb, dump
+from .verb import Verb
 
 __all__ = ["VERBS"]
 

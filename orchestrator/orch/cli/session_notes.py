@@ -7,8 +7,9 @@ import json
 from . import render, words
 from .connection import Connection
 from .failure import Failure
+from .render import dump
 from .session_tree import key_argument
-from .verb import Verb, dump
+from .verb import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

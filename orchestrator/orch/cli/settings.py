@@ -22,7 +22,7 @@ from ..sandboxing import raised
 from ..trust import project_file
 from . import words
 from .connection import daemon_status
-from .verb import dump
+from .render import dump
 
 __all__ = ["not_in_force", "spawn_settings"]
 

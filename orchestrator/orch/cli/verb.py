@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 
 from .failure import Failure
 
-__all__ = ["Group", "Parser", "Verb", "dump"]
+__all__ = ["Group", "Parser", "Verb"]
 
 TEXTS = frozenset({"PROMPT", "QUERY", "TASK", "TEXT"})
 """Arguments that are whatever a person wants to say."""
-
-
-def dump(value: object) -> str:
-    """Return `value` as one line of JSON that every terminal and file can carry."""
-    return json.dumps(value, separators=(",", ":"))
 
 
 TYPE_CHECKING = False

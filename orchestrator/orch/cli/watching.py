@@ -6,7 +6,7 @@ import os
 import sys
 
 from . import render
-from .verb import dump
+from .render import dump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 
 from . import render
 from .failure import STILL_RUNNING, Failure
-from .verb import dump
+from .render import dump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, Final
 
-from orch_worker.prompt import split_first_prompt
+from orch_worker.framing import split_first_prompt
 from orch_worker.said import as_said
 
 from ..cli import render

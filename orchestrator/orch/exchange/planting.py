@@ -20,8 +20,7 @@ from orch_protocol.ids import new_id
 from orch_protocol.messages import text_of
 from orch_protocol.text import scrub
 from orch_worker.excerpt import digest, read_spans
-from orch_worker.project import is_project
-from orch_worker.prompt import split_first_prompt
+from orch_worker.framing import is_project, split_first_prompt
 from orch_worker.store import AppendLog
 from orch_worker.transcript import NAME
 

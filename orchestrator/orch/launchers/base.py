@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from orch_protocol.spec import Birth, Template
 
-__all__ = ["BOOT_SECONDS", "LaunchRequest", "Launcher", "WorkerProcess"]
-
-BOOT_SECONDS: Final = 110.0
-"""A process that is not up by then is given up. An SDK's import takes four seconds of a processor, which are over a
-minute where eight others want it; and whoever spawns by a tool is to hear of it within the time that tools have."""
+__all__ = ["LaunchRequest", "Launcher", "WorkerProcess"]
 
 
 class LaunchRequest(Struct, frozen=True):

@@ -12,7 +12,8 @@ from typing import Final
 from orch_protocol.errors import LaunchError, UnsupportedPlatformError
 from orch_protocol.spec import Template
 
-from .base import BOOT_SECONDS, LaunchRequest
+from ..events import BOOT_SECONDS
+from .base import LaunchRequest
 from .child import Child, Children
 from .environment import check_platform
 from .forker import Forker

@@ -10,7 +10,7 @@ from msgspec import Struct
 from orch_protocol.errors import AgentDiedError, QueryTimeoutError
 
 from .. import events
-from ..launchers.base import BOOT_SECONDS
+from ..events import BOOT_SECONDS
 from ..nodes import Node
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from orch_worker.summarising import writer_of
 from orch_worker.transcript import Transcript, read_session
 
 from .. import events
-from ..launchers.base import BOOT_SECONDS
+from ..events import BOOT_SECONDS
 from ..nodes import Node
 from ..refs import resolve
 from . import choosing

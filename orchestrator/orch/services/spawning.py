@@ -40,9 +40,9 @@ from orch_worker.tools.presets import DESK, NOTES, RECALL, resolve
 from .. import events, sandboxing
 from ..allowances import checked
 from ..archival.profiles import rules_of
+from ..events import BOOT_SECONDS
 from ..extensions import find, specs
 from ..hook_records import EVIDENCE, hooks_spec, switches_file
-from ..launchers.base import BOOT_SECONDS
 from .localising import local_model
 from .skills import left_out, skills_of, there
 

@@ -13,7 +13,7 @@ from typing import Final
 from orch_protocol.errors import ConfigError
 from orch_protocol.messages import Message, ToolUse, text_of, tool_uses
 from orch_worker.contents import skill_files
-from orch_worker.prompt import split_first_prompt
+from orch_worker.framing import split_first_prompt
 from orch_worker.skill_file import read_skill_file
 from orch_worker.tokens import clip
 

@@ -12,7 +12,7 @@ from orch.cli.failure import Failure
 from orch_protocol.commands import TurnEvent, TurnSoFar
 from orch_protocol.messages import assistant, user
 from orch_protocol.watching import TurnEnded
-from orch_worker.project import CLOSING, OPENING
+from orch_worker.framing import CLOSING, OPENING
 from orchestrator.console.stand import AGENT, Talk, event, question
 from orchestrator.desk import REPLY
 

@@ -14,9 +14,8 @@ from orch_protocol.errors import BackendError, ConfigError
 from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage, text_of, tool_uses
 from orch_protocol.spec import BackendSpec
 
+from ..framing import is_project, question_in, split_first_prompt
 from ..passages import Source, rank
-from ..project import is_project
-from ..prompt import question_in, split_first_prompt
 from ..recalled import split_hits
 from ..terms import Term, count, paths_of, terms_of
 from ..tokens import CHARS_PER_TOKEN

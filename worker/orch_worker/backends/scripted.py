@@ -14,7 +14,7 @@ from orch_protocol.errors import BackendError, ConfigError, ErrorInfo, OrchError
 from orch_protocol.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of, tool_uses
 from orch_protocol.spec import BackendSpec, ToolSpec
 
-from ..prompt import split_first_prompt
+from ..framing import split_first_prompt
 from .base import AssistantTurn, BackendInfo, Conversation, OnText, Quote
 
 __all__ = ["Request", "ScriptedBackend", "from_spec"]

@@ -12,7 +12,12 @@ from .base import Format, pack, plain, translated, unpack
 
 __all__ = ["FORMATS", "OWN", "ROWS", "Format", "detect", "format_named", "pack", "plain", "translated", "unpack"]
 
-FORMATS: Final = {"anthropic": "anthropic", "openai": "openai", "responses": "responses", "orch": "own"}
+FORMATS: Final = {
+    "anthropic": "orch.archival.adapters.anthropic",
+    "openai": "orch.archival.adapters.openai",
+    "responses": "orch.archival.adapters.responses",
+    "orch": "orch.archival.adapters.own",
+}
 """Each format and the module it lives in."""
 
 OWN: Final = "orch"
@@ -29,7 +34,7 @@ def format_named(name: str) -> Format:
     home = FORMATS.get(name)
     if home is None:
         raise ConfigError(f"unknown message format {name!r}: choose one of {', '.join(FORMATS)}")
-    made: Format = import_module(f"{__name__}.{home}").FORMAT
+    made: Format = import_module(home).FORMAT
     return made
 
 
