@@ -13,10 +13,10 @@ import msgspec
 from harness import Args, Row
 from synthetic import Worker
 
-from orch.archival.archive import Archive, Record, Stored
-from orch.archival.archiver import Archiver
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse
-from orch_worker.estimate import Estimator
+from orch.api.archiver import Archiver
+from orch.archival.store.store import Archive, Record, Stored
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse
+from orch_worker.conversation.tokens import Estimator
 
 ENTRIES, ENTRY_CHARS = 40, 700
 COMMITS = 20

@@ -13,9 +13,8 @@ import harness
 from harness import Args, Row
 from msgspec import Struct
 
-from orch.replay.readers import read_recordings
-from orch.replay.recording import Recording
-from orch_worker.estimate import Estimator
+from orch.replay.readers import Recording, read_recordings
+from orch_worker.conversation.tokens import Estimator
 
 SIZE = "estimator error: size of the next request, 95 of 100 are closer (share)"
 GROWTH = "estimator error: what all requests grew by (share)"

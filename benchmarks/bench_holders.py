@@ -55,7 +55,7 @@ class Timing:
 async def opened(folder: Path, **archival: Any) -> AsyncIterator[Any]:
     """Give a root in `folder` whose agents archive each turn before they reply, unless `archival` says otherwise."""
     from orch import ArchivalConfig, AsyncOrchestrator, Config
-    from orch_protocol.config import LimitsConfig
+    from orch_protocol.agent.config import LimitsConfig
 
     given = {"enabled": True, "async_": False, "profile": "economy", "gate": False, "warm_holders": WARM, **archival}
     config = Config(archival=ArchivalConfig(**given), limits=LimitsConfig(max_turns=HELD_STEPS + 5))

@@ -92,8 +92,8 @@ def compiled(name: str) -> ModuleType:
 
 async def turns(module: ModuleType, folder: Path, times: int) -> float:
     """Return the median microseconds of `times` turns of the runtime of `module`, without processes."""
-    from orch_protocol.commands import Query
-    from orch_protocol.spec import AgentSpec, BackendSpec
+    from orch_protocol.agent.spec import AgentSpec, BackendSpec
+    from orch_protocol.wire.worker_messages import Query
 
     backend = BackendSpec("scripted", options={"items": [{"loop": ["ok"]}]})
     await asyncio.to_thread(folder.mkdir)
@@ -110,10 +110,10 @@ async def turns(module: ModuleType, folder: Path, times: int) -> float:
 
 async def nobody(args: Args, folder: Path, times: int) -> Row:
     """Measure the loop in this process, with its hooks and with none compiled in."""
-    import orch_worker.runtime as whole
+    import orch_worker.agent.runtime as whole
 
-    bare = compiled("orch_worker.runtime")
-    vars(bare)["run_turn"] = compiled("orch_worker.loop").run_turn
+    bare = compiled("orch_worker.agent.runtime")
+    vars(bare)["run_turn"] = compiled("orch_worker.agent.turn").run_turn
     number = iter(range(1 << 30))
     took = await harness.interleave(
         args.rounds,

@@ -14,8 +14,8 @@ import venvs
 from harness import Args, Row
 from synthetic import Worker
 
-from orch.archival.archive import Archive, Record, Stored
-from orch.archival.search import Search
+from orch.archival.store.search import Search
+from orch.archival.store.store import Archive, Record, Stored
 
 ARCHIVES, STEPS, WORDS = 10_000, 6, 850
 QUERIES = 500

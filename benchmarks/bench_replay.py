@@ -11,9 +11,9 @@ from pathlib import Path
 import harness
 from harness import Args, Row
 
-from orch.replay.evidence import KINDS
 from orch.replay.readers import read_recordings
 from orch.replay.report import Outcome, Terms, recorded_input, replay
+from orch.replay.retained_facts import KINDS
 
 EVIDENCE_ITEMS = 2000
 POLICIES = ("none", "compaction", "compaction-1m", "mask", "turn", "phase", "auto", "economy", "roomy")

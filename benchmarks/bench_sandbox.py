@@ -11,10 +11,10 @@ from time import perf_counter
 import harness
 from harness import Args, Row
 
-from orch_protocol.sandbox import LEVELS, Level, SandboxSpec
-from orch_worker.confinement import trial
-from orch_worker.tools.base import ToolContext
-from orch_worker.tools.shell import bash
+from orch_protocol.core.sandbox import LEVELS, Level, SandboxSpec
+from orch_worker.sandbox import probe
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.shell.shell import bash
 
 COMMANDS = 200
 FIGURE = "a command at sandbox level {} (ms; peer: at L0)"
@@ -28,7 +28,7 @@ MUST: dict[Level, tuple[str, str]] = {
 async def measure(args: Args) -> list[Row]:
     """Run a command that does nothing, at one level after the other."""
     times = max(1, (COMMANDS // 10 if args.quick else COMMANDS) // args.rounds)
-    missing = trial.machine().missing
+    missing = probe.machine().missing
     with harness.scratch() as folder, ExitStack() as stack:
 
         def at(level: Level) -> Callable[[], Awaitable[float]]:

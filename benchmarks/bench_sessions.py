@@ -20,7 +20,7 @@ BATCH = 500
 
 def add(transcript: Any, count: int) -> float:
     """Append `count` messages of 200 characters; return the seconds that one of them took."""
-    from orch_protocol.messages import assistant, user
+    from orch_protocol.core.messages import assistant, user
 
     asked, said = user("x" * 200), assistant("y" * 200)
     begin = perf_counter()
@@ -31,7 +31,7 @@ def add(transcript: Any, count: int) -> float:
 
 def opened(folder: Path) -> Any:
     """Return the transcript in `folder`, open."""
-    from orch_worker.transcript import Transcript
+    from orch_worker.session.transcript import Transcript
 
     return Transcript.open(folder, agent="agent", cwd="/")
 
@@ -110,13 +110,13 @@ async def length(args: Args, folder: Path) -> list[Row]:
 
 def fill(folder: Path, agent: str, size: int) -> None:
     """Let the agent's session have `size` bytes of turns with large results, each archived when it was over."""
-    from orch_protocol.archive import Collapse
-    from orch_protocol.ids import new_id
-    from orch_protocol.messages import Message, Reply, Text, ToolResult, ToolUse, assistant, user
-    from orch_worker.excerpt import digest, read_spans
-    from orch_worker.store import unsynced
-    from orch_worker.stubs import stub_text
-    from orch_worker.transcript import Transcript
+    from orch_protocol.core.archives import Collapse
+    from orch_protocol.core.ids import new_id
+    from orch_protocol.core.messages import Message, Reply, Text, ToolResult, ToolUse, assistant, user
+    from orch_worker.conversation.stubs import stub_text
+    from orch_worker.session.log.append_log import unsynced
+    from orch_worker.session.log_reader import digest, read_spans
+    from orch_worker.session.transcript import Transcript
 
     line = "0123456789abcdef" * 4 + "\n"
     result = (line * (RESULT // len(line) + 1))[:RESULT]

@@ -144,7 +144,7 @@ class Nobody:
 
 def conversation(length: int) -> tuple[Any, ...]:
     """Return a history of `length` messages: questions, calls, results and answers."""
-    from orch_protocol.messages import Message, Text, ToolResult, ToolUse
+    from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse
 
     def four(number: int) -> list[Message]:
         call = ToolUse(f"toolu_{number}", "read_file", {"path": f"src/module_{number}.py", "offset": number})
@@ -187,12 +187,12 @@ async def step(args: Args, folder: Path, server: harness.Peer, sdk: str, length:
 
     A turn of the agent is one step here: it records the prompt, the response and the reply.
     """
-    from orch_protocol.commands import Query
-    from orch_protocol.spec import AgentSpec, BackendSpec
+    from orch_protocol.agent.spec import AgentSpec, BackendSpec
+    from orch_protocol.wire.worker_messages import Query
+    from orch_worker.agent.runtime import Runtime
     from orch_worker.backends import models
     from orch_worker.backends.registry import complete
-    from orch_worker.runtime import Runtime
-    from orch_worker.tools.presets import resolve
+    from orch_worker.tools.dispatch.presets import resolve
 
     url = server.ask()["url"]
     given = BackendSpec(sdk, MODELS[sdk], {"base_url": base_urls(url)[sdk]})

@@ -14,9 +14,9 @@ import harness
 from bench_hooks import Silence
 from harness import Args, Row
 
-from orch_protocol.workspace import Artifact, WorkspaceSpec
-from orch_worker.artifacts import retrieval
-from orch_worker.estimate import Estimator
+from orch_protocol.core.workspace import Artifact, WorkspaceSpec
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.workspace import ranking
 
 TURNS, MADE = 120, 4
 BUDGET = 1_000
@@ -93,12 +93,12 @@ def by_recency(artifacts: Sequence[Artifact], prompt: str, turn: int) -> list[Ar
 
 def by_reference(artifacts: Sequence[Artifact], prompt: str, turn: int) -> list[Artifact]:
     """Return them by the weights that the formula has where it is from: recency first."""
-    ours = retrieval.RECENT, retrieval.ABOUT
-    retrieval.RECENT, retrieval.ABOUT = 0.4, 0.3  # type: ignore[misc]
+    ours = ranking.RECENT, ranking.ABOUT
+    ranking.RECENT, ranking.ABOUT = 0.4, 0.3  # type: ignore[misc]
     try:
-        return retrieval.ranked(artifacts, prompt, turn)
+        return ranking.ranked(artifacts, prompt, turn)
     finally:
-        retrieval.RECENT, retrieval.ABOUT = ours  # type: ignore[misc]
+        ranking.RECENT, ranking.ABOUT = ours  # type: ignore[misc]
 
 
 def held(order: Order, seeds: int, turns: int) -> float:
@@ -110,7 +110,7 @@ def held(order: Order, seeds: int, turns: int) -> float:
         for turn, (made, question, needed) in enumerate(life(seed, turns), 1):
             if needed in there:
                 asked += 1
-                told = retrieval.packed(order(list(there.values()), question, turn), BUDGET, size)
+                told = ranking.packed(order(list(there.values()), question, turn), BUDGET, size)
                 found += needed in told.names
                 there[needed] = _used(there[needed], turn)
             there |= {each.name: each for each in made}
@@ -125,10 +125,10 @@ def _used(artifact: Artifact, turn: int) -> Artifact:
 
 async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int = 0) -> float:
     """Return the median microseconds of a turn of a runtime without processes, which has `count` objects at hand."""
-    from orch_protocol.commands import Query
-    from orch_protocol.spec import AgentSpec, BackendSpec
-    from orch_protocol.workspace import Keep
-    from orch_worker.runtime import Runtime
+    from orch_protocol.agent.spec import AgentSpec, BackendSpec
+    from orch_protocol.core.workspace import Keep
+    from orch_protocol.wire.worker_messages import Query
+    from orch_worker.agent.runtime import Runtime
 
     await asyncio.to_thread(folder.mkdir)
     await asyncio.to_thread((folder / "a.py").write_text, "def a(): ...\ndef b(): ...\n" * 50)
@@ -155,7 +155,7 @@ async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int
 async def measure(args: Args) -> list[Row]:
     """Count what is held, and time turns."""
     seeds, length = (4, 60) if args.quick else (20, TURNS)
-    ours, recency, reference = (held(order, seeds, length) for order in (retrieval.ranked, by_recency, by_reference))
+    ours, recency, reference = (held(order, seeds, length) for order in (ranking.ranked, by_recency, by_reference))
     rows = [
         harness.compared(
             HELD.format(tokens=f"{BUDGET:,}", turns=length, peer=peer), [ours], [other], must=must, aim=aim

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # At the top, as in the ordinary entry's module: what is imported after the fork would be private memory.
-from orch_worker.process import main as serve
+from orch_worker.process.main import main as serve
 
 
 def collect(*_: object) -> None:
@@ -36,7 +36,7 @@ def main(**birth: Any) -> int:
 
 def launcher(run_id: str, folder: Path) -> Any:
     """Return the launcher whose workers are these."""
-    from orch.launchers.zygote import ZygoteLauncher
+    from orch.processes.zygote import ZygoteLauncher
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     return ZygoteLauncher(run_id, folder, entry="entries:main")

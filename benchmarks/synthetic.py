@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import accumulate
 
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 
 __all__ = ["Worker"]
 

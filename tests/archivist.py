@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orch_protocol.archive import Collapse
-from orch_protocol.errors import BackendError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
-from orch_protocol.services import Archive, Archived, ArchivePlan, SummaryOrder
-from orch_protocol.spec import ArchivalSpec
-from orch_worker.archiving import Archiving
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.hooked_past import PastHooks
-from orch_worker.stubs import stub_text
-from orch_worker.transcript import Transcript
+from orch_protocol.agent.spec import ArchivalSpec
+from orch_protocol.core.archives import Collapse
+from orch_protocol.core.errors import BackendError
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
+from orch_protocol.services.requests import Archive, Archived, ArchivePlan, SummaryOrder
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.context.archiving import Archiving
+from orch_worker.conversation.stubs import stub_text
+from orch_worker.hooks.session_events import PastHooks
+from orch_worker.session.transcript import Transcript
 
 __all__ = ["CALL", "ERA", "HOLDERS", "RESULT", "Agent", "answered", "settle"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orch.arguments import SECRETS
+from orch.api.arguments import SECRETS
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from orch_protocol.commands import BODIES, Finished, Hello, Ready, RootCall
-from orch_protocol.errors import ErrorInfo
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.services import SERVICES
-from orch_protocol.wire import VERSION
+from orch_protocol.core.errors import ErrorInfo
+from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.services.requests import SERVICES
+from orch_protocol.wire.frames import VERSION
+from orch_protocol.wire.worker_messages import BODIES, Finished, Hello, Ready, RootCall
 
 __all__ = ["KINDS", "mutated", "some_body"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orch_protocol.hook_events import ProviderResponse, ToolReturn
-from orch_protocol.messages import Message, Text, ToolUse
-from orch_worker.hooks import Hook
+from orch_protocol.core.messages import Message, Text, ToolUse
+from orch_protocol.hooks.events import ProviderResponse, ToolReturn
+from orch_worker.hooks.hook import Hook
 
 
 class Ctx:

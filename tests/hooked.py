@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_protocol.hook_options import HookOptions
-from orch_protocol.messages import Reply, text_of
-from orch_protocol.phases import Reflect, ReflectRule
-from orch_protocol.prompts import PromptPart
-from orch_protocol.spec import AgentSpec, BackendSpec
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.messages import Reply, text_of
+from orch_protocol.core.phases import Reflect, ReflectRule
+from orch_protocol.core.prompts import PromptPart
+from orch_protocol.hooks.options import HookOptions
+from orch_worker.agent.hooks import AgentHooks
+from orch_worker.agent.phases import Phases
+from orch_worker.agent.steering import Interjection
+from orch_worker.agent.turn import run_turn
 from orch_worker.backends.base import AssistantTurn
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.hook_calls import HookCalls, HookContext
-from orch_worker.hooked import AgentHooks
-from orch_worker.hooks import Hook, Registry, make_hook
-from orch_worker.interjections import Interjection
-from orch_worker.loop import run_turn
-from orch_worker.parts import of_tier, rendered
-from orch_worker.phases.turn import Phases
-from orch_worker.session import Session
-from orch_worker.tools.base import tool
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.conversation.prompt_parts import of_tier, rendered
+from orch_worker.hooks.hook import Hook, Registry, make_hook
+from orch_worker.hooks.runner import HookCalls, HookContext
+from orch_worker.session.session import Session
+from orch_worker.tools.api.base import tool
 from talk import Root, Talk, assert_valid
 
 __all__ = ["CALL", "PARTS", "SPEC", "TWO", "Hooked", "Watched", "fails", "on", "shout"]

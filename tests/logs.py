@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orch_worker.lines import seal
-from orch_worker.store import AppendLog
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.record_format import seal
 
 __all__ = ["HEADER", "encoded", "sealed", "written"]
 

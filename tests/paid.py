@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from orch_protocol.budget import Amounts
-from orch_protocol.messages import Usage, text_of
-from orch_protocol.spec import BackendSpec
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.budget import Amounts
+from orch_protocol.core.messages import Usage, text_of
 from orch_worker.backends.base import AssistantTurn, OnText, Quote
-from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.backends.offline.scripted import ScriptedBackend
 
 __all__ = ["MOST", "Paid", "from_spec", "price"]
 

@@ -13,25 +13,25 @@ from typing import Any
 
 import msgspec
 
-from orch.archival.deletion import Deleted
 from orch.archival.engine import Archives
-from orch.archival.gate import Prices
-from orch.archival.ledger import Ledger
-from orch.archival.shelf import Record
-from orch.tombstones import emptied
-from orch_protocol.archive import Source, Upgrade
-from orch_protocol.config import ArchivalConfig, TriggerConfig
-from orch_protocol.entries import MessageEntry, Telling
-from orch_protocol.ids import new_entry_id
-from orch_protocol.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services import Archive, ArchivePlan, Hit
-from orch_protocol.sessions import Edit, Inform
-from orch_protocol.spec import AgentSpec, BackendSpec, Durability
-from orch_worker.compaction import safe_cuts
-from orch_worker.excerpt import MESSAGES
-from orch_worker.store import load
-from orch_worker.stubs import holders_in, is_summary, stub_text
-from orch_worker.transcript import Transcript, read_session
+from orch.archival.plan.economics import Prices
+from orch.archival.store.catalog import Record
+from orch.archival.store.deletion import Deleted
+from orch.archival.store.session_archives import Ledger
+from orch.tree.agents.agent_record import emptied
+from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, Durability
+from orch_protocol.core.archives import Source, Upgrade
+from orch_protocol.core.ids import new_entry_id
+from orch_protocol.core.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.services.requests import Archive, ArchivePlan, Hit
+from orch_protocol.session.entries import MessageEntry, Telling
+from orch_protocol.session.tree import Edit, Inform
+from orch_worker.context.compaction_rules import safe_cuts
+from orch_worker.conversation.stubs import holders_in, is_summary, stub_text
+from orch_worker.session.log.append_log import load
+from orch_worker.session.log_reader import MESSAGES
+from orch_worker.session.transcript import Transcript, read_session
 
 __all__ = ["DELETED", "EAGER", "PROFILES", "Life", "at_once", "call", "result", "steps"]
 

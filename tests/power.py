@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from orch_worker.store import AppendLog
+from orch_worker.session.log.append_log import AppendLog
 
 __all__ = ["Disk", "Outage"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_protocol.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
-from orch_protocol.spec import Limits
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
+from orch_worker.agent.turn import Brake, run_turn
 from orch_worker.backends.base import Backend
-from orch_worker.loop import Brake, run_turn
-from orch_worker.tools.base import Tool, ToolContext
-from orch_worker.tools.toolbox import Toolbox
+from orch_worker.tools.api.base import Tool, ToolContext
+from orch_worker.tools.dispatch.toolbox import Toolbox
 
 
 class Root:

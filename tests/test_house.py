@@ -150,4 +150,4 @@ def test_unfinished_rule_catches(line: str) -> None:
 def test_name_rule_catches() -> None:
     """Vague names of modules and classes are seen, nouns pass."""
     assert vague("orch.utils", "class AgentManager: pass\nclass Tree: pass") == ["orch.utils", "AgentManager"]
-    assert vague("orch.tree", "class Common: pass") == ["Common"]
+    assert vague("orch.tree.tree", "class Common: pass") == ["Common"]

@@ -16,18 +16,18 @@ from sources import PACKAGES, ROOT, Module, broken, imports_of, modules
 pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 OURS = tuple(PACKAGES)
 DOORS: dict[str, set[str]] = {
-    "anthropic": {"orch_worker.backends.anthropic"},
-    "httpx2": {"orch_worker.backends.transport", "orch_worker.tools.http"},
+    "anthropic": {"orch_worker.backends.providers.anthropic"},
+    "httpx2": {"orch_worker.backends.http.transport", "orch_worker.tools.web.http"},
     "IPython": {"orch.notebook.magic"},
     "matplotlib": {"orch.replay.plot"},
-    "multiprocess": {"orch_worker.zygote"},
-    "openai": {"orch_worker.backends.openai"},
-    "prompt_toolkit": {"orch.console.pieces", "orch.console.screen"},
-    "structlog": {"orch.logs"},
-    "tenacity": {"orch_worker.backends.retry"},
-    "yaml": {"orch_worker.skill_file"},
+    "multiprocess": {"orch_worker.process.zygote"},
+    "openai": {"orch_worker.backends.providers.openai"},
+    "prompt_toolkit": {"orch.chat.text.styled_text", "orch.chat.screen"},
+    "structlog": {"orch.config.logs"},
+    "tenacity": {"orch_worker.backends.http.retry"},
+    "yaml": {"orch_worker.skills.skill_file"},
     # Both ends of the one wire: the worker's DEALER with the adapter that both drive, and the root's ROUTER.
-    "zmq": {"orch_worker.drain", "orch.router"},
+    "zmq": {"orch_worker.transport.zmq_asyncio", "orch.processes.router"},
 }
 """The modules that may import a package whose import costs time or memory."""
 
@@ -173,13 +173,17 @@ def made_up(source: str, name: str) -> Module:
 @pytest.mark.parametrize(
     ("source", "name", "bad"),
     [
-        ("from orch.tree import Tree", "orch_worker.loop", ["orch.tree.Tree"]),
-        ("def f():\n    import orch_worker.store", "orch_protocol.wire", ["orch_worker.store"]),
-        ("import zmq", "orch_protocol.wire", ["zmq"]),
-        ("from ..orch import tree", "orch_worker.loop", ["orch.tree"]),
-        ("import importlib\nimportlib.import_module('orch.tree')", "orch_worker.loop", ["orch.tree"]),
-        ("import json, msgspec\nfrom .ids import new_id", "orch_protocol.wire", []),
-        ("from orch_worker.store import Store", "orch.supervisor", []),
+        ("from orch.tree.tree import Tree", "orch_worker.agent.turn", ["orch.tree.tree.Tree"]),
+        (
+            "def f():\n    import orch_worker.session.log.append_log",
+            "orch_protocol.wire.frames",
+            ["orch_worker.session.log.append_log"],
+        ),
+        ("import zmq", "orch_protocol.wire.frames", ["zmq"]),
+        ("from ..orch import tree", "orch_worker.agent.turn", ["orch.tree.tree"]),
+        ("import importlib\nimportlib.import_module('orch.tree.tree')", "orch_worker.agent.turn", ["orch.tree.tree"]),
+        ("import json, msgspec\nfrom .ids import new_id", "orch_protocol.wire.frames", []),
+        ("from orch_worker.session.log.append_log import Store", "orch.supervisor.supervisor", []),
     ],
 )
 def test_layer_rule_catches(source: str, name: str, bad: list[str]) -> None:
@@ -189,14 +193,14 @@ def test_layer_rule_catches(source: str, name: str, bad: list[str]) -> None:
 
 def test_door_rule_catches() -> None:
     """A heavy package imported beside its door is reported, at its door it is not."""
-    assert behind_doors(made_up("import zmq.asyncio\nimport json", "orch.tree")) == ["zmq"]
-    assert behind_doors(made_up("def f():\n    from structlog import get_logger", "orch.tree")) == ["structlog"]
-    assert behind_doors(made_up("import zmq", "orch.router")) == []
+    assert behind_doors(made_up("import zmq.asyncio\nimport json", "orch.tree.tree")) == ["zmq"]
+    assert behind_doors(made_up("def f():\n    from structlog import get_logger", "orch.tree.tree")) == ["structlog"]
+    assert behind_doors(made_up("import zmq", "orch.processes.router")) == []
 
 
 def test_dependency_rule_catches() -> None:
     """A package that the project does not depend on is reported."""
-    assert undeclared(made_up("import requests\nimport zmq\nimport json", "orch.tree")) == ["requests"]
+    assert undeclared(made_up("import requests\nimport zmq\nimport json", "orch.tree.tree")) == ["requests"]
 
 
 def test_provider_rule_catches() -> None:
@@ -209,9 +213,13 @@ def test_imports_for_types_are_told_apart() -> None:
     """What is imported for type checkers alone counts for layers, and not for cycles."""
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .tree import Tree\nelse:\n    import json\n"
     source += "def f():\n    import ast\n"
-    assert "orch.tree.Tree" in imports_of(source, "orch.refs")
-    assert imports_of(source, "orch.refs", executed="some time") == ("typing.TYPE_CHECKING", "json", "ast")
-    assert imports_of(source, "orch.refs", executed="at once") == ("typing.TYPE_CHECKING", "json")
+    assert "orch.tree.tree.Tree" in imports_of(source, "orch.tree.agents.agent_refs")
+    assert imports_of(source, "orch.tree.agents.agent_refs", executed="some time") == (
+        "typing.TYPE_CHECKING",
+        "json",
+        "ast",
+    )
+    assert imports_of(source, "orch.tree.agents.agent_refs", executed="at once") == ("typing.TYPE_CHECKING", "json")
 
 
 def test_cycle_rule_catches() -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 import orch
-from orch_protocol import errors
+from orch_protocol.core import errors
 from sources import ROOT
 
 PUBLIC = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from orch_worker.lines import seal, unseal
+from orch_worker.session.log.record_format import seal, unseal
 
 __all__ = ["spoilt"]
 

@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from orch_worker.aside import ASIDE
+from orch_worker.system.threads import ASIDE
 
 __all__ = ["PatientLoop", "VirtualLoop", "passed", "until", "virtual"]
 

@@ -15,9 +15,7 @@ TYPE_CHECKING = False  # importing it, and importlib below, would cost the comma
 if TYPE_CHECKING:
     from typing import Any
 
-    from orch_protocol.approval import Consent, Question
-    from orch_protocol.budget import Budget
-    from orch_protocol.config import (
+    from orch_protocol.agent.config import (
         ArchivalConfig,
         BudgetConfig,
         ChildCompactionConfig,
@@ -31,7 +29,11 @@ if TYPE_CHECKING:
         SummaryConfig,
         TriggerConfig,
     )
-    from orch_protocol.errors import (
+    from orch_protocol.agent.project import ContextConfig
+    from orch_protocol.agent.spec import Limits
+    from orch_protocol.core.approval import Consent, Question
+    from orch_protocol.core.budget import Budget
+    from orch_protocol.core.errors import (
         AgentBusyError,
         AgentDiedError,
         AgentError,
@@ -69,7 +71,14 @@ if TYPE_CHECKING:
         UnsupportedPlatformError,
         VersionMismatchError,
     )
-    from orch_protocol.hook_options import (
+    from orch_protocol.core.messages import Message, Reply, Usage
+    from orch_protocol.core.phases import Assess, AssessRule, Reflect, ReflectRule
+    from orch_protocol.core.policy import PolicyCall, PolicyConfig, Verdict
+    from orch_protocol.core.prompts import PromptConfig, PromptPart
+    from orch_protocol.core.sandbox import SandboxConfig, ToolLimits
+    from orch_protocol.core.taint import TaintConfig
+    from orch_protocol.core.workspace import WorkspaceConfig
+    from orch_protocol.hooks.options import (
         CompletionChecklist,
         ContentSafety,
         CostTracker,
@@ -81,33 +90,22 @@ if TYPE_CHECKING:
         Summarization,
         ToolRouter,
     )
-    from orch_protocol.hook_patches import Abort, Approve, Block
-    from orch_protocol.memory import MemoryConfig
-    from orch_protocol.messages import Message, Reply, Usage
-    from orch_protocol.observing import CallEvent
-    from orch_protocol.phases import Assess, AssessRule, Reflect, ReflectRule
-    from orch_protocol.policy import PolicyCall, PolicyConfig, Verdict
-    from orch_protocol.project import ContextConfig
-    from orch_protocol.prompts import PromptConfig, PromptPart
-    from orch_protocol.sandbox import SandboxConfig, ToolLimits
-    from orch_protocol.skills import SkillsConfig
-    from orch_protocol.slash import Effect, Executed
-    from orch_protocol.spec import Limits
-    from orch_protocol.taint import TaintConfig
-    from orch_protocol.workspace import WorkspaceConfig
-    from orch_worker.backends.scripted import ScriptedBackend
-    from orch_worker.hooks import hook
-    from orch_worker.tools.base import ToolContext, ToolOutput, tool
+    from orch_protocol.hooks.patches import Abort, Approve, Block
+    from orch_protocol.resources.memory import MemoryConfig
+    from orch_protocol.resources.skills import SkillsConfig
+    from orch_protocol.resources.slash_commands import Effect, Executed
+    from orch_protocol.wire.tool_events import CallEvent
+    from orch_worker.backends.offline.scripted import ScriptedBackend
+    from orch_worker.hooks.hook import hook
+    from orch_worker.tools.api.base import ToolContext, ToolOutput, tool
 
-    from .aio import AsyncOrchestrator
-    from .archival.archiver import Archiver
-    from .conversing import AsyncSession
-    from .handles import AsyncSubagent
-    from .returned import Returned
-    from .skills.skill import Skill
-    from .sync import Orchestrator
-    from .sync_handles import Session, Subagent
-    from .templates import PromptTemplate
+    from .api.agent import AsyncSubagent
+    from .api.archiver import Archiver
+    from .api.orchestrator import AsyncOrchestrator, AsyncSession
+    from .api.structured_output import Returned
+    from .api.sync import Orchestrator, Session, Subagent
+    from .resources.prompt_templates import PromptTemplate
+    from .resources.skills import Skill
 
 __all__ = [
     "Abort",
@@ -215,73 +213,73 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Abort": "orch_protocol.hooks",
-    "Approve": "orch_protocol.hooks",
-    "Block": "orch_protocol.hooks",
-    "ArchivalConfig": "orch_protocol.config",
-    "Archiver": "orch.archival.archiver",
-    "AsyncOrchestrator": "orch.aio",
-    "AsyncSession": "orch.conversing",
-    "AsyncSubagent": "orch.handles",
-    "Budget": "orch_protocol.budget",
-    "BudgetConfig": "orch_protocol.config",
-    "CallEvent": "orch_protocol.observing",
-    "CompactionConfig": "orch_protocol.config",
-    "Config": "orch_protocol.config",
-    "Assess": "orch_protocol.phases",
-    "AssessRule": "orch_protocol.phases",
-    "Consent": "orch_protocol.approval",
-    "ContextConfig": "orch_protocol.project",
-    "Effect": "orch_protocol.slash",
-    "Executed": "orch_protocol.slash",
-    "HooksConfig": "orch_protocol.config",
-    "Limits": "orch_protocol.spec",
-    "MemoryConfig": "orch_protocol.memory",
-    "Message": "orch_protocol.messages",
-    "Orchestrator": "orch.sync",
-    "Reflect": "orch_protocol.phases",
-    "ReflectRule": "orch_protocol.phases",
-    "PolicyCall": "orch_protocol.policy",
-    "PolicyConfig": "orch_protocol.policy",
-    "PromptConfig": "orch_protocol.prompts",
-    "PromptPart": "orch_protocol.prompts",
-    "PromptTemplate": "orch.templates",
-    "Question": "orch_protocol.approval",
-    "Reply": "orch_protocol.messages",
-    "Returned": "orch.returned",
-    "SandboxConfig": "orch_protocol.sandbox",
-    "ScriptedBackend": "orch_worker.backends.scripted",
-    "Session": "orch.sync_handles",
-    "Skill": "orch.skills.skill",
-    "SkillsConfig": "orch_protocol.skills",
-    "Subagent": "orch.sync_handles",
-    "SubagentsConfig": "orch_protocol.config",
-    "SummaryConfig": "orch_protocol.config",
-    "TaintConfig": "orch_protocol.taint",
-    "ToolContext": "orch_worker.tools.base",
-    "ToolLimits": "orch_protocol.sandbox",
-    "ToolOutput": "orch_worker.tools.base",
-    "TriggerConfig": "orch_protocol.config",
-    "Usage": "orch_protocol.messages",
-    "Verdict": "orch_protocol.policy",
-    "WorkspaceConfig": "orch_protocol.workspace",
-    "hook": "orch_worker.hooks",
-    "tool": "orch_worker.tools.base",
-    "ChildCompactionConfig": "orch_protocol.config",
-    "DaemonConfig": "orch_protocol.config",
-    "ExtensionsConfig": "orch_protocol.config",
-    "LimitsConfig": "orch_protocol.config",
-    "CompletionChecklist": "orch_protocol.hook_options",
-    "ContentSafety": "orch_protocol.hook_options",
-    "CostTracker": "orch_protocol.hook_options",
-    "InjectionGuard": "orch_protocol.hook_options",
-    "LoopDetection": "orch_protocol.hook_options",
-    "ModelRouter": "orch_protocol.hook_options",
-    "NarrationGuard": "orch_protocol.hook_options",
-    "OutputSandbox": "orch_protocol.hook_options",
-    "Summarization": "orch_protocol.hook_options",
-    "ToolRouter": "orch_protocol.hook_options",
-} | {name: "orch_protocol.errors" for name in __all__ if name.endswith("Error")}
+    "Abort": "orch_protocol.hooks.stages",
+    "Approve": "orch_protocol.hooks.stages",
+    "Block": "orch_protocol.hooks.stages",
+    "ArchivalConfig": "orch_protocol.agent.config",
+    "Archiver": "orch.api.archiver",
+    "AsyncOrchestrator": "orch.api.orchestrator",
+    "AsyncSession": "orch.api.orchestrator",
+    "AsyncSubagent": "orch.api.agent",
+    "Budget": "orch_protocol.core.budget",
+    "BudgetConfig": "orch_protocol.agent.config",
+    "CallEvent": "orch_protocol.wire.tool_events",
+    "CompactionConfig": "orch_protocol.agent.config",
+    "Config": "orch_protocol.agent.config",
+    "Assess": "orch_protocol.core.phases",
+    "AssessRule": "orch_protocol.core.phases",
+    "Consent": "orch_protocol.core.approval",
+    "ContextConfig": "orch_protocol.agent.project",
+    "Effect": "orch_protocol.resources.slash_commands",
+    "Executed": "orch_protocol.resources.slash_commands",
+    "HooksConfig": "orch_protocol.agent.config",
+    "Limits": "orch_protocol.agent.spec",
+    "MemoryConfig": "orch_protocol.resources.memory",
+    "Message": "orch_protocol.core.messages",
+    "Orchestrator": "orch.api.sync",
+    "Reflect": "orch_protocol.core.phases",
+    "ReflectRule": "orch_protocol.core.phases",
+    "PolicyCall": "orch_protocol.core.policy",
+    "PolicyConfig": "orch_protocol.core.policy",
+    "PromptConfig": "orch_protocol.core.prompts",
+    "PromptPart": "orch_protocol.core.prompts",
+    "PromptTemplate": "orch.resources.prompt_templates",
+    "Question": "orch_protocol.core.approval",
+    "Reply": "orch_protocol.core.messages",
+    "Returned": "orch.api.structured_output",
+    "SandboxConfig": "orch_protocol.core.sandbox",
+    "ScriptedBackend": "orch_worker.backends.offline.scripted",
+    "Session": "orch.api.sync",
+    "Skill": "orch.resources.skills",
+    "SkillsConfig": "orch_protocol.resources.skills",
+    "Subagent": "orch.api.sync",
+    "SubagentsConfig": "orch_protocol.agent.config",
+    "SummaryConfig": "orch_protocol.agent.config",
+    "TaintConfig": "orch_protocol.core.taint",
+    "ToolContext": "orch_worker.tools.api.base",
+    "ToolLimits": "orch_protocol.core.sandbox",
+    "ToolOutput": "orch_worker.tools.api.base",
+    "TriggerConfig": "orch_protocol.agent.config",
+    "Usage": "orch_protocol.core.messages",
+    "Verdict": "orch_protocol.core.policy",
+    "WorkspaceConfig": "orch_protocol.core.workspace",
+    "hook": "orch_worker.hooks.hook",
+    "tool": "orch_worker.tools.api.base",
+    "ChildCompactionConfig": "orch_protocol.agent.config",
+    "DaemonConfig": "orch_protocol.agent.config",
+    "ExtensionsConfig": "orch_protocol.agent.config",
+    "LimitsConfig": "orch_protocol.agent.config",
+    "CompletionChecklist": "orch_protocol.hooks.options",
+    "ContentSafety": "orch_protocol.hooks.options",
+    "CostTracker": "orch_protocol.hooks.options",
+    "InjectionGuard": "orch_protocol.hooks.options",
+    "LoopDetection": "orch_protocol.hooks.options",
+    "ModelRouter": "orch_protocol.hooks.options",
+    "NarrationGuard": "orch_protocol.hooks.options",
+    "OutputSandbox": "orch_protocol.hooks.options",
+    "Summarization": "orch_protocol.hooks.options",
+    "ToolRouter": "orch_protocol.hooks.options",
+} | {name: "orch_protocol.core.errors" for name in __all__ if name.endswith("Error")}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orch_protocol.errors import LaunchError
-from orch_protocol.spec import Template
-from orch_worker.host import Host, Line, Make
-from orch_worker.runtime import Runtime
+from orch_protocol.agent.spec import Template
+from orch_protocol.core.errors import LaunchError
+from orch_worker.agent.runtime import Runtime
+from orch_worker.transport.worker_endpoint import Host, Line, Make
 
-from .launchers.base import LaunchRequest
-from .router import Deliver, PeerTable
+from .processes.base import LaunchRequest
+from .processes.router import Deliver, PeerTable
 
 __all__ = ["FakeLauncher", "FakeWorker", "MemoryBoard", "fake_world"]
 

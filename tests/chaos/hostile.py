@@ -32,18 +32,18 @@ sys.path.insert(0, str(TESTS))
 import msgspec  # noqa: E402
 
 from frames import KINDS, mutated, some_body  # noqa: E402
-from orch.archival.ledger import Ledger  # noqa: E402
-from orch.config import flat, load  # noqa: E402
-from orch.findings import in_session  # noqa: E402
-from orch.router import PeerTable, Router  # noqa: E402
-from orch_protocol.commands import BODIES, Hello, Ready  # noqa: E402
-from orch_protocol.config import Config  # noqa: E402
-from orch_protocol.errors import ConfigError, ErrorInfo, OrchError, ProtocolError  # noqa: E402
-from orch_protocol.messages import assistant  # noqa: E402
-from orch_protocol.wire import VERSION, Channel, Frame  # noqa: E402
-from orch_worker.lines import seal, unseal  # noqa: E402
-from orch_worker.store import AppendLog  # noqa: E402
-from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage  # noqa: E402
+from orch.archival.store.session_archives import Ledger  # noqa: E402
+from orch.config.config import flat, load  # noqa: E402
+from orch.processes.router import PeerTable, Router  # noqa: E402
+from orch.sessions.findings import in_session  # noqa: E402
+from orch_protocol.agent.config import Config  # noqa: E402
+from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, ProtocolError  # noqa: E402
+from orch_protocol.core.messages import assistant  # noqa: E402
+from orch_protocol.wire.frames import VERSION, Channel, Frame  # noqa: E402
+from orch_protocol.wire.worker_messages import BODIES, Hello, Ready  # noqa: E402
+from orch_worker.session.log.append_log import AppendLog  # noqa: E402
+from orch_worker.session.log.record_format import seal, unseal  # noqa: E402
+from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage  # noqa: E402
 from past import PROFILES, Life  # noqa: E402
 from vandal import spoilt  # noqa: E402
 

@@ -350,7 +350,7 @@ def main() -> int:
         print(f"skipped: {reason}")
         return 0
     ordeal.watch()
-    for name in ("orch.aio", "orch.testing"):
+    for name in ("orch.api.orchestrator", "orch.testing"):
         importlib.import_module(name)  # each fork has it then
 
     folder = Path(tempfile.mkdtemp(prefix="orch-faults-"))

@@ -151,7 +151,7 @@ class World:
         found["command"] = list(self.commands)
         try:
             daemon = int((self.home / "daemon" / "lock").read_text())
-            if b"orch.daemon" not in Path(f"/proc/{daemon}/cmdline").read_bytes():
+            if b"orch.daemon.daemon" not in Path(f"/proc/{daemon}/cmdline").read_bytes():
                 return found
         except (OSError, ValueError):
             return found

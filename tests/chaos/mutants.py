@@ -33,10 +33,10 @@ class Mutant(NamedTuple):
     test: str
 
 
-STORE, WIRE = "worker/orch_worker/store.py", "protocol/orch_protocol/wire.py"
-TREE, ROUTER = "orchestrator/orch/tree.py", "orchestrator/orch/router.py"
-HTTP, ASKING = "worker/orch_worker/tools/http.py", "orchestrator/orch/services/asking.py"
-REPOSITORY = "worker/orch_worker/tools/repository.py"
+STORE, WIRE = "worker/orch_worker/session/log/append_log.py", "protocol/orch_protocol/wire/frames.py"
+TREE, ROUTER = "orchestrator/orch/tree/tree.py", "orchestrator/orch/processes/router.py"
+HTTP, ASKING = "worker/orch_worker/tools/web/http.py", "orchestrator/orch/services/agents/query.py"
+REPOSITORY = "worker/orch_worker/tools/shell/git_repository.py"
 POWER = "tests/orchestrator/archival/test_power.py::test_what_was_told_of_is_there"
 
 MUTANTS: Final = (
@@ -78,21 +78,21 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a line is not chained to the one before it",
-        "worker/orch_worker/lines.py",
+        "worker/orch_worker/session/log/record_format.py",
         "        checksum = crc32(body, checksum)\n        lines",
         "        checksum = crc32(body)\n        lines",
         "tests/worker/test_store.py::test_inserted_and_repeated_lines_are_skipped",
     ),
     Mutant(
         "an archive is told of before it is on the disk",
-        "worker/orch_worker/transcript.py",
+        "worker/orch_worker/session/transcript.py",
         "            self.append(*entries, sync=True)",
         "            self.append(*entries)",
         POWER,
     ),
     Mutant(
         "memory changes before the file does",
-        "worker/orch_worker/transcript.py",
+        "worker/orch_worker/session/transcript.py",
         "        self.log.append(*lines, sync=sync or (self._power and any(map(_is_acted_on, stored))))\n"
         "        for entry in stored:\n            self.session.apply(entry)\n",
         "        for entry in stored:\n            self.session.apply(entry)\n"
@@ -101,14 +101,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a folder has two owners",
-        "worker/orch_worker/lock.py",
+        "worker/orch_worker/session/log/lock.py",
         "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
         "tests/worker/test_lock.py::test_second_owner_is_told_who_the_first_is",
     ),
     Mutant(
         "a file is removed before another takes its place",
-        "worker/orch_worker/rewriting.py",
+        "worker/orch_worker/session/log/atomic_rewrite.py",
         "        os.replace(beside, path)\n",
         "        os.unlink(path)\n        os.replace(beside, path)\n",
         "tests/chaos/test_prune_kill.py::test_whole_or_gone_wherever_it_is_killed",
@@ -136,7 +136,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lost frame does not come again",
-        "worker/orch_worker/courier.py",
+        "worker/orch_worker/transport/reliable_channel.py",
         "            self._transmit(data)\n        self._resend",
         "            pass\n        self._resend",
         "tests/orchestrator/test_supervisor_faults.py::test_a_conversation_survives_the_loss_of_a_frame",
@@ -157,77 +157,77 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an answer is taken twice",
-        "orchestrator/orch/collecting.py",
+        "orchestrator/orch/tree/rules/query_results.py",
         "if result.stays and result.taken_by is None and result.asker == asker]",
         "if result.stays and result.asker == asker]",
         "tests/integration/test_cli.py::test_an_answer_is_collected_once",
     ),
     Mutant(
         "a reply on the disk is not looked for",
-        "orchestrator/orch/supervisor.py",
+        "orchestrator/orch/supervisor/supervisor.py",
         "remains, taker = remains_of(node), self",
         "remains, taker = Remains(), self",
         "tests/orchestrator/test_supervisor_deaths.py::test_a_reply_on_disk_outlives_its_process",
     ),
     Mutant(
         "a worker hangs on one tie alone: the lifeline is not armed",
-        "worker/orch_worker/birth.py",
+        "worker/orch_worker/process/worker_init.py",
         "    kernel.arm_lifeline(LIFELINE)\n",
         "",
         "tests/integration/test_ends.py::TestEnd::test_lifeline_alone_is_enough",
     ),
     Mutant(
         "a worker hangs on one tie alone: the chain is not made",
-        "worker/orch_worker/kernel.py",
+        "worker/orch_worker/system/linux.py",
         "        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)\n",
         "        pass\n",
         "tests/integration/test_processes.py::TestWorker::test_worker_is_what_it_was_asked_to_be",
     ),
     Mutant(
         "what the dead leave behind falls to nobody",
-        "worker/orch_worker/kernel.py",
+        "worker/orch_worker/system/linux.py",
         "    prctl(PR_SET_CHILD_SUBREAPER, 1)\n",
         "",
         "tests/integration/test_ends.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
     ),
     Mutant(
         "one that is killed leaves notes half written",
-        "worker/orch_worker/memory_file.py",
+        "worker/orch_worker/memory/memory_file.py",
         '        beside = self.path.with_name(f"{NAME}.new")\n',
         "        beside = self.path\n",
         "tests/worker/test_memory.py::TestFile::test_one_that_is_killed_leaves_the_file_whole",
     ),
     Mutant(
         "notes are changed by many at once",
-        "worker/orch_worker/memory_file.py",
+        "worker/orch_worker/memory/memory_file.py",
         "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "                    pass\n",
         "tests/worker/test_memory.py::TestFile::test_many_write_at_once",
     ),
     Mutant(
         "a device is a file",
-        "worker/orch_worker/files.py",
+        "worker/orch_worker/system/files.py",
         "    if not stat.S_ISREG(os.fstat(descriptor).st_mode):",
         "    if False:",
         "tests/worker/test_store.py::test_what_is_no_regular_file_is_refused",
     ),
     Mutant(
         "of many exit codes one is told",
-        "worker/orch_worker/zygote.py",
+        "worker/orch_worker/process/zygote.py",
         "        while self._alive and (dead",
         "        if self._alive and (dead",
         "tests/integration/test_processes.py::TestWorker::test_hundred_quick_deaths_are_all_reported",
     ),
     Mutant(
         "a fact that the disk refused is lost",
-        "orchestrator/orch/journal.py",
+        "orchestrator/orch/tree/journal/journal.py",
         "            self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]",
         "            pass",
         "tests/orchestrator/test_supervisor_faults.py::test_a_full_disk_refuses_requests_and_loses_no_fact",
     ),
     Mutant(
         "agents are launched that there are no descriptors for",
-        "orchestrator/orch/launchers/descriptors.py",
+        "orchestrator/orch/processes/descriptors.py",
         "    if taken + EACH * starting + SPARE > limit:",
         "    if False:",
         "tests/integration/test_descriptors.py::test_no_more_agents_are_launched_than_there_are_descriptors_for",
@@ -269,28 +269,28 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a repository says where its files are",
-        "worker/orch_worker/tools/git.py",
+        "worker/orch_worker/tools/shell/git.py",
         "    return run, {**run.found.env, **await",
         "    return run, {**await",
         "tests/integration/test_tools_git.py::TestElsewhere::test_files_of_another_folder_are_not_shown",
     ),
     Mutant(
         "deadly bytes are read by the one who wants them",
-        "worker/orch_worker/tools/adopting.py",
+        "worker/orch_worker/tools/values/values.py",
         "            taste(*reader, data)",
         "            pass",
         "tests/integration/test_taster.py::test_a_frame_that_lies_about_its_length_ends_no_process",
     ),
     Mutant(
         "who says a great deal holds everybody up",
-        "worker/orch_worker/drain.py",
+        "worker/orch_worker/transport/zmq_asyncio.py",
         "            for _ in range(BATCH):",
         "            for _ in range(10**9):",
         "tests/worker/test_drain.py::test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard",
     ),
     Mutant(
         "what comes while something is sent is not heard",
-        "worker/orch_worker/drain.py",
+        "worker/orch_worker/transport/zmq_asyncio.py",
         "        if not self._draining and self._wants(self._look()):\n            self._schedule()",
         "        self._look()",
         "tests/worker/test_drain.py::test_what_comes_while_something_is_sent_is_heard",

@@ -111,7 +111,7 @@ class GaveUp(Exception):
 
 async def insist(work: Callable[[], Any]) -> Any:
     """Do `work` until it succeeds, a few times; errors of the product are what a client may hear."""
-    from orch_protocol.errors import OrchError
+    from orch_protocol.core.errors import OrchError
 
     for attempt in range(TRIES):
         try:
@@ -128,12 +128,12 @@ def opened(home: Path, run: str) -> Any:
 
     Its journal is written anew at the start, however small it is.
     """
-    import orch.journal
+    import orch.tree.journal.journal
     from orch import ArchivalConfig, AsyncOrchestrator, CompactionConfig, Config
     from orch.testing import FakeLauncher, fake_world
-    from orch_protocol.config import TriggerConfig
+    from orch_protocol.agent.config import TriggerConfig
 
-    orch.journal.LARGE, orch.journal.WORTH = 0, 9.0
+    orch.tree.journal.journal.LARGE, orch.tree.journal.journal.WORTH = 0, 9.0
     archival = ArchivalConfig(
         enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1), answer_tokens=5
     )
@@ -155,8 +155,8 @@ class Client:
 
     async def have(self, cwd: Path) -> None:
         """Have the agent: it is made once, however often that is asked for; one that did not come up is resumed."""
-        from orch_protocol.errors import OrchError
-        from orch_protocol.services import Spawn
+        from orch_protocol.core.errors import OrchError
+        from orch_protocol.services.requests import Spawn
 
         asked = Spawn(
             "look", name="a", tools=("read_file",), script=SCRIPT, summaries=(), cwd=str(cwd), request_id="spawn"
@@ -172,8 +172,8 @@ class Client:
 
     async def query(self, *, padding: int = 0) -> None:
         """Ask and wait; who hears nothing asks the same again, and who is refused asks something else."""
-        from orch_protocol.errors import OrchError
-        from orch_protocol.services import QueryAgent
+        from orch_protocol.core.errors import OrchError
+        from orch_protocol.services.requests import QueryAgent
 
         for _ in range(TRIES):
             token = self.teller.token()
@@ -193,8 +193,8 @@ class Client:
 
     async def collect(self) -> None:
         """Ask, and let two take the answer. What was asked before a fault may wait still: it is taken first, once."""
-        from orch_protocol.errors import OrchError
-        from orch_protocol.services import QueryAgent
+        from orch_protocol.core.errors import OrchError
+        from orch_protocol.services.requests import QueryAgent
 
         token = self.teller.token()
         asked = QueryAgent(self.agent, f"say {token} again", request_id=token)
@@ -248,7 +248,7 @@ async def live(home: Path, told: Path, first: int, *, again: bool) -> None:
 
 def main(home: Path, told: Path, first: int, *, again: bool = False) -> int:
     """Live, and return the exit code."""
-    from orch_protocol.errors import OrchError
+    from orch_protocol.core.errors import OrchError
     from virtual import PatientLoop
 
     try:

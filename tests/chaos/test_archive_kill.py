@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from orch_worker.transcript import read_session
+from orch_worker.session.transcript import read_session
 from past import Life
 from remains import Remains
 
@@ -22,7 +22,7 @@ AGENT = """
 import sys
 from pathlib import Path
 from past import PROFILES, Life, steps
-from orch_protocol.messages import assistant
+from orch_protocol.core.messages import assistant
 
 life = Life(Path(sys.argv[1]), PROFILES["tight"])
 print("up", flush=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, ScriptedBackend
-from orch_protocol.errors import StoreError
-from orch_protocol.messages import text_of
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import StoreError
+from orch_protocol.core.messages import text_of
+from orch_worker.session.transcript import read_session
 
 
 def limit_files(pid: int, size: int) -> None:
@@ -63,8 +63,8 @@ async def test_a_root_without_room_refuses_and_recovers(tmp_path: Path) -> None:
 def test_a_zygote_comes_up_where_nothing_can_be_written(tmp_path: Path) -> None:
     """Neither its folder nor its log, on a full disk, say: only the head start of what it rehearses is lost."""
     (tmp_path / "file").touch()
-    boot = "import os, pathlib, sys; from orch_worker import zygote; "
-    boot += "zygote._boot('lean', 'orch_worker.process:main', pathlib.Path(sys.argv[1])); os._exit(7)"
+    boot = "import os, pathlib, sys; from orch_worker.process import zygote; "
+    boot += "zygote._boot('lean', 'orch_worker.process.main:main', pathlib.Path(sys.argv[1])); os._exit(7)"
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-P", "-c", boot, str(tmp_path / "file")]
         done = subprocess.run(command, stdout=full, stderr=full, timeout=60, check=False)

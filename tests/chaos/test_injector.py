@@ -18,7 +18,7 @@ import runpy, sys
 sys.path[:0] = sys.argv.pop(1).split(":")
 from chaos import ordeal
 ordeal.watch()
-from orch_worker.store import AppendLog
+from orch_worker.session.log.append_log import AppendLog
 AppendLog._roll_back = lambda self: None
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from orch.archival.deletion import HOLDERS
-from orch_protocol.errors import ArchiveDeletedError
-from orch_protocol.messages import user
-from orch_worker.transcript import Transcript
+from orch.archival.store.deletion import HOLDERS
+from orch_protocol.core.errors import ArchiveDeletedError
+from orch_protocol.core.messages import user
+from orch_worker.session.transcript import Transcript
 from past import Life, steps
 
 SECONDS = 30.0
@@ -22,9 +22,9 @@ EVER = "9999-01-01T00:00:00.000Z"
 DELETER = """
 import os, signal, sys
 from pathlib import Path
-from orch.archival.deletion import delete
-from orch.archival.ledger import Ledger
-from orch.archival.search import Search
+from orch.archival.store.deletion import delete
+from orch.archival.store.session_archives import Ledger
+from orch.archival.store.search import Search
 
 left = int(sys.argv[2])
 

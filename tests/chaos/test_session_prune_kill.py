@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orch_worker.store import AppendLog
+from orch_worker.session.log.append_log import AppendLog
 from orchestrator.test_discarding import answers, ended
 from orchestrator.world import World, opened
 

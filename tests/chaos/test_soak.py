@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from orch import AsyncOrchestrator, ScriptedBackend
-from orch.router import Peer
-from orch_protocol.wire import Channel
-from orch_worker.courier import Courier
+from orch.processes.router import Peer
+from orch_protocol.wire.frames import Channel
+from orch_worker.transport.reliable_channel import Courier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orch_worker.store import AppendLog, load
+from orch_worker.session.log.append_log import AppendLog, load
 
 HEADER = b'{"type":"test","version":1}'
 ROUNDS = 20
@@ -18,7 +18,7 @@ SECONDS = 30.0
 WRITER = """
 import sys
 from pathlib import Path
-from orch_worker.store import AppendLog, FolderLock
+from orch_worker.session.log.append_log import AppendLog, FolderLock
 
 path = Path(sys.argv[1])
 lock = FolderLock.acquire(path.parent)

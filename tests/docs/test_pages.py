@@ -12,17 +12,17 @@ import msgspec
 
 import orch
 from orch.cli import VERBS
-from orch.commands.table import COMMANDS
-from orch.config import TABLES, flat
-from orch_protocol import errors
-from orch_protocol.config import Config
-from orch_protocol.entries import Entry
-from orch_protocol.observing import CallOutcome
-from orch_protocol.services import Status
-from orch_protocol.slash import EffectKind
+from orch.commands.builtin_commands import COMMANDS
+from orch.config.config import TABLES, flat
+from orch_protocol.agent.config import Config
+from orch_protocol.core import errors
+from orch_protocol.resources.slash_commands import EffectKind
+from orch_protocol.services.requests import Status
+from orch_protocol.session.entries import Entry
+from orch_protocol.wire.tool_events import CallOutcome
 from orch_worker.backends import models
 from orch_worker.backends.registry import PROVIDERS
-from orch_worker.tools.presets import BUILTIN, PRESETS
+from orch_worker.tools.dispatch.presets import BUILTIN, PRESETS
 from sources import ROOT
 
 

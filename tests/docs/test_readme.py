@@ -32,7 +32,7 @@ import psutil
 import pytest
 from msgspec import Struct
 
-from orch_protocol.extensions import Manifest
+from orch_protocol.resources.extensions import Manifest
 from sources import PACKAGES, ROOT
 from wire.apart import Apart, reads_files
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from orch.launchers.base import LaunchRequest, WorkerProcess
-from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.spec import Birth, Template
-from orch_worker import kernel
+from orch.processes.base import LaunchRequest, WorkerProcess
+from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.agent.spec import Birth, Template
+from orch_worker.system import linux
 
 HERE = Path(__file__).parent
 ENTRY = "stand_in:main"
@@ -95,7 +95,7 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         for pidfd in self._pidfds.values():
-            kernel.kill(pidfd)
+            linux.kill(pidfd)
         try:
             self.wait()
         finally:

@@ -12,8 +12,8 @@ from census import marked, pytest_runtest_setup, pytest_runtest_teardown
 from integration.brood import ear, entries, launcher, root
 from integration.shell import Shell, opened
 from orch import AsyncOrchestrator
-from orch.launchers.exec import ExecLauncher
-from orch.launchers.in_process import InProcessLauncher
+from orch.processes.exec import ExecLauncher
+from orch.processes.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
 
 __all__ = [
@@ -47,9 +47,13 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A root that gives a silent process half a second beyond the time of a tool."""
-    for name in ("orch.turns.CHECK_SECONDS", "orch.pulses.CHECK_SECONDS", "orch.supervisor.CHECK_SECONDS"):
+    for name in (
+        "orch.supervisor.query_deadlines.CHECK_SECONDS",
+        "orch.supervisor.heartbeat.CHECK_SECONDS",
+        "orch.supervisor.supervisor.CHECK_SECONDS",
+    ):
         monkeypatch.setattr(name, 0.2)
-    monkeypatch.setattr("orch.pulses.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("orch.supervisor.heartbeat.GRACE_SECONDS", 0.5)
 
 
 @pytest.fixture(params=["fake", "in_process", "zygote"])

@@ -98,7 +98,7 @@ def holds(*heads: bytes) -> Callable[..., bool]:
 
 def half_written(head: bytes) -> None:
     """Die in the middle of a write that begins so."""
-    from orch_worker.store import AppendLog
+    from orch_worker.session.log.append_log import AppendLog
 
     def write(descriptor: int, data: Any) -> int:
         if bytes(data).startswith(head):
@@ -111,7 +111,7 @@ def half_written(head: bytes) -> None:
 
 def written(head: bytes) -> None:
     """Die when such a write is done, before it is on the disk."""
-    from orch_worker.store import AppendLog
+    from orch_worker.session.log.append_log import AppendLog
 
     def write(descriptor: int, data: Any) -> int:
         count = os.write(descriptor, data)
@@ -124,7 +124,7 @@ def written(head: bytes) -> None:
 
 def asked_and_gone(service: str) -> None:
     """Die when the root has the question, before its answer is here."""
-    from orch_worker.host import Host
+    from orch_worker.transport.worker_endpoint import Host
 
     call = Host.call_root
 
@@ -138,11 +138,11 @@ def asked_and_gone(service: str) -> None:
 
 def worker_points() -> dict[str, Callable[[], None]]:
     """Return what to do to die at each point, in the order in which a worker comes to them."""
-    from orch_worker.archiving import Archiving
-    from orch_worker.host import Host
-    from orch_worker.session import Session
-    from orch_worker.store import AppendLog
-    from orch_worker.transcript import Transcript
+    from orch_worker.context.archiving import Archiving
+    from orch_worker.session.log.append_log import AppendLog
+    from orch_worker.session.session import Session
+    from orch_worker.session.transcript import Transcript
+    from orch_worker.transport.worker_endpoint import Host
 
     return {
         "the turn's end is on record": lambda: after(Transcript, "turn_end"),
@@ -171,8 +171,8 @@ def worker_points() -> dict[str, Callable[[], None]]:
 
 def compaction_points() -> dict[str, Callable[[], None]]:
     """Return what to do to die at each point of a compaction, in their order."""
-    from orch_worker.compacting import Compactor
-    from orch_worker.transcript import Transcript
+    from orch_worker.context.compactor import Compactor
+    from orch_worker.session.transcript import Transcript
 
     return {
         "notes are to be asked for": lambda: before(Compactor, "_ask"),
@@ -185,7 +185,7 @@ def compaction_points() -> dict[str, Callable[[], None]]:
 
 def failing(name: str, number: int, *, half: bool = False) -> None:
     """Let the disk fail with the error `number` when an archive is put on it; with `half`, after some of it."""
-    from orch_worker.store import AppendLog
+    from orch_worker.session.log.append_log import AppendLog
 
     append, work = AppendLog.append, getattr(AppendLog, name)
     at_it = False
@@ -229,8 +229,10 @@ def tells(kind: str) -> Callable[..., bool]:
 
 def root_points() -> dict[str, Callable[[], None]]:
     """Return what to do to die at each point, in the order in which a root comes to them."""
-    from orch import journal, services
-    from orch.archival import draft, engine, index, shelves
+    from orch import services
+    from orch.archival import engine
+    from orch.archival.store import archive_pool, index
+    from orch.tree.journal import journal
 
     def service(name: str, how: Callable[..., None]) -> None:
         module = sys.modules[services.HANDLERS[name].__module__]
@@ -244,9 +246,9 @@ def root_points() -> dict[str, Callable[[], None]]:
         "a worker asks": lambda: service("archive", before),
         "a thread is to work it out": lambda: before(engine.Archives, "_planned"),
         "the file is read": lambda: after(
-            shelves.Shelves, "catch_up", lambda shelves: bool(shelves.ledger.path.stat().st_size > 2000)
+            archive_pool.Shelves, "catch_up", lambda shelves: bool(shelves.ledger.path.stat().st_size > 2000)
         ),
-        "an archive is planned": lambda: after(draft.Draft, "store"),
+        "an archive is planned": lambda: after(engine.Draft, "store"),
         "the plan is worked out": lambda: after(engine.Archives, "_planned"),
         "the plan is to be sent": lambda: service("archive", after),
         "a worker tells": lambda: service("archived", before),
@@ -271,7 +273,7 @@ def _armed(points: dict[str, Callable[[], None]]) -> None:
 
 def main(**named: Any) -> int:
     """Be a worker."""
-    from orch_worker import process
+    from orch_worker.process import main as process
 
     if not Path(os.environ["DEADLY"]).name.startswith("root"):
         _armed(worker_points() | worker_faults() | compaction_points())

@@ -15,10 +15,10 @@ import signal
 import sys
 from pathlib import Path
 
-from orch.launchers.base import LaunchRequest
-from orch.launchers.exec import ExecLauncher
-from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.spec import Birth
+from orch.processes.base import LaunchRequest
+from orch.processes.exec import ExecLauncher
+from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.agent.spec import Birth
 
 
 async def run(folder: Path, address: str, count: int, options: set[str]) -> None:

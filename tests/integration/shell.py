@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orch.leftovers import marked
+from orch.supervisor.recovery.orphan_cleanup import marked
 from sources import PACKAGES, ROOT
 
 __all__ = ["MAIN", "SECONDS", "Shell", "ended", "opened"]

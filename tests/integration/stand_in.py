@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 
-from orch_protocol.spec import Birth
+from orch_protocol.agent.spec import Birth
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_CHILD_SUBREAPER = 1, 2, 3, 37
 LIFELINE = 3
@@ -98,12 +98,12 @@ def is_open(number: int) -> bool:
 
 def main_of_sdk(*, address: str, agent_id: str, **_: object) -> int:
     """Tell the test how warm this worker is."""
-    from orch_worker.backends import warm
+    from orch_worker.backends.http import warm_connection
 
     links = [os.readlink(f"/proc/self/fd/{number}") for number in range(64) if is_open(number)]
     told = {
         "agent": agent_id,
-        "made": warm.ssl_context.cache_info().currsize,
+        "made": warm_connection.ssl_context.cache_info().currsize,
         "sockets": [link for link in links if link.startswith("socket:")],
         "tasks": len(os.listdir("/proc/self/task")),
     }

@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 
 from orch import Config, Limits, ScriptedBackend, SubagentsConfig, ToolContext, tool
-from orch_protocol.errors import (
+from orch_protocol.core.errors import (
     AgentBusyError,
     AgentDiedError,
     AgentGoneError,
@@ -28,8 +28,8 @@ from orch_protocol.errors import (
     QueryTimeoutError,
     ToolNotGrantedError,
 )
-from orch_protocol.messages import Usage, assistant, text_of, user
-from orch_worker.transcript import read_session
+from orch_protocol.core.messages import Usage, assistant, text_of, user
+from orch_worker.session.transcript import read_session
 
 Open = Any
 SLOW = {"text": "slow", "sleep": 60}

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from orch import ScriptedBackend
-from orch_protocol.errors import (
-    AgentDiedError,
-    ConfigError,
-)
-from orch_protocol.messages import text_of
+from orch_protocol.core.errors import AgentDiedError, ConfigError
+from orch_protocol.core.messages import text_of
 
 Open = Any
 

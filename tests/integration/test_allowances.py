@@ -13,10 +13,11 @@ import pytest
 
 from integration.shell import Shell
 from orch import AsyncOrchestrator, AsyncSubagent, Budget, Config, ScriptedBackend, SubagentsConfig
-from orch.services import HANDLERS, spending
-from orch_protocol.config import BudgetConfig
-from orch_protocol.errors import BudgetExceededError, OrchError
-from orch_protocol.messages import Reply
+from orch.services import HANDLERS
+from orch.services.models import budgets
+from orch_protocol.agent.config import BudgetConfig
+from orch_protocol.core.errors import BudgetExceededError, OrchError
+from orch_protocol.core.messages import Reply
 from virtual import until
 
 CALL = {"loop": [{"tool": "read_file", "input": {"path": "note"}}]}
@@ -76,7 +77,7 @@ async def test_a_limit_of_all_is_raised_while_they_work(home: Path) -> None:
 
 async def test_a_worker_is_killed_in_the_middle_of_a_settle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is on its record counts, once, and what it held is free: also for the next life of the root."""
-    settle, kills = spending.settle, []
+    settle, kills = budgets.settle, []
 
     async def deadly(root: Any, caller: str, params: Any) -> Any:
         if len(kills) == 0 and params.amounts.tool_calls:

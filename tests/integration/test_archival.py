@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, Limits, ScriptedBackend, SubagentsConfig
-from orch_protocol.commands import TurnEvent
-from orch_protocol.config import TriggerConfig
-from orch_protocol.errors import AgentNotFoundError, ConfigError, StoreError
-from orch_protocol.messages import Reply, text_of
-from orch_worker.store import AppendLog
-from orch_worker.transcript import read_session
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.errors import AgentNotFoundError, ConfigError, StoreError
+from orch_protocol.core.messages import Reply, text_of
+from orch_protocol.wire.worker_messages import TurnEvent
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.transcript import read_session
 
 Open = Any
 LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}

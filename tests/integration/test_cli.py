@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from integration.shell import MAIN, SECONDS, Shell, ended
-from orch import paths
-from orch.leftovers import marked
+from orch.config import paths
+from orch.supervisor.recovery.orphan_cleanup import marked
 
 
 def test_the_main_job_from_a_shell(shell: Shell) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from integration.shell import SECONDS, Shell, ended, opened
-from orch import paths
-from orch.daemon import ALREADY_RUNNING
-from orch_protocol.wire import VERSION
+from orch.config import paths
+from orch.daemon.daemon import ALREADY_RUNNING
+from orch_protocol.wire.frames import VERSION
 
 
 def say(shell: Shell, line: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,11 @@ def test_a_second_daemon_leaves_with_a_code_of_its_own(shell: Shell) -> None:
     """It says so and touches nothing."""
     first = shell.data("daemon", "start")
     second = subprocess.run(
-        [sys.executable, "-P", "-m", "orch.daemon"], env=shell.env, capture_output=True, timeout=SECONDS, check=False
+        [sys.executable, "-P", "-m", "orch.daemon.daemon"],
+        env=shell.env,
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert second.returncode == ALREADY_RUNNING
     assert b"another daemon serves" in second.stderr

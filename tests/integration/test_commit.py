@@ -16,9 +16,9 @@ import pytest
 
 from integration import deadly
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend
-from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.config import TriggerConfig
-from orch_protocol.messages import text_of
+from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.messages import text_of
 from remains import Remains
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux")

@@ -10,11 +10,11 @@ import pytest
 
 from integration import deadly
 from orch import AsyncOrchestrator, CompactionConfig, Config, ScriptedBackend
-from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.config import ChildCompactionConfig, SubagentsConfig
-from orch_protocol.errors import AgentDiedError
-from orch_protocol.messages import assistant, text_of, user
-from orch_worker.transcript import read_session
+from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.agent.config import ChildCompactionConfig, SubagentsConfig
+from orch_protocol.core.errors import AgentDiedError
+from orch_protocol.core.messages import assistant, text_of, user
+from orch_worker.session.transcript import read_session
 
 Open = Any
 HERE = Path(__file__).parent

@@ -26,9 +26,9 @@ from integration.brood import (
     stop,
     zygote_pid,
 )
-from orch.launchers.base import WorkerProcess
-from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.errors import LaunchError
+from orch.processes.base import WorkerProcess
+from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.core.errors import LaunchError
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux"),

@@ -63,7 +63,7 @@ def test_a_program_that_is_the_first_process_buries_whom_it_inherits(tmp_path: P
 def test_a_daemon_that_is_the_first_process_leaves_when_it_is_told_to(tmp_path: Path) -> None:
     """The kernel spares such a process every signal that it does not serve; it serves SIGTERM."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ORCH_HOME": str(tmp_path)}
-    with subprocess.Popen([*APART, sys.executable, "-P", "-m", "orch.daemon"], env=environment) as outside:
+    with subprocess.Popen([*APART, sys.executable, "-P", "-m", "orch.daemon.daemon"], env=environment) as outside:
         deadline = time.monotonic() + SECONDS
         while not (tmp_path / "daemon" / "control.sock").exists():
             assert time.monotonic() < deadline

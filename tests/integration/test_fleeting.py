@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch import ScriptedBackend
-from orch_worker.kernel import LINUX
+from orch_worker.system.linux import LINUX
 
 Open = Any
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orch.archival.archiver import Archiver
-from orch_protocol.config import ArchivalConfig, TriggerConfig
-from orch_protocol.errors import StoreError
-from orch_worker.lock import FolderLock
-from orch_worker.transcript import Transcript
+from orch.api.archiver import Archiver
+from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
+from orch_protocol.core.errors import StoreError
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.transcript import Transcript
 from shapes import SHAPES, work
 
 

@@ -8,7 +8,7 @@ import sys
 
 SCATTERED = """
 import gc, json, mmap
-from orch_worker.holes import filled
+from orch_worker.process.zygote import filled
 
 def pages(objects):
     return len({id(each) // mmap.PAGESIZE for each in objects})

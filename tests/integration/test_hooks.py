@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, ScriptedBackend
-from orch.audit import audit
-from orch.hook_records import lines, switch
-from orch_protocol.config import HooksConfig
-from orch_protocol.errors import ConfigError, LaunchError
-from orch_protocol.hook_options import CompletionChecklist, LoopDetection, NarrationGuard, Summarization
-from orch_protocol.messages import Message, ToolResult, assistant, text_of, user
-from orch_worker.builtin_hooks.cost_tracker import FILE
-from orch_worker.ledger import Ledger
+from orch.policy.hook_records import lines, switch
+from orch.sessions.audit import audit
+from orch_protocol.agent.config import HooksConfig
+from orch_protocol.core.errors import ConfigError, LaunchError
+from orch_protocol.core.messages import Message, ToolResult, assistant, text_of, user
+from orch_protocol.hooks.options import CompletionChecklist, LoopDetection, NarrationGuard, Summarization
+from orch_worker.hooks.builtin.cost_tracker import FILE
+from orch_worker.hooks.builtin.usage_log import Ledger
 
 READ = {"tool": "read_file", "input": {"path": "one.txt"}}
 REDACT = """

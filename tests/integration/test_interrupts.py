@@ -52,7 +52,7 @@ def test_a_second_ctrl_c_at_a_terminal_cancels_the_turn(shell: Shell) -> None:
     """The first one says so; however often it is pressed, the command ends with 130 and the turn as cancelled."""
     shell.run("spawn", "t", "--name", "a", "--script", shell.script({"text": "slow", "sleep": 60}, "and on"))
     ours, theirs = os.openpty()
-    patient = f"from orch.cli import waiting; waiting.AGAIN_SECONDS = {SECONDS}; {MAIN}"
+    patient = f"from orch.cli.agents import query as waiting; waiting.AGAIN_SECONDS = {SECONDS}; {MAIN}"
     waiting = shell.start("query", "a", "hi", stderr=theirs, main=patient)
     os.close(theirs)
     shell.until("a", "busy")

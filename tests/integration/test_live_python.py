@@ -11,9 +11,9 @@ import pytest
 
 from integration.shell import Shell
 from orch import AsyncOrchestrator, AsyncSubagent, Limits, NoValueError, ScriptedBackend
-from orch.launchers.in_process import InProcessLauncher
-from orch_protocol.errors import AgentDiedError, ConfigError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse
+from orch.processes.in_process import InProcessLauncher
+from orch_protocol.core.errors import AgentDiedError, ConfigError
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse
 
 pd = pytest.importorskip("pandas")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, ScriptedBackend
-from orch.ooms import Ooms
-from orch_protocol.errors import AgentDiedError
+from orch.processes.oom_detector import Ooms
+from orch_protocol.core.errors import AgentDiedError
 
 EATER = """
 from orch import hook

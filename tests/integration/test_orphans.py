@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator
-from orch.leftovers import end_leftovers, marked
+from orch.supervisor.recovery.orphan_cleanup import end_leftovers, marked
 
 SECONDS = 20.0
 STRAYS = 3

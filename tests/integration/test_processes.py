@@ -31,9 +31,9 @@ from integration.brood import (
     stop,
     zygote_pid,
 )
-from orch.launchers.exec import ExecLauncher
-from orch.launchers.zygote import ZygoteLauncher
-from orch_worker import kernel
+from orch.processes.exec import ExecLauncher
+from orch.processes.zygote import ZygoteLauncher
+from orch_worker.system import linux
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux"),
@@ -268,7 +268,7 @@ class TestExec:
 
     async def test_end_is_seen_without_pidfds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where the system has no pidfds a thread watches, and signals go by way of the process object."""
-        monkeypatch.setattr("orch.launchers.exec.PIDFDS", False)
+        monkeypatch.setattr("orch.processes.exec.PIDFDS", False)
         launcher = ExecLauncher("run", tmp_path, entry=ENTRY)
         await launcher.start()
         workers = [await launcher.launch(request(tmp_path, what)) for what in ("exit:7", "idle", "idle")]
@@ -293,7 +293,7 @@ for module, names in (
 ):
     for name in names.split():
         delattr(module, name)
-import orch.launchers.zygote, orch.launchers.exec
+import orch.processes.zygote, orch.processes.exec
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE)
 
@@ -315,6 +315,6 @@ def test_kernel_remembers_an_exit_code_for_pidfds() -> None:
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"])
     pidfd = os.pidfd_open(child.pid)
     assert child.wait() == 7
-    assert kernel.exit_status(pidfd) in (7, None)
-    assert kernel.reap(pidfd) in (7, None)
+    assert linux.exit_status(pidfd) in (7, None)
+    assert linux.reap(pidfd) in (7, None)
     os.close(pidfd)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend
-from orch_protocol.config import TriggerConfig
-from orch_protocol.errors import AgentNotFoundError, ArchiveDeletedError, ConfigError, StoreError
-from orch_protocol.messages import text_of
-from orch_worker import rewriting
-from orch_worker.transcript import read_session
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.errors import AgentNotFoundError, ArchiveDeletedError, ConfigError, StoreError
+from orch_protocol.core.messages import text_of
+from orch_worker.session.log import atomic_rewrite
+from orch_worker.session.transcript import read_session
 
 Open = Any
 SECRET = "Žluťoučký-quaxifrage"
@@ -270,7 +270,7 @@ async def test_a_full_disk_deletes_nothing(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rewriting.os, "replace", full)
+    monkeypatch.setattr(atomic_rewrite.os, "replace", full)
     with pytest.raises(StoreError, match="disk full: free some space"):
         await o.prune_archives(older=0)
     monkeypatch.undo()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, Config, ScriptedBackend, SubagentsConfig
-from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.errors import AgentDiedError, AgentGoneError
-from orch_worker import kernel
+from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.core.errors import AgentDiedError, AgentGoneError
+from orch_worker.system import linux
 from virtual import until
 
 
@@ -27,14 +27,14 @@ async def test_a_zygote_is_killed_as_an_agent_is_started_or_revived(home: Path, 
         if first:
             spawning = asyncio.ensure_future(o.spawn("say it", backend=ScriptedBackend(["said"])))
             await asyncio.sleep(0)
-            kernel.kill(forker._pidfd)
+            linux.kill(forker._pidfd)
             agent = await spawning
         else:
             agent = await o.spawn("say it", backend=ScriptedBackend(["said"]))
             os.kill(agent.pid or 0, signal.SIGKILL)
             await until(lambda: o.supervisor.tree.nodes[agent.id].status == "died", 30)
             asking = agent.submit("go")
-            kernel.kill(forker._pidfd)
+            linux.kill(forker._pidfd)
             assert (await asking).text == "said"
         assert (await agent.state()).status == "idle"
         assert (await other.query("still?")).text == "here"

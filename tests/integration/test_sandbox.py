@@ -15,19 +15,19 @@ import pytest
 from msgspec.structs import replace
 
 from integration.shell import Shell
-from orch_protocol.sandbox import LEVELS, Level, SandboxSpec, ToolLimits
-from orch_worker.confinement import trial
-from orch_worker.tools.base import ToolContext, ToolError, ToolOutput
-from orch_worker.tools.git import git_log, git_status
-from orch_worker.tools.python import py_help, run_python, run_python_script
-from orch_worker.tools.shell import bash, bg_kill, bg_status
+from orch_protocol.core.sandbox import LEVELS, Level, SandboxSpec, ToolLimits
+from orch_worker.sandbox import probe
+from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
+from orch_worker.tools.python.python import py_help, run_python, run_python_script
+from orch_worker.tools.shell.git import git_log, git_status
+from orch_worker.tools.shell.shell import bash, bg_kill, bg_status
 
 CONFINED: tuple[Level, ...] = ("L2", "L3")
 
 
 def at(context: ToolContext, level: Level, **more: object) -> ToolContext:
     """Return `context` with its tools at `level`; the test is skipped where the machine does not have it."""
-    if why := trial.machine().missing.get(level):
+    if why := probe.machine().missing.get(level):
         pytest.skip(f"no {level} on this machine: {why}")
     return replace(context, sandbox=SandboxSpec(level, **more))  # type: ignore[arg-type]
 
@@ -421,8 +421,8 @@ class TestLimits:
 
 async def test_a_level_that_cannot_be_had_runs_nothing(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused, by name and with the reason, and nothing is run at less."""
-    monkeypatch.setattr("orch_worker.confinement.seccomp.missing", lambda: "no filter for this processor")
-    monkeypatch.setattr("orch_worker.confinement.namespaces.missing", lambda: "")
+    monkeypatch.setattr("orch_worker.sandbox.seccomp.missing", lambda: "no filter for this processor")
+    monkeypatch.setattr("orch_worker.sandbox.bubblewrap.missing", lambda: "")
     for level in CONFINED:
         confined = replace(context, sandbox=SandboxSpec(level))
         with pytest.raises(ToolError, match=f"sandbox level {level}, which cannot be had here: no filter for this"):
@@ -450,7 +450,7 @@ class TestShell:
 
     def test_agents_work_at_the_level_that_was_asked_for(self, shell: Shell, tmp_path: Path) -> None:
         """What their commands see is what the level lets them see, also after the agent's process was ended."""
-        if why := trial.machine().missing.get("L2"):
+        if why := probe.machine().missing.get("L2"):
             pytest.skip(f"no L2 on this machine: {why}")
         (tmp_path / "secret").write_text("not to be seen")
         call = {"tool": "bash", "input": {"command": "cat ../secret && touch leaked; touch worked"}}
@@ -472,23 +472,23 @@ class TestTrial:
     @pytest.mark.parametrize(
         ("level", "broken", "instead", "why"),
         [
-            ("L1", "orch_worker.confinement.rights.give_up", lambda: None, "it still has rights"),
-            ("L2", "orch_worker.confinement.landlock.restrict", lambda *_, **__: None, "a file elsewhere can be read"),
-            ("L2", "orch_worker.confinement.seccomp.apply", lambda _: None, "a socket can be made"),
+            ("L1", "orch_worker.sandbox.landlock.give_up", lambda: None, "it still has rights"),
+            ("L2", "orch_worker.sandbox.landlock.restrict", lambda *_, **__: None, "a file elsewhere can be read"),
+            ("L2", "orch_worker.sandbox.seccomp.apply", lambda _: None, "a socket can be made"),
             (
                 "L3",
-                "orch_worker.confinement.namespaces.arguments",
+                "orch_worker.sandbox.bubblewrap.arguments",
                 lambda *given: list(given[3]),
                 "a file elsewhere can be seen",
             ),
-            ("L3", "orch_worker.confinement.namespaces.missing", lambda: "no bwrap", "no bwrap"),
+            ("L3", "orch_worker.sandbox.bubblewrap.missing", lambda: "no bwrap", "no bwrap"),
         ],
     )
     def test_what_does_not_hold_is_found_out(
         self, level: Level, broken: str, instead: object, why: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each part is left out in turn, and its level is missing for that very reason; nothing is left behind."""
-        if level in trial.machine().missing:
+        if level in probe.machine().missing:
             pytest.skip(f"no {level} on this machine")
         monkeypatch.setattr(broken, instead)
-        assert why in trial.machine.__wrapped__().missing[level]
+        assert why in probe.machine.__wrapped__().missing[level]

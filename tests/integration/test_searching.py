@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from orch_worker.tools import apart
-from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.files import grep_files
-from orch_worker.tools.handles import read_handle
-from orch_worker.tools.stash import Stash
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.files import search_process
+from orch_worker.tools.files.read import grep_files
+from orch_worker.tools.values.handles import read_handle
+from orch_worker.tools.values.store import Stash
 
 
 async def run(context: ToolContext, **input: object) -> str:
@@ -30,7 +30,7 @@ async def test_it_finds_what_there_is(tmp_path: Path) -> None:
 
 async def test_what_does_not_end_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found before it stays; the tool goes on to be of use."""
-    monkeypatch.setattr(apart, "SECONDS", 0.25)
+    monkeypatch.setattr(search_process, "SECONDS", 0.25)
     (tmp_path / "a.txt").write_text("y and y\n")
     (tmp_path / "b.txt").write_text("x" * 100 + "\n")
     context = ToolContext(tmp_path, folder=tmp_path)

@@ -16,14 +16,13 @@ from skills_ref import validate
 
 from integration.shell import Shell, ended, opened
 from orch.cli import run
-from orch.damage import examine
-from orch.skills import installing
-from orch.skills.installing import install, remove
-from orch.skills.packing import packed
-from orch.skills.record import installed
-from orch.skills.trials import trials
-from orch_protocol.errors import ConfigError
-from orch_protocol.skills import SkillSpec
+from orch.resources import skill_install
+from orch.resources.skill_install import install, installed, remove
+from orch.resources.skill_package import packed
+from orch.resources.skill_test import trials
+from orch.sessions.findings import examine
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.resources.skills import SkillSpec
 
 GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
@@ -103,14 +102,14 @@ class TestInstall:
     ) -> None:
         """What git has started ends with it, and nothing of it stays."""
         repository = bare(put(tmp_path))
-        monkeypatch.setattr(installing, "MOST_CLONED", 100)
+        monkeypatch.setattr(skill_install, "MOST_CLONED", 100)
         with pytest.raises(ConfigError, match="it holds more than 0 MiB"):
             install(repository.as_uri(), into, home)
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "git").write_text("#!/bin/sh\nsleep 50 &\nwait\n")
         (tmp_path / "bin" / "git").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(installing, "GIT_SECONDS", 0.3)
+        monkeypatch.setattr(skill_install, "GIT_SECONDS", 0.3)
         with pytest.raises(ConfigError, match=r"git did not end within 0.3 s"):
             install(repository.as_uri(), into, home)
         assert not list(into.iterdir())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, Config, HooksConfig, Limits, ScriptedBackend
-from orch_protocol.errors import AgentDiedError
-from orch_protocol.messages import text_of
+from orch_protocol.core.errors import AgentDiedError
+from orch_protocol.core.messages import text_of
 
 FOREVER = "sum(range(10**13))"
 

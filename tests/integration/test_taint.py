@@ -21,9 +21,9 @@ from orch import (
     SubagentsConfig,
     TaintConfig,
 )
-from orch_protocol.config import TriggerConfig
-from orch_protocol.messages import Message, ToolResult, text_of
-from orch_protocol.taint import bits_in
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.messages import Message, ToolResult, text_of
+from orch_protocol.core.taint import bits_in
 
 RULES = PolicyConfig(taint=TaintConfig(untrusted_paths=("inbox",)))
 MAIL = {"tool": "read_file", "input": {"path": "inbox/mail.txt"}}

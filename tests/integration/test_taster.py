@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from orch_protocol.errors import NoValueError
-from orch_protocol.values import Taken, Value
-from orch_worker.tools.adopting import value_of
-from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.data import describe_data
-from orch_worker.tools.taster import Deadly, taste
+from orch_protocol.core.errors import NoValueError
+from orch_protocol.core.values import Taken, Value
+from orch_worker.system.isolated_read import Deadly, taste
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.python.data import describe_data
+from orch_worker.tools.values.values import value_of
 
 LYING = zlib.decompress(
     base64.b85decode(

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.taint import Bit
-from orch_worker.sieve import Sieve
-from orch_worker.tools.base import Tool, ToolContext, ToolError
-from orch_worker.tools.git import git_diff, git_log, git_status
-from orch_worker.tools.presets import make_toolbox
+from orch_protocol.core.taint import Bit
+from orch_worker.policy.file_filter import Sieve
+from orch_worker.tools.api.base import Tool, ToolContext, ToolError
+from orch_worker.tools.dispatch.presets import make_toolbox
+from orch_worker.tools.shell.git import git_diff, git_log, git_status
 
 Git = Callable[..., None]
 
@@ -335,7 +335,7 @@ def test_not_in_a_repository(context: ToolContext, monkeypatch: pytest.MonkeyPat
     (context.cwd / "sub").mkdir()
     below = ToolContext(context.cwd / "sub")
     assert [spec.name for spec in make_toolbox(tools, (), below).specs()] == list(tools)
-    monkeypatch.setattr("orch_worker.tools.git._installed", lambda: False)
+    monkeypatch.setattr("orch_worker.tools.shell.git._installed", lambda: False)
     assert make_toolbox(tools, (), below).specs() == ()
 
 

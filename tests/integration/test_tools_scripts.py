@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from orch import Config, ScriptedBackend, SubagentsConfig, tool
-from orch_protocol.messages import Message, ToolResult, text_of
-from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput
-from orch_worker.tools.python import py_help, run_python_script
-from orch_worker.transcript import read_session
+from orch_protocol.core.messages import Message, ToolResult, text_of
+from orch_worker.session.transcript import read_session
+from orch_worker.tools.api.base import Tool, ToolContext, ToolError, ToolOutput
+from orch_worker.tools.python.python import py_help, run_python_script
 
 Open = Any
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools.base import Keys, ToolContext, ToolError, ToolOutput
-from orch_worker.tools.command import Command
-from orch_worker.tools.jobs import MAX_LOG, MAX_RUNNING, Jobs
-from orch_worker.tools.shell import bash, bg_kill, bg_status
+from orch_worker.tools.api.base import Keys, ToolContext, ToolError, ToolOutput
+from orch_worker.tools.shell.command import Command
+from orch_worker.tools.shell.jobs import MAX_LOG, MAX_RUNNING, Jobs
+from orch_worker.tools.shell.shell import bash, bg_kill, bg_status
 
 LEFT = "[processes it left behind, now ended: 1; what is to go on needs background]"
 

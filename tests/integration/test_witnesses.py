@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from orch import Archiver, Config, Orchestrator
-from orch.launchers.in_process import InProcessLauncher
-from orch_protocol.errors import AgentNotFoundError
+from orch.processes.in_process import InProcessLauncher
+from orch_protocol.core.errors import AgentNotFoundError
 from shapes import SHAPES, Shape
 
 

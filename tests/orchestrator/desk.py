@@ -11,25 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli import (
-    admin,
-    agents,
-    archive,
-    asking,
-    queueing,
-    running,
-    sending,
-    session_audit,
-    session_exchange,
-    session_fsck,
-    session_notes,
-    session_tree,
-    spawning,
-)
-from orch.cli.connection import request
-from orch_protocol.exchange import Imported
-from orch_protocol.messages import Reply, Usage, assistant, user
-from orch_protocol.services import (
+from orch.cli.agents import agents, query, queue, run_once, send, spawn
+from orch.cli.sessions import archive, audit, fsck, import_export, notes, tree
+from orch.cli.system import admin
+from orch.daemon.client import request
+from orch_protocol.core.messages import Reply, Usage, assistant, user
+from orch_protocol.services.import_export import Imported
+from orch_protocol.services.requests import (
     SERVICES,
     AgentRow,
     AgentSteered,
@@ -40,7 +28,7 @@ from orch_protocol.services import (
     Spawned,
     Submitted,
 )
-from orch_protocol.sessions import Branch, Changed, Compacted, EntryRow, Forked, Kept, SessionShown
+from orch_protocol.session.tree import Branch, Changed, Compacted, EntryRow, Forked, Kept, SessionShown
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
@@ -160,16 +148,16 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     for module in (
         agents,
         archive,
-        asking,
-        queueing,
-        session_audit,
-        session_exchange,
-        session_fsck,
-        session_notes,
-        session_tree,
-        spawning,
-        running,
-        sending,
+        query,
+        queue,
+        audit,
+        import_export,
+        fsck,
+        notes,
+        tree,
+        spawn,
+        run_once,
+        send,
         admin,
     ):
         monkeypatch.setattr(module, "Connection", made)

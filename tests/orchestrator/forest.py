@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch.events import (
+from orch.tree.journal.entries import Entry
+from orch.tree.journal.events import (
     Ask,
     Event,
     Finish,
@@ -19,12 +20,11 @@ from orch.events import (
     Timer,
     WorkerUp,
 )
-from orch.journaled import Entry
-from orch.tree import Tree
-from orch_protocol.config import SubagentsConfig
-from orch_protocol.errors import ErrorInfo
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import AgentSpec, BackendSpec
+from orch.tree.tree import Tree
+from orch_protocol.agent.config import SubagentsConfig
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import ErrorInfo
+from orch_protocol.core.messages import Reply, Usage
 
 
 class Forest:

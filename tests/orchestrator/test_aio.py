@@ -14,7 +14,7 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.errors import AgentBusyError, AgentDiedError, ConfigError, LaunchError
+from orch_protocol.core.errors import AgentBusyError, AgentDiedError, ConfigError, LaunchError
 from orchestrator.world import Gate, World, opened
 from virtual import passed, until, virtual
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, AsyncSubagent, Config, ConfigError, ScriptedBackend
-from orch.arguments import listed
+from orch.api.arguments import listed
 from orch.testing import fake_world
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from orch import Limits, ScriptedBackend
-from orch_protocol.messages import Text, ToolResult
-from orch_worker.transcript import read_session
+from orch_protocol.core.messages import Text, ToolResult
+from orch_worker.session.transcript import read_session
 from orchestrator.world import World, opened
 
 ASK = ["query_subagent", "collect_subagent", "list_subagents"]

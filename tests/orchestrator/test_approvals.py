@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch import Config, Consent, PolicyConfig, Question, SubagentsConfig
-from orch.approvals import Approvals
-from orch.grants import Grants, covers, made
+from orch.policy.approvals import Approvals
+from orch.policy.grants import Grants, covers, made
 from orch.services import call
-from orch_protocol.approval import Answered, AnswerQuestion
-from orch_protocol.errors import ConfigError
-from orch_protocol.services import QueryAgent, Spawn
-from orch_protocol.text import plain_line
+from orch_protocol.core.approval import Answered, AnswerQuestion
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.text import plain_line
+from orch_protocol.services.requests import QueryAgent, Spawn
 from orchestrator.world import NEST, opened
 from virtual import virtual
 

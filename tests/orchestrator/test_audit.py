@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orch.audit import _OTHERS, UNFINISHED, Audited, audit
 from orch.cli import run
-from orch_protocol import entries
-from orch_protocol.errors import ForeignFileError, StoreError
-from orch_protocol.hooks import ACTED, Acted, HookAct
-from orch_protocol.messages import Message, Reply, Text, Thinking, ToolResult, ToolUse, Usage, assistant, user
-from orch_worker.transcript import Transcript
+from orch.sessions.audit import _OTHERS, UNFINISHED, Audited, audit
+from orch_protocol.core.errors import ForeignFileError, StoreError
+from orch_protocol.core.messages import Message, Reply, Text, Thinking, ToolResult, ToolUse, Usage, assistant, user
+from orch_protocol.hooks.stages import ACTED, Acted, HookAct
+from orch_protocol.session import entries
+from orch_worker.session.transcript import Transcript
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.allowances import budget_of, dollars, share
-from orch.budgets import Budgets
-from orch.events import Finish, Kill, Resume, Spend
-from orch_protocol.budget import Amounts, Budget, BudgetChange, Reserve, Reserved
-from orch_protocol.errors import BudgetExceededError, ConfigError, ProtocolError
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import Limits
+from orch.policy.budget_rules import budget_of, dollars, share
+from orch.policy.budgets import Budgets
+from orch.tree.journal.events import Finish, Kill, Resume, Spend
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.budget import Amounts, Budget, BudgetChange, Reserve, Reserved
+from orch_protocol.core.errors import BudgetExceededError, ConfigError, ProtocolError
+from orch_protocol.core.messages import Reply, Usage
 from orchestrator.forest import Forest
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orch import Config, SubagentsConfig, catalog
-from orch.catalog import Catalog, permits
+from orch import Config, SubagentsConfig
+from orch.config import models
+from orch.config.models import Catalog, permits
 from orch.services import call
-from orch_protocol.errors import ConfigError
-from orch_protocol.models import FindModel, ListModels, Price
+from orch_protocol.agent.models import FindModel, ListModels, Price
+from orch_protocol.core.errors import ConfigError
 from orch_worker.backends.models import Entry, Models, Provider
 from orchestrator.world import World
 
@@ -39,7 +40,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConnectionRefusedError
         return names
 
-    monkeypatch.setattr(catalog, "installed", installed)
+    monkeypatch.setattr(models, "installed", installed)
     return names
 
 

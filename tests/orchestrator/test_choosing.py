@@ -10,19 +10,19 @@ import pytest
 from msgspec.structs import replace
 
 from orch import Config, ScriptedBackend, SubagentsConfig
-from orch.exchange.found import Found
-from orch.nodes import answered_by
-from orch.services.choosing import answers_at, holds, told
-from orch.services.exchanging import _gone_on_with
-from orch.services.spawning import spec_of
-from orch_protocol.entries import ThinkingLevelChange
-from orch_protocol.errors import AgentBusyError, AgentDiedError, ConfigError
-from orch_protocol.ids import new_entry_id
-from orch_protocol.models import Answers
-from orch_protocol.services import Spawn
-from orch_protocol.sessions import Choose, Edit, Think
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.transcript import NAME, Transcript
+from orch.services.agents.spawn import spec_of
+from orch.services.models.model_selection import answers_at, holds, told
+from orch.services.sessions.import_export import _gone_on_with
+from orch.sessions.formats.conversation import Found
+from orch.tree.agents.state import answered_by
+from orch_protocol.agent.models import Answers
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import AgentBusyError, AgentDiedError, ConfigError
+from orch_protocol.core.ids import new_entry_id
+from orch_protocol.services.requests import Spawn
+from orch_protocol.session.entries import ThinkingLevelChange
+from orch_protocol.session.tree import Choose, Edit, Think
+from orch_worker.session.transcript import NAME, Transcript
 from orchestrator.world import NEST, opened
 
 

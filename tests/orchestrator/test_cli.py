@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from orch.cli import VERBS, run, settings
-from orch.cli.failure import Failure
+from orch.cli import VERBS, run
+from orch.cli.agents import spawn_settings
+from orch.daemon.failure import Failure
 from orchestrator.desk import REPLY, ROW, SPAWNED, Desk, opened
 
 
@@ -219,7 +220,7 @@ def test_spawn_says_what_the_daemon_was_started_without(
 ) -> None:
     """Values of the user's file and of variables that are not in force are one line; those that are, none."""
     status = {"settings": {"subagents.max_concurrent": 16, "subagents.depth_cap": 2, "daemon.idle_minutes": 15.0}}
-    monkeypatch.setattr(settings, "daemon_status", lambda: status)
+    monkeypatch.setattr(spawn_settings, "daemon_status", lambda: status)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text("[subagents]\nmax_concurrent = 4\ndepth_cap = 2\n")
     monkeypatch.setenv("ORCH_DAEMON__IDLE_MINUTES", "2")
@@ -249,7 +250,7 @@ def test_a_daemon_that_hangs_does_not_hide_the_configuration(
     def hang() -> None:
         raise Failure("DaemonSilent", "it hangs")
 
-    monkeypatch.setattr(settings, "daemon_status", hang)
+    monkeypatch.setattr(spawn_settings, "daemon_status", hang)
     assert run(["config", "show"]) == 0
     out, err = capsys.readouterr()
     assert ("subagents.max_concurrent" in out, err, desk.asked) == (True, "orch: it hangs\n", [])

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from orch.cli import run
-from orch.cli.connection import NOT_RUNNING
-from orch.cli.failure import Failure
-from orch.grants import Grants, made
-from orch_protocol.approval import Consent, Permission, Question
+from orch.daemon.client import NOT_RUNNING
+from orch.daemon.failure import Failure
+from orch.policy.grants import Grants, made
+from orch_protocol.core.approval import Consent, Permission, Question
 from orchestrator.desk import REPLY, Desk, opened
 
 Captured = pytest.CaptureFixture[str]

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from orch.cli import render, run
-from orch.cli.archive import ACTIONS
-from orch.cli.export import markdown
-from orch.cli.failure import Failure
+from orch.cli import run
+from orch.cli.sessions.archive import ACTIONS
+from orch.cli.sessions.export import markdown
+from orch.daemon.failure import Failure
+from orch.render import terminal
 from orchestrator.desk import ARCHIVE, REPLY, ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -372,7 +373,7 @@ class TestShow:
             [{"role": "user", "content": [{"type": "text", "text": said}]}] for said in ("look", "which port?")
         )
         shown = {"agent": HOLDER, "messages": asked, "archive": ARCHIVE, "held": held}
-        page = render.agent(shown)
+        page = terminal.agent(shown)
         assert page.startswith("1  (archive)  b0d9f3\n")
         assert "holds (one turn: 2 messages, 1 turn; it pays):\n  Read: x\n\nentry 1, user:\n  look\n" in page
         assert "1 more: orch archive read b0d9f3 2-\n" in page
@@ -380,4 +381,4 @@ class TestShow:
 
     def test_in_the_list_it_is_an_archive(self) -> None:
         """Its id is told once."""
-        assert flat(render.table([HOLDER]))[1].startswith("1 b0d9f3 (archive) idle")
+        assert flat(terminal.table([HOLDER]))[1].startswith("1 b0d9f3 (archive) idle")

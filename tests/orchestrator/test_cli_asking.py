@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from orch.cli import run
-from orch.cli.failure import Failure
-from orch.cli.sending import quoted
+from orch.cli.agents.send import quoted
+from orch.daemon.failure import Failure
 from orchestrator.desk import REPLY, ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -173,7 +173,7 @@ class TestStream:
         run(argv)
         assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
         monkeypatch.delenv("NO_COLOR")
-        monkeypatch.setattr("orch.cli.render.draws", lambda _: False)  # as where the locale is not of UTF-8
+        monkeypatch.setattr("orch.render.terminal.draws", lambda _: False)  # as where the locale is not of UTF-8
         run(argv)
         assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
 
@@ -453,7 +453,7 @@ class TestStatusLine:
     def test_it_fits_the_terminal(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         """A narrow terminal gets the head of the line, so that it stays one."""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        monkeypatch.setattr("orch.cli.waiting._width", lambda: 8)
+        monkeypatch.setattr("orch.cli.agents.query._width", lambda: 8)
         desk.silences = 1
         assert run(["query", "n", "?"]) == 0
         assert capsys.readouterr().err == "\rn: tool\x1b[K\r\x1b[K"

@@ -8,9 +8,9 @@ import io
 
 import pytest
 
+from orch.chat.screen import Lines, Printed
 from orch.cli import run
-from orch.cli.failure import Failure
-from orch.console.lines import Lines, Printed
+from orch.daemon.failure import Failure
 from orchestrator.console.test_chat import AGENT, Talk, question
 
 Captured = pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
-from orch.cli.failure import Failure
+from orch.daemon.failure import Failure
 from orchestrator.desk import Desk, opened
 
 

@@ -9,19 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch import paths
-from orch.cli import connection, starting
-from orch.cli.connection import Connection, await_end
-from orch.cli.failure import Failure
-from orch.control import MAX_LINE, Client, ControlServer, DaemonLeaving
-from orch.daemon import ALREADY_RUNNING, Stopping
-from orch_protocol import wire
-from orch_protocol.errors import AgentBusyError, AgentNotFoundError
+from orch.config import paths
+from orch.daemon import client as connection
+from orch.daemon import start as starting
+from orch.daemon.client import Connection, await_end
+from orch.daemon.control_socket import MAX_LINE, Client, ControlServer, DaemonLeaving
+from orch.daemon.daemon import ALREADY_RUNNING, Stopping
+from orch.daemon.failure import Failure
+from orch_protocol.core.errors import AgentBusyError, AgentNotFoundError
+from orch_protocol.wire import frames
 
 
 def test_the_cli_knows_what_the_daemon_does_without_importing_it() -> None:
     """Constants that are repeated because importing them is expensive are the same."""
-    assert connection.PROTOCOL == wire.VERSION
+    assert connection.PROTOCOL == frames.VERSION
     assert connection.MAX_LINE == MAX_LINE
     assert DaemonLeaving.__name__ == connection.LEAVING
     assert starting.ALREADY_RUNNING == ALREADY_RUNNING

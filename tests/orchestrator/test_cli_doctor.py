@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from orch import paths
-from orch.cli import doctor, run
-from orch.cli.render import count
-from orch.leftovers import marked
-from orch_protocol.ids import new_id
-from orch_worker.confinement.trial import Offer
-from orch_worker.lock import FolderLock
+from orch.cli import run
+from orch.cli.system import doctor
+from orch.config import paths
+from orch.render.terminal import count
+from orch.supervisor.recovery.orphan_cleanup import marked
+from orch_protocol.core.ids import new_id
+from orch_worker.sandbox.probe import Offer
+from orch_worker.session.log.lock import FolderLock
 
 LEFT = "of ended programs; the next start, or orch doctor --clean, removes them: "
 

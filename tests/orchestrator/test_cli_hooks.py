@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from orch.cli import run
-from orch.hook_records import lines, record, switch, tallies
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import ToolCall, ToolReturn
-from orch_protocol.hook_options import HookOptions
-from orch_protocol.hook_patches import Block
-from orch_protocol.hooks import HookRow, HookTally
-from orch_worker.declared import declared
+from orch.policy.hook_records import lines, record, switch, tallies
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.hooks.events import ToolCall, ToolReturn
+from orch_protocol.hooks.options import HookOptions
+from orch_protocol.hooks.patches import Block
+from orch_protocol.hooks.stages import HookRow, HookTally
+from orch_worker.hooks.loader import declared
 
 Captured = pytest.CaptureFixture[str]
 

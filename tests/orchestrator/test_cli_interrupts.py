@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from orch.cli import run, waiting
-from orch.cli.failure import Failure
+from orch.cli import run
+from orch.cli.agents import query
 from orch.cli.scratch import scratch
+from orch.daemon.failure import Failure
 from orchestrator.desk import ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -31,7 +32,7 @@ class Twice:
         self.slept: list[float] = []
         self.again = again
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        monkeypatch.setattr(waiting.time, "sleep", self.sleep)
+        monkeypatch.setattr(query.time, "sleep", self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from orch.cli import models as verb
-from orch.cli import run, spawning
-from orch_protocol.errors import ConfigError
-from orch_protocol.models import THINKING
-from orch_protocol.spec import BackendSpec
+from orch.cli import run
+from orch.cli.agents import spawn
+from orch.cli.resources import models as verb
+from orch_protocol.agent.models import THINKING
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
 
 Captured = pytest.CaptureFixture[str]
 
@@ -155,4 +156,4 @@ def test_local_is_looked_for(capsys: Captured, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_shell_knows_every_level_of_thinking() -> None:
     """It has words of its own for them, since it imports nothing that takes time."""
-    assert spawning.THINKING == THINKING
+    assert spawn.THINKING == THINKING

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from orch.cli import run
-from orch_protocol.observing import CallEvent
+from orch_protocol.wire.tool_events import CallEvent
 from orchestrator.desk import Desk, opened
 
 Captured = pytest.CaptureFixture[str]

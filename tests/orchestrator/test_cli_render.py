@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from orch.cli import prompts, render
+from orch.cli import prompts
+from orch.render import terminal
 
 USAGE = {"input_tokens": 1200, "output_tokens": 300, "cache_read_tokens": 0, "cost_usd": 0.0123, "cost_known": True}
 NOON = 1_700_000_000.0
@@ -40,7 +41,7 @@ def row(seq: int, **changes: Any) -> dict[str, Any]:
 
 def test_a_table_has_a_line_an_agent() -> None:
     """Number, id, name, status, age, context, tokens, cost, and what it does or is for."""
-    lines = render.table([row(1), row(2, status="busy", pending="why\nis it?")], NOON).splitlines()
+    lines = terminal.table([row(1), row(2, status="busy", pending="why\nis it?")], NOON).splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "# ID NAME STATUS AGE CONTEXT TOKENS COST",
         "1 id1 agent-1 idle 1m 1.2k/200k 1.5k $0.0123 look",
@@ -50,13 +51,13 @@ def test_a_table_has_a_line_an_agent() -> None:
 
 def test_an_empty_table_says_what_to_do() -> None:
     """Nothing to list is no blank line."""
-    assert "orch spawn TASK" in render.table([])
+    assert "orch spawn TASK" in terminal.table([])
 
 
 def test_a_tree_shows_children_below_their_parents() -> None:
     """Branches are drawn, usage is the branch's, and a child whose parent is not listed is a root."""
     rows = [row(1), row(2, parent_id="id1"), row(3, parent_id="id2"), row(4, parent_id="id1"), row(5, parent_id="gone")]
-    head, *lines = render.tree(rows, NOON).splitlines()
+    head, *lines = terminal.tree(rows, NOON).splitlines()
     names = slice(head.index("NAME"), head.index("STATUS"))
     assert [line[names].rstrip() for line in lines] == [
         "agent-1",
@@ -82,13 +83,13 @@ def test_a_tree_shows_children_below_their_parents() -> None:
 )
 def test_control_characters_are_written_out(text: str, expected: str) -> None:
     """Nothing a model says moves the cursor, rings, or turns the reading direction; lines and letters stay."""
-    assert render.safe(text) == expected
+    assert terminal.safe(text) == expected
 
 
 @pytest.mark.parametrize(("encoding", "can"), [("utf-8", True), ("UTF8", True), ("ascii", False), ("iso8859-1", False)])
 def test_lines_are_drawn_where_the_encoding_has_them(encoding: str, can: bool) -> None:
     """Elsewhere a table would come out as question marks."""
-    assert render.draws(io.TextIOWrapper(io.BytesIO(), encoding)) is can
+    assert terminal.draws(io.TextIOWrapper(io.BytesIO(), encoding)) is can
 
 
 def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +100,9 @@ def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) ->
             return True
 
     monkeypatch.setattr(sys, "stdout", Terminal())
-    assert render.shown("\x1b[1m") == "\\x1b[1m"
+    assert terminal.shown("\x1b[1m") == "\\x1b[1m"
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert render.shown("\x1b[1m") == "\x1b[1m"
+    assert terminal.shown("\x1b[1m") == "\x1b[1m"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_age_is_the_largest_unit(since: str, expected: str) -> None:
     """A time in the future has no age; what is no time is a question mark."""
-    assert render.age(since, NOON) == expected
+    assert terminal.age(since, NOON) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,14 +127,14 @@ def test_age_is_the_largest_unit(since: str, expected: str) -> None:
 )
 def test_counts_are_short(number: int, expected: str) -> None:
     """Three digits and a unit are enough for a table."""
-    assert render.count(number) == expected
+    assert terminal.count(number) == expected
 
 
 def test_a_cost_that_is_a_floor_says_so() -> None:
     """With a price missing, the sum is at least that much."""
-    assert ">=$0.0123" in render.table([row(1, usage=USAGE | {"cost_known": False})], NOON)
+    assert ">=$0.0123" in terminal.table([row(1, usage=USAGE | {"cost_known": False})], NOON)
     guessed = USAGE | {"cost_known": False, "ceiling_usd": 0.01}
-    assert "~$0.0123" in render.table([row(1, usage=guessed)], NOON)
+    assert "~$0.0123" in terminal.table([row(1, usage=guessed)], NOON)
 
 
 def test_an_agent_is_shown_as_a_page() -> None:
@@ -151,7 +152,7 @@ def test_an_agent_is_shown_as_a_page() -> None:
         "tasks": [{"text": "look", "status": "completed"}, {"text": "say\x07", "status": "in_progress"}],
         "marks": [{"bit": "untrusted", "by": by} for by in ("fetch_url https://a\x07", "agent b: web_search c")],
     }
-    page = render.agent(shown, NOON)
+    page = terminal.agent(shown, NOON)
     assert page.startswith("3  agent-3  id3\n")
     for line in (
         "  status:        failed: boom\\x07",
@@ -164,10 +165,10 @@ def test_an_agent_is_shown_as_a_page() -> None:
     ):
         assert line in page
     assert "process:" not in page
-    assert "tasks:" not in render.agent(shown | {"tasks": []}, NOON)
+    assert "tasks:" not in terminal.agent(shown | {"tasks": []}, NOON)
     assert "plan mode:" not in page
     planning = shown | {"agent": row(3, planning=True)}
-    assert "  plan mode:     until its plan is approved" in render.agent(planning, NOON)
+    assert "  plan mode:     until its plan is approved" in terminal.agent(planning, NOON)
 
 
 def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() -> None:
@@ -175,7 +176,7 @@ def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() ->
 
     def facts(tokens: int, compactions: int = 0) -> list[str]:
         shown = {"agent": row(1, context_tokens=tokens), "messages": [], "compactions": compactions}
-        return [" ".join(line.split()) for line in render.agent(shown, NOON).splitlines() if "co" in line[:7]]
+        return [" ".join(line.split()) for line in terminal.agent(shown, NOON).splitlines() if "co" in line[:7]]
 
     assert facts(1_234) == ["context: 1.2k/200k"]
     assert facts(100_000) == ["context: 100k/200k (50 %)"]
@@ -209,13 +210,13 @@ def test_a_prompt_is_a_table_of_its_parts_and_their_texts() -> None:
 def test_who_has_a_budget_is_listed_with_the_part_that_is_used() -> None:
     """Of the kind of which that is most; without any there is no such column."""
     plain = [row(1), row(2)]
-    assert "BUDGET" not in render.table(plain, NOON)
+    assert "BUDGET" not in terminal.table(plain, NOON)
     spent = {"usd": 0.25, "tokens": 900.0, "seconds": 5.0}
     paid = row(3, budget={"max_cost_usd": 1.0, "max_tokens": 1000, "max_seconds": 10.0}, spent=spent)
-    head, *_, last = render.table([*plain, paid], NOON).splitlines()
+    head, *_, last = terminal.table([*plain, paid], NOON).splitlines()
     assert head.split()[-2:] == ["COST", "BUDGET"]
     assert "90 %" in last
-    page = render.agent({"agent": paid, "messages": []}, NOON)
+    page = terminal.agent({"agent": paid, "messages": []}, NOON)
     assert "budget:        $0.2500 of $1.0000 used, 900 of 1,000 tokens used, 5.0 of 10.0 s used" in page
 
 
@@ -223,7 +224,7 @@ def test_the_budget_of_all_is_shown_kind_by_kind() -> None:
     """What was set anew is told from what is configured."""
     spent = {"usd": 0.5, "tokens": 7.0, "tool_seconds": 1.25, "model_calls": 3.0}
     shown = {"budget": {"max_tokens": 10, "max_model_calls": 4}, "configured": {"max_model_calls": 4}, "spent": spent}
-    assert [line.split(None, 1)[1] for line in render.budget(shown).splitlines()] == [
+    assert [line.split(None, 1)[1] for line in terminal.budget(shown).splitlines()] == [
         "$0.5000",
         "7 of 10 tokens, set anew while it is as configured",
         "1.2 s of tools",
@@ -234,7 +235,7 @@ def test_the_budget_of_all_is_shown_kind_by_kind() -> None:
 def test_a_query_that_did_not_end_by_itself_is_told_beside_the_status() -> None:
     """Unless the status says the same."""
     said = [
-        render.status(row(1, status=status, outcome=outcome))
+        terminal.status(row(1, status=status, outcome=outcome))
         for status, outcome in (
             ("idle", "done"),
             ("idle", "budget"),

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
-from orch.cli.failure import Failure
-from orch.cli.session_tree import drawn
-from orch_protocol.messages import Reply, assistant, user
-from orch_worker.transcript import Transcript
+from orch.cli.sessions.tree import drawn
+from orch.daemon.failure import Failure
+from orch_protocol.core.messages import Reply, assistant, user
+from orch_worker.session.transcript import Transcript
 from orchestrator.desk import ROW, Desk, opened
 
 MADE = {"id": "abc", "seq": 1, "name": "n", "task": "Look", "backend": {"provider": "x"}, "folder": "f", "cwd": "/"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orch.collecting import uncollected
-from orch.events import Collect
-from orch.nodes import Nodes
-from orch_protocol.errors import AgentBusyError, NoResultError
+from orch.tree.agents.state import Nodes
+from orch.tree.journal.events import Collect
+from orch.tree.rules.query_results import uncollected
+from orch_protocol.core.errors import AgentBusyError, NoResultError
 from orchestrator.forest import Forest
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from orch import AsyncSubagent, Block, CompactionConfig, Config, ScriptedBackend
-from orch.events import Rest
 from orch.services import serve_worker
-from orch_protocol.commands import RootCall
-from orch_protocol.errors import AgentBusyError, AgentDiedError, AgentGoneError, ConfigError, ToolNotGrantedError
-from orch_protocol.messages import assistant, text_of, user
-from orch_protocol.sessions import Compacted, CompactSession
-from orch_protocol.wire import encode_body
-from orch_worker.transcript import read_session
+from orch.tree.journal.events import Rest
+from orch_protocol.core.errors import AgentBusyError, AgentDiedError, AgentGoneError, ConfigError, ToolNotGrantedError
+from orch_protocol.core.messages import assistant, text_of, user
+from orch_protocol.session.tree import Compacted, CompactSession
+from orch_protocol.wire.frames import encode_body
+from orch_protocol.wire.worker_messages import RootCall
+from orch_worker.session.transcript import read_session
 from orchestrator.world import Gate, World, opened
 from virtual import until
 

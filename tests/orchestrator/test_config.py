@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch import config
-from orch.config import load
-from orch.launchers.environment import RUN_VARIABLE
-from orch.strictness import NARROWS
-from orch.trust import project_file, trust
-from orch_protocol.config import Config, HooksConfig
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_options import LoopDetection
-from orch_protocol.sandbox import SandboxConfig
-from orch_worker.tools.kin import MARK
+from orch.config import config
+from orch.config.config import load
+from orch.config.trust import project_file, trust
+from orch.config.untrusted_config import NARROWS
+from orch.processes.environment import RUN_VARIABLE
+from orch_protocol.agent.config import Config, HooksConfig
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.sandbox import SandboxConfig
+from orch_protocol.hooks.options import LoopDetection
+from orch_worker.tools.shell.process_group import MARK
 
 
 def write(file: Path, text: str) -> Path:

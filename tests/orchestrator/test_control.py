@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.control import ANY_VERSION, Client, ControlServer
-from orch_protocol.errors import AgentNotFoundError
-from orch_protocol.services import Killed
-from orch_protocol.wire import VERSION
+from orch.daemon.control_socket import ANY_VERSION, Client, ControlServer
+from orch_protocol.core.errors import AgentNotFoundError
+from orch_protocol.services.requests import Killed
+from orch_protocol.wire.frames import VERSION
 
 
 class Desk:
@@ -128,7 +128,7 @@ async def test_an_error_names_type_message_and_exit_code(
             "id": 1,
             "error": {"type": "AgentNotFoundError", "message": "no agent 'x': see orch list", "exit_code": "3"},
         }
-        monkeypatch.setattr(logging.getLogger("orch.control"), "disabled", False)  # import-linter sets it
+        monkeypatch.setattr(logging.getLogger("orch.daemon.control_socket"), "disabled", False)  # import-linter sets it
         with caplog.at_level(logging.ERROR):
             answer = await caller.ask(2, "broken")
         assert answer["error"] == {"type": "OrchError", "message": "RuntimeError: boom", "exit_code": "1"}

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator
-from orch.archival.ledger import Ledger
-from orch.findings import in_lines, in_session
-from orch.journal import HEADER
+from orch.archival.store.session_archives import Ledger
+from orch.sessions.findings import in_lines, in_session
 from orch.testing import fake_world
-from orch_protocol.messages import text_of
-from orch_worker.lines import seal, unseal
-from orch_worker.transcript import Transcript, read_session
+from orch.tree.journal.journal import HEADER
+from orch_protocol.core.messages import text_of
+from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.transcript import Transcript, read_session
 from virtual import virtual
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch import daemon
-from orch.config import ROOT_WIDE
-from orch.control import Client, DaemonLeaving
-from orch.daemon import Daemon, DaemonStatus, Stopping
-from orch.logs import _WithoutKeys
-from orch_protocol.config import Config, DaemonConfig
-from orch_protocol.errors import AgentBusyError, ProtocolError
-from orch_protocol.services import AgentRow, Empty, Kill, List
-from orch_protocol.wire import VERSION
-from orch_worker.confinement.trial import Offer
+from orch.config.config import ROOT_WIDE
+from orch.config.logs import _WithoutKeys
+from orch.daemon import daemon
+from orch.daemon.control_socket import Client, DaemonLeaving
+from orch.daemon.daemon import Daemon, DaemonStatus, Stopping
+from orch_protocol.agent.config import Config, DaemonConfig
+from orch_protocol.core.errors import AgentBusyError, ProtocolError
+from orch_protocol.services.requests import AgentRow, Empty, Kill, List
+from orch_protocol.wire.frames import VERSION
+from orch_worker.sandbox.probe import Offer
 from virtual import passed, virtual
 
 US = Client(1, os.getuid())
@@ -27,7 +27,7 @@ US = Client(1, os.getuid())
 
 def row(id: str, status: Any) -> AgentRow:
     """Return an agent that is called `id`."""
-    from orch_protocol.messages import Usage
+    from orch_protocol.core.messages import Usage
 
     return AgentRow(id, 1, id, None, 1, "agent", status, "", "", "", None, "", "", None, 0, 0, 0, Usage())
 

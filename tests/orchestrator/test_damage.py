@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
-from orch.damage import examine, repair
-from orch.findings import in_session
-from orch.journal import Journal
-from orch.journaled import Opened
-from orch_protocol.messages import assistant
-from orch_worker.lines import seal, unseal
-from orch_worker.lock import FolderLock
+from orch.sessions.findings import examine, in_session, repair
+from orch.tree.journal.entries import Opened
+from orch.tree.journal.journal import Journal
+from orch_protocol.core.messages import assistant
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.log.record_format import seal, unseal
 from past import PROFILES, Life, steps
 from vandal import spoilt
 

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.deletions import redacted
-from orch.events import Archived, Ask, Deleted, Finish, Hear, Hold, Rest, Resume, Steer
-from orch.holds import Holds
-from orch.journal import Journal
-from orch.journaled import Answered, Entry, Opened, Pruned, Spawned
-from orch.services.pruning import seconds_of
-from orch_protocol.archive import Source
-from orch_protocol.errors import ArchiveDeletedError, ConfigError, StoreError
-from orch_protocol.messages import Reply
-from orch_worker.store import AppendLog
+from orch.processes.session_holds import Holds
+from orch.services.archives.prune import seconds_of
+from orch.tree.journal.entries import Answered, Entry, Opened, Pruned, Spawned
+from orch.tree.journal.events import Archived, Ask, Deleted, Finish, Hear, Hold, Rest, Resume, Steer
+from orch.tree.journal.journal import Journal
+from orch.tree.rules.deletions import redacted
+from orch_protocol.core.archives import Source
+from orch_protocol.core.errors import ArchiveDeletedError, ConfigError, StoreError
+from orch_protocol.core.messages import Reply
+from orch_worker.session.log.append_log import AppendLog
 from orchestrator.forest import Forest, Launch, Notify, Signal
 from orchestrator.world import fill
 from virtual import virtual
@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_the_journal(tmp_path: Path, monkeypatch: pytest.Monk
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("orch_worker.rewriting.os.replace", full)
+    monkeypatch.setattr("orch_worker.session.log.atomic_rewrite.os.replace", full)
     with pytest.raises(StoreError, match="disk full"):
         book.rewrite(silenced)
     monkeypatch.undo()

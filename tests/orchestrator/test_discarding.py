@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncSubagent
-from orch.cli.words import spans, without_deleted
-from orch.deletions import redacted
-from orch.events import Ask, Choose, Collect, Discard, Kill, Localise, Resume, Steer, Title
-from orch.journaled import Kept, Pruned
-from orch.nodes import Nodes
-from orch.services import forking
-from orch.services.discarding import over_since
-from orch_protocol.errors import AgentBusyError, ConfigError, SessionDeletedError
-from orch_protocol.models import Answers
-from orch_protocol.spec import BackendSpec
-from orch_worker.lock import FolderLock
+from orch.cli.command import spans, without_deleted
+from orch.services.sessions import fork
+from orch.services.sessions.retention import over_since
+from orch.tree.agents.state import Nodes
+from orch.tree.journal.entries import Kept, Pruned
+from orch.tree.journal.events import Ask, Choose, Collect, Discard, Kill, Localise, Resume, Steer, Title
+from orch.tree.rules.deletions import redacted
+from orch_protocol.agent.models import Answers
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import AgentBusyError, ConfigError, SessionDeletedError
+from orch_worker.session.log.lock import FolderLock
 from orchestrator.forest import Forest
 from orchestrator.test_deletions import SECRET, Past, told
 from orchestrator.world import World, opened
@@ -184,7 +184,7 @@ async def test_a_copy_that_was_not_whole_when_it_was_deleted_is_none(
         ask.set()
         go.wait()
 
-    monkeypatch.setattr(forking, "_belongings", slow)
+    monkeypatch.setattr(fork, "_belongings", slow)
     async with opened(tmp_path) as world:
         first = await ended(world)
         copying = asyncio.create_task(first.fork())

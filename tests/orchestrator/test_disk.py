@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from orch.disk import THREADS, Disk
-from orch.journal import Journal
-from orch.journaled import Opened
+from orch.supervisor.disk_io import THREADS, Disk
+from orch.tree.journal.entries import Opened
+from orch.tree.journal.journal import Journal
 
 
 async def test_the_journal_is_synced_while_large_files_are_read(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from orch.cli import run
-from orch.extensions import disable, enable, find, specs, templates_for, trust, untrust
-from orch.trusted import Trusted
-from orch_protocol.config import Config
-from orch_protocol.errors import ConfigError
-from orch_worker import kept
-from orch_worker.extensions import load
+from orch.config.trust import Trusted
+from orch.resources.extensions import disable, enable, find, specs, templates_for, trust, untrust
+from orch_protocol.agent.config import Config
+from orch_protocol.core.errors import ConfigError
+from orch_worker.extensions.loader import load
+from orch_worker.system import atomic_json
 
 CODE = """
 def register(extension):
@@ -122,7 +122,7 @@ def test_what_runs_is_what_was_trusted(home: Path, project: Path, monkeypatch: p
 
 def test_trust_that_is_given_at_the_same_time_is_not_lost(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reads the record to change it has it alone until it is changed."""
-    file, read, others = home / "trusted.json", kept.read, []
+    file, read, others = home / "trusted.json", atomic_json.read, []
 
     def meanwhile(*asked: Any) -> Any:
         found = read(*asked)
@@ -133,7 +133,7 @@ def test_trust_that_is_given_at_the_same_time_is_not_lost(home: Path, monkeypatc
                 others.append("has to wait")
         return found
 
-    monkeypatch.setattr(kept, "read", meanwhile)
+    monkeypatch.setattr(atomic_json, "read", meanwhile)
     record = Trusted(file)
     record.add("mine", "1")
     record.add("theirs", "2")

@@ -6,23 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from orch import ArchivalConfig, AsyncOrchestrator, Config, MemoryConfig, ScriptedBackend, fleeting
-from orch.damage import examine
-from orch.fleeting import Fleeting
-from orch.journal import Journal
-from orch.journaled import Killed, Spawned
-from orch.paths import sessions_of
+from orch import ArchivalConfig, AsyncOrchestrator, Config, MemoryConfig, ScriptedBackend
+from orch.config.paths import sessions_of
+from orch.sessions.findings import examine
+from orch.supervisor import ephemeral_sessions
+from orch.supervisor.ephemeral_sessions import Fleeting
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.errors import AgentGoneError, ConfigError, SpawnError
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.lock import FolderLock
+from orch.tree.journal.entries import Killed, Spawned
+from orch.tree.journal.journal import Journal
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import AgentGoneError, ConfigError, SpawnError
+from orch_worker.session.log.lock import FolderLock
 
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that counts as one in memory."""
-    monkeypatch.setattr(fleeting, "MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(fleeting, "file_system", lambda _: "tmpfs")
+    monkeypatch.setattr(ephemeral_sessions, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(ephemeral_sessions, "file_system", lambda _: "tmpfs")
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory"
 
@@ -79,7 +80,7 @@ class TestFolders:
     def test_where_there_is_no_such_memory_it_is_refused(self, tmp_path: Path) -> None:
         """Rather than kept after all."""
         for place in (tmp_path / "none", tmp_path):
-            if place.exists() and fleeting.file_system(place) in fleeting.KINDS:
+            if place.exists() and ephemeral_sessions.file_system(place) in ephemeral_sessions.KINDS:
                 continue
             with pytest.raises(SpawnError, match="persist=False needs a file system in memory"):
                 Fleeting(place).folder("a")

@@ -11,12 +11,21 @@ from typing import Any
 
 import pytest
 
-from orch.launchers.base import LaunchRequest
-from orch.launchers.child import Child, Children
-from orch.launchers.forker import IN_FLIGHT, Forker
-from orch_protocol.errors import LaunchError
-from orch_protocol.spec import Birth
-from orch_protocol.zygote import Booted, BootFailed, Exited, Forked, ForkFailed, Report, decode_fork, encode
+from orch.processes.base import LaunchRequest
+from orch.processes.exec import Child, Children
+from orch.processes.zygote import IN_FLIGHT, Forker
+from orch_protocol.agent.spec import Birth
+from orch_protocol.core.errors import LaunchError
+from orch_protocol.wire.zygote_messages import (
+    Booted,
+    BootFailed,
+    Exited,
+    Forked,
+    ForkFailed,
+    Report,
+    decode_fork,
+    encode,
+)
 
 
 class Zygote:
@@ -180,7 +189,7 @@ async def test_shim_that_cannot_start_it_is_quoted(zygote: Zygote) -> None:
 
 async def test_end_of_the_zygote_quotes_its_log(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the zygote wrote last is in the error of what waited for it."""
-    monkeypatch.setattr("orch.launchers.forker.kill", lambda _: None)
+    monkeypatch.setattr("orch.processes.zygote.kill", lambda _: None)
     (zygote.folder / "processes.log").write_text("Fatal Python error\n")
     task = zygote.fork()
     await turns()
@@ -211,7 +220,7 @@ async def test_launch_cancelled_after_its_answer_ends_the_worker(
 ) -> None:
     """A worker that came up for nobody is killed."""
     killed: list[int] = []
-    monkeypatch.setattr("orch.launchers.child.kernel.kill", lambda _, number: killed.append(number))
+    monkeypatch.setattr("orch.processes.exec.linux.kill", lambda _, number: killed.append(number))
     task = zygote.fork()
     await turns()
     [req] = zygote.hear()

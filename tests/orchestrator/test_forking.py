@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from orch import AsyncSubagent, Config
-from orch_protocol.entries import SessionHeader
-from orch_protocol.errors import AgentBusyError, ConfigError, EntryNotFoundError, SpawnError
-from orch_protocol.messages import text_of
-from orch_worker.session import Session
-from orch_worker.stubs import holders_in
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import AgentBusyError, ConfigError, EntryNotFoundError, SpawnError
+from orch_protocol.core.messages import text_of
+from orch_protocol.session.entries import SessionHeader
+from orch_worker.conversation.stubs import holders_in
+from orch_worker.session.session import Session
+from orch_worker.session.transcript import read_session
 from orchestrator.world import Gate, World, opened
 from past import EAGER
 

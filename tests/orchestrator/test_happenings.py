@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orch import Config, HooksConfig, SubagentsConfig
-from orch_protocol.hooks import STAGES
+from orch_protocol.hooks.stages import STAGES
 from orchestrator.world import World
 from virtual import virtual
 

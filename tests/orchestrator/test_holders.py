@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch.events import Hold
+from orch.tree.journal.events import Hold
 from orchestrator.forest import Forest, Launch, Signal
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch import Abort, AsyncSubagent
-from orch_protocol.messages import text_of
+from orch_protocol.core.messages import text_of
 from orchestrator.world import Gate, World, opened
 from virtual import virtual
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orch import interrupts
-from orch.interrupts import Presses
+from orch.config import interrupts
+from orch.config.interrupts import Presses
 
 
 def press() -> None:

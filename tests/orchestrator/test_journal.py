@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from orch import Config, journal
-from orch.deletions import redacted
-from orch.events import Collect, Kill, Resume
-from orch.happenings import read_events
-from orch.journal import Journal
-from orch.journaled import Kept, KeptRun, Spawned, Steered
-from orch.nodes import Nodes
-from orch_protocol.errors import AgentGoneError
+from orch import Config
+from orch.supervisor.run_events import read_events
+from orch.tree.agents.state import Nodes
+from orch.tree.journal import journal
+from orch.tree.journal.entries import Kept, KeptRun, Spawned, Steered
+from orch.tree.journal.events import Collect, Kill, Resume
+from orch.tree.journal.journal import Journal
+from orch.tree.rules.deletions import redacted
+from orch_protocol.core.errors import AgentGoneError
 from orchestrator.forest import Forest
 from orchestrator.test_deletions import Past
 from orchestrator.world import opened

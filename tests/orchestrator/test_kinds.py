@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.allowances import LOW, change_of, told
-from orch.budgets import Budgets
-from orch.events import Finish, Gone, Recover, Resume
-from orch.journaled import Opened
-from orch.overtime import Overtime
-from orch.worked import Worked
-from orch_protocol.budget import KINDS, Amounts, Budget, BudgetChange, Reserve, amounts_of, limit_of
-from orch_protocol.errors import BudgetExceededError, ConfigError
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import Limits
+from orch.policy.budget_rules import LOW, change_of, told
+from orch.policy.budgets import Budgets
+from orch.supervisor.time_budget import Overtime
+from orch.tree.agents.agent_record import Worked
+from orch.tree.journal.entries import Opened
+from orch.tree.journal.events import Finish, Gone, Recover, Resume
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.budget import KINDS, Amounts, Budget, BudgetChange, Reserve, amounts_of, limit_of
+from orch_protocol.core.errors import BudgetExceededError, ConfigError
+from orch_protocol.core.messages import Reply, Usage
 from orchestrator.forest import Forest
 
 RESERVED = ("usd", "tokens", "tool_seconds", "model_calls", "tool_calls")

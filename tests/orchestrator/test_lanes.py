@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch.lanes import LONGEST_SECONDS, QUIET_SECONDS, Lanes
+from orch.policy.rate_limits import LONGEST_SECONDS, QUIET_SECONDS, Lanes
 from orchestrator.forest import Forest
 
 LANE = "anthropic:claude-sonnet-5-5"

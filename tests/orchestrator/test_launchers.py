@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from orch.launchers import descriptors, logs
-from orch.launchers.base import LaunchRequest
-from orch.launchers.child import Child, Children, birth_pipe
-from orch.launchers.environment import clean_environment, command
-from orch.launchers.exec import ExecLauncher
-from orch.launchers.intensity import Intensity
-from orch.launchers.zygote import ZygoteLauncher
-from orch_protocol.errors import LaunchError, UnsupportedPlatformError
-from orch_protocol.spec import Birth, Limits
-from orch_protocol.zygote import LENGTH_BYTES, MAX_BIRTH, decode_birth
+from orch.processes import descriptors, worker_logs
+from orch.processes.base import LaunchRequest
+from orch.processes.environment import clean_environment, command
+from orch.processes.exec import Child, Children, ExecLauncher, birth_pipe
+from orch.processes.restart_intensity import Intensity
+from orch.processes.zygote import ZygoteLauncher
+from orch_protocol.agent.spec import Birth, Limits
+from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
+from orch_protocol.wire.zygote_messages import LENGTH_BYTES, MAX_BIRTH, decode_birth
 from orchestrator.forest import Forest, Timer
 
 
@@ -198,52 +197,52 @@ class TestLogs:
     def test_short_log_is_left_alone(self, tmp_path: Path) -> None:
         """A log within the limit is not touched."""
         log = tmp_path / "log"
-        log.write_bytes(b"x" * logs.LIMIT)
-        logs.trim(log)
-        assert log.stat().st_size == logs.LIMIT
+        log.write_bytes(b"x" * worker_logs.LIMIT)
+        worker_logs.trim(log)
+        assert log.stat().st_size == worker_logs.LIMIT
 
     def test_a_log_that_is_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
         """Nobody may ever read it: an error says so at once."""
         os.mkfifo(tmp_path / "log")
         with pytest.raises(OSError, match="No such device"):
-            logs.open_log(tmp_path / "log")
+            worker_logs.open_log(tmp_path / "log")
 
     def test_long_log_keeps_its_end(self, tmp_path: Path) -> None:
         """A flooded log is cut to whole lines of its end, says so, and its writer goes on behind them."""
         log = tmp_path / "log"
-        output = logs.open_log(log)
+        output = worker_logs.open_log(log)
         os.write(output, b"".join(b"line %d\n" % number for number in range(200_000)))
-        logs.trim(log)
+        worker_logs.trim(log)
         os.write(output, b"after\n")
         os.close(output)
         lines = log.read_bytes().splitlines()
-        assert log.stat().st_size < logs.LIMIT
+        assert log.stat().st_size < worker_logs.LIMIT
         assert lines[0] == b"[earlier output dropped]"
         assert lines[1].startswith(b"line ")
         assert lines[-2:] == [b"line 199999", b"after"]
 
     def test_log_that_is_gone_is_no_error(self, tmp_path: Path) -> None:
         """A missing log has an empty end and needs no cut."""
-        logs.trim(tmp_path / "gone")
-        assert logs.tail(tmp_path / "gone") == ""
+        worker_logs.trim(tmp_path / "gone")
+        assert worker_logs.tail(tmp_path / "gone") == ""
 
     def test_tail_begins_where_this_run_began(self, tmp_path: Path) -> None:
         """What was written before is not quoted, unless the file was cut since."""
         log = tmp_path / "log"
         log.write_text("old\nnew\n")
-        assert logs.tail(log, since=4) == "new"
-        assert logs.tail(log, since=100) == "old\nnew"
-        assert logs.tail(log, most=2) == "w"
+        assert worker_logs.tail(log, since=4) == "new"
+        assert worker_logs.tail(log, since=100) == "old\nnew"
+        assert worker_logs.tail(log, most=2) == "w"
 
     async def test_logs_of_living_workers_are_kept_short(self, tmp_path: Path) -> None:
         """A worker's flooded log is cut while the worker lives."""
         log = tmp_path / "a1.log"
-        log.write_bytes(b"line\n" * logs.LIMIT)
+        log.write_bytes(b"line\n" * worker_logs.LIMIT)
         ends: list[None] = []
         children = Children(lambda: ends.append(None))
         child = fake_child(str(log))[0]
         children.add(child)
-        assert log.stat().st_size < logs.LIMIT
+        assert log.stat().st_size < worker_logs.LIMIT
         child.report(0)
         await child.ended
         await asyncio.sleep(0)
@@ -285,7 +284,7 @@ class TestChild:
 
     async def test_end_that_nobody_reports_is_unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without a report in time and without the kernel's memory, the code is None."""
-        monkeypatch.setattr("orch.launchers.child.REPORT_SECONDS", 0.0)
+        monkeypatch.setattr("orch.processes.exec.REPORT_SECONDS", 0.0)
         child, end, worker = fake_child()
         os.close(end)
         assert await child.ended is None

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from orch import AsyncSubagent, ScriptedBackend
-from orch_protocol.messages import text_of
-from orch_worker.leaving import extracted, left_behind
-from orch_worker.session import Session
-from orch_worker.transcript import read_session
+from orch_protocol.core.messages import text_of
+from orch_worker.context.branch_summary import extracted, left_behind
+from orch_worker.session.session import Session
+from orch_worker.session.transcript import read_session
 from orchestrator.world import World, opened
 from past import EAGER, Life, steps
 

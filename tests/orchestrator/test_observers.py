@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch import CallEvent, Config, ConfigError, Orchestrator, PolicyConfig, Question, ScriptedBackend, SubagentsConfig
-from orch.observers import line_of, progress
+from orch.api.observers import line_of, progress
 from orch.services import call
 from orch.testing import FakeLauncher
-from orch_protocol.services import QueryAgent, Spawn
+from orch_protocol.services.requests import QueryAgent, Spawn
 from orchestrator.world import NEST, opened
 from virtual import virtual
 
@@ -174,7 +174,7 @@ def test_a_program_without_a_loop_has_observers_too(tmp_path: Path, monkeypatch:
     seen: list[CallEvent] = []
     stream = io.StringIO()
     launcher = FakeLauncher()
-    monkeypatch.setattr("orch.aio.Router", launcher.connect)
+    monkeypatch.setattr("orch.api.orchestrator.Router", launcher.connect)
     with Orchestrator(home=tmp_path / "home", config=CONFIG, env={}, launcher=lambda *_: launcher) as o:
         o.add_observer(seen.append)
         o.add_observer(progress(stream))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from orch import Budget, Limits, ScriptedBackend
-from orch.events import Cancel, Finish, Gone, Kill, LaunchFailed, Notify, Recover, TurnOverdue
-from orch.journaled import Answered
-from orch.nodes import Node
-from orch.ooms import Ooms
-from orch_protocol.errors import (
+from orch.processes.oom_detector import Ooms
+from orch.tree.agents.state import Node
+from orch.tree.journal.entries import Answered
+from orch.tree.journal.events import Cancel, Finish, Gone, Kill, LaunchFailed, Notify, Recover, TurnOverdue
+from orch_protocol.core.errors import (
     AgentDiedError,
     AgentGoneError,
     BackendError,
@@ -23,7 +23,7 @@ from orch_protocol.errors import (
     error_info,
     outcome_of,
 )
-from orch_protocol.messages import Reply, StopReason
+from orch_protocol.core.messages import Reply, StopReason
 from orchestrator.forest import Forest
 from orchestrator.world import Gate, opened
 from virtual import until, virtual

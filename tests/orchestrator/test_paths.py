@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from orch import Config, leftovers, paths
+from orch import Config
 from orch.cli.scratch import scratch
-from orch.config import fits
-from orch_protocol.errors import ConfigError, StoreError
-from orch_protocol.ids import new_id
-from orch_worker.lock import FolderLock
-from orch_worker.tools.ignore import walk
+from orch.config import paths
+from orch.config.config import fits
+from orch.supervisor.recovery import orphan_cleanup
+from orch_protocol.core.errors import ConfigError, StoreError
+from orch_protocol.core.ids import new_id
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.tools.files.gitignore import walk
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytes
     """Such as `orch demo`: the next one takes it away, and what still runs in it; that of one that runs stays."""
     ended: list[str] = []
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(leftovers, "end_leftovers", lambda run: ended.append(run) or 0)
+    monkeypatch.setattr(orphan_cleanup, "end_leftovers", lambda run: ended.append(run) or 0)
     with scratch() as folder:
         left = paths.private_dir(tmp_path / f"{paths.SCRATCH}{new_id()}")
         run = paths.private_dir(paths.run_dir(left, "demo"))

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from orch import Abort, AsyncSubagent, Block, Config, HooksConfig, Limits, ScriptedBackend
-from orch.audit import audit
-from orch.cli.watching import Transcript
-from orch_protocol.commands import TurnEvent
-from orch_protocol.entries import MessageEntry, PhaseEntry
-from orch_protocol.errors import RateLimitError
-from orch_protocol.hooks import ALIASES
-from orch_protocol.messages import text_of
-from orch_protocol.phases import Assess, AssessRule, Reflect, ReflectRule
-from orch_worker.loop import Brake
-from orch_worker.phases.beside import Side
-from orch_worker.session import Session
-from orch_worker.transcript import read_session
+from orch.render.transcript import Transcript
+from orch.sessions.audit import audit
+from orch_protocol.core.errors import RateLimitError
+from orch_protocol.core.messages import text_of
+from orch_protocol.core.phases import Assess, AssessRule, Reflect, ReflectRule
+from orch_protocol.hooks.stages import ALIASES
+from orch_protocol.session.entries import MessageEntry, PhaseEntry
+from orch_protocol.wire.worker_messages import TurnEvent
+from orch_worker.agent.side_requests import Side
+from orch_worker.agent.turn import Brake
+from orch_worker.session.session import Session
+from orch_worker.session.transcript import read_session
 from orchestrator.world import World, opened
 
 AGAIN = json.dumps({"verdict": "again", "note": "No test ran."})

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from orch import AgentBusyError, AsyncSubagent, Config, ConfigError, Consent, PolicyConfig, Question, SubagentsConfig
-from orch.events import ApprovePlan
 from orch.services import call
-from orch_protocol.errors import AgentError
-from orch_protocol.policy import EXIT_PLAN
-from orch_protocol.services import QueryAgent, Spawn
-from orch_worker.prompt import PLAN_MODE
-from orch_worker.transcript import read_session
+from orch.tree.journal.events import ApprovePlan
+from orch_protocol.core.errors import AgentError
+from orch_protocol.core.policy import EXIT_PLAN
+from orch_protocol.services.requests import QueryAgent, Spawn
+from orch_worker.prompt.instructions import PLAN_MODE
+from orch_worker.session.transcript import read_session
 from orchestrator.test_policy import results
 from orchestrator.world import NEST, Gate, World, opened
 

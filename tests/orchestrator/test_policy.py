@@ -9,10 +9,10 @@ import pytest
 
 from orch import AsyncSubagent, Config, OrchError, PolicyCall, PolicyConfig, SubagentsConfig, Verdict
 from orch.services import call
-from orch_protocol.messages import ToolResult
-from orch_protocol.policy import PolicySpec
-from orch_protocol.services import Spawn
-from orch_worker.transcript import read_session
+from orch_protocol.core.messages import ToolResult
+from orch_protocol.core.policy import PolicySpec
+from orch_protocol.services.requests import Spawn
+from orch_worker.session.transcript import read_session
 from orchestrator.world import NEST, World, opened
 from virtual import virtual
 

@@ -9,11 +9,11 @@ import pytest
 
 from orch import Config, ConfigError, ContextConfig, ScriptedBackend, StoreError, SubagentsConfig, ToolNotGrantedError
 from orch.services import call
-from orch_protocol.messages import Message, Text, assistant, text_of, user
-from orch_protocol.project import ContextSpec
-from orch_protocol.services import Spawn
-from orch_worker.framing import is_project
-from orch_worker.transcript import read_session
+from orch_protocol.agent.project import ContextSpec
+from orch_protocol.core.messages import Message, Text, assistant, text_of, user
+from orch_protocol.services.requests import Spawn
+from orch_worker.conversation.framing import is_project
+from orch_worker.session.transcript import read_session
 from orchestrator.world import NEST, World, fill, opened
 from virtual import virtual
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from orch import Config, ContextConfig, SubagentsConfig, projects
-from orch.projects import MOST, Projects
-from orch_protocol.project import Surveyed
-from orch_worker import surroundings
+from orch import Config, ContextConfig, SubagentsConfig
+from orch.supervisor import project_facts
+from orch.supervisor.project_facts import MOST, Projects
+from orch_protocol.agent.project import Surveyed
+from orch_worker.prompt import project_scan
 from orchestrator.world import opened
 from virtual import virtual
 
@@ -33,15 +34,15 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that were looked at. What was changed a moment ago counts as settled."""
-    monkeypatch.setattr(projects, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(project_facts, "SETTLED_NS", -(10**12))
     seen: list[Path] = []
-    original: Survey = projects.survey
+    original: Survey = project_facts.survey
 
     def survey(rules: Any, context: Any, note: Any) -> Surveyed:
         seen.append(context.cwd)
         return original(rules, context, note)
 
-    monkeypatch.setattr(projects, "survey", survey)
+    monkeypatch.setattr(project_facts, "survey", survey)
     return seen
 
 
@@ -98,7 +99,7 @@ async def test_what_was_changed_just_now_is_looked_at_again(
     folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It might be changed once more without another time stamp."""
-    monkeypatch.setattr(projects, "SETTLED_NS", 10**12)
+    monkeypatch.setattr(project_facts, "SETTLED_NS", 10**12)
     there = Projects()
     await there.of(folder, RULES)
     await there.of(folder, RULES)
@@ -110,7 +111,7 @@ async def test_what_time_cut_short_is_looked_at_again(
     folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that was seen in part is not taken for what it is."""
-    monkeypatch.setattr(projects, "WALK_SECONDS", -1.0)
+    monkeypatch.setattr(project_facts, "WALK_SECONDS", -1.0)
     there = Projects()
     await there.of(folder, RULES)
     await there.of(folder, RULES)
@@ -136,7 +137,7 @@ async def test_agents_ask_their_root(
     tmp_path: Path, folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three agents in a folder are told the same by one look, which none of them makes itself."""
-    monkeypatch.setattr(surroundings, "survey", None)
+    monkeypatch.setattr(project_scan, "survey", None)
     config = Config(subagents=SubagentsConfig(context=RULES))
     async with opened(tmp_path / "home", config=config) as world:
         texts = set()

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from orch import AsyncSubagent, Config, PolicyConfig
-from orch.services.spawning import describe
-from orch_protocol.hook_events import ProviderRequest
-from orch_protocol.messages import text_of
-from orch_protocol.prompts import PromptConfig, PromptPart, PromptRules, PromptShown, PromptSpec
-from orch_protocol.services import Spawn
-from orch_protocol.spec import BackendSpec
-from orch_worker import tiers
-from orch_worker.workspace import branch_of, said
+from orch.services.agents.spawn import describe
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.messages import text_of
+from orch_protocol.core.prompts import PromptConfig, PromptPart, PromptRules, PromptShown, PromptSpec
+from orch_protocol.hooks.events import ProviderRequest
+from orch_protocol.services.requests import Spawn
+from orch_worker.prompt import builder
+from orch_worker.prompt.working_folder import branch_of, said
 from orchestrator.world import World, opened
 from virtual import virtual
 
@@ -84,9 +84,9 @@ async def test_the_day_and_the_workspace(tmp_path: Path, monkeypatch: pytest.Mon
     async with opened(tmp_path / "home", config=config(time=True, workspace=True)) as world:
         seen = Seen(world)
         agent = await world.scripted(write, "done", "again", tools=["write_file"], cwd=folder)
-        monkeypatch.setattr(tiers, "today", lambda: "2026-05-01")
+        monkeypatch.setattr(builder, "today", lambda: "2026-05-01")
         await agent.query("go")
-        monkeypatch.setattr(tiers, "today", lambda: "2026-05-02")
+        monkeypatch.setattr(builder, "today", lambda: "2026-05-02")
         await agent.query("go on")
     one, _, three = seen.tails()
     assert one == f"Today is 2026-05-01.\n\n# Workspace\n\nFolder: {folder}\nBranch: feature/zebras"
@@ -226,11 +226,11 @@ class TestShown:
     @virtual
     async def test_what_is_new_and_what_is_gone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A day later the day is another; tools that were taken are a part that was not there."""
-        monkeypatch.setattr(tiers, "today", lambda: "2026-05-01")
+        monkeypatch.setattr(builder, "today", lambda: "2026-05-01")
         async with opened(tmp_path, config=config(time=True)) as world:
             agent = await world.scripted("one", tools=["tasks", "read_file"])
             await agent.query("go")
-            monkeypatch.setattr(tiers, "today", lambda: "2026-05-02")
+            monkeypatch.setattr(builder, "today", lambda: "2026-05-02")
             await agent.narrow(["tasks"])
             await agent.ping()
             shown = await shown_of(agent)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orch.nodes import Node
-from orch.pulses import GRACE_SECONDS, Pulses
-from orch.turns import CHECK_SECONDS
-from orch_protocol.errors import AgentDiedError
-from orch_protocol.spec import AgentSpec, BackendSpec, Limits
+from orch.supervisor.heartbeat import GRACE_SECONDS, Pulses
+from orch.supervisor.query_deadlines import CHECK_SECONDS
+from orch.tree.agents.state import Node
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, Limits
+from orch_protocol.core.errors import AgentDiedError
 from orchestrator.world import opened
 from virtual import VirtualLoop, passed, until, virtual
 

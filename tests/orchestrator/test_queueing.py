@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncSubagent
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import text_of
-from orch_worker.runtime import Runtime
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import text_of
+from orch_worker.agent.runtime import Runtime
+from orch_worker.session.transcript import read_session
 from orchestrator.world import Gate, World, opened
 
 STEERED = "[Steering]\n"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from orch import ArchivalConfig, Config
 from orch.archival.engine import Archives
-from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError
+from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError
 from orchestrator.world import opened
 from past import EAGER
 

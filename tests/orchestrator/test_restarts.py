@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orch.events import Gone, Kill, Launch, LaunchFailed, Notify, Recover, Relaunch, Resume, Send, Timer
-from orch.restarts import LONGEST, SPREAD, STARTS, WINDOW, check_starts, pause
 from orch.testing import FakeLauncher
-from orch_protocol.budget import Budget
-from orch_protocol.errors import AgentDiedError, AgentGoneError, LaunchError
+from orch.tree.journal.events import Gone, Kill, Launch, LaunchFailed, Notify, Recover, Relaunch, Resume, Send, Timer
+from orch.tree.rules.restart_backoff import LONGEST, SPREAD, STARTS, WINDOW, check_starts, pause
+from orch_protocol.core.budget import Budget
+from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError
 from orchestrator.forest import Forest
 from orchestrator.world import opened
 from virtual import passed, virtual

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch import AsyncSubagent, Question
-from orch.events import Kill, Narrow, Resume, Send
-from orch.narrowing import own_rights
 from orch.services import call
-from orch_protocol.commands import Narrow as NarrowFrame
-from orch_protocol.errors import AgentError, ConfigError, SpawnError, ToolNotGrantedError
-from orch_protocol.services import NarrowAgent, Spawn
+from orch.tree.journal.events import Kill, Narrow, Resume, Send
+from orch.tree.rules.inherited_rights import own_rights
+from orch_protocol.core.errors import AgentError, ConfigError, SpawnError, ToolNotGrantedError
+from orch_protocol.services.requests import NarrowAgent, Spawn
+from orch_protocol.wire.worker_messages import Narrow as NarrowFrame
 from orchestrator.forest import Forest
 from orchestrator.test_policy import results, rules
 from orchestrator.world import NEST, Gate, World, opened

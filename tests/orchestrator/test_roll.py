@@ -7,18 +7,18 @@ import tracemalloc
 
 import pytest
 
-from orch import roll
-from orch.events import Collect, Kill, Resume, Title
-from orch.journaled import Spawned, Titled
-from orch.refs import resolve
+from orch.tree.agents import agent_table
+from orch.tree.agents.agent_refs import resolve
+from orch.tree.journal.entries import Spawned, Titled
+from orch.tree.journal.events import Collect, Kill, Resume, Title
 from orchestrator.forest import Forest
 
 
 @pytest.fixture
 def forest(monkeypatch: pytest.MonkeyPatch) -> Forest:
     """Agents of which two that rest stay as they are; more are packed by twos."""
-    monkeypatch.setattr(roll, "AT_HAND", 2)
-    monkeypatch.setattr(roll, "TOGETHER", 2)
+    monkeypatch.setattr(agent_table, "AT_HAND", 2)
+    monkeypatch.setattr(agent_table, "TOGETHER", 2)
     return Forest(max_concurrent=99)
 
 
@@ -123,12 +123,12 @@ def test_an_agent_that_was_killed_takes_little_memory() -> None:
     forest = Forest(max_concurrent=9)
     tracemalloc.start()
     try:
-        for _ in range(roll.AT_HAND + roll.TOGETHER):
+        for _ in range(agent_table.AT_HAND + agent_table.TOGETHER):
             ended(forest)
         forest.journal.clear()
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        for _ in range(16 * roll.TOGETHER):
+        for _ in range(16 * agent_table.TOGETHER):
             ended(forest)
         forest.journal.clear()
         gc.collect()

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from msgspec import Raw, msgpack
 
-from orch.hook_records import tallies
-from orch.root_hooks import RootHooks
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Event, TurnEnd
-from orch_protocol.hook_events import Output as Replied
-from orch_protocol.hook_patches import Abort, OutputPatch
-from orch_protocol.hooks import STAGES, HookSaid, HookTally, RunHook, RunHooks
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.hooks import make_hook
+from orch.policy.hook_records import tallies
+from orch.policy.root_hooks import RootHooks
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.hooks.events import Event, TurnEnd
+from orch_protocol.hooks.events import Output as Replied
+from orch_protocol.hooks.patches import Abort, OutputPatch
+from orch_protocol.hooks.stages import STAGES, HookSaid, HookTally, RunHook, RunHooks
+from orch_worker.hooks.hook import make_hook
 
 SPEC = AgentSpec("a1", 1, "a", "task", BackendSpec("scripted"), "/nowhere", "/work", depth=3)
 SAID = Replied(text="hello", stop_reason="end_turn")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import zmq
 
-from orch.router import Peer, PeerTable, Router
-from orch_protocol.commands import Hello, Nothing, Query, Ready
-from orch_protocol.wire import VERSION, Channel
+from orch.processes.router import Peer, PeerTable, Router
+from orch_protocol.wire.frames import VERSION, Channel
+from orch_protocol.wire.worker_messages import Hello, Nothing, Query, Ready
 
 TOKEN = b"t" * 32
 IDENT = b"worker"

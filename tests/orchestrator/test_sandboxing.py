@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from orch import SandboxError, aio
-from orch.nodes import Node
-from orch.sandboxing import check, held, raised, stricter, wanted
-from orch.services import call, spawning
-from orch_protocol.config import Config
-from orch_protocol.sandbox import SandboxConfig, SandboxSpec, ToolLimits
-from orch_protocol.services import Spawn
-from orch_worker.confinement.trial import Offer
+from orch import SandboxError
+from orch.api import orchestrator
+from orch.policy.sandbox import check, held, raised, stricter, wanted
+from orch.services import call
+from orch.services.agents import spawn
+from orch.tree.agents.state import Node
+from orch_protocol.agent.config import Config
+from orch_protocol.core.sandbox import SandboxConfig, SandboxSpec, ToolLimits
+from orch_protocol.services.requests import Spawn
+from orch_worker.sandbox.probe import Offer
 from orchestrator.world import NEST, World, nesting, opened
 from virtual import virtual
 
@@ -93,7 +95,7 @@ def test_who_asks_for_code_in_the_worker_is_told_that_it_is_left_out() -> None:
 
 def on(monkeypatch: pytest.MonkeyPatch, offer: Offer) -> None:
     """Let the root be on a machine that has what `offer` says."""
-    for module in (spawning, aio):
+    for module in (spawn, orchestrator):
         monkeypatch.setattr(module, "machine", lambda: offer)
 
 

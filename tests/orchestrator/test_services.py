@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from orch import Limits, ScriptedBackend
-from orch.nodes import Nodes
-from orch.refs import resolve
 from orch.services import GRANTS, HANDLERS, OF_ITS_OWN, call, serve_worker
 from orch.testing import FakeLauncher
-from orch_protocol.commands import RootCall
-from orch_protocol.errors import (
+from orch.tree.agents.agent_refs import resolve
+from orch.tree.agents.state import Nodes
+from orch_protocol.core.errors import (
     AgentError,
     AgentNotFoundError,
     ConfigError,
@@ -25,12 +24,13 @@ from orch_protocol.errors import (
     QueryCycleError,
     ToolNotGrantedError,
 )
-from orch_protocol.messages import Usage, assistant, user
-from orch_protocol.services import SERVICES, Collect, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
-from orch_worker.tools.chat import __all__ as chat_tools
-from orch_worker.tools.presets import BUILTIN, RECALL
-from orch_worker.tools.subagents import __all__ as subagent_tools
-from orch_worker.transcript import read_session
+from orch_protocol.core.messages import Usage, assistant, user
+from orch_protocol.services.requests import SERVICES, Collect, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
+from orch_protocol.wire.worker_messages import RootCall
+from orch_worker.session.transcript import read_session
+from orch_worker.tools.agents.chat import __all__ as chat_tools
+from orch_worker.tools.agents.subagents import __all__ as subagent_tools
+from orch_worker.tools.dispatch.presets import BUILTIN, RECALL
 from orchestrator.forest import Forest
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from virtual import passed, virtual

@@ -13,23 +13,18 @@ import pytest
 from msgspec.structs import replace
 
 from orch import AsyncSubagent, Config
-from orch.events import Rest
-from orch.services import serve_worker, sessions
-from orch.services.processes import answered
-from orch_protocol.commands import RootCall
-from orch_protocol.errors import (
-    AgentBusyError,
-    ConfigError,
-    EntryNotFoundError,
-    StoreError,
-    ToolNotGrantedError,
-)
-from orch_protocol.messages import text_of
-from orch_protocol.services import Ref
-from orch_protocol.sessions import ChangeSession, Edit, EntryRow, Move, ShowSession
-from orch_protocol.wire import encode_body
-from orch_worker.lock import FolderLock
-from orch_worker.transcript import read_session
+from orch.services import serve_worker
+from orch.services.agents.processes import answered
+from orch.services.sessions import sessions
+from orch.tree.journal.events import Rest
+from orch_protocol.core.errors import AgentBusyError, ConfigError, EntryNotFoundError, StoreError, ToolNotGrantedError
+from orch_protocol.core.messages import text_of
+from orch_protocol.services.requests import Ref
+from orch_protocol.session.tree import ChangeSession, Edit, EntryRow, Move, ShowSession
+from orch_protocol.wire.frames import encode_body
+from orch_protocol.wire.worker_messages import RootCall
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.transcript import read_session
 from orchestrator.world import Gate, World, opened
 from past import EAGER
 from virtual import until

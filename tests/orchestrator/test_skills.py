@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from orch import Config, ConfigError, Skill, SkillsConfig, SubagentsConfig
-from orch.extensions import find as find_extensions
-from orch.extensions import specs
-from orch.extensions import trust as trust_extension
-from orch.services.spawning import describe
-from orch.skills.finding import Found, Shelves, find, trust, untrust
-from orch_protocol.errors import ToolNotGrantedError
-from orch_protocol.services import Spawn
-from orch_protocol.skills import SkillSpec, SkillsSpec
-from orch_protocol.spec import BackendSpec
-from orch_worker.prompt import stable_parts
-from orch_worker.shelf import Shelf
-from orch_worker.skill_file import read_skill_file, skill_in
-from orch_worker.tools.base import ToolContext
-from orch_worker.tools.presets import make_toolbox
+from orch.resources.extensions import find as find_extensions
+from orch.resources.extensions import specs
+from orch.resources.extensions import trust as trust_extension
+from orch.resources.skill_discovery import Found, Shelves, find, trust, untrust
+from orch.services.agents.spawn import describe
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ToolNotGrantedError
+from orch_protocol.resources.skills import SkillSpec, SkillsSpec
+from orch_protocol.services.requests import Spawn
+from orch_worker.prompt.instructions import stable_parts
+from orch_worker.skills.catalog import Shelf
+from orch_worker.skills.skill_file import read_skill_file, skill_in
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.presets import make_toolbox
 from orchestrator.world import World, opened
 
 RULES = SkillsConfig()
@@ -154,10 +154,10 @@ class TestProviders:
     def test_what_did_not_change_is_not_read_again(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Until it does, whatever the change is."""
         folder = put(home / "skills")
-        monkeypatch.setattr("orch.skills.finding.SETTLED_NS", -(10**12))
+        monkeypatch.setattr("orch.resources.skill_discovery.SETTLED_NS", -(10**12))
         read: list[Path] = []
         monkeypatch.setattr(
-            "orch.skills.finding.skill_in", lambda held, path: read.append(path) or skill_in(held, path)
+            "orch.resources.skill_discovery.skill_in", lambda held, path: read.append(path) or skill_in(held, path)
         )
         shelves = Shelves()
         first = shelves.look(folder)

@@ -13,15 +13,15 @@ import pytest
 
 from orch import ArchivalConfig, AsyncSubagent, Config, Limits, SubagentsConfig
 from orch.services import call
-from orch_protocol.budget import Amounts, Reserve, Settle
-from orch_protocol.config import BudgetConfig, SummaryConfig, TriggerConfig
-from orch_protocol.errors import AgentError, BudgetExceededError, ConfigError, ProtocolError, StoreError
-from orch_protocol.messages import Message, ToolResult, text_of
-from orch_protocol.policy import PolicyConfig
-from orch_protocol.services import Shown
-from orch_protocol.taint import TaintConfig
+from orch_protocol.agent.config import BudgetConfig, SummaryConfig, TriggerConfig
+from orch_protocol.core.budget import Amounts, Reserve, Settle
+from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigError, ProtocolError, StoreError
+from orch_protocol.core.messages import Message, ToolResult, text_of
+from orch_protocol.core.policy import PolicyConfig
+from orch_protocol.core.taint import TaintConfig
+from orch_protocol.services.requests import Shown
 from orch_worker.backends import registry
-from orch_worker.transcript import Transcript
+from orch_worker.session.transcript import Transcript
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from paid import price
 from virtual import passed, until, virtual

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orch.events import Ask, Recover, Sweep
-from orch.journal import Journal
-from orch.tree import Tree
-from orch_protocol.errors import DamagedError, OrchError
-from orch_protocol.messages import assistant
-from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage
+from orch.tree.journal.events import Ask, Recover, Sweep
+from orch.tree.journal.journal import Journal
+from orch.tree.tree import Tree
+from orch_protocol.core.errors import DamagedError, OrchError
+from orch_protocol.core.messages import assistant
+from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage
 from orchestrator.world import World, nesting
 from past import PROFILES, Life, steps
 from vandal import spoilt

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncSubagent, Config, SubagentsConfig
-from orch_protocol.errors import NoResultError, OrchError, RateLimitError
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import NoResultError, OrchError, RateLimitError
+from orch_worker.session.transcript import read_session
 from orchestrator.world import World, fill, opened
 from virtual import passed, until, virtual
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import zmq
 
-from orch.router import Router
-from orch_protocol.commands import Hello, Ping, Ready
-from orch_protocol.wire import VERSION, Channel
+from orch.processes.router import Router
+from orch_protocol.wire.frames import VERSION, Channel
+from orch_protocol.wire.worker_messages import Hello, Ping, Ready
 
 TOKEN, IDENT = b"t" * 32, b"worker"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig, AsyncSubagent, Config, HooksConfig, ScriptedBackend
-from orch.hook_records import lines
-from orch_protocol.entries import ArchiveEntry, CompactionEntry
-from orch_protocol.hook_options import Summarization
-from orch_protocol.messages import Message, assistant, user
-from orch_worker.transcript import read_session
+from orch.policy.hook_records import lines
+from orch_protocol.core.messages import Message, assistant, user
+from orch_protocol.hooks.options import Summarization
+from orch_protocol.session.entries import ArchiveEntry, CompactionEntry
+from orch_worker.session.transcript import read_session
 from orchestrator.world import World, opened
 
 HISTORY = [message for n in range(8) for message in (user(f"question {n}"), assistant(f"answer {n} " + "x" * 400))]

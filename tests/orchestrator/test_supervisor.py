@@ -10,15 +10,10 @@ import pytest
 
 from orch import Limits
 from orch.services import call
-from orch_protocol.errors import (
-    AgentDiedError,
-    NoResultError,
-    OrchError,
-    QueryTimeoutError,
-)
-from orch_protocol.messages import Reply
-from orch_protocol.services import Collect, QueryAgent
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import AgentDiedError, NoResultError, OrchError, QueryTimeoutError
+from orch_protocol.core.messages import Reply
+from orch_protocol.services.requests import Collect, QueryAgent
+from orch_worker.session.transcript import read_session
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from virtual import passed, until, virtual
 

@@ -9,19 +9,13 @@ from pathlib import Path
 import pytest
 
 from orch import ScriptedBackend
-from orch.supervisor import MOST_CALLS
+from orch.supervisor.supervisor import MOST_CALLS
 from orch.testing import FakeLauncher
-from orch_protocol.commands import Finished
-from orch_protocol.errors import (
-    AgentDiedError,
-    AgentGoneError,
-    LaunchError,
-    ProtocolError,
-    StoreError,
-)
-from orch_protocol.messages import Reply, text_of
-from orch_protocol.services import RunTool
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError, ProtocolError, StoreError
+from orch_protocol.core.messages import Reply, text_of
+from orch_protocol.services.requests import RunTool
+from orch_protocol.wire.worker_messages import Finished
+from orch_worker.session.transcript import read_session
 from orchestrator.world import Gate, Slow, fill, kind_of, opened
 from virtual import passed, until, virtual
 

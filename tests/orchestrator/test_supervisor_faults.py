@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 
 from orch import Limits
-from orch_protocol.errors import (
-    LaunchError,
-    ProtocolError,
-    StoreError,
-)
-from orch_protocol.messages import text_of, user
-from orch_protocol.wire import MAX_BODY
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import LaunchError, ProtocolError, StoreError
+from orch_protocol.core.messages import text_of, user
+from orch_protocol.wire.frames import MAX_BODY
+from orch_worker.session.transcript import read_session
 from orchestrator.world import Gate, Slow, opened
 from virtual import passed, until, virtual
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from orch import Orchestrator, ScriptedBackend, Subagent
-from orch.launchers.base import LaunchRequest
+from orch.processes.base import LaunchRequest
 from orch.testing import FakeLauncher, FakeWorker
-from orch_protocol.errors import AgentDiedError, ConfigError, LaunchError
+from orch_protocol.core.errors import AgentDiedError, ConfigError, LaunchError
 
 Open = Callable[..., Orchestrator]
 
@@ -67,7 +67,7 @@ def open_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
 
     def open_one(launcher: FakeLauncher | None = None, **options: Any) -> Orchestrator:
         launcher = launcher or FakeLauncher()
-        monkeypatch.setattr("orch.aio.Router", launcher.connect)
+        monkeypatch.setattr("orch.api.orchestrator.Router", launcher.connect)
         return Orchestrator(home=tmp_path, env={}, launcher=lambda _run, _folder: launcher, **options)
 
     return open_one
@@ -139,7 +139,7 @@ def test_ctrl_c_in_the_instant_of_asking(open_one: Open, monkeypatch: pytest.Mon
     with open_one() as o:
         agent = scripted(o, {"tool": "hold"}, "done", tools=[hold])
         with monkeypatch.context() as patched:
-            patched.setattr("orch.sync.asyncio.run_coroutine_threadsafe", pressed)
+            patched.setattr("orch.api.sync.asyncio.run_coroutine_threadsafe", pressed)
             with pytest.raises(KeyboardInterrupt):
                 agent.query("go")
         assert agent.state().status == "busy"
@@ -252,7 +252,7 @@ def test_ctrl_c_again_and_again_while_a_root_closes(open_one: Open, caplog: pyte
 def test_ctrl_c_at_the_end_of_the_program_is_no_complaint(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python would tell of an interrupt that nobody can catch any more, with a traceback."""
     at_exit: list[Callable[[], object]] = []
-    monkeypatch.setattr("orch.sync.atexit.register", at_exit.append)
+    monkeypatch.setattr("orch.api.sync.atexit.register", at_exit.append)
     launcher = Hammered(3)
     launcher.go.set()
     open_one(launcher)
@@ -277,7 +277,7 @@ def test_an_end_that_does_not_come_can_be_left(
         raise KeyboardInterrupt
 
     start = asyncio.run_coroutine_threadsafe
-    monkeypatch.setattr("orch.sync.asyncio.run_coroutine_threadsafe", impatient)
+    monkeypatch.setattr("orch.api.sync.asyncio.run_coroutine_threadsafe", impatient)
     with pytest.raises(KeyboardInterrupt):
         o.close()
     assert not launcher.stopped

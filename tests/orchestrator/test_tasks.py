@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from orch import AsyncSubagent, Question
-from orch.cli.agents import ROW
+from orch.cli.agents.agents import ROW
 from orch.services import call
-from orch_protocol.services import Spawn
+from orch_protocol.services.requests import Spawn
 from orchestrator.test_policy import results, rules
 from orchestrator.world import NEST, World, opened
 

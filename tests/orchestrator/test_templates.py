@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orch import Config, ConfigError, PromptConfig
-from orch.templates import Files, InMemory, Package, PromptTemplate, Templates
+from orch.resources.prompt_templates import Files, InMemory, Package, PromptTemplate, Templates
 from orchestrator.world import opened
 from virtual import virtual
 

@@ -6,7 +6,7 @@ import gc
 import weakref
 from pathlib import Path
 
-from orch.timers import Timers
+from orch.supervisor.timers import Timers
 from orchestrator.world import opened
 from virtual import passed, virtual
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch.events import (
-    BootOverdue,
-    Cancel,
-    Collect,
-    Hear,
-    Kill,
-    LaunchFailed,
-    Resume,
-    Steer,
-)
-from orch_protocol import commands
-from orch_protocol.errors import (
+from orch.tree.journal.events import BootOverdue, Cancel, Collect, Hear, Kill, LaunchFailed, Resume, Steer
+from orch_protocol.core.errors import (
     AgentBusyError,
     AgentGoneError,
     ConcurrencyLimitError,
@@ -26,7 +16,8 @@ from orch_protocol.errors import (
     SpawnError,
     ToolNotGrantedError,
 )
-from orch_protocol.messages import Usage, user
+from orch_protocol.core.messages import Usage, user
+from orch_protocol.wire import worker_messages
 from orchestrator.forest import Forest, Launch, Notify, Send, Signal, Spawn, Timer, WorkerUp
 
 # Spawning.
@@ -424,13 +415,13 @@ def test_what_was_wrong_with_a_transcript_is_known_from_then_on() -> None:
     """A repair that the worker reports, and a memory that is gone altogether."""
     forest = Forest()
     id = forest.spawn(up=False)
-    forest.handle(WorkerUp(id, 1, 7, commands.Ready(entries=3, repaired="one line skipped")))
+    forest.handle(WorkerUp(id, 1, 7, worker_messages.Ready(entries=3, repaired="one line skipped")))
     assert forest.tree.nodes[id].repaired == "one line skipped"
     forest.ask(id)
     forest.finish(id)
     forest.gone(id)
     forest.ask(id, "q2")
-    forest.handle(WorkerUp(id, 2, 8, commands.Ready(entries=0)))
+    forest.handle(WorkerUp(id, 2, 8, worker_messages.Ready(entries=0)))
     assert "transcript is gone" in forest.tree.nodes[id].repaired
     forest.finish(id, "q2")
     last = forest.tree.nodes[id].last
@@ -448,7 +439,7 @@ def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_ne
     id = forest.spawn()
     forest.ask(id)
     forest.handle(Steer(id, "s1", "be brief"))
-    assert forest.told(Send) == [Send(id, "s1", "steer", commands.Steer("be brief"))]
+    assert forest.told(Send) == [Send(id, "s1", "steer", worker_messages.Steer("be brief"))]
     forest.handle(Hear(id, "s1"))
     forest.finish(id)
     forest.gone(id)
@@ -456,7 +447,7 @@ def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_ne
     assert forest.last == []
     forest.ask(id, "q2")
     forest.up(id)
-    assert forest.told(Send) == [Send(id, "s2", "steer", commands.Steer("in French", True)), Send(id, "q2")]
+    assert forest.told(Send) == [Send(id, "s2", "steer", worker_messages.Steer("in French", True)), Send(id, "q2")]
     forest.handle(Hear(id, "s2"))
     forest.handle(Hear(id, "s2"))
     assert forest.tree.nodes[id].unheard == {}
@@ -479,7 +470,7 @@ def test_a_turn_is_cancelled_softly_or_hard() -> None:
     assert forest.last == []
     forest.ask(id)
     forest.handle(Cancel(id))
-    assert forest.told(Send) == [Send(id, "q", "cancel", commands.Cancel())]
+    assert forest.told(Send) == [Send(id, "q", "cancel", worker_messages.Cancel())]
     forest.handle(Cancel(id, hard=True))
     assert forest.told(Signal) == [Signal(id, 1, "kill")]
     assert [(notify.topic, notify.error.type) for notify in forest.told(Notify)] == [("query:q", "AgentDiedError")]

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orch.events import (
+from orch.tree.journal.entries import Answered, Ended
+from orch.tree.journal.events import (
     Cancel,
     Collect,
     Hear,
@@ -19,13 +20,8 @@ from orch.events import (
     StopOverdue,
     Sweep,
 )
-from orch.journaled import Answered, Ended
-from orch_protocol.errors import (
-    AgentBusyError,
-    AgentGoneError,
-    OrchError,
-)
-from orch_protocol.messages import Reply, Usage
+from orch_protocol.core.errors import AgentBusyError, AgentGoneError, OrchError
+from orch_protocol.core.messages import Reply, Usage
 from orchestrator.forest import Ask, Forest, Gone, Launch, Notify, Send, Signal, WorkerUp
 
 # Ending.

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from orch import config
-from orch.config import load
-from orch.trust import is_trusted, project_file, trust, untrust
-from orch_protocol.errors import ConfigError
+from orch.config import config
+from orch.config.config import load
+from orch.config.trust import is_trusted, project_file, trust, untrust
+from orch_protocol.core.errors import ConfigError
 from orchestrator.test_config import write
 
 

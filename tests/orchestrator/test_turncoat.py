@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from frames import KINDS, mutated, some_body
-from orch.router import PeerTable
-from orch_protocol.commands import BODIES, Hello
-from orch_protocol.errors import ErrorInfo, OrchError
-from orch_protocol.wire import VERSION, Channel
+from orch.processes.router import PeerTable
+from orch_protocol.core.errors import ErrorInfo, OrchError
+from orch_protocol.wire.frames import VERSION, Channel
+from orch_protocol.wire.worker_messages import BODIES, Hello
 from orchestrator.world import opened
 from virtual import passed, virtual
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orch.typed import read
-from orch_protocol.errors import BadReplyError
+from orch.api.structured_output import read
+from orch_protocol.core.errors import BadReplyError
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from orch.waiters import Waiters, expire
-from orch_protocol.errors import AgentDiedError, ErrorInfo
+from orch.supervisor.waiters import Waiters, expire
+from orch_protocol.core.errors import AgentDiedError, ErrorInfo
 from virtual import passed, virtual
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from orch import AgentDiedError, Config, ConfigError, PolicyConfig, ScriptedBackend
 from orch.services import call
-from orch_protocol.approval import AnswerQuestion
-from orch_protocol.messages import assistant
-from orch_protocol.services import CancelTurn, QueryAgent
-from orch_protocol.watching import TurnBegan, TurnEnded, WatchAgent
+from orch_protocol.core.approval import AnswerQuestion
+from orch_protocol.core.messages import assistant
+from orch_protocol.services.requests import CancelTurn, QueryAgent
+from orch_protocol.wire.watch_events import TurnBegan, TurnEnded, WatchAgent
 from orchestrator.world import Gate, World, opened
 from virtual import until, virtual
 

@@ -9,12 +9,12 @@ import pytest
 
 from orch import AsyncSubagent, Config, WorkspaceConfig
 from orch.cli import run
-from orch.cli.connection import Connection
-from orch.cli.workspace import listed, page
-from orch_protocol.errors import AgentBusyError, AmbiguousRefError, ConfigError, EntryNotFoundError
-from orch_protocol.workspace import ArrangeWorkspace, Artifact, Drop, FileMark, Keep, Touch
-from orch_worker.artifacts.fold import Workspace
-from orch_worker.transcript import read_session
+from orch.cli.resources.workspace import listed, page
+from orch.daemon.client import Connection
+from orch_protocol.core.errors import AgentBusyError, AmbiguousRefError, ConfigError, EntryNotFoundError
+from orch_protocol.core.workspace import ArrangeWorkspace, Artifact, Drop, FileMark, Keep, Touch
+from orch_worker.session.transcript import read_session
+from orch_worker.workspace.state import Workspace
 from orchestrator.archival.pruned import EVER, session
 from orchestrator.world import Gate, World, opened
 from past import Life
@@ -255,7 +255,7 @@ def test_the_shell_pins_and_forgets(daemon: Daemon, capsys: pytest.CaptureFixtur
 
 def test_a_name_of_several_is_asked_for_whole() -> None:
     """The names are said."""
-    from orch.services.workspace import _found
+    from orch.services.resources.workspace import _found
 
     there = Workspace([Keep(Artifact(f"{kind}:a", kind, files=(FileMark("a"),))) for kind in ("file", "value")])
     with pytest.raises(AmbiguousRefError, match="file:a, value:a"):

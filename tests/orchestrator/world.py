@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from orch import AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend, SubagentsConfig
-from orch.journal import Journal
-from orch.launchers.base import LaunchRequest
+from orch.processes.base import LaunchRequest
 from orch.testing import FakeLauncher, FakeWorker, fake_world
-from orch.tree import Tree
-from orch_protocol.wire import Frame
-from orch_worker.store import AppendLog
+from orch.tree.journal.journal import Journal
+from orch.tree.tree import Tree
+from orch_protocol.wire.frames import Frame
+from orch_worker.session.log.append_log import AppendLog
 
 __all__ = ["NEST", "Gate", "Slow", "World", "fill", "kind_of", "nesting", "opened"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_protocol import errors
-from orch_protocol.errors import ErrorInfo, OrchError, error_from, error_info
+from orch_protocol.core import errors
+from orch_protocol.core.errors import ErrorInfo, OrchError, error_from, error_info
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, OrchError)]
 

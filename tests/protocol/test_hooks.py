@@ -7,9 +7,9 @@ from typing import get_args
 import msgspec
 import pytest
 
-from orch_protocol.hook_events import Event, ToolCall, TurnEnd
-from orch_protocol.hook_patches import Abort, Decision, Patch, PromptPatch
-from orch_protocol.hooks import ALIASES, STAGES, Stage
+from orch_protocol.hooks.events import Event, ToolCall, TurnEnd
+from orch_protocol.hooks.patches import Abort, Decision, Patch, PromptPatch
+from orch_protocol.hooks.stages import ALIASES, STAGES, Stage
 
 PIPELINE = [
     f"{when}-{what}" for what in ("assess", "reason", "llm", "tool", "reflect", "output") for when in ("pre", "post")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prompt_toolkit.key_binding.key_bindings import _parse_key
 
-from orch_protocol.keys import RESERVED, why_not
+from orch_protocol.resources.key_bindings import RESERVED, why_not
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import random
 import msgspec
 import pytest
 
-from orch_protocol.config import Config, parse_model
-from orch_protocol.ids import new_entry_id, new_id
-from orch_protocol.messages import (
+from orch_protocol.agent.config import Config, parse_model
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.ids import new_entry_id, new_id
+from orch_protocol.core.messages import (
     Block,
     Image,
     Message,
@@ -24,8 +25,7 @@ from orch_protocol.messages import (
     tool_uses,
     user,
 )
-from orch_protocol.spec import BackendSpec
-from orch_protocol.text import scrub
+from orch_protocol.core.text import scrub
 
 
 def test_an_id_is_never_all_digits() -> None:

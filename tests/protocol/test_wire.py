@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Hello, Nothing, Ping, Query
-from orch_protocol.errors import ErrorInfo, MessageTooLargeError, ProtocolError, StoreError
-from orch_protocol.messages import Reply
-from orch_protocol.wire import MAX_BODY, MAX_SPILL, RESEND_SECONDS, Channel, Frame, decode_body, encode_body
+from orch_protocol.core.errors import ErrorInfo, MessageTooLargeError, ProtocolError, StoreError
+from orch_protocol.core.messages import Reply
+from orch_protocol.wire.frames import MAX_BODY, MAX_SPILL, RESEND_SECONDS, Channel, Frame, decode_body, encode_body
+from orch_protocol.wire.worker_messages import Finished, Hello, Nothing, Ping, Query
 
 
 def unreadable(received: tuple[Frame, Struct] | None, id: str) -> str:
@@ -125,7 +125,7 @@ def test_a_body_at_the_limit_stays_in_the_frame(ends: tuple[Channel, Channel]) -
 
 def test_a_body_beyond_every_road_is_refused(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the size and the most, and nothing was written."""
-    monkeypatch.setattr("orch_protocol.wire.MAX_SPILL", 2 * MAX_BODY)
+    monkeypatch.setattr("orch_protocol.wire.frames.MAX_SPILL", 2 * MAX_BODY)
     with pytest.raises(MessageTooLargeError, match=r"a query of \d+ bytes, the most is 2097152"):
         ends[0].encode("query", Query("x" * (3 * MAX_BODY)), now=0.0)
     assert ends[0].unacked == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_protocol.spec import Birth
-from orch_protocol.zygote import (
+from orch_protocol.agent.spec import Birth
+from orch_protocol.wire.zygote_messages import (
     LENGTH_BYTES,
     MAX_BIRTH,
     Booted,

@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_protocol.messages import Message, Text, ToolResult, tool_uses
-from orch_protocol.spec import BackendSpec, ToolSpec
+from orch_protocol.agent.spec import BackendSpec, ToolSpec
+from orch_protocol.core.messages import Message, Text, ToolResult, tool_uses
 from orch_worker.backends import models
 from orch_worker.backends.base import AssistantTurn, Retry
+from orch_worker.backends.http.remote import Remote
 from orch_worker.backends.registry import complete, make_backend
-from orch_worker.backends.remote import Remote
 from wire.model_server import ModelServer
 
 KEYS = {"ANTHROPIC_API_KEY": "k1", "OPENAI_API_KEY": "k2", "MOONSHOT_API_KEY": "k3"}

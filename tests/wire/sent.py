@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_worker.artifacts.retrieval import HEADING as OBJECTS
-from orch_worker.block import HEADING
-from orch_worker.prompt import PLAN_MODE, TAKEN
-from orch_worker.tasks import HEADING as TASKS
-from orch_worker.workspace import HEADING as WORKSPACE
+from orch_worker.conversation.live_subagents import HEADING
+from orch_worker.prompt.instructions import PLAN_MODE, TAKEN
+from orch_worker.prompt.working_folder import HEADING as WORKSPACE
+from orch_worker.session.plan import HEADING as TASKS
+from orch_worker.workspace.ranking import HEADING as OBJECTS
 from wire.model_server import Request
 
 DAY = "Today is "

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, Config, Limits, SubagentsConfig
-from orch.launchers.in_process import InProcessLauncher
+from orch.processes.in_process import InProcessLauncher
 from wire.model_server import ModelServer, Request, call, say
 
 REPORT = f"{'head ' * 400}the pump is K-77{' tail' * 400}"

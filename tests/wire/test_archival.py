@@ -14,9 +14,9 @@ import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, SubagentsConfig
 from orch.testing import fake_world
-from orch_protocol.config import SummaryConfig, TriggerConfig
-from orch_worker.block import HEADING
-from orch_worker.transcript import read_session
+from orch_protocol.agent.config import SummaryConfig, TriggerConfig
+from orch_worker.conversation.live_subagents import HEADING
+from orch_worker.session.transcript import read_session
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 from wire.sent import MARKER, Sent, assert_goes_on, of_agents, taken_apart
 

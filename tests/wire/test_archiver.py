@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from orch import ArchivalConfig, Archiver
-from orch_worker.block import HEADING
+from orch_worker.conversation.live_subagents import HEADING
 from wire.apart import Apart
 from wire.model_server import Answer, Request, call, say
 

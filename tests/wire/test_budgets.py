@@ -11,12 +11,12 @@ import pytest
 
 from orch import AsyncOrchestrator, Config, SubagentsConfig
 from orch.testing import fake_world
-from orch_protocol.budget import Amounts
-from orch_protocol.config import BudgetConfig
-from orch_protocol.errors import BudgetExceededError, ConfigError
-from orch_protocol.messages import Text, Usage
+from orch_protocol.agent.config import BudgetConfig
+from orch_protocol.core.budget import Amounts
+from orch_protocol.core.errors import BudgetExceededError, ConfigError
+from orch_protocol.core.messages import Text, Usage
 from orch_worker.backends.base import LEAST_ANSWER, Quote
-from orch_worker.backends.remote import Remote
+from orch_worker.backends.http.remote import Remote
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 from wire.peers import CHAT, MESSAGES, Peer, Talk
 from wire.test_end_to_end import MODEL, environment

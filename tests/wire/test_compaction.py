@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, CompactionConfig, Config
-from orch.launchers.in_process import InProcessLauncher
-from orch_protocol.commands import TurnEvent
-from orch_protocol.errors import ContextOverflowError
-from orch_protocol.messages import assistant, text_of, user
+from orch.processes.in_process import InProcessLauncher
+from orch_protocol.core.errors import ContextOverflowError
+from orch_protocol.core.messages import assistant, text_of, user
+from orch_protocol.wire.worker_messages import TurnEvent
 from wire.model_server import ModelServer, Request, call, fail, say
 from wire.test_summaries import environment
 

@@ -10,7 +10,7 @@ import pytest
 
 from orch import AsyncOrchestrator, AsyncSubagent, Config, SubagentsConfig
 from orch.testing import fake_world
-from orch_protocol.errors import RateLimitError
+from orch_protocol.core.errors import RateLimitError
 from virtual import until
 from wire.model_server import Answer, ModelServer, Request, fail, say
 from wire.test_end_to_end import MODEL, environment

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from orch import AsyncOrchestrator, Config, Limits, SubagentsConfig
-from orch.launchers.in_process import InProcessLauncher
+from orch.processes.in_process import InProcessLauncher
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.errors import AgentDiedError, BackendError, ConfigError, ToolNotGrantedError
+from orch_protocol.core.errors import AgentDiedError, BackendError, ConfigError, ToolNotGrantedError
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 
 MODEL = "anthropic:claude-sonnet-5-5"

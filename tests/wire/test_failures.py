@@ -9,7 +9,7 @@ from collections.abc import Callable
 import httpx2
 import pytest
 
-from orch_protocol.errors import (
+from orch_protocol.core.errors import (
     BackendError,
     BackendTimeoutError,
     ContextOverflowError,
@@ -18,9 +18,9 @@ from orch_protocol.errors import (
     error_from,
     error_info,
 )
-from orch_protocol.messages import text_of, tool_uses
-from orch_worker.backends.retry import Policy
-from orch_worker.backends.transport import Deadlines, Ear, client_options
+from orch_protocol.core.messages import text_of, tool_uses
+from orch_worker.backends.http.retry import Policy
+from orch_worker.backends.http.transport import Deadlines, Ear, client_options
 from wire.model_server import Answer, How, ModelServer, call, fail, say
 from wire.peers import CHAT, MESSAGES, PEERS, RESPONSES, Peer, Talk
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, AsyncSubagent
-from orch_protocol.errors import AgentDiedError
-from orch_protocol.messages import Text, ToolUse, assistant, user
+from orch_protocol.core.errors import AgentDiedError
+from orch_protocol.core.messages import Text, ToolUse, assistant, user
 from orchestrator.world import Gate
 from wire.each import each_model
 from wire.model_server import ModelServer, call, say

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from orch import AsyncOrchestrator, Config
-from orch_protocol.config import ArchivalConfig
-from orch_protocol.errors import OrchError
+from orch_protocol.agent.config import ArchivalConfig
+from orch_protocol.core.errors import OrchError
 from wire.model_server import ModelServer, call, fail, say
 
 KEY = "sk-planted-4b1d9f2e7c"

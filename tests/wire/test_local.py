@@ -25,7 +25,7 @@ from orch import (
     Verdict,
 )
 from orch.testing import fake_world
-from orch_protocol.config import SummaryConfig, TriggerConfig
+from orch_protocol.agent.config import SummaryConfig, TriggerConfig
 from wire.model_server import ModelServer, Request, call, fail, say
 from wire.test_end_to_end import read
 

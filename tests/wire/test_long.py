@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.messages import Message, ToolUse
-from orch_protocol.spec import Limits
-from orch_worker.loop import Brake
-from orch_worker.tools.base import tool
-from orch_worker.transcript import Transcript, read_session
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.messages import Message, ToolUse
+from orch_worker.agent.turn import Brake
+from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.tools.api.base import tool
 from talk import Talk as Turns
 from talk import assert_valid
 from wire.model_server import Answer, ModelServer, Request, call, fail, say

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, CompactionConfig, Config
-from orch.launchers.in_process import InProcessLauncher
-from orch_protocol.memory import MemoryConfig
-from orch_protocol.messages import assistant, user
+from orch.processes.in_process import InProcessLauncher
+from orch_protocol.core.messages import assistant, user
+from orch_protocol.resources.memory import MemoryConfig
 from wire.model_server import ModelServer, call, fail, say
 from wire.test_compaction import HISTORY, TOO_LONG
 from wire.test_summaries import environment

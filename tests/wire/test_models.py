@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, Config, SubagentsConfig
-from orch.audit import audit
-from orch_protocol.config import HooksConfig
-from orch_protocol.hook_options import ModelRouter
+from orch.sessions.audit import audit
+from orch_protocol.agent.config import HooksConfig
+from orch_protocol.hooks.options import ModelRouter
 from wire.model_server import ModelServer, call, fail, say
 from wire.test_end_to_end import MODEL, environment, read
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import BackendError, RateLimitError
-from orch_protocol.messages import text_of, tool_uses
-from orch_worker.backends.retry import Policy
+from orch_protocol.core.errors import BackendError, RateLimitError
+from orch_protocol.core.messages import text_of, tool_uses
+from orch_worker.backends.http.retry import Policy
 from sources import ROOT
 from wire.peers import PEERS, Peer, Talk
 

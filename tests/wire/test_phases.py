@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from orch import AsyncOrchestrator, Config, HooksConfig
-from orch_protocol.phases import Assess, Reflect
+from orch_protocol.core.phases import Assess, Reflect
 from wire.model_server import ModelServer, say
 from wire.test_end_to_end import MODEL, environment
 

@@ -11,7 +11,7 @@ import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, Config
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.config import TriggerConfig
+from orch_protocol.agent.config import TriggerConfig
 from wire.model_server import Answer, ModelServer, call, say
 from wire.sent import Sent, assert_goes_on, of_agents
 

@@ -12,9 +12,9 @@ import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, Config, PolicyConfig
 from orch.testing import FakeLauncher, fake_world
-from orch_protocol.config import TriggerConfig
-from orch_protocol.prompts import PromptConfig, PromptPart
-from orch_worker import tiers
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.prompts import PromptConfig, PromptPart
+from orch_worker.prompt import builder
 from wire.model_server import ModelServer, Request, call, say
 from wire.sent import assert_goes_on, of_agents
 
@@ -70,7 +70,7 @@ async def test_consecutive_requests_differ_only_behind_what_is_stable(
     """With everything on that can change, and a day that is another one each time: system text, tools, what was told
     before the task and the conversation so far are the same, byte for byte, also after a death; the end is not."""
     days = count(1)
-    monkeypatch.setattr(tiers, "today", lambda: f"2026-05-{next(days):02}")
+    monkeypatch.setattr(builder, "today", lambda: f"2026-05-{next(days):02}")
     root, launcher = await begin(model)
     agent = await root.spawn("Count", tools=["tasks", "read_file", "write_file"], context="full", cwd=folder)
     write = {"call": "write_file", "input": {"path": "a.txt", "content": "x"}}

@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orch_protocol.errors import BackendError, ConfigError
-from orch_protocol.messages import (
-    Image,
-    Message,
-    Opaque,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolUse,
-    text_of,
-    tool_uses,
-)
+from orch_protocol.core.errors import BackendError, ConfigError
+from orch_protocol.core.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, text_of, tool_uses
 from wire.model_server import Answer, ModelServer, call, say
 from wire.peers import CHAT, KIMI, MESSAGES, RESPONSES, Peer, Talk
 

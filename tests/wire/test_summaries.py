@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig, AsyncOrchestrator, Config
-from orch.launchers.in_process import InProcessLauncher
-from orch_protocol.config import SummaryConfig, TriggerConfig
-from orch_protocol.messages import assistant, text_of, user
+from orch.processes.in_process import InProcessLauncher
+from orch_protocol.agent.config import SummaryConfig, TriggerConfig
+from orch_protocol.core.messages import assistant, text_of, user
 from wire.model_server import ModelServer, call, say
 
 MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-5.2"]

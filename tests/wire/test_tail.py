@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from orch_protocol.messages import Message, Text
+from orch_protocol.core.messages import Message, Text
 from wire.model_server import ModelServer, Request, call, say
 from wire.peers import MESSAGES, RESPONSES, Peer, Talk
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator
-from orch_protocol.errors import AgentDiedError
+from orch_protocol.core.errors import AgentDiedError
 from wire.each import each_model
 from wire.model_server import Answer, ModelServer, call, say
 from wire.sent import assert_goes_on, of_agents

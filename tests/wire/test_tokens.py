@@ -10,7 +10,7 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch.testing import fake_world
-from orch_protocol.messages import Text
+from orch_protocol.core.messages import Text
 from wire.model_server import Answer, ModelServer, fail, say
 from wire.peers import MESSAGES, Talk
 

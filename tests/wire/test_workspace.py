@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, Config, WorkspaceConfig
-from orch.launchers.in_process import InProcessLauncher
-from orch_worker.artifacts import retrieval
+from orch.processes.in_process import InProcessLauncher
+from orch_worker.workspace import ranking
 from wire.model_server import ModelServer, call, say
 from wire.sent import assert_goes_on, of_agents
 from wire.test_summaries import environment
 
 MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-5.2"]
 READ = {"call": "read_file", "input": {"path": "pump.py"}}
-HEADING = retrieval.HEADING
+HEADING = ranking.HEADING
 
 
 def project(folder: Path) -> Path:

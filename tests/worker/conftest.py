@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from logs import HEADER
-from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.transcript import Transcript
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.approval import digest_of
-from orch_protocol.messages import Text, ToolUse
-from orch_protocol.observing import Called
-from orch_protocol.policy import PolicyConfig, PolicySpec
-from orch_worker.account import TASKS
-from orch_worker.tools.base import tool
-from orch_worker.tools.toolbox import Toolbox
+from orch_protocol.core.approval import digest_of
+from orch_protocol.core.messages import Text, ToolUse
+from orch_protocol.core.policy import PolicyConfig, PolicySpec
+from orch_protocol.wire.tool_events import Called
+from orch_worker.tools.api.base import tool
+from orch_worker.tools.dispatch.call_events import TASKS
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from worker.test_guard import Root, box
 
 RULES = PolicyConfig(denied_paths=("no",))

@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_protocol.messages import user
-from orch_protocol.sessions import Edit, Move
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.answering import Answering
-from orch_worker.backends.movable import Movable
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.transcript import Transcript
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.messages import user
+from orch_protocol.session.tree import Edit, Move
+from orch_worker.agent.model_selection import Answering
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.backends.switchable import Movable
+from orch_worker.session.transcript import Transcript
 
 OWN, OTHER = BackendSpec("anthropic", "own"), BackendSpec("openai", "other")
 

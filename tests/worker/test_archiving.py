@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from archivist import CALL, HOLDERS, RESULT, Agent, answered, settle
-from orch_protocol.entries import ArchiveEntry
-from orch_protocol.messages import text_of, user
-from orch_protocol.spec import ArchivalSpec
+from orch_protocol.agent.spec import ArchivalSpec
+from orch_protocol.core.messages import text_of, user
+from orch_protocol.session.entries import ArchiveEntry
 from virtual import virtual
 
 SMALL = ArchivalSpec(high_tokens=50)

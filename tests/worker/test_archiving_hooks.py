@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from archivist import HOLDERS, Agent, answered
-from orch_protocol.hook_patches import Block
-from orch_protocol.messages import user
-from orch_worker.hooked import AgentHooks
-from orch_worker.hooked_past import Compacting
-from orch_worker.hooks import Hook
+from orch_protocol.core.messages import user
+from orch_protocol.hooks.patches import Block
+from orch_worker.agent.hooks import AgentHooks
+from orch_worker.hooks.hook import Hook
+from orch_worker.hooks.session_events import Compacting
 
 from .test_hooked import Hooked, Watched, fails, on
 

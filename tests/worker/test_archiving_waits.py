@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from archivist import CALL, ERA, HOLDERS, RESULT, Agent, answered, settle
-from orch_protocol.archive import Collapse
-from orch_protocol.messages import assistant, user
-from orch_protocol.services import Archived, ArchivePlan
-from orch_protocol.spec import ArchivalSpec
-from orch_worker.store import AppendLog
-from orch_worker.stubs import stub_text, stubs_in
-from orch_worker.transcript import read_session
+from orch_protocol.agent.spec import ArchivalSpec
+from orch_protocol.core.archives import Collapse
+from orch_protocol.core.messages import assistant, user
+from orch_protocol.services.requests import Archived, ArchivePlan
+from orch_worker.conversation.stubs import stub_text, stubs_in
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.transcript import read_session
 from virtual import passed, virtual
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orch_worker.artifacts import capture
-from orch_worker.artifacts.capture import artifact_of, handle_in, handle_of, one_line, paths_read
-from orch_worker.tokens import clip
+from orch_worker.conversation.tokens import clip
+from orch_worker.workspace import capture
+from orch_worker.workspace.capture import artifact_of, handle_in, handle_of, one_line, paths_read
 
 READ = "     1\timport os\n     2\tclass Pump:\n     3\t    def start(self):\n     4\t        def inner(): ...\n[more]"
 

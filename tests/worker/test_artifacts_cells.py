@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_protocol.workspace import Artifact, Drop, FileMark, Stale, Touch
-from orch_worker.artifacts.cells import Bound, Cell, steps_of, unbound
-from orch_worker.artifacts.fold import Workspace
-from orch_worker.artifacts.values import is_ours, outline
+from orch_protocol.core.workspace import Artifact, Drop, FileMark, Stale, Touch
+from orch_worker.workspace.describe_value import is_ours, outline
+from orch_worker.workspace.python_cells import Bound, Cell, steps_of, unbound
+from orch_worker.workspace.state import Workspace
 
 FILES = {"data.csv": FileMark("data.csv", 1, 2), "rate.txt": FileMark("rate.txt", 3, 4)}
 

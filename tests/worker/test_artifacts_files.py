@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orch_protocol.workspace import Artifact, Stale
-from orch_worker.artifacts.files import changed, mark_of, relative
+from orch_protocol.core.workspace import Artifact, Stale
+from orch_worker.workspace.source_files import changed, mark_of, relative
 
 
 def test_a_file_that_changed_or_went_away_makes_stale_what_was_made_from_it(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.workspace import Artifact, Drop, Keep, Pin, Stale, Steps, Touch
-from orch_worker.artifacts.fold import Workspace, named, pruned
+from orch_protocol.core.workspace import Artifact, Drop, Keep, Pin, Stale, Steps, Touch
+from orch_worker.workspace.state import Workspace, named, pruned
 
 
 def made(name: str, *deps: str, **more: Any) -> Keep:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_worker.artifacts.reads import statements
+from orch_worker.workspace.python_cells import statements
 
 
 def read(code: str) -> set[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_protocol.workspace import Artifact
-from orch_worker.artifacts.retrieval import HEADING, digest, ranked, relevance, row, told
-from orch_worker.estimate import Estimator
-from orch_worker.terms import terms_of
+from orch_protocol.core.workspace import Artifact
+from orch_worker.backends.offline.bm25 import terms_of
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.workspace.ranking import HEADING, digest, ranked, relevance, row, told
 
 SIZE = Estimator().text
 

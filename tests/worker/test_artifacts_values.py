@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_worker.artifacts.values import is_ours, outline
+from orch_worker.workspace.describe_value import is_ours, outline
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orch_worker.asked import Asked, asked_in, named
-from orch_worker.digest import Digest, digest_of, said
-from orch_worker.receipt import merge, receipt_of, render
-from orch_worker.turns import Call
+from orch_worker.context.compaction_summary import Digest, digest_of, said
+from orch_worker.conversation.receipt import merge, receipt_of, render
+from orch_worker.conversation.subagent_calls import Asked, asked_in, named
+from orch_worker.conversation.turns import Call
 from worker.test_receipt import turn
 
 VALVES, PUMP = "a1b2c3d4e5f6", "b1b2c3d4e5f6"

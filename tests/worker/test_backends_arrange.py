@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_protocol.messages import (
+from orch_protocol.core.messages import (
     Image,
     Message,
     Opaque,
@@ -22,7 +22,7 @@ from orch_protocol.messages import (
     tool_uses,
     user,
 )
-from orch_worker.backends.arrange import Wants, arrange, whole
+from orch_worker.backends.normalize_messages import Wants, arrange, whole
 from talk import assert_valid
 
 WANTS = Wants("ours", re.compile(r"[a-zA-Z0-9_-]{1,40}"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.spec import BackendSpec, ToolSpec
+from orch_protocol.agent.spec import BackendSpec, ToolSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from orch_worker.backends import make_backend, template_for
 from orch_worker.backends.base import Conversation, check_backend
-from orch_worker.backends.extractive import ExtractiveBackend
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.tokens import clip
+from orch_worker.backends.offline.extractive import ExtractiveBackend
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.conversation.tokens import clip
 
 
 class TestRegistry:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.errors import BackendError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
-from orch_protocol.services import Hit
-from orch_worker.backends.extractive import HEADER, ExtractiveBackend
-from orch_worker.recalled import with_hits
-from orch_worker.tools.presets import load
+from orch_protocol.core.errors import BackendError
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
+from orch_protocol.services.requests import Hit
+from orch_worker.backends.offline.extractive import HEADER, ExtractiveBackend
+from orch_worker.conversation.recalled import with_hits
+from orch_worker.tools.dispatch.presets import load
 from talk import Talk, assert_valid
 
 LOOK = ("list_files", "grep_files", "read_file")

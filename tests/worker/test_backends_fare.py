@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.budget import Amounts
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Usage
-from orch_protocol.models import Price
-from orch_protocol.spec import BackendSpec
+from orch_protocol.agent.models import Price
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.budget import Amounts
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Usage
 from orch_worker.backends.base import ENOUGH_ANSWER, LEAST_ANSWER
-from orch_worker.backends.fare import Fare, check_priced, fare, narrowed
+from orch_worker.backends.cost_estimate import Fare, check_priced, fare, narrowed
 from orch_worker.backends.models import Flags, Model, cost
 
 

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.spec import BackendSpec
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
 from orch_worker.backends import models
-from orch_worker.backends.local import locate
+from orch_worker.backends.local_servers import locate
 from orch_worker.backends.models import Models, Provider
 
 LOCAL = BackendSpec("local")

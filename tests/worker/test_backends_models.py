@@ -11,14 +11,14 @@ from typing import cast
 import msgspec
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Usage
-from orch_protocol.models import Price
-from orch_protocol.spec import BackendSpec
+from orch_protocol.agent.models import Price
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Usage
 from orch_worker.backends import models
+from orch_worker.backends.http.remote import Dialect, Remote
 from orch_worker.backends.models import Entry, Model, Models, Provider
 from orch_worker.backends.registry import APIS, PROVIDERS, complete, template_for
-from orch_worker.backends.remote import Dialect, Remote
 from sources import ROOT
 
 KNOWN = Models(

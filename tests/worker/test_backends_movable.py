@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orch_protocol.budget import Amounts
-from orch_protocol.messages import Text, text_of
-from orch_protocol.spec import ToolSpec
+from orch_protocol.agent.spec import ToolSpec
+from orch_protocol.core.budget import Amounts
+from orch_protocol.core.messages import Text, text_of
 from orch_worker.backends.base import check_backend
-from orch_worker.backends.movable import Movable
-from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.backends.switchable import Movable
 
 TOOL = ToolSpec("look", "Look.", {"type": "object", "properties": {}})
 

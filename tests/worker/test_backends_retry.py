@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from orch_protocol.errors import RateLimitError
-from orch_worker.backends.retry import Failure, Policy, persist
+from orch_protocol.core.errors import RateLimitError
+from orch_worker.backends.http.retry import Failure, Policy, persist
 
 
 async def waits(**options: Any) -> list[float]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.errors import BackendError, ConfigError, ContextOverflowError, RateLimitError
-from orch_protocol.messages import Text, ToolUse, assistant, text_of, tool_uses, user
+from orch_protocol.core.errors import BackendError, ConfigError, ContextOverflowError, RateLimitError
+from orch_protocol.core.messages import Text, ToolUse, assistant, text_of, tool_uses, user
 from orch_worker.backends import make_backend
-from orch_worker.backends.scripted import ScriptedBackend
+from orch_worker.backends.offline.scripted import ScriptedBackend
 
 
 async def say(backend: ScriptedBackend) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.models import THINKING
-from orch_protocol.spec import BackendSpec
+from orch_protocol.agent.models import THINKING
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
 from orch_worker.backends.models import Flags, Model, load
 from orch_worker.backends.thinking import check_level, fitting, level_of, thinking
 
@@ -94,7 +94,7 @@ def test_levels_that_cannot_be() -> None:
 
 def test_the_command_line_knows_the_levels() -> None:
     """It says them without importing anything."""
-    from orch.cli.spawning import THINKING as SAID
+    from orch.cli.agents.spawn import THINKING as SAID
 
     assert SAID == THINKING
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from orch_worker import birth
-from orch_worker.entry import load
+from orch_worker.process import worker_init
+from orch_worker.system.importing import load
 
 
 @pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (7, 7), (True, 1), (256 + 3, 3), (-1, 255)])
 def test_exit_codes_are_those_of_sys_exit(value: object, code: int) -> None:
     """None is success; a number is itself, as far as the system carries it."""
-    assert birth._code(value) == code
+    assert worker_init._code(value) == code
 
 
 def test_exit_with_words_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     """`sys.exit("why")` says why on stderr and exits 1."""
-    assert birth._code("no transcript") == 1
+    assert worker_init._code("no transcript") == 1
     assert capsys.readouterr().err == "no transcript\n"
 
 

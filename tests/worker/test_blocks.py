@@ -10,13 +10,13 @@ from zlib import crc32
 import pytest
 from msgspec.structs import replace
 
-from orch_protocol.errors import ForeignFileError
-from orch_worker import blocks
-from orch_worker.known import Stretch
-from orch_worker.lines import seal, unseal
-from orch_worker.session import LeftEntry, Session, UnknownEntry
-from orch_worker.store import Loaded, load, objects
-from orch_worker.transcript import _HEADER, Transcript, _decode, read_session
+from orch_protocol.core.errors import ForeignFileError
+from orch_worker.session.log import blocks
+from orch_worker.session.log.append_log import Loaded, load, objects
+from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.verified_prefix import Stretch
+from orch_worker.session.session import LeftEntry, Session, UnknownEntry
+from orch_worker.session.transcript import _HEADER, Transcript, _decode, read_session
 from past import EAGER, Life, steps
 from vandal import spoilt
 

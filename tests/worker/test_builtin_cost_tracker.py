@@ -10,13 +10,13 @@ import pytest
 
 from hook_events import Ctx, call, responded, returned
 from orch.cli import run
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import Failed, ToolCall, TurnEnd
-from orch_protocol.hook_options import CostTracker, HookOptions
-from orch_protocol.messages import Usage
-from orch_worker.builtin_hooks.cost_tracker import FILE
-from orch_worker.declared import declared
-from orch_worker.ledger import KEPT_DAYS, Day, Ledger, OfModel, OfTool, day_of
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Usage
+from orch_protocol.hooks.events import Failed, ToolCall, TurnEnd
+from orch_protocol.hooks.options import CostTracker, HookOptions
+from orch_worker.hooks.builtin.cost_tracker import FILE
+from orch_worker.hooks.builtin.usage_log import KEPT_DAYS, Day, Ledger, OfModel, OfTool, day_of
+from orch_worker.hooks.loader import declared
 
 NOON = 1_800_014_400.0
 DAY = 86400.0

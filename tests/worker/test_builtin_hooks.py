@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hook_events import Ctx, call, returned
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import ToolCall
-from orch_protocol.hook_options import ContentSafety, HookOptions, LoopDetection, ModelRouter
-from orch_protocol.hook_patches import Block
-from orch_worker.builtin_hooks.content_safety import BASE62, KINDS, redacted
-from orch_worker.declared import BUILTIN, declared
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.hooks.events import ToolCall
+from orch_protocol.hooks.options import ContentSafety, HookOptions, LoopDetection, ModelRouter
+from orch_protocol.hooks.patches import Block
+from orch_worker.hooks.builtin.content_safety import BASE62, KINDS, redacted
+from orch_worker.hooks.loader import BUILTIN, declared
 
 
 def github_token(body: str = "a" * 30) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from hook_events import call, returned
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_events import BeforeTurn, Failed, TurnEnd
-from orch_protocol.hook_options import HookOptions, ModelRouter
-from orch_protocol.messages import Usage
-from orch_worker.builtin_hooks import model_router
-from orch_worker.declared import declared
-from orch_worker.evidence import Evidence, Outcome, subject
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Usage
+from orch_protocol.hooks.events import BeforeTurn, Failed, TurnEnd
+from orch_protocol.hooks.options import HookOptions, ModelRouter
+from orch_worker.hooks.builtin import model_router
+from orch_worker.hooks.loader import declared
+from orch_worker.hooks.outcome_ranking import Evidence, Outcome, subject
 
 QUESTION = "Which port does the pump use?"
 DEAR, CHEAP = "anthropic:dear", "openai:cheap"

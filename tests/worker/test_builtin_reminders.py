@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hook_events import Ctx, call, responded, returned
-from orch_protocol.hook_options import CompletionChecklist, HookOptions, NarrationGuard
-from orch_worker.declared import declared
+from orch_protocol.hooks.options import CompletionChecklist, HookOptions, NarrationGuard
+from orch_worker.hooks.loader import declared
 
 
 class TestNarrationGuard:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hook_events import Ctx, call, returned
-from orch_protocol.hook_events import BeforeTurn, Failed, ProviderRequest, ToolCall, TurnEnd
-from orch_protocol.hook_options import HookOptions, ToolRouter
-from orch_worker.builtin_hooks import tool_router
-from orch_worker.declared import declared
-from orch_worker.evidence import Evidence
+from orch_protocol.hooks.events import BeforeTurn, Failed, ProviderRequest, ToolCall, TurnEnd
+from orch_protocol.hooks.options import HookOptions, ToolRouter
+from orch_worker.hooks.builtin import tool_router
+from orch_worker.hooks.loader import declared
+from orch_worker.hooks.outcome_ranking import Evidence
 
 QUESTION = "Which port does the pump use?"
 TOOLS = ("fetch_url", "grep_files", "read_file")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orch_protocol.hook_events import Event, SteeringReceived, ToolCall, ToolReturn, TurnEnd
-from orch_protocol.hook_patches import Abort, Approve, Block, OutputPatch, ResultPatch
-from orch_protocol.hooks import Kind
-from orch_worker.chain import Came, Done, Followed, run_chain, watched
-from orch_worker.hooks import Hook, Registry, make_hook
-from orch_worker.threads import Late
+from orch_protocol.hooks.events import Event, SteeringReceived, ToolCall, ToolReturn, TurnEnd
+from orch_protocol.hooks.patches import Abort, Approve, Block, OutputPatch, ResultPatch
+from orch_protocol.hooks.stages import Kind
+from orch_worker.hooks.dispatch import Came, Done, Followed, run_chain, watched
+from orch_worker.hooks.hook import Hook, Registry, make_hook
+from orch_worker.system.threads import Late
 
 CALL = ToolCall(id="1", name="bash", input={"command": "ls"})
 RESULT = ToolReturn(id="1", name="bash", input={}, text="a secret", is_error=False)
@@ -228,7 +228,7 @@ class TestFailures:
     @pytest.mark.parametrize("stage", [CALL, RESULT, SteeringReceived(text="x")], ids=lambda event: event.stage)
     def test_closed_is_the_mildest_decision(self, stage: Event) -> None:
         """Where one thing can be stopped, a guard that fails stops that and not the turn."""
-        from orch_protocol.hooks import STAGES
+        from orch_protocol.hooks.stages import STAGES
 
         assert STAGES[stage.stage].closed is Block
 

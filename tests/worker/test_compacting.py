@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.archive import Collapse
-from orch_protocol.budget import Reserve, Reserved, Settled
-from orch_protocol.entries import CompactionEntry
-from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
-from orch_protocol.sessions import Compacted
-from orch_protocol.spec import BackendSpec, CompactionSpec
+from orch_protocol.agent.spec import BackendSpec, CompactionSpec
+from orch_protocol.core.archives import Collapse
+from orch_protocol.core.budget import Reserve, Reserved, Settled
+from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
+from orch_protocol.session.entries import CompactionEntry
+from orch_protocol.session.tree import Compacted
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText
-from orch_worker.compacting import Compactor
-from orch_worker.hooked_past import Compacting
-from orch_worker.purse import Purse
-from orch_worker.stubs import stub_text
-from orch_worker.tools.base import ToolContext
-from orch_worker.transcript import Transcript, read_session
+from orch_worker.context.compactor import Compactor
+from orch_worker.conversation.stubs import stub_text
+from orch_worker.hooks.session_events import Compacting
+from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.budget_client import Purse
 from talk import assert_valid
 from virtual import virtual
 

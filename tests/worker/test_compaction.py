@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.archive import Collapse
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
-from orch_protocol.spec import CompactionSpec
-from orch_worker.compaction import planned, safe_cuts, summary_tokens, turn_cut
-from orch_worker.framing import CLOSING, OPENING
-from orch_worker.stubs import stub_text
-from orch_worker.view import View
+from orch_protocol.agent.spec import CompactionSpec
+from orch_protocol.core.archives import Collapse
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
+from orch_worker.context.compaction_rules import planned, safe_cuts, summary_tokens, turn_cut
+from orch_worker.conversation.framing import CLOSING, OPENING
+from orch_worker.conversation.stubs import stub_text
+from orch_worker.session.visible_messages import View
 
 ANSWERED = [user("q"), assistant("a")]
 PROJECT = user(f"{OPENING}\n\nIt is made of tin.\n\n{CLOSING}")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.sandbox import LEVELS, Level, ToolLimits
-from orch_worker.confinement import landlock, namespaces, seccomp, trial
-from orch_worker.confinement.reach import Reach, reach
-from orch_worker.tools.cell import limited
+from orch_protocol.core.sandbox import LEVELS, Level, ToolLimits
+from orch_worker.sandbox import bubblewrap, landlock, probe, seccomp
+from orch_worker.sandbox.bubblewrap import Reach, reach
+from orch_worker.tools.shell.sandboxed_exec import limited
 
 PROCESSORS = ("x86_64", "aarch64")
 
@@ -103,18 +103,18 @@ class TestOffer:
 
     def test_a_machine_that_has_it_all(self) -> None:
         """Nothing is missing, and each level is met by itself."""
-        offer = trial.examine(dict.fromkeys(LEVELS[1:], list))
-        assert offer == trial.Offer()
+        offer = probe.examine(dict.fromkeys(LEVELS[1:], list))
+        assert offer == probe.Offer()
         assert [offer.nearest(level) for level in LEVELS] == list(LEVELS)
-        assert trial.describe(offer) == "up to L3 (namespaces: files, network and processes of its own)"
+        assert probe.describe(offer) == "up to L3 (namespaces: files, network and processes of its own)"
 
     def test_what_failed_is_told_in_its_own_words(self) -> None:
         """A level that fails is missing for the reason that it gave; what holds, but not wholly, says what it lets."""
-        offer = trial.examine(
+        offer = probe.examine(
             {"L1": list, "L2": lambda: ["signals to others"], "L3": lambda: fails("no user namespaces")}
         )
-        assert offer == trial.Offer({"L3": "no user namespaces"}, {"L2": ("signals to others",)})
-        assert trial.describe(offer).endswith("leaves open: signals to others; no L3: no user namespaces")
+        assert offer == probe.Offer({"L3": "no user namespaces"}, {"L2": ("signals to others",)})
+        assert probe.describe(offer).endswith("leaves open: signals to others; no L3: no user namespaces")
 
     @pytest.mark.parametrize(
         ("missing", "wanted", "got"),
@@ -128,14 +128,14 @@ class TestOffer:
     )
     def test_the_nearest_level(self, missing: tuple[Level, ...], wanted: Level, got: Level) -> None:
         """One that is not less, if there is one; else the next below."""
-        assert trial.Offer(dict.fromkeys(missing, "why")).nearest(wanted) == got
+        assert probe.Offer(dict.fromkeys(missing, "why")).nearest(wanted) == got
 
     def test_nothing_but_linux_has_more_than_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Elsewhere it is said why, and nothing is tried."""
         monkeypatch.setattr("sys.platform", "darwin")
-        offer = trial.machine.__wrapped__()
+        offer = probe.machine.__wrapped__()
         assert (offer.highest, offer.missing.keys()) == ("L0", {"L1", "L2", "L3"})
-        assert "darwin" in trial.describe(offer)
+        assert "darwin" in probe.describe(offer)
 
     def test_what_an_older_kernel_lets_through_is_told(self) -> None:
         """Landlock learnt in steps."""
@@ -167,15 +167,15 @@ class TestReach:
     def test_a_world_of_its_own(self) -> None:
         """Nothing is shared but what is named; what may be read is bound so; the network only when it is let in."""
         shut = Reach(("/usr",), ("/desk", "/own"), "/own", network=False)
-        words = namespaces.arguments(shut, "/desk", 9, ["sh", "-c", "true"])
+        words = bubblewrap.arguments(shut, "/desk", 9, ["sh", "-c", "true"])
         assert words[-6:] == ["--chdir", "/desk", "--", "sh", "-c", "true"]
         assert {"--unshare-all", "--die-with-parent"} < set(words)
         assert "--share-net" not in words
         text = " ".join(words)
         assert "--ro-bind-try /usr /usr --bind-try /desk /desk --bind /own /own --remount-ro /" in text
-        hiding = " ".join(namespaces.arguments(shut._replace(hidden=("/desk/.orch",)), "/desk", 9, ["true"]))
+        hiding = " ".join(bubblewrap.arguments(shut._replace(hidden=("/desk/.orch",)), "/desk", 9, ["true"]))
         assert "--bind-try /desk /desk --tmpfs /desk/.orch --bind /own /own" in hiding
-        assert "--share-net" in namespaces.arguments(shut._replace(network=True), "/desk", 9, ["true"])
+        assert "--share-net" in bubblewrap.arguments(shut._replace(network=True), "/desk", 9, ["true"])
 
 
 def test_limits_are_put_before_a_program() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_options import HookOptions
-from orch_worker.declared import declared, read_switches
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.hooks.options import HookOptions
+from orch_worker.hooks.loader import declared, read_switches
 
 TEXT = """
-from orch_worker.hooks import hook
+from orch_worker.hooks.hook import hook
 
 @hook("turn_end")
 def first(event, ctx): ...

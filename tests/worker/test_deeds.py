@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from hooked import Hooked, Watched, fails, on
-from orch_protocol.commands import Query
-from orch_protocol.hook_patches import Abort, Block
-from orch_protocol.sessions import Edit, Edited, Inform
-from orch_protocol.slash import UseTool
-from orch_worker.deeds import MOST_HEARD, done, ran
-from orch_worker.hooked import AgentHooks
-from orch_worker.hooks import Hook
-from orch_worker.tools.base import ToolContext
-from orch_worker.transcript import Transcript
+from orch_protocol.hooks.patches import Abort, Block
+from orch_protocol.resources.slash_commands import UseTool
+from orch_protocol.session.tree import Edit, Edited, Inform
+from orch_protocol.wire.worker_messages import Query
+from orch_worker.agent.hooks import AgentHooks
+from orch_worker.agent.user_actions import MOST_HEARD, done, ran
+from orch_worker.hooks.hook import Hook
+from orch_worker.session.transcript import Transcript
+from orch_worker.tools.api.base import ToolContext
 
 
 def test_of_a_long_line_the_model_hears_a_part() -> None:

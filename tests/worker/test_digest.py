@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
-from orch_protocol.entries import CompactionEntry, CompactionWriter
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_worker.digest import Digest, details_of, digest_of, extract, on_record, parts_of, question, said, usable
-from orch_worker.stubs import stub_text, summary_message
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.session.entries import CompactionEntry, CompactionWriter
+from orch_worker.context.compaction_summary import (
+    Digest,
+    details_of,
+    digest_of,
+    extract,
+    on_record,
+    parts_of,
+    question,
+    said,
+    usable,
+)
+from orch_worker.conversation.stubs import stub_text, summary_message
 
 READ = Message("assistant", (ToolUse("a", "read_file", {"path": "pump.py"}),))
 SHOWN = Message("user", (ToolResult("a", (Text("x" * 90_000),)),))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import zmq
 
-from orch_protocol.commands import Nothing, Query
-from orch_protocol.wire import RESEND_SECONDS, Channel
-from orch_worker.courier import ACK_SECONDS, Courier
-from orch_worker.drain import BATCH, Dealer, Drain
+from orch_protocol.wire.frames import RESEND_SECONDS, Channel
+from orch_protocol.wire.worker_messages import Nothing, Query
+from orch_worker.transport.reliable_channel import ACK_SECONDS, Courier
+from orch_worker.transport.zmq_asyncio import BATCH, Dealer, Drain
 
 
 class Echo:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.entries import Custom, MessageEntry, TurnEnd
-from orch_protocol.messages import (
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.messages import (
     Image,
     Message,
     Opaque,
@@ -21,10 +21,10 @@ from orch_protocol.messages import (
     assistant,
     user,
 )
-from orch_protocol.spec import BackendSpec
-from orch_worker.backends.families import CLAUDE, GPT, ratios_named, ratios_of
-from orch_worker.estimate import MOST_FACTOR, PLAIN, PRIOR, UNSEEN, Estimator, Ratios, strings
-from orch_worker.session import UnknownEntry
+from orch_protocol.session.entries import Custom, MessageEntry, TurnEnd
+from orch_worker.backends.model_families import CLAUDE, GPT, ratios_named, ratios_of
+from orch_worker.conversation.tokens import MOST_FACTOR, PLAIN, PRIOR, UNSEEN, Estimator, Ratios, strings
+from orch_worker.session.session import UnknownEntry
 
 CLASSES = Ratios(prose=5.0, code=4.0, data=3.0, figures=2.0, wide=1.0)
 

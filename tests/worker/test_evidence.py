@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.errors import StoreError
-from orch_worker.evidence import KEPT, MOST_BYTES, Evidence, Outcome, rank, subject
+from orch_protocol.core.errors import StoreError
+from orch_worker.hooks.outcome_ranking import KEPT, MOST_BYTES, Evidence, Outcome, rank, subject
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.archive import Span
-from orch_protocol.errors import DamagedError, StoreError
-from orch_protocol.messages import Reply, assistant, text_of, user
-from orch_worker.excerpt import digest, entries_in, lines_in, messages_in, read_spans
-from orch_worker.transcript import Transcript
+from orch_protocol.core.archives import Span
+from orch_protocol.core.errors import DamagedError, StoreError
+from orch_protocol.core.messages import Reply, assistant, text_of, user
+from orch_worker.session.log_reader import digest, entries_in, lines_in, messages_in, read_spans
+from orch_worker.session.transcript import Transcript
 
 
 class File:

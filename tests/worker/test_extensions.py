@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.extensions import ExtensionSpec, Manifest, Permissions
-from orch_protocol.hook_events import AfterSystemPrompt, BeforeSystemPrompt, ProviderRequest
-from orch_protocol.prompts import PromptPart
-from orch_worker.contents import digest_of
-from orch_worker.extensions import Extension, load, load_all, read_manifest
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.prompts import PromptPart
+from orch_protocol.hooks.events import AfterSystemPrompt, BeforeSystemPrompt, ProviderRequest
+from orch_protocol.resources.extensions import ExtensionSpec, Manifest, Permissions
+from orch_worker.extensions.loader import Extension, load, load_all, read_manifest
+from orch_worker.system.folder_digest import digest_of
 
 GOOD = """
 def register(extension):

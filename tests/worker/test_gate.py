@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import BackendError, OrchError, RateLimitError
-from orch_protocol.lanes import Admit, Admitted, LaneLeft, LaneRefused
-from orch_protocol.services import Empty
-from orch_worker.backends.failures import Complaint, Who, judge
-from orch_worker.backends.retry import Failure
-from orch_worker.gate import Gate
-from orch_worker.tools.base import ToolContext
+from orch_protocol.core.errors import BackendError, OrchError, RateLimitError
+from orch_protocol.core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from orch_protocol.services.requests import Empty
+from orch_worker.backends.http.failures import Complaint, Who, judge
+from orch_worker.backends.http.retry import Failure
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.rate_limit_client import Gate
 
 LANE = "anthropic:claude-sonnet-5-5"
 CROWDED = Failure(RateLimitError("429"), transient=True, wait=7.0, crowded=True)

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.approval import ApproveCall, Approved, digest_of
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Text, ToolUse
-from orch_protocol.policy import PolicyConfig, PolicySpec
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.agenda import Agenda
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.approval import ApproveCall, Approved, digest_of
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Text, ToolUse
+from orch_protocol.core.policy import PolicyConfig, PolicySpec
 from orch_worker.backends.registry import is_remote
-from orch_worker.guard import Guard
-from orch_worker.locality import Locality
-from orch_worker.markers import DIRECTIVE
-from orch_worker.tools.base import Tool, ToolContext, ToolOutput, tool
-from orch_worker.tools.presets import load
-from orch_worker.tools.toolbox import Toolbox
-from orch_worker.transcript import Transcript
+from orch_worker.session.interruption_notes import DIRECTIVE
+from orch_worker.session.plan import Agenda
+from orch_worker.session.transcript import Transcript
+from orch_worker.tools.api.base import Tool, ToolContext, ToolOutput, tool
+from orch_worker.tools.dispatch.guard import Guard
+from orch_worker.tools.dispatch.local_only import Locality
+from orch_worker.tools.dispatch.presets import load
+from orch_worker.tools.dispatch.toolbox import Toolbox
 
 
 @tool
@@ -314,7 +314,7 @@ async def test_wildcards_that_stand_for_too_much_are_asked_about(
     tmp_path: Path, many: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether that is many names, or a few folders too many to be opened; files are not looked into."""
-    monkeypatch.setattr("orch_worker.grounds.MOST_NAMES", 100)
+    monkeypatch.setattr("orch_worker.policy.path_rules.MOST_NAMES", 100)
     inner = tmp_path / "inner"
     inner.mkdir()
     for number in range(60):

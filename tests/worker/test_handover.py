@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from orch_worker.handover import hand_over
+from orch_worker.transport.zmq_asyncio import hand_over
 from virtual import virtual
 
 WHOSE: ContextVar[str] = ContextVar("WHOSE")

@@ -17,13 +17,13 @@ import msgspec
 import pytest
 
 from hooked import Hooked, Watched
-from orch_protocol.errors import QueryTimeoutError
-from orch_protocol.extensions import ExtensionSpec, Manifest, Permissions
-from orch_protocol.services import Spawn
-from orch_protocol.spec import Birth
-from orch_worker.extensions import Extension, load
-from orch_worker.host import Host
-from orch_worker.tools.base import ToolContext
+from orch_protocol.agent.spec import Birth
+from orch_protocol.core.errors import QueryTimeoutError
+from orch_protocol.resources.extensions import ExtensionSpec, Manifest, Permissions
+from orch_protocol.services.requests import Spawn
+from orch_worker.extensions.loader import Extension, load
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.transport.worker_endpoint import Host
 
 CODE = """
 import asyncio, os, pathlib, socket, sqlite3, subprocess, threading

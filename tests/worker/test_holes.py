@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from orch_worker import holes
-from orch_worker.holes import filled
+from orch_worker.process import zygote
+from orch_worker.process.zygote import filled
 
 
 def test_where_nothing_lies_side_by_side_little_is_tried_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with PYTHONMALLOC=debug, or another allocator that leaves room between any two things."""
-    tried = dict.fromkeys((*holes.LARGE, *holes.SMALL), 0)
+    tried = dict.fromkeys((*zygote.LARGE, *zygote.SMALL), 0)
 
     def maker(size: int) -> Callable[[], object]:
         def make() -> object:
@@ -21,6 +21,6 @@ def test_where_nothing_lies_side_by_side_little_is_tried_and_nothing_is_kept(mon
 
         return make
 
-    monkeypatch.setattr(holes, "_maker", maker)
+    monkeypatch.setattr(zygote, "_maker", maker)
     assert filled() == []
     assert max(size * count for size, count in tried.items()) <= 1 << 20

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ToolNotGrantedError
-from orch_protocol.hooks import HooksRan
-from orch_protocol.recall import SearchArchive
-from orch_protocol.services import QueryAgent, Spawn
-from orch_worker.hook_context import HookContext
-from orch_worker.hooks import make_hook
+from orch_protocol.core.errors import ToolNotGrantedError
+from orch_protocol.hooks.stages import HooksRan
+from orch_protocol.services.recall import SearchArchive
+from orch_protocol.services.requests import QueryAgent, Spawn
+from orch_worker.hooks.hook import HookContext, make_hook
 from talk import Root
 
 from .test_hooked import SPEC, Hooked, Watched

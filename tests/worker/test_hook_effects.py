@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.hook_patches import Abort, Block
-from orch_protocol.hooks import STAGES
-from orch_protocol.messages import Reply, text_of, user
+from orch_protocol.core.messages import Reply, text_of, user
+from orch_protocol.hooks.patches import Abort, Block
+from orch_protocol.hooks.stages import STAGES
 from sources import ROOT
 
 from .test_hooked import CALL, TWO, Hooked, Watched, on

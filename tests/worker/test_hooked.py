@@ -11,20 +11,20 @@ import pytest
 from msgspec.structs import replace
 
 from hooked import CALL, PARTS, SPEC, TWO, Hooked, Watched, fails, on, shout
-from orch_protocol.errors import StoreError
-from orch_protocol.hook_patches import Abort, Approve, Block
-from orch_protocol.hooks import STAGES
-from orch_protocol.messages import Message, Text, assistant, text_of, user
-from orch_protocol.observing import Called
-from orch_protocol.policy import PolicyConfig, PolicySpec
-from orch_protocol.prompts import PromptPart
+from orch_protocol.core.errors import StoreError
+from orch_protocol.core.messages import Message, Text, assistant, text_of, user
+from orch_protocol.core.policy import PolicyConfig, PolicySpec
+from orch_protocol.core.prompts import PromptPart
+from orch_protocol.hooks.patches import Abort, Approve, Block
+from orch_protocol.hooks.stages import STAGES
+from orch_protocol.wire.tool_events import Called
 from orch_worker.backends.base import AssistantTurn
-from orch_worker.guard import Guard
-from orch_worker.hook_calls import HookContext
-from orch_worker.hooks import Hook, make_hook
-from orch_worker.locality import Locality
-from orch_worker.tools.base import ToolContext, tool
-from orch_worker.tools.toolbox import Toolbox
+from orch_worker.hooks.hook import Hook, make_hook
+from orch_worker.hooks.runner import HookContext
+from orch_worker.tools.api.base import ToolContext, tool
+from orch_worker.tools.dispatch.guard import Guard
+from orch_worker.tools.dispatch.local_only import Locality
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from talk import Root, assert_valid
 
 

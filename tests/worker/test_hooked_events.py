@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from hooked import CALL, Hooked, Watched, on, shout
-from orch_protocol.hook_events import Event
-from orch_protocol.hook_patches import Abort
-from orch_protocol.hooks import HookRow, HookSaid, HooksRan, HooksSaid, RunHooks
-from orch_protocol.messages import Reply, ToolUse, assistant, user
-from orch_protocol.spec import AgentSpec, BackendSpec, HooksSpec
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, HooksSpec
+from orch_protocol.core.messages import Reply, ToolUse, assistant, user
+from orch_protocol.hooks.events import Event
+from orch_protocol.hooks.patches import Abort
+from orch_protocol.hooks.stages import HookRow, HookSaid, HooksRan, HooksSaid, RunHooks
 from orch_worker.backends.base import Instead
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.hook_calls import HookContext
-from orch_worker.hooks import make_hook
-from orch_worker.tools.base import ToolContext, tool
-from orch_worker.tools.toolbox import Toolbox
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.hooks.hook import make_hook
+from orch_worker.hooks.runner import HookContext
+from orch_worker.tools.api.base import ToolContext, tool
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from talk import Root, Talk
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.hook_patches import Abort, Block, ResultPatch, ToolCallPatch
-from orch_protocol.hooks import STAGES, Kind
-from orch_worker.hooks import Hook, Registry, hook, make_hook
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.hooks.patches import Abort, Block, ResultPatch, ToolCallPatch
+from orch_protocol.hooks.stages import STAGES, Kind
+from orch_worker.hooks.hook import Hook, Registry, hook, make_hook
 
 ACTIONS = sorted({action for stage in STAGES.values() for action in stage.actions("control")})
 KINDS: tuple[Kind, ...] = ("observe", "transform", "control")

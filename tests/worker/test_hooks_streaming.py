@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import BackendError
-from orch_protocol.hook_events import Event
-from orch_protocol.hook_patches import Abort
-from orch_protocol.messages import assistant
+from orch_protocol.core.errors import BackendError
+from orch_protocol.core.messages import assistant
+from orch_protocol.hooks.events import Event
+from orch_protocol.hooks.patches import Abort
 from orch_worker.backends.base import AssistantTurn
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.hooks import Hook, make_hook
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.hooks.hook import Hook, make_hook
 
 from .test_hooked import CALL, Hooked, Watched, on
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_protocol.commands import Finished, Init, Nothing, Query, Ready
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.spec import AgentSpec, BackendSpec, Birth
-from orch_protocol.wire import Channel
-from orch_worker.host import Host
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, Birth
+from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.wire.frames import Channel
+from orch_protocol.wire.worker_messages import Finished, Init, Nothing, Query, Ready
+from orch_worker.transport.worker_endpoint import Host
 from virtual import passed, virtual
 
 Turn = Callable[[], Awaitable[object]]

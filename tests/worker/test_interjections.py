@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orch_protocol.messages import text_of
-from orch_protocol.spec import Limits
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.interjections import Interjection, Interjections
-from orch_worker.loop import run_turn
-from orch_worker.tools.base import tool
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.messages import text_of
+from orch_worker.agent.steering import Interjection, Interjections
+from orch_worker.agent.turn import run_turn
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.tools.api.base import tool
 from talk import Talk, assert_valid
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.errors import StoreError
-from orch_protocol.taint import Mark
-from orch_worker import kept
-from orch_worker.ledger import Day, Ledger
-from orch_worker.written import note
+from orch_protocol.core.errors import StoreError
+from orch_protocol.core.taint import Mark
+from orch_worker.hooks.builtin.usage_log import Day, Ledger
+from orch_worker.policy.taint import note
+from orch_worker.system import atomic_json
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_somebody_decided_survives_a_loss_of_power(tmp_path: Path, steps: list[str]) -> None:
     """The content is on the disk before the name leads to it, and the name before anybody is told."""
-    kept.change(tmp_path / "trusted.json", dict[str, str], {}, "", lambda _: {"a": "b"})
+    atomic_json.change(tmp_path / "trusted.json", dict[str, str], {}, "", lambda _: {"a": "b"})
     assert steps == ["content", "name", "folder"]
 
 
@@ -55,13 +55,13 @@ def test_figures_wait_for_no_disk(tmp_path: Path, steps: list[str]) -> None:
 def test_what_does_not_reach_the_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old record stays, and nothing is left beside it."""
     file = tmp_path / "trusted.json"
-    kept.write(file, {"old": "1"})
+    atomic_json.write(file, {"old": "1"})
 
     def refused(_: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", refused)
     with pytest.raises(StoreError, match="input/output error"):
-        kept.write(file, {"new": "2"})
+        atomic_json.write(file, {"new": "2"})
     assert file.read_bytes() == b'{"old":"1"}'
     assert os.listdir(tmp_path) == [file.name]

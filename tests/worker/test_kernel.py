@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from orch_worker import kernel
+from orch_worker.system import linux
 
 
 def test_exit_status_of_the_living_is_unknown() -> None:
     """A process that runs, and a descriptor that is no pidfd, have no exit status."""
     pidfd = os.pidfd_open(os.getpid())
     with open(os.devnull) as other:
-        assert kernel.exit_status(pidfd) is None
-        assert kernel.exit_status(other.fileno()) is None
+        assert linux.exit_status(pidfd) is None
+        assert linux.exit_status(other.fileno()) is None
     os.close(pidfd)
 
 
@@ -33,7 +33,7 @@ def test_children_are_found_without_the_kernels_list(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("builtins.open", without_list)
     monkeypatch.setattr(os, "getpid", lambda: parent)
-    assert me in kernel.children()
+    assert me in linux.children()
 
 
 def test_signals_are_reset_to_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_signals_are_reset_to_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, mask: masks.append((how, mask)))
-    kernel.reset_signals(ignore=(signal.SIGINT, signal.SIGHUP))
+    linux.reset_signals(ignore=(signal.SIGINT, signal.SIGHUP))
     assert set_to == {
         signal.SIGCHLD: signal.SIG_DFL,
         signal.SIGUSR1: signal.SIG_DFL,
@@ -59,10 +59,10 @@ def test_descriptors_are_closed_from_a_number_on(monkeypatch: pytest.MonkeyPatch
     closed: list[int] = []
     many: list[int] = []
     refused = lambda first, *_: many.append(first) or (0 if one_call else -1)  # noqa: E731
-    monkeypatch.setattr(kernel, "_close_range", refused)
+    monkeypatch.setattr(linux, "_close_range", refused)
     monkeypatch.setattr(os, "listdir", lambda _: ["0", "7", "8", "9"])
     monkeypatch.setattr(os, "close", closed.append)
-    kernel.close_from(8)
+    linux.close_from(8)
     assert (many, closed) == ([8], [] if one_call else [8, 9])
 
 
@@ -70,7 +70,7 @@ def test_signals_that_a_parent_changed_get_their_default(monkeypatch: pytest.Mon
     """Of a fork, only what its parent changed is changed back."""
     set_to: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
-    kernel.default_signals((signal.SIGINT, signal.SIGCHLD))
+    linux.default_signals((signal.SIGINT, signal.SIGCHLD))
     assert set_to == {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
 
 
@@ -97,6 +97,6 @@ def test_large_areas_of_memory_of_its_own_go_on_huge_pages(tmp_path: Path, monke
     maps = tmp_path / "maps"
     lines = [f"{a * mib:x}-{b * mib:x} {rights} 00000000 00:00 {inode} {name}\n" for a, b, rights, inode, name in areas]
     maps.write_text("".join(lines))
-    monkeypatch.setattr(kernel, "_libc", Kernel)
-    assert kernel.huge_pages(str(maps)) == 26 * mib
+    monkeypatch.setattr(linux, "_libc", Kernel)
+    assert linux.huge_pages(str(maps)) == 26 * mib
     assert asked == [(2, 10), (32, 16), (256, 8)]

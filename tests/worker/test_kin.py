@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orch_worker.tools import kin
-from orch_worker.tools.kin import TURNING_SECONDS, UNSURE_SECONDS, Kin
+from orch_worker.tools.shell import process_group
+from orch_worker.tools.shell.process_group import TURNING_SECONDS, UNSURE_SECONDS, Kin
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,11 @@ def test_what_turns_into_another_program_is_waited_for(
     def nothing(*_: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(kin, "_stat", lambda pid: kin._Stat(state, 9, False, 5 if pid == 7 else began))
-    monkeypatch.setattr(kin, "open", nothing, raising=False)
-    monkeypatch.setattr(kin, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        process_group, "_stat", lambda pid: process_group._Stat(state, 9, False, 5 if pid == 7 else began)
+    )
+    monkeypatch.setattr(process_group, "open", nothing, raising=False)
+    monkeypatch.setattr(process_group, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(os, "listdir", lambda _: ["self", "7", "9"])
     command = Kin(7, "mark")
     command.reaped = True

@@ -12,14 +12,14 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from orch_protocol.entries import Custom
-from orch_protocol.errors import ForeignFileError, StoreError
-from orch_protocol.messages import Usage, assistant, user
-from orch_worker import blocks, known, store
-from orch_worker.known import Known, known_of
-from orch_worker.lines import seal, unseal
-from orch_worker.session import Session
-from orch_worker.transcript import NAME, Transcript, read_session
+from orch_protocol.core.errors import ForeignFileError, StoreError
+from orch_protocol.core.messages import Usage, assistant, user
+from orch_protocol.session.entries import Custom
+from orch_worker.session.log import append_log, blocks, verified_prefix
+from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.verified_prefix import Known, known_of
+from orch_worker.session.session import Session
+from orch_worker.session.transcript import NAME, Transcript, read_session
 from past import EAGER, Life, steps
 from vandal import spoilt
 
@@ -29,7 +29,7 @@ FILES = 48
 @pytest.fixture(autouse=True)
 def _early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note what is known of short files too, and read them in many blocks."""
-    monkeypatch.setattr(store, "LEAST", 1000)
+    monkeypatch.setattr(append_log, "LEAST", 1000)
     monkeypatch.setattr(blocks, "SIZE", 700)
 
 
@@ -250,7 +250,7 @@ def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is known is noted while it is written, too; so it is where notes cannot be written, but for the note."""
-    monkeypatch.setattr(store, "OFTEN", 3000)
+    monkeypatch.setattr(append_log, "OFTEN", 3000)
     transcript, other = opened(tmp_path), opened(tmp_path / "other")
     (tmp_path / "other" / f"{NAME}.known.new").mkdir()
     for number in range(40):
@@ -282,18 +282,18 @@ def test_a_pipe_in_the_place_of_a_note_is_not_waited_for(tmp_path: Path) -> None
 
     def look() -> None:
         found.append(known_of(path))
-        known.remember(path, noted)
+        verified_prefix.remember(path, noted)
         found.append(known_of(path))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(20)
     assert found == [None, None]
-    known.remember(path, noted)  # what was in the way is gone
+    verified_prefix.remember(path, noted)  # what was in the way is gone
     assert known_of(path) == noted
 
 
 def test_notes_are_for_long_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of most sessions there is none."""
-    monkeypatch.setattr(store, "LEAST", known.LEAST)
+    monkeypatch.setattr(append_log, "LEAST", verified_prefix.LEAST)
     assert known_of(talk(tmp_path)) is None

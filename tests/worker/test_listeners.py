@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.hook_events import Event, StepStart, ToolCall
-from orch_worker.listeners import Crowd, Listeners, Said
-from orch_worker.threads import Late
+from orch_protocol.hooks.events import Event, StepStart, ToolCall
+from orch_worker.hooks.observers import Crowd, Listeners, Said
+from orch_worker.system.threads import Late
 
 
 class Room:

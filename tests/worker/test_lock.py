@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.errors import LockedError, StoreError
-from orch_worker import lock
-from orch_worker.lock import FolderLock, private_folder
+from orch_protocol.core.errors import LockedError, StoreError
+from orch_worker.session.log import lock
+from orch_worker.session.log.lock import FolderLock, private_folder
 
 
 def test_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:

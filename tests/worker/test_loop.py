@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_protocol.errors import BackendError, ConfigError, RateLimitError
-from orch_protocol.messages import Message, Reply, ToolUse, Usage, assistant, text_of, user
-from orch_protocol.spec import Limits
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.errors import BackendError, ConfigError, RateLimitError
+from orch_protocol.core.messages import Message, Reply, ToolUse, Usage, assistant, text_of, user
+from orch_worker.agent.turn import Brake
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText, Retry
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.loop import Brake
-from orch_worker.markers import interrupted
-from orch_worker.tools.base import ToolOutput, tool
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.session.interruption_notes import interrupted
+from orch_worker.tools.api.base import ToolOutput, tool
 from talk import Talk, assert_valid
 
 

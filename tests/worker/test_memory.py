@@ -9,18 +9,18 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from orch_protocol.errors import ConfigError, StoreError
-from orch_protocol.memory import MemorySpec, Note
-from orch_protocol.taint import Mark
-from orch_worker.digest import parted
-from orch_worker.estimate import Estimator
-from orch_worker.marks import Marks
-from orch_worker.memory import checked, folder_of, make_memory, memory_text, relevant, within
-from orch_worker.memory_file import NAME, FileMemory
-from orch_worker.recollection import Recollection
-from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.memory import recall, remember
-from orch_worker.transcript import Transcript
+from orch_protocol.core.errors import ConfigError, StoreError
+from orch_protocol.core.taint import Mark
+from orch_protocol.resources.memory import MemorySpec, Note
+from orch_worker.context.compaction_summary import parted
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.memory.memory_file import NAME, FileMemory
+from orch_worker.memory.memory_session import Recollection
+from orch_worker.memory.memory_tools import recall, remember
+from orch_worker.memory.notes import checked, folder_of, make_memory, memory_text, relevant, within
+from orch_worker.policy.taint import Marks
+from orch_worker.session.transcript import Transcript
+from orch_worker.tools.api.base import ToolContext, ToolError
 
 
 def note(id: str, text: str = "") -> Note:
@@ -224,7 +224,7 @@ class TestAgent:
         memory = Recollection(said(tmp_path, provider=f"{__name__}:elsewhere"), "a", marks, lambda: False)
         assert await memory.turn_began("q", "anything") == ""
 
-    @pytest.mark.parametrize("provider", ["fil", "no.such:make", "orch_worker.memory:nothing"])
+    @pytest.mark.parametrize("provider", ["fil", "no.such:make", "orch_worker.memory.notes:nothing"])
     def test_a_provider_that_is_not_there_is_an_error_at_once(self, tmp_path: Path, provider: str) -> None:
         """Before anything is asked of it."""
         with pytest.raises(ConfigError, match=r"memory\.provider"):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.policy import PolicyConfig, PolicySpec
-from orch_worker import grounds
-from orch_worker.grounds import grounds_of, meant, places_of, where_of
-from orch_worker.mentions import MOST_TEXT, MOST_WORDS, Where, mentions
+from orch_protocol.core.policy import PolicyConfig, PolicySpec
+from orch_worker.policy import path_rules
+from orch_worker.policy.path_rules import grounds_of, meant, places_of, where_of
+from orch_worker.policy.shell_words import MOST_TEXT, MOST_WORDS, Where, mentions
 
 WHERE = Where("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
 
@@ -109,7 +109,7 @@ WHERE = Where("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
 )
 def test_path_is_found(text: str) -> None:
     """However a path is written, or put together from what the text says, it is found."""
-    from orch_worker.policy import within
+    from orch_worker.policy.rules import within
 
     found = mentions([text], WHERE)
     assert found is not None
@@ -147,7 +147,7 @@ def test_what_names_no_path_outside_is_left_alone(text: str) -> None:
 )
 def test_what_an_everyday_line_holds_is_no_folder_and_no_other_file(text: str) -> None:
     """A slash between fields, how many lines, a password, the folder where it is, numbers, letters and days."""
-    from orch_worker.policy import within
+    from orch_worker.policy.rules import within
 
     found = mentions([text], WHERE)
     assert found is not None
@@ -157,7 +157,7 @@ def test_what_an_everyday_line_holds_is_no_folder_and_no_other_file(text: str) -
 
 def test_a_series_is_what_it_counts() -> None:
     """Numbers, or single letters; and a known variable is looked at behind an option."""
-    from orch_worker.policy import within
+    from orch_worker.policy.rules import within
 
     for text, rule in (
         ("cat k{1..3}", "/w/k2"),
@@ -215,7 +215,7 @@ def test_too_much_to_look_at_is_said() -> None:
 def test_a_text_is_as_long_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it is read as, too, is no text of the call's."""
     script = "cat > a.sh <<'EOF'\necho a \\\n  b\n" + "# a comment\n" * 100 + "EOF"
-    monkeypatch.setattr("orch_worker.mentions.MOST_TEXT", len(script))
+    monkeypatch.setattr("orch_worker.policy.shell_words.MOST_TEXT", len(script))
     assert mentions([script], WHERE) is not None
     assert mentions([f"{script} "], WHERE) is None
 
@@ -303,9 +303,9 @@ class TestOnTheDisk:
         assert stood_for("cat s*/k.p?m") == ["sub/k.pem"]
         assert stood_for("cat sub/l*/k*") == ["away/key"]
         assert stood_for("grep 'a.*b' sub/z*") == stood_for("cat sub/other") == []
-        monkeypatch.setattr(grounds, "MOST_NAMES", 43)
+        monkeypatch.setattr(path_rules, "MOST_NAMES", 43)
         assert stood_for("cat sub/k* sub/k.p* sub/o*") == ["sub/k.pem", "sub/other"]
-        monkeypatch.setattr(grounds, "MOST_NAMES", 42)
+        monkeypatch.setattr(path_rules, "MOST_NAMES", 42)
         assert meant(places_of("bash", {"command": "cat sub/*"}, where) or ()) is None
 
     def test_text_is_no_place(self, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
-from orch_worker.opinion import Opinion, named
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
+from orch_worker.policy.policy_callback import Opinion, named
 from virtual import virtual
 from worker.test_guard import Root, box, told
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.entries import Checkout, Entry, MessageEntry, ModelChange, ThinkingLevelChange
-from orch_protocol.errors import AmbiguousRefError, EntryNotFoundError, ForeignFileError
-from orch_protocol.messages import Message, Reply, ToolResult, ToolUse, assistant, user
-from orch_protocol.sessions import Edit, Inform, Relabel, Rename
-from orch_worker.outline import Outline, question, read_outline
-from orch_worker.session import Session
-from orch_worker.transcript import Transcript, read_session
+from orch_protocol.core.errors import AmbiguousRefError, EntryNotFoundError, ForeignFileError
+from orch_protocol.core.messages import Message, Reply, ToolResult, ToolUse, assistant, user
+from orch_protocol.session.entries import Checkout, Entry, MessageEntry, ModelChange, ThinkingLevelChange
+from orch_protocol.session.tree import Edit, Inform, Relabel, Rename
+from orch_worker.session.session import Session
+from orch_worker.session.session_index import Outline, question, read_outline
+from orch_worker.session.transcript import Transcript, read_session
 
 START, LAST = "aaaa0001", "aaaa0002"
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from hook_events import call, returned
-from orch_protocol.hook_options import HookOptions, OutputSandbox
-from orch_protocol.hook_patches import ResultPatch
-from orch_protocol.messages import ToolUse
-from orch_protocol.taint import Mark
-from orch_worker.declared import declared
-from orch_worker.tools.base import ToolContext, ToolOutput, tool
-from orch_worker.tools.presets import load
-from orch_worker.tools.toolbox import Toolbox, refuse, text_in, with_text
+from orch_protocol.core.messages import ToolUse
+from orch_protocol.core.taint import Mark
+from orch_protocol.hooks.options import HookOptions, OutputSandbox
+from orch_protocol.hooks.patches import ResultPatch
+from orch_worker.hooks.loader import declared
+from orch_worker.tools.api.base import ToolContext, ToolOutput, tool
+from orch_worker.tools.dispatch.presets import load
+from orch_worker.tools.dispatch.toolbox import Toolbox, refuse, text_in, with_text
 
 LONG = "".join(f"line {number}\n" for number in range(2_000))
 

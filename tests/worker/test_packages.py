@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orch_protocol.messages import user
-from orch_protocol.project import ContextConfig, Page
-from orch_worker.estimate import Estimator
-from orch_worker.framing import is_project
-from orch_worker.packages import pages_of
-from orch_worker.project import context_parts, context_text, project_parts
-from orch_worker.surroundings import chosen, survey
-from orch_worker.tools.base import ToolContext
+from orch_protocol.agent.project import ContextConfig, Page
+from orch_protocol.core.messages import user
+from orch_worker.conversation.framing import is_project
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.prompt.installed_packages import pages_of
+from orch_worker.prompt.project import context_parts, context_text, project_parts
+from orch_worker.prompt.project_scan import chosen, survey
+from orch_worker.tools.api.base import ToolContext
 
 
 def install(folder: Path, name: str, text: str, environment: str = ".venv") -> Path:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.hook_patches import PromptPatch
-from orch_protocol.project import ContextConfig, Folder, Page
-from orch_protocol.prompts import PromptPart, PromptRules, Tier
-from orch_worker.estimate import Estimator
-from orch_worker.parts import LIVE, PartError, fitted, of_tier, patched, put, rendered
-from orch_worker.project import Project, context_parts, context_text, project_parts
+from orch_protocol.agent.project import ContextConfig, Folder, Page
+from orch_protocol.core.prompts import PromptPart, PromptRules, Tier
+from orch_protocol.hooks.patches import PromptPatch
+from orch_worker.conversation.prompt_parts import LIVE, PartError, fitted, of_tier, patched, put, rendered
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.prompt.project import Project, context_parts, context_text, project_parts
 
 LINE = "a line of sixteen\n"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from orch_protocol.phases import Assess, AssessRule, ReflectRule
-from orch_worker.phases import assessing, reflecting
-from orch_worker.phases.assessing import Assessment
-from orch_worker.phases.reflecting import Made, Outcome, Reflection
+from orch_protocol.core.phases import Assess, AssessRule, ReflectRule
+from orch_worker.agent import assess, reflect
+from orch_worker.agent.assess import Assessment
+from orch_worker.agent.reflect import Made, Outcome, Reflection
 
 ALL = ("read_file", "write_file", "bash", "fetch_url", "task_create", "mine")
 
@@ -22,11 +22,9 @@ class TestAssessing:
             AssessRule("(?i)delete", note="Careful.", plan=True),
             AssessRule(words=5, preset="minimal", model="openai:gpt-4o"),
         )
-        assert assessing.by_rules(rules, "Delete it") == Assessment("Careful.", plan=True)
-        assert assessing.by_rules(rules, "one two three four five") == Assessment(
-            preset="minimal", model="openai:gpt-4o"
-        )
-        assert assessing.by_rules(rules, "Count it") is None
+        assert assess.by_rules(rules, "Delete it") == Assessment("Careful.", plan=True)
+        assert assess.by_rules(rules, "one two three four five") == Assessment(preset="minimal", model="openai:gpt-4o")
+        assert assess.by_rules(rules, "Count it") is None
 
     @pytest.mark.parametrize(
         ("assessment", "kept"),
@@ -39,16 +37,16 @@ class TestAssessing:
     )
     def test_which_tools_are_left(self, assessment: Assessment, kept: tuple[str, ...]) -> None:
         """A preset says so of tools that are in presets; who is to plan may only look, whoever made the tool."""
-        assert assessing.kept_tools(assessment, ALL) == kept
+        assert assess.kept_tools(assessment, ALL) == kept
 
     def test_what_a_model_may_choose(self) -> None:
         """Of what a model says nothing counts that it was not offered, or that is no object; prose around it does."""
         settings = Assess("model", models=("openai:gpt-4o",))
         said = 'Sure: {"note": " Mind the pump. ", "plan": true, "model": "openai:gpt-4o"} That is all.'
-        assert assessing.of_words(settings, said) == Assessment("Mind the pump.", plan=True, model="openai:gpt-4o")
+        assert assess.of_words(settings, said) == Assessment("Mind the pump.", plan=True, model="openai:gpt-4o")
         for wrong in ("no object", '{"plan": "perhaps"}', '{"model": "openai:other"}', '{"preset": "all"}', "{" * 5000):
             with pytest.raises(ValueError, match=r"answer|preset|model"):
-                assessing.of_words(settings, wrong)
+                assess.of_words(settings, wrong)
 
     def test_a_rule_that_is_no_pattern_is_refused(self) -> None:
         """Where it is read, with its field and what is wrong."""
@@ -62,22 +60,22 @@ class TestReflecting:
     def test_without_rules_a_last_call_that_failed_is_what_counts(self) -> None:
         """Not what the reply claims: one that failed before, and was put right, does not."""
         failed, well = Made("bash", "exit code 1", is_error=True), Made("bash", "ok")
-        again = reflecting.by_rules((), Outcome("q", "All done!", "end_turn", (well, failed)))
+        again = reflect.by_rules((), Outcome("q", "All done!", "end_turn", (well, failed)))
         assert again is not None
         assert again.again
         assert "bash, failed: exit code 1" in again.note
-        assert reflecting.by_rules((), Outcome("q", "It failed!", "end_turn", (failed, well))) is None
-        assert reflecting.by_rules((), Outcome("q", "Hello", "end_turn")) is None
+        assert reflect.by_rules((), Outcome("q", "It failed!", "end_turn", (failed, well))) is None
+        assert reflect.by_rules((), Outcome("q", "Hello", "end_turn")) is None
 
     def test_a_rule_fits_by_reply_files_and_failures_together(self) -> None:
         """All that it names must be so."""
         rules = (ReflectRule("(?i)should work", "*.py", 1, "Run it.", again=True), ReflectRule(changed="*.sql"))
         failed = (Made("bash", "no", is_error=True),)
         turned = Outcome("q", "It should work now", "end_turn", failed, ("a.py",))
-        assert reflecting.by_rules(rules, turned) == Reflection("Run it.", again=True)
+        assert reflect.by_rules(rules, turned) == Reflection("Run it.", again=True)
         for other in (Outcome("q", "It works", "end_turn", failed, ("a.py",)), Outcome("q", "should work", "end_turn")):
-            assert reflecting.by_rules(rules, other) is None
-        found = reflecting.by_rules(rules, Outcome("q", "x", "end_turn", (), ("b.sql",)))
+            assert reflect.by_rules(rules, other) is None
+        found = reflect.by_rules(rules, Outcome("q", "x", "end_turn", (), ("b.sql",)))
         assert found == Reflection("Check it once more.")
 
     @pytest.mark.parametrize(
@@ -90,18 +88,18 @@ class TestReflecting:
     )
     def test_what_a_model_says(self, said: str, comes_to: Reflection) -> None:
         """Praise is dropped, a note is kept."""
-        assert reflecting.of_words(said) == comes_to
+        assert reflect.of_words(said) == comes_to
 
     @pytest.mark.parametrize("said", ["", '{"verdict": "fine"}', '{"verdict": "again"}', '{"confidence": 0.9}'])
     def test_what_is_no_answer_counts_for_nothing(self, said: str) -> None:
         """There is no verdict that stands in for one that was not given."""
         with pytest.raises(ValueError, match=r"answer|verdict"):
-            reflecting.of_words(said)
+            reflect.of_words(said)
 
     def test_a_long_turn_is_asked_about_within_bounds(self) -> None:
         """Question, calls and reply are clipped in the middle, and what changed is named."""
-        calls = tuple(Made("bash", reflecting.line_of("x" * 900)) for _ in range(300))
-        asked = reflecting.question(Outcome("q" * 90_000, "r" * 90_000, "end_turn", calls, ("a.py",)), 4000)
+        calls = tuple(Made("bash", reflect.line_of("x" * 900)) for _ in range(300))
+        asked = reflect.question(Outcome("q" * 90_000, "r" * 90_000, "end_turn", calls, ("a.py",)), 4000)
         assert len(asked) < 4000 * 4
         assert "Files that it changed: a.py" in asked
         assert "characters ..." in asked

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.policy import (
+from orch_protocol.core.policy import (
     DANGEROUS,
     EXIT_PLAN,
     RANK,
@@ -22,8 +22,8 @@ from orch_protocol.policy import (
     PolicySpec,
     Verdict,
 )
-from orch_worker.grounds import APART, TEXT
-from orch_worker.policy import (
+from orch_worker.policy.path_rules import APART, TEXT
+from orch_worker.policy.rules import (
     CREDENTIALS,
     OPERATIONS,
     TENSOR,
@@ -36,7 +36,7 @@ from orch_worker.policy import (
     under,
     within,
 )
-from orch_worker.tools.presets import BUILTIN, load
+from orch_worker.tools.dispatch.presets import BUILTIN, load
 
 APPROVALS = get_args(Approval)
 verdicts = st.lists(

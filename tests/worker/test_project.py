@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.messages import Message, Text, assistant, user
-from orch_protocol.project import ContextConfig, Folder, Page
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.backends.families import CLAUDE, GPT
-from orch_worker.estimate import PLAIN, Estimator, Ratios
-from orch_worker.framing import is_project, split_first_prompt, without_project
-from orch_worker.project import BRIEF_TOKENS, Project, context_text, project_parts
-from orch_worker.prompt import first_prompt
+from orch_protocol.agent.project import ContextConfig, Folder, Page
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.messages import Message, Text, assistant, user
+from orch_worker.backends.model_families import CLAUDE, GPT
+from orch_worker.conversation.framing import is_project, split_first_prompt, without_project
+from orch_worker.conversation.tokens import PLAIN, Estimator, Ratios
+from orch_worker.prompt.instructions import first_prompt
+from orch_worker.prompt.project import BRIEF_TOKENS, Project, context_text, project_parts
 
 RULES = ContextConfig()
 HUGE = Project(

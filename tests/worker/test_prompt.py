@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from orch_protocol.prompts import PromptSpec
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.framing import question_in, split_first_prompt
-from orch_worker.parts import rendered
-from orch_worker.prompt import continued_prompt, first_prompt, stable_parts
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.prompts import PromptSpec
+from orch_worker.conversation.framing import question_in, split_first_prompt
+from orch_worker.conversation.prompt_parts import rendered
+from orch_worker.prompt.instructions import continued_prompt, first_prompt, stable_parts
 
 TOOLS = ["read_file"]
 SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), "/folder", "/cwd")

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled
-from orch_protocol.errors import BackendError, BudgetExceededError
-from orch_protocol.messages import Reply, Usage, text_of
-from orch_protocol.spec import Limits
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Settled
+from orch_protocol.core.errors import BackendError, BudgetExceededError
+from orch_protocol.core.messages import Reply, Usage, text_of
+from orch_worker.agent.turn import Emit, run_turn
 from orch_worker.backends.base import AssistantTurn, OnText
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.loop import Emit, run_turn
-from orch_worker.purse import Hold, Purse
-from orch_worker.tools.base import ToolContext, tool
-from orch_worker.tools.toolbox import Toolbox
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.tools.api.base import ToolContext, tool
+from orch_worker.tools.dispatch.budget_client import Hold, Purse
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from paid import MOST, Paid, price
 from talk import Talk, assert_valid
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_worker.receipt import Command, Receipt, merge, receipt_of, render
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_worker.conversation.receipt import Command, Receipt, merge, receipt_of, render
 
 
 def turn(*calls: tuple[str, dict[str, Any], str], error: bool = False, answer: str = "done") -> list[Message]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import StoreError
-from orch_worker import rewriting as module
-from orch_worker.excerpt import lines_in
-from orch_worker.rewriting import Rewriting, rewriting
-from orch_worker.store import AppendLog, load, scan
+from orch_protocol.core.errors import StoreError
+from orch_worker.session.log import atomic_rewrite as module
+from orch_worker.session.log.append_log import AppendLog, load, scan
+from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
+from orch_worker.session.log_reader import lines_in
 
 HEADER = b'{"type":"test","version":1}'
 MESSAGES = [b'{"type":"message","n":%d}' % number for number in range(6)]

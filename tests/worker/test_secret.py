@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_worker import birth
-from orch_worker.secret import Masker, masked
+from orch_worker.process import worker_init
+from orch_worker.system.secrets import Masker, masked
 
 KEY, LONGER = "sk-planted-1", "sk-planted-1-and-more"
 
@@ -35,7 +35,7 @@ def test_without_keys_nothing_waits() -> None:
 
 def test_what_a_worker_prints_has_no_key(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log gets the report of an error that quotes one without it."""
-    monkeypatch.setattr(birth._Text, "secrets", (KEY,))
-    stream = birth._Log.stream(1)
+    monkeypatch.setattr(worker_init._Text, "secrets", (KEY,))
+    stream = worker_init._Log.stream(1)
     print(f"ValueError: illegal header b'{KEY}'", file=stream, flush=True)
     assert capfd.readouterr().out == "ValueError: illegal header b'[a key]'\n"

@@ -9,8 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.archive import Collapse
-from orch_protocol.entries import (
+from orch_protocol.core.archives import Collapse
+from orch_protocol.core.messages import (
+    Image,
+    Message,
+    Reply,
+    Text,
+    ToolResult,
+    ToolUse,
+    Usage,
+    assistant,
+    text_of,
+    user,
+)
+from orch_protocol.session.entries import (
     LEFT_BRANCH,
     ArchiveEntry,
     BranchSummary,
@@ -28,20 +40,8 @@ from orch_protocol.entries import (
     TurnEnd,
     TurnStart,
 )
-from orch_protocol.messages import (
-    Image,
-    Message,
-    Reply,
-    Text,
-    ToolResult,
-    ToolUse,
-    Usage,
-    assistant,
-    text_of,
-    user,
-)
-from orch_worker.session import LeftEntry, Session, UnknownEntry
-from orch_worker.stubs import stub_text
+from orch_worker.conversation.stubs import stub_text
+from orch_worker.session.session import LeftEntry, Session, UnknownEntry
 from talk import assert_valid
 
 HEADER = SessionHeader(id="s", timestamp="t", cwd="/", agent="a")

@@ -11,8 +11,8 @@ from skills_ref import ParseError, read_properties, validate
 from skills_ref.parser import parse_frontmatter
 from skills_ref.validator import validate_metadata
 
-from orch_protocol.errors import ConfigError
-from orch_worker.skill_file import MOST_BYTES, body_of, check_skill, parse_skill, read_skill_file
+from orch_protocol.core.errors import ConfigError
+from orch_worker.skills.skill_file import MOST_BYTES, body_of, check_skill, parse_skill, read_skill_file
 
 GOOD = {
     "plain": "name: ok\ndescription: d",

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import user
-from orch_protocol.slash import Argument, Did, Effect
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.slash import Commands, SlashCommand, argument_of, make_command
-from orch_worker.tools.base import ToolContext
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import user
+from orch_protocol.resources.slash_commands import Argument, Did, Effect
+from orch_worker.extensions.slash_commands import Commands, SlashCommand, argument_of, make_command
+from orch_worker.tools.api.base import ToolContext
 
 
 class Agent:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logs import HEADER, encoded, sealed, written
-from orch_protocol.errors import ForeignFileError, StoreError
-from orch_worker import store
-from orch_worker.lines import seal, sealed_at, unseal
-from orch_worker.store import AppendLog, load, newest_first
+from orch_protocol.core.errors import ForeignFileError, StoreError
+from orch_worker.session.log import append_log
+from orch_worker.session.log.append_log import AppendLog, load, newest_first
+from orch_worker.session.log.record_format import seal, sealed_at, unseal
 
 
 def test_round_trip(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_torn_tail_stays_when_it_cannot_be_kept(path: Path, monkeypatch: pytest.
     def full(*_: object) -> Path:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(store, "keep_aside", full)
+    monkeypatch.setattr(append_log, "keep_aside", full)
     with pytest.raises(StoreError, match=r"cannot repair .*log\.jsonl: disk full"):
         AppendLog.open(path, header=HEADER)
     assert path.read_bytes() == data

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.budget import Reserve, Reserved, Settle, Settled, Spent
-from orch_protocol.errors import QueryTimeoutError, StoreError
-from orch_protocol.messages import Usage
-from orch_protocol.services import Empty, Summarise, SummaryOrder, SummaryRequest, SummaryStep
-from orch_protocol.spec import BackendSpec
-from orch_worker.purse import Purse
-from orch_worker.summarising import Summariser
-from orch_worker.tools.base import ToolContext
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.budget import Reserve, Reserved, Settle, Settled, Spent
+from orch_protocol.core.errors import QueryTimeoutError, StoreError
+from orch_protocol.core.messages import Usage
+from orch_protocol.services.requests import Empty, Summarise, SummaryOrder, SummaryRequest, SummaryStep
+from orch_worker.context.summarizer import Summariser
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.budget_client import Purse
 from paid import Paid, price
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
-from orch_protocol.project import ContextConfig, ContextSpec, Page, Surveyed
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_protocol.taint import TaintConfig
-from orch_worker import surroundings
-from orch_worker.estimate import Estimator
-from orch_worker.guard import Guard
-from orch_worker.locality import Locality
-from orch_worker.project import Project, context_text
-from orch_worker.surroundings import MAX_BELOW, MAX_FILES, MAX_FOLDERS, Surroundings, chosen, survey
-from orch_worker.tools.base import ToolContext, ToolError
+from orch_protocol.agent.project import ContextConfig, ContextSpec, Page, Surveyed
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
+from orch_protocol.core.taint import TaintConfig
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.prompt import project_scan
+from orch_worker.prompt.project import Project, context_text
+from orch_worker.prompt.project_scan import MAX_BELOW, MAX_FILES, MAX_FOLDERS, Surroundings, chosen, survey
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.dispatch.guard import Guard
+from orch_worker.tools.dispatch.local_only import Locality
 
 RULES = ContextConfig()
 
@@ -141,7 +141,7 @@ def test_empty_folders_without_end_come_to_an_end(tmp_path: Path) -> None:
 def test_time_ends_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where looking takes too long, what was seen by then is told."""
     fill(tmp_path, src__a_py="", AGENTS_md="Rules.")
-    monkeypatch.setattr(surroundings, "WALK_SECONDS", -1.0)
+    monkeypatch.setattr(project_scan, "WALK_SECONDS", -1.0)
     project = found(tmp_path)
     assert project.folders == ()
     assert project.pages == (Page("AGENTS.md", "Rules."),)
@@ -154,8 +154,8 @@ async def test_a_folder_that_hangs_is_told_nothing_of(
     import threading
 
     go_on = threading.Event()
-    monkeypatch.setattr(surroundings, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(surroundings, "survey", lambda *_: go_on.wait(10) and Surveyed())
+    monkeypatch.setattr(project_scan, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(project_scan, "survey", lambda *_: go_on.wait(10) and Surveyed())
     context = ToolContext(tmp_path)
     try:
         looking = Surroundings(ContextSpec("brief"), context, guard_of(PolicySpec(), context), Estimator())
@@ -168,7 +168,7 @@ async def test_a_folder_that_hangs_is_told_nothing_of(
 async def test_nothing_is_looked_at_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The level none costs no look at the disk."""
     fill(tmp_path, AGENTS_md="Rules.")
-    monkeypatch.setattr(surroundings, "survey", None)
+    monkeypatch.setattr(project_scan, "survey", None)
     assert await told(tmp_path, "none") == ""
 
 
@@ -239,7 +239,7 @@ class TestContextFiles:
             raise PermissionError(13, "Permission denied")
 
         fill(tmp_path, AGENTS_md="x")
-        monkeypatch.setattr("orch_worker.tools.files.open_regular", refuse)
+        monkeypatch.setattr("orch_worker.tools.files.read.regular_open_regular", refuse)
         [page] = found(tmp_path).pages
         assert "Permission denied" in page.problem
 

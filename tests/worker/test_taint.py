@@ -8,23 +8,22 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.approval import ApproveCall, Approved, digest_of
-from orch_protocol.entries import Checkout, MarksEntry
-from orch_protocol.errors import ConfigError, StoreError
-from orch_protocol.messages import ToolUse
-from orch_protocol.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
-from orch_protocol.sandbox import SandboxSpec
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_protocol.taint import MOST, Mark, TaintConfig, bits_in, joined, mark, passed_on
-from orch_worker.guard import Guard
-from orch_worker.locality import Locality
-from orch_worker.marks import Marks
-from orch_worker.policy import Call, Grounds, Place
-from orch_worker.taint import judge_taint, labelled, nature_of, trusts
-from orch_worker.tools.base import CallRoot, Tool, ToolContext, ToolOutput, tool
-from orch_worker.tools.presets import load
-from orch_worker.tools.toolbox import Outcome, Toolbox, text_in
-from orch_worker.transcript import Transcript
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.approval import ApproveCall, Approved, digest_of
+from orch_protocol.core.errors import ConfigError, StoreError
+from orch_protocol.core.messages import ToolUse
+from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
+from orch_protocol.core.sandbox import SandboxSpec
+from orch_protocol.core.taint import MOST, Mark, TaintConfig, bits_in, joined, mark, passed_on
+from orch_protocol.session.entries import Checkout, MarksEntry
+from orch_worker.policy.rules import Call, Grounds, Place
+from orch_worker.policy.taint import Marks, judge_taint, labelled, nature_of, trusts
+from orch_worker.session.transcript import Transcript
+from orch_worker.tools.api.base import CallRoot, Tool, ToolContext, ToolOutput, tool
+from orch_worker.tools.dispatch.guard import Guard
+from orch_worker.tools.dispatch.local_only import Locality
+from orch_worker.tools.dispatch.presets import load
+from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox, text_in
 
 GROUNDS = Grounds(
     PolicySpec(),

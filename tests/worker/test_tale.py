@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orch_protocol.commands import TurnEvent, TurnSoFar
-from orch_worker.tale import MOST_CHARACTERS, MOST_EVENTS, MOST_PIECES, Tale
+from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
+from orch_worker.transport.turn_event_buffer import MOST_CHARACTERS, MOST_EVENTS, MOST_PIECES, Tale
 
 
 def told(*events: TurnEvent) -> TurnSoFar:

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.entries import PlanApproved
-from orch_protocol.messages import Text, ToolUse
-from orch_protocol.tasks import MARKS, Task, TaskStatus
-from orch_worker.agenda import Agenda
-from orch_worker.tasks import HEADING, block, listed, made, updated
-from orch_worker.tools.base import ToolContext
-from orch_worker.tools.presets import make_toolbox
-from orch_worker.tools.toolbox import Toolbox
-from orch_worker.transcript import Transcript, read_session
+from orch_protocol.agent.plan import MARKS, Task, TaskStatus
+from orch_protocol.core.messages import Text, ToolUse
+from orch_protocol.session.entries import PlanApproved
+from orch_worker.session.plan import HEADING, Agenda, block, listed, made, updated
+from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.presets import make_toolbox
+from orch_worker.tools.dispatch.toolbox import Toolbox
 
 STATUSES: tuple[TaskStatus, ...] = ("pending", "in_progress", "completed", "cancelled")
 steps = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(STATUSES)), max_size=12)

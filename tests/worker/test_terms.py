@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_worker.passages import Source, rank
-from orch_worker.terms import count, paths_of, terms_of
+from orch_worker.backends.offline.bm25 import Source, count, paths_of, rank, terms_of
 
 
 def searched(text: str) -> list[str]:

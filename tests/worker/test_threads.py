@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch_worker.threads import Late, Task, Threads
+from orch_worker.system.threads import Late, Task, Threads
 
 
 def task(key: str, function: Callable[[], Any], seconds: float = 5.0) -> Task:

@@ -9,18 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.errors import NoValueError
-from orch_protocol.taint import mark
-from orch_protocol.values import Taken, TakeValue, Value
-from orch_worker.exporting import export
-from orch_worker.tools.adopting import adopted, value_of
-from orch_worker.tools.base import ToolContext
-from orch_worker.tools.handles import read_handle
-from orch_worker.tools.namespace import Namespace
-from orch_worker.tools.python import run_python
-from orch_worker.tools.taster import Deadly
-from orch_worker.tools.toolbox import Toolbox
-from orch_worker.tools.values import Values
+from orch_protocol.core.errors import NoValueError
+from orch_protocol.core.taint import mark
+from orch_protocol.core.values import Taken, TakeValue, Value
+from orch_worker.system.isolated_read import Deadly
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.toolbox import Toolbox
+from orch_worker.tools.python.export import export
+from orch_worker.tools.python.namespace import Namespace
+from orch_worker.tools.python.python import run_python
+from orch_worker.tools.values.handles import read_handle
+from orch_worker.tools.values.values import Values, adopted, value_of
 
 ROWS = [{"n": n} for n in range(3)]
 
@@ -93,7 +92,7 @@ class TestTaking:
         def taste(library: str, _reader: str, data: bytes) -> None:
             raise Deadly(f"{library} on {len(data)} bytes")
 
-        monkeypatch.setattr("orch_worker.tools.adopting.taste", taste)
+        monkeypatch.setattr("orch_worker.tools.values.values.taste", taste)
         context = parent(tmp_path, taken(tmp_path, b"frame", kind="arrow"))
         text = await adopted(context, "a2", "rows", local=False)
         assert text == "[No value of 'rows' was returned: 'rows' of agent a2 cannot be read: polars on 5 bytes]"
@@ -151,7 +150,7 @@ class TestGiving:
 
     async def test_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is too large to be stored says what to do instead."""
-        monkeypatch.setattr("orch_worker.tools.values.MOST_STORED", 100)
+        monkeypatch.setattr("orch_worker.tools.values.values.MOST_STORED", 100)
         context = self.child(tmp_path, run_python)
         await run_python.run(context, {"code": "rows = 'x' * 1000"})
         with pytest.raises(NoValueError, match="more than 100 bytes are not stored: write it to a file"):

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct
 
-from orch_protocol.errors import AgentBusyError, ConfigError
-from orch_protocol.messages import INVALID_INPUT, Text, ToolUse
-from orch_protocol.services import RunTool, ToolRan
-from orch_protocol.spec import ToolSpec
-from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput, root_tool, tool
-from orch_worker.tools.toolbox import Outcome, Toolbox
+from orch_protocol.agent.spec import ToolSpec
+from orch_protocol.core.errors import AgentBusyError, ConfigError
+from orch_protocol.core.messages import INVALID_INPUT, Text, ToolUse
+from orch_protocol.services.requests import RunTool, ToolRan
+from orch_worker.tools.api.base import Tool, ToolContext, ToolError, ToolOutput, root_tool, tool
+from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox
 from talk import Root
 
 HERE = ToolContext(Path("/"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_worker.tools.capture import Capture, plain
+from orch_worker.tools.shell.output_capture import Capture, plain
 
 
 def captured(most: int, *pieces: bytes) -> Capture:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.budget import Amounts, Reserve, Reserved, Settle, Settled
-from orch_protocol.errors import BackendError, BudgetExceededError, ConfigError
-from orch_protocol.messages import Usage, text_of
-from orch_protocol.models import FindModel, ListModels, ModelRow, Price
-from orch_worker.backends.scripted import ScriptedBackend
-from orch_worker.purse import Purse
-from orch_worker.tools import chat as module
-from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.presets import load
-from orch_worker.tools.toolbox import Toolbox
+from orch_protocol.agent.models import FindModel, ListModels, ModelRow, Price
+from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Settled
+from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError
+from orch_protocol.core.messages import Usage, text_of
+from orch_worker.backends.offline.scripted import ScriptedBackend
+from orch_worker.tools.agents import chat as module
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.dispatch.budget_client import Purse
+from orch_worker.tools.dispatch.presets import load
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from paid import MOST, Paid, price
 from talk import Root, Talk
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.messages import Text, ToolUse
-from orch_worker.tools import data, tables
-from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.columns import MAX_COLUMNS, Columns, typed
-from orch_worker.tools.presets import load
-from orch_worker.tools.python import run_python
-from orch_worker.tools.toolbox import Toolbox
+from orch_protocol.core.messages import Text, ToolUse
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.dispatch.presets import load
+from orch_worker.tools.dispatch.toolbox import Toolbox
+from orch_worker.tools.python import data
+from orch_worker.tools.python.python import run_python
+from orch_worker.tools.values import tables
+from orch_worker.tools.values.repr import MAX_COLUMNS, Columns, typed
 
 DESCRIBE, VARIABLES = load(["data"])
 

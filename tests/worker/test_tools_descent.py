@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orch_worker import kernel
-from orch_worker.tools import descent
-from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.descent import open_below
-from orch_worker.tools.files import grep_files, list_files, read_file
+from orch_worker.system import linux, safe_descent
+from orch_worker.system.safe_descent import open_below
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.files.read import grep_files, list_files, read_file
 from swapping import swapped
 
 ROUNDS = 700
@@ -28,8 +27,8 @@ LOOKS: tuple[Callable[[ToolContext], str], ...] = (
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With what a new kernel offers, and without."""
     if request.param == "folder by folder":
-        monkeypatch.setattr(descent, "_has_openat2", lambda: False)
-    elif not descent._has_openat2():
+        monkeypatch.setattr(safe_descent, "_has_openat2", lambda: False)
+    elif not safe_descent._has_openat2():
         pytest.skip("this kernel has no openat2")
     return str(request.param)
 
@@ -45,7 +44,7 @@ class TestOpenBelow:
         with open(open_below(str(tmp_path), "a/b/file", os.O_RDONLY)) as file:
             assert file.read() == "here"
         for folder in ("a/b", "."):
-            os.close(open_below(str(tmp_path), folder, descent.FOLDER))
+            os.close(open_below(str(tmp_path), folder, safe_descent.FOLDER))
         with pytest.raises(FileNotFoundError):
             open_below(str(tmp_path), "a/none", os.O_RDONLY)
 
@@ -83,8 +82,8 @@ def test_a_call_that_is_not_let_through_is_not_used(monkeypatch: pytest.MonkeyPa
         def refuse(*_: int, number: int = number) -> int:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(kernel, "syscall", refuse)
-        assert descent._has_openat2.__wrapped__() is False
+        monkeypatch.setattr(linux, "syscall", refuse)
+        assert safe_descent._has_openat2.__wrapped__() is False
 
 
 def test_what_is_renamed_at_that_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +95,8 @@ def test_what_is_renamed_at_that_moment_is_tried_again(tmp_path: Path, monkeypat
             raise OSError(number, os.strerror(number))
         return 99
 
-    monkeypatch.setattr(descent, "_has_openat2", lambda: True)
-    monkeypatch.setattr(kernel, "syscall", syscall)
+    monkeypatch.setattr(safe_descent, "_has_openat2", lambda: True)
+    monkeypatch.setattr(linux, "syscall", syscall)
     assert open_below(str(tmp_path), "file", os.O_RDONLY) == 99
     answers = [errno.EAGAIN] * 100
     with pytest.raises(BlockingIOError):

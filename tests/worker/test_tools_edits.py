@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.messages import ToolUse
-from orch_worker.tools import beneath
-from orch_worker.tools.base import Tool, ToolContext, ToolError, ToolOutput
-from orch_worker.tools.edits import replace_in_file, write_file
-from orch_worker.tools.toolbox import Toolbox
+from orch_protocol.core.messages import ToolUse
+from orch_worker.tools.api.base import Tool, ToolContext, ToolError, ToolOutput
+from orch_worker.tools.dispatch.toolbox import Toolbox
+from orch_worker.tools.files import write
+from orch_worker.tools.files.edit import replace_in_file, write_file
 from swapping import swapped
 
 
@@ -304,7 +304,7 @@ class TestOthers:
     ) -> None:
         """It is waited for, and only then the file is read."""
         (tmp_path / "a").write_text("one two")
-        monkeypatch.setattr(beneath, "sleep", Holder(tmp_path, 3).sleep)
+        monkeypatch.setattr(write, "sleep", Holder(tmp_path, 3).sleep)
         await run(write_file if "append" in input else replace_in_file, tmp_path, path="a", **input)
         assert (tmp_path / "a").read_text() == ("one TWO!" if "append" in input else "ONE TWO")
 
@@ -314,7 +314,7 @@ class TestOthers:
         """The call ends with an error that says so, and the file is what it was."""
         (tmp_path / "a").write_text("one two")
         holder = Holder(tmp_path, 10_000)
-        monkeypatch.setattr(beneath, "sleep", holder.sleep)
+        monkeypatch.setattr(write, "sleep", holder.sleep)
         with pytest.raises(ToolError, match="somebody else holds its folder locked"):
             await run(replace_in_file, tmp_path, path="a", old_text="one", new_text="ONE")
         holder.close()

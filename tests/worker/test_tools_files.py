@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools.base import Tool, ToolContext, ToolError
-from orch_worker.tools.files import grep_files, list_files, read_file
-from orch_worker.tools.globs import glob_regex
-from orch_worker.tools.patterns import harmless_length
+from orch_worker.tools.api.base import Tool, ToolContext, ToolError
+from orch_worker.tools.files.gitignore import glob_regex
+from orch_worker.tools.files.patterns import harmless_length
+from orch_worker.tools.files.read import grep_files, list_files, read_file
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ async def test_names_that_are_alike_are_of_the_folder_alone(tmp_path: Path, monk
     (tmp_path / "outside" / "secret.txt").write_text("no")
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd" / "sub").symlink_to(tmp_path / "outside")
-    monkeypatch.setattr("orch_worker.tools.files.inside", lambda context, path: context.cwd / path)
+    monkeypatch.setattr("orch_worker.tools.files.read.inside", lambda context, path: context.cwd / path)
     with pytest.raises(ToolError) as told:
         await run(read_file, tmp_path / "cwd", path="sub/secret.tx")
     assert str(told.value) == "There is no 'sub/secret.tx'."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orch_worker.tools.base import ToolError
-from orch_worker.tools.html_text import html_text
-from orch_worker.tools.http import Page
-from orch_worker.tools.web import readable
+from orch_worker.tools.api.base import ToolError
+from orch_worker.tools.web.html_text import html_text
+from orch_worker.tools.web.http import Page
+from orch_worker.tools.web.web import readable
 
 PAGE = """<!DOCTYPE html><html><head><title>My   page</title><style>a{}</style><script>x = "<p>no</p>"</script></head>
 <body><nav><ul><li><a href="/home">Home</a></li><li><a href="#x">Here</a></li></ul></nav>

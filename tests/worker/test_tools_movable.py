@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools import movable
-from orch_worker.tools.movable import NotMovable, packed, unpacked
+from orch_worker.tools.values import codec
+from orch_worker.tools.values.codec import NotMovable, packed, unpacked
 
 np = pytest.importorskip("numpy")
 pd = pytest.importorskip("pandas")
@@ -165,7 +165,7 @@ class TestLibraries:
 
     def test_lists_that_hold_one_another_many_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A small value that is without end when it is written out is refused before it is."""
-        monkeypatch.setattr(movable, "MOST_PARTS", 10_000)
+        monkeypatch.setattr(codec, "MOST_PARTS", 10_000)
         many: Any = [b"1"]
         for _ in range(60):
             many = [many, many]
@@ -205,7 +205,7 @@ class TestReading:
         def panics(_: bytes) -> None:
             raise kind("slice index")
 
-        monkeypatch.setitem(movable.READERS, "arrow", panics)
+        monkeypatch.setitem(codec.READERS, "arrow", panics)
         with pytest.raises(NotMovable, match="cannot be read: PanicException: slice index"):
             unpacked("arrow", b"")
 

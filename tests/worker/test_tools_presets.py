@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.errors import ConfigError, ToolNotGrantedError
-from orch_protocol.spec import ToolSpec
-from orch_worker.tools.base import ToolContext
-from orch_worker.tools.presets import BUILTIN, CATEGORIES, PRESETS, load, make_toolbox, resolve
+from orch_protocol.agent.spec import ToolSpec
+from orch_protocol.core.errors import ConfigError, ToolNotGrantedError
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.presets import BUILTIN, CATEGORIES, PRESETS, load, make_toolbox, resolve
 
 LOOK = ("list_files", "grep_files", "read_file")
 GIT = ("git_status", "git_diff", "git_log")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.messages import Text, ToolUse
-from orch_worker.tools.base import ToolContext, ToolError, ToolOutput
-from orch_worker.tools.namespace import Namespace
-from orch_worker.tools.python import installed_packages, run_python
-from orch_worker.tools.toolbox import Toolbox
+from orch_protocol.core.messages import Text, ToolUse
+from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
+from orch_worker.tools.dispatch.toolbox import Toolbox
+from orch_worker.tools.python.namespace import Namespace
+from orch_worker.tools.python.python import installed_packages, run_python
 
 
 async def run(context: ToolContext, code: str) -> ToolOutput:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.messages import ToolUse
-from orch_worker.tools.base import Tool, ToolContext, tool
-from orch_worker.tools.edits import replace_in_file, write_file
-from orch_worker.tools.files import read_file
-from orch_worker.tools.sights import Sights
-from orch_worker.tools.toolbox import Toolbox, text_in
+from orch_protocol.core.messages import ToolUse
+from orch_worker.tools.api.base import Tool, ToolContext, tool
+from orch_worker.tools.dispatch.toolbox import Toolbox, text_in
+from orch_worker.tools.files.edit import replace_in_file, write_file
+from orch_worker.tools.files.read import read_file
+from orch_worker.tools.files.read_stamps import Sights
 
 
 @tool

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orch_worker.tools.base import ToolContext, ToolError
-from orch_worker.tools.handles import read_handle
-from orch_worker.tools.pages import search, view
-from orch_worker.tools.reading import MAX_MATCHES
-from orch_worker.tools.seeking import Seeker
-from orch_worker.tools.stash import Note, Stash
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.files.search import Seeker
+from orch_worker.tools.values.handles import read_handle
+from orch_worker.tools.values.paging import search, view
+from orch_worker.tools.values.read import MAX_MATCHES
+from orch_worker.tools.values.store import Note, Stash
 
 
 def stash(folder: Path) -> Stash:
@@ -37,7 +37,7 @@ class TestStash:
 
     def test_the_oldest_texts_go_when_there_is_no_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A pinned one stays, and so does the newest, however large; who asks for one is told why it is gone."""
-        monkeypatch.setattr("orch_worker.tools.stash.MOST_TEXTS", 1 << 20)
+        monkeypatch.setattr("orch_worker.tools.values.store.MOST_TEXTS", 1 << 20)
         kept, large = stash(tmp_path), 500 << 10
         for letter in "ab":
             kept.keep(letter * large)

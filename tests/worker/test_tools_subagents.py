@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.errors import AgentNotFoundError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
-from orch_protocol.messages import Reply, Text, ToolUse, Usage
-from orch_protocol.services import (
+from orch_protocol.core.errors import AgentNotFoundError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
+from orch_protocol.core.messages import Reply, Text, ToolUse, Usage
+from orch_protocol.services.requests import (
     AgentRow,
     Collect,
     Kill,
@@ -23,9 +23,9 @@ from orch_protocol.services import (
     Wait,
     Waited,
 )
-from orch_worker.tools.base import ToolContext
-from orch_worker.tools.presets import BUILTIN, load
-from orch_worker.tools.toolbox import Toolbox
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.presets import BUILTIN, load
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from talk import Root
 
 AGENTS = [name for name, row in BUILTIN.items() if row.category == "agents"]

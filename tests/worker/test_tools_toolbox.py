@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Text, ToolUse
-from orch_protocol.spec import ToolSpec
-from orch_worker.tools.base import Keys, Tool, ToolContext, root_tool, tool
-from orch_worker.tools.handles import read_handle
-from orch_worker.tools.stash import LEAST_SHOWN, level
-from orch_worker.tools.toolbox import MAX_CAPTURED, MAX_SHOWN, MAX_SHOWN_A_STEP, Outcome, Toolbox
+from orch_protocol.agent.spec import ToolSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Text, ToolUse
+from orch_worker.tools.api.base import Keys, Tool, ToolContext, root_tool, tool
+from orch_worker.tools.dispatch.toolbox import MAX_CAPTURED, MAX_SHOWN, MAX_SHOWN_A_STEP, Outcome, Toolbox
+from orch_worker.tools.values.handles import read_handle
+from orch_worker.tools.values.store import LEAST_SHOWN, level
 
 HERE = ToolContext(Path("/"))
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.messages import Text, ToolUse
-from orch_worker.tools import stash
-from orch_worker.tools.base import ToolContext, ToolError, ToolOutput
-from orch_worker.tools.glimpse import brief, glimpse, is_large, memory
-from orch_worker.tools.handles import read_handle
-from orch_worker.tools.python import run_python
-from orch_worker.tools.stash import Stash, keep_only, take_along
-from orch_worker.tools.toolbox import MAX_SHOWN, Toolbox
-from orch_worker.tools.values import Values
+from orch_protocol.core.messages import Text, ToolUse
+from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
+from orch_worker.tools.dispatch.toolbox import MAX_SHOWN, Toolbox
+from orch_worker.tools.python.python import run_python
+from orch_worker.tools.values import store
+from orch_worker.tools.values.handles import read_handle
+from orch_worker.tools.values.repr import brief, glimpse, is_large, memory
+from orch_worker.tools.values.store import Stash, keep_only, take_along
+from orch_worker.tools.values.values import Values
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -299,14 +299,14 @@ class TestCode:
     ) -> None:
         """A process that is killed between the two leaves no value that anybody may read."""
 
-        write = stash._written
+        write = store._written
 
         def killed(path: Path, data: bytes) -> None:
             if path.suffix == ".note":
                 raise SystemExit
             write(path, data)
 
-        monkeypatch.setattr("orch_worker.tools.stash._written", killed)
+        monkeypatch.setattr("orch_worker.tools.values.store._written", killed)
         with pytest.raises(SystemExit):
             agent.values.keep([1, 2], local=True)
         monkeypatch.undo()
@@ -361,11 +361,11 @@ class TestRevival:
 
     async def test_deleting_archives_leaves_no_names(self, agent: Agent, tmp_path: Path) -> None:
         """What was deleted for good is in no note either; handles that nothing names are gone with theirs."""
-        from orch_worker.tools import past_names
+        from orch_worker.tools.python import namespace
 
         await agent.run("secret_name = 1\nlist(range(5000))")
         keep_only(tmp_path, set())
-        past_names.forget(tmp_path)
+        namespace.forget(tmp_path)
         assert written(tmp_path) == ["[]"]
         assert (await Agent(tmp_path).run("2")).text.startswith("[This is a new Python process")
 
@@ -435,7 +435,7 @@ class TestRoom:
 
     def test_what_is_too_large_to_be_stored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its marker says that it lives as long as the process."""
-        monkeypatch.setattr("orch_worker.tools.values.MOST_STORED", 1_000)
+        monkeypatch.setattr("orch_worker.tools.values.values.MOST_STORED", 1_000)
         kept = Values(ToolContext(Path("/"), folder=tmp_path)).keep(list(range(5_000)))
         assert "values of more than 1000 bytes are not stored" in kept.text(frozenset())
 

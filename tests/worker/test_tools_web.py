@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools import addresses
-from orch_worker.tools.addresses import elsewhere, own, public, resolve
-from orch_worker.tools.base import Keys, ToolContext, ToolError
-from orch_worker.tools.http import MAX_BYTES, Page, fetch
-from orch_worker.tools.presets import make_toolbox
-from orch_worker.tools.web import fetch_url, search
+from orch_worker.tools.api.base import Keys, ToolContext, ToolError
+from orch_worker.tools.dispatch.presets import make_toolbox
+from orch_worker.tools.web import addresses
+from orch_worker.tools.web.addresses import elsewhere, own, public, resolve
+from orch_worker.tools.web.http import MAX_BYTES, Page, fetch
+from orch_worker.tools.web.web import fetch_url, search
 
 LOOPBACK = """
     http://127.0.0.1/ http://127.1/ http://127.0.1/ http://2130706433/ http://0x7f000001/ http://0x7f.1/

@@ -13,13 +13,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_protocol.entries import Custom, MessageEntry
-from orch_protocol.errors import ForeignFileError, LockedError, StoreError
-from orch_protocol.messages import Message, Opaque, Reply, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
-from orch_worker.history import acceptable, without_lost
-from orch_worker.session import Session
-from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript, read_last_turn, read_session, read_usage
+from orch_protocol.core.errors import ForeignFileError, LockedError, StoreError
+from orch_protocol.core.messages import (
+    Message,
+    Opaque,
+    Reply,
+    Text,
+    ToolResult,
+    ToolUse,
+    Usage,
+    assistant,
+    text_of,
+    user,
+)
+from orch_protocol.session.entries import Custom, MessageEntry
+from orch_worker.conversation.history import acceptable, without_lost
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.session import Session
+from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage
 
 
 def opened(folder: Path, agent: str = "agent") -> Transcript:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.entries import CustomMessage, Label, SessionInfo
-from orch_protocol.errors import StoreError
-from orch_protocol.messages import Usage, assistant, text_of, user
-from orch_protocol.sessions import Edit, Inform, Rename
-from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript, read_session
+from orch_protocol.core.errors import StoreError
+from orch_protocol.core.messages import Usage, assistant, text_of, user
+from orch_protocol.session.entries import CustomMessage, Label, SessionInfo
+from orch_protocol.session.tree import Edit, Inform, Rename
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.transcript import Transcript, read_session
 
 from .test_transcript import opened, reply, reply_to, state
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.archive import ArchiveKind, Collapse, Upgrade
-from orch_protocol.errors import StoreError
-from orch_protocol.messages import Message, Text, assistant, text_of, user
-from orch_worker.stubs import stub_text, stubs_in
-from orch_worker.view import NOTHING, Item, View
+from orch_protocol.core.archives import ArchiveKind, Collapse, Upgrade
+from orch_protocol.core.errors import StoreError
+from orch_protocol.core.messages import Message, Text, assistant, text_of, user
+from orch_worker.conversation.stubs import stub_text, stubs_in
+from orch_worker.session.visible_messages import NOTHING, Item, View
 
 A, B, C = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.archive import Source
-from orch_protocol.errors import StoreError
-from orch_protocol.messages import Image, Message, Text, ToolResult, ToolUse, assistant, text_of, user
-from orch_worker.tokens import CHARS_PER_TOKEN
-from orch_worker.transcript import Transcript
-from orch_worker.witness import SHARE, rendered
-from orch_worker.witness import testimony as shown_of
+from orch_protocol.core.archives import Source
+from orch_protocol.core.errors import StoreError
+from orch_protocol.core.messages import Image, Message, Text, ToolResult, ToolUse, assistant, text_of, user
+from orch_worker.context.holder_query import SHARE, rendered
+from orch_worker.context.holder_query import testimony as shown_of
+from orch_worker.conversation.tokens import CHARS_PER_TOKEN
+from orch_worker.session.transcript import Transcript
 
 MESSAGES = (
     user("which port?"),

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Reply, Text, ToolResult, ToolUse, user
-from orch_protocol.taint import mark
-from orch_protocol.workspace import WorkspaceSpec
-from orch_worker.artifacts import workbench
-from orch_worker.artifacts.fold import Workspace
-from orch_worker.artifacts.workbench import Workbench
-from orch_worker.tools.base import ToolContext, tool
-from orch_worker.tools.edits import replace_in_file, write_file
-from orch_worker.tools.files import grep_files, read_file
-from orch_worker.tools.handles import read_handle
-from orch_worker.tools.python import run_python
-from orch_worker.tools.toolbox import Outcome, Toolbox
-from orch_worker.transcript import Transcript, read_session
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Reply, Text, ToolResult, ToolUse, user
+from orch_protocol.core.taint import mark
+from orch_protocol.core.workspace import WorkspaceSpec
+from orch_worker.session.transcript import Transcript, read_session
+from orch_worker.tools.api.base import ToolContext, tool
+from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox
+from orch_worker.tools.files.edit import replace_in_file, write_file
+from orch_worker.tools.files.read import grep_files, read_file
+from orch_worker.tools.python.python import run_python
+from orch_worker.tools.values.handles import read_handle
+from orch_worker.workspace import workspace
+from orch_worker.workspace.state import Workspace
+from orch_worker.workspace.workspace import Workbench
 
 TOOLS = (read_file, grep_files, write_file, replace_in_file, run_python, read_handle)
 
@@ -325,14 +325,14 @@ async def test_a_disk_that_does_not_answer_costs_no_turn(
 
     agent.begin()
     await agent.call("read_file", path="a")
-    monkeypatch.setattr(workbench.asyncio, "to_thread", never)
-    monkeypatch.setattr(workbench, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(workspace.asyncio, "to_thread", never)
+    monkeypatch.setattr(workspace, "LOOK_SECONDS", 0)
     assert await agent.bench.part() == ""
-    monkeypatch.setattr(workbench.asyncio, "to_thread", real)
-    monkeypatch.setattr(workbench, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(workspace.asyncio, "to_thread", real)
+    monkeypatch.setattr(workspace, "LOOK_SECONDS", 60)
     assert "did not answer in time" in capfd.readouterr().out
     await agent.call("read_file", path="a")
-    monkeypatch.setattr(workbench, "artifact_of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(workspace, "artifact_of", lambda *_, **__: 1 / 0)
     await agent.bench.settle()
     assert "ZeroDivisionError" in capfd.readouterr().err
     assert len(agent.bench.workspace) == 0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.policy import PolicySpec
-from orch_protocol.taint import Mark
-from orch_worker import written
-from orch_worker.grounds import grounds_of, where_of
-from orch_worker.policy import Grounds
-from orch_worker.written import added, changed_below, note
+from orch_protocol.core.policy import PolicySpec
+from orch_protocol.core.taint import Mark
+from orch_worker.policy import taint
+from orch_worker.policy.path_rules import grounds_of, where_of
+from orch_worker.policy.rules import Grounds
+from orch_worker.policy.taint import added, changed_below, note
 
 U, S = Mark("untrusted", "mail"), Mark("sensitive", "key")
 
@@ -60,7 +60,7 @@ def test_nothing_is_kept_where_nobody_holds_anything(record: Path) -> None:
 
 def test_of_a_great_many_the_last_are_kept(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order in which something was written to them."""
-    monkeypatch.setattr(written, "MOST", 2)
+    monkeypatch.setattr(taint, "MOST", 2)
     a, b, c = (record.parent / name for name in "abc")
     c.write_text("x")
     for path in (a, b, a, c):
@@ -77,7 +77,7 @@ def test_a_record_that_cannot_be_read_makes_all_files_untrusted(record: Path) ->
 def test_what_code_changed_is_found(record: Path) -> None:
     """Below the folder; neither links nor what is apart."""
     folder = record.parent
-    since = time.time_ns() + written.TICK + 1
+    since = time.time_ns() + taint.TICK + 1
     assert changed_below(folder, since + 10**12) == []
     for name in ("in", "apart", ".git"):
         (folder / name).mkdir()
@@ -96,7 +96,7 @@ def test_what_is_in_a_folder_that_was_moved_has_changed(record: Path) -> None:
         (folder / name / "file").write_text("x")
     for path in (folder / "old", folder / "old" / "in"):
         os.utime(path, (long_ago, long_ago))
-    while (since := time.time_ns()) <= (folder / "stays" / "file").stat().st_ctime_ns + 2 * written.TICK:
+    while (since := time.time_ns()) <= (folder / "stays" / "file").stat().st_ctime_ns + 2 * taint.TICK:
         pass
     (folder / "old").rename(folder / "new")
     (folder / "stays" / "more").write_text("x")

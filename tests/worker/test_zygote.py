@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orch_protocol.zygote import Fork, ForkFailed, decode_report, encode
-from orch_worker.zygote import Zygote
+from orch_protocol.wire.zygote_messages import Fork, ForkFailed, decode_report, encode
+from orch_worker.process.zygote import Zygote
 
 
 @pytest.fixture

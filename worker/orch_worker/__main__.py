@@ -11,18 +11,18 @@ import sys
 
 def main(role: str = "", *arguments: str) -> None:
     if role == "shim":
-        from orch_worker import shim
+        from orch_worker.process import shim
 
         shim.main(*arguments)
     elif role == "zygote":
         gc.disable()  # until the heap is frozen, collections only cost time
-        from orch_worker import zygote
+        from orch_worker.process import zygote
 
         zygote.main(*arguments)
     elif role == "worker":
-        from orch_worker import birth
+        from orch_worker.process import worker_init
 
-        birth.main(*arguments)
+        worker_init.main(*arguments)
     else:
         sys.exit(f"orch_worker: {role!r} is not one of shim, zygote, worker; `orch` starts these itself")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeGuard
 
-from orch_protocol.errors import AgentError, ConfigError, StoreError
-from orch_protocol.messages import Message
-from orch_protocol.services import Hit
-from orch_worker.recalled import shown_entries, shown_hits
+from orch_protocol.core.errors import AgentError, ConfigError, StoreError
+from orch_protocol.core.messages import Message
+from orch_protocol.services.requests import Hit
+from orch_worker.conversation.recalled import shown_entries, shown_hits
 
 __all__ = ["TOOLS", "answer", "check_entries", "check_search"]
 

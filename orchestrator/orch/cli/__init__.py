@@ -13,39 +13,42 @@ import sys
 __all__ = ["main", "run"]
 
 VERBS = {
-    "spawn": ("orch.cli.spawning", "start an agent and print its id"),
-    "query": ("orch.cli.asking", "ask an agent and print its answer"),
-    "collect": ("orch.cli.asking", "take the answer to a query nobody waited for"),
-    "run": ("orch.cli.running", "start an agent, ask it, print its answer, end it"),
-    "chat": ("orch.cli.chatting", "talk with an agent: it streams above a prompt that is always there"),
-    "steer": ("orch.cli.asking", "say something to an agent that works"),
-    "send": ("orch.cli.sending", "send a piece of a file, or any text, to an agent: for editors"),
-    "queue": ("orch.cli.queueing", "what an agent has not heard yet; take it back"),
-    "cancel": ("orch.cli.asking", "end what an agent does just now"),
-    "list": ("orch.cli.agents", "list agents"),
-    "show": ("orch.cli.agents", "show one agent and the end of its conversation"),
-    "execute": ("orch.cli.executing", "a command of a session, such as /status"),
-    "events": ("orch.cli.events", "what happened to agents, by number"),
-    "kill": ("orch.cli.agents", "end agents and everything below them"),
-    "resume": ("orch.cli.agents", "let a killed or failed agent answer again"),
-    "budget": ("orch.cli.agents", "what all agents together may use, and did"),
-    "narrow": ("orch.cli.agents", "take tools from an agent, and from everybody below it"),
-    "archive": ("orch.cli.archive", "what agents have archived: find it, read it, ask it"),
-    "session": ("orch.cli.session", "conversations: their branches, copies, and those from files"),
-    "memory": ("orch.cli.memory", "what agents remember of a folder"),
-    "workspace": ("orch.cli.workspace", "what an agent has at hand: files, searches, values"),
+    "spawn": ("orch.cli.agents.spawn", "start an agent and print its id"),
+    "query": ("orch.cli.agents.query", "ask an agent and print its answer"),
+    "collect": ("orch.cli.agents.query", "take the answer to a query nobody waited for"),
+    "run": ("orch.cli.agents.run_once", "start an agent, ask it, print its answer, end it"),
+    "chat": ("orch.chat.command", "talk with an agent: it streams above a prompt that is always there"),
+    "steer": ("orch.cli.agents.query", "say something to an agent that works"),
+    "send": ("orch.cli.agents.send", "send a piece of a file, or any text, to an agent: for editors"),
+    "queue": ("orch.cli.agents.queue", "what an agent has not heard yet; take it back"),
+    "cancel": ("orch.cli.agents.query", "end what an agent does just now"),
+    "list": ("orch.cli.agents.agents", "list agents"),
+    "show": ("orch.cli.agents.agents", "show one agent and the end of its conversation"),
+    "execute": ("orch.cli.agents.execute", "a command of a session, such as /status"),
+    "events": ("orch.cli.system.events", "what happened to agents, by number"),
+    "kill": ("orch.cli.agents.agents", "end agents and everything below them"),
+    "resume": ("orch.cli.agents.agents", "let a killed or failed agent answer again"),
+    "budget": ("orch.cli.agents.agents", "what all agents together may use, and did"),
+    "narrow": ("orch.cli.agents.agents", "take tools from an agent, and from everybody below it"),
+    "archive": ("orch.cli.sessions.archive", "what agents have archived: find it, read it, ask it"),
+    "session": ("orch.cli.sessions.session", "conversations: their branches, copies, and those from files"),
+    "memory": ("orch.cli.resources.memory", "what agents remember of a folder"),
+    "workspace": ("orch.cli.resources.workspace", "what an agent has at hand: files, searches, values"),
     "prompts": ("orch.cli.prompts", "templates of prompts, which say who an agent is"),
-    "hooks": ("orch.cli.hooks", "functions that watch, change and stop what agents do"),
-    "skills": ("orch.cli.skills", "instructions for particular work, read when they are needed"),
-    "extensions": ("orch.cli.extensions", "folders that bring hooks and tools, and do no more than they say"),
-    "costs": ("orch.cli.costs", "what models and tools were used for, day by day"),
-    "models": ("orch.cli.models", "the models that are known: limits, prices, keys"),
-    "daemon": ("orch.cli.admin", "start, stop or look at the process behind all this"),
-    "config": ("orch.cli.admin", "show the configuration, trust a project's"),
-    "demo": ("orch.cli.demo", "two agents over this folder: asked, archived, recalled, killed, revived"),
-    "replay": ("orch.cli.replay", "what a recorded session costs under other policies, and what stays findable"),
-    "doctor": ("orch.cli.doctor", "check what orch needs of this machine"),
-    "fsck": ("orch.cli.fsck", "look for damaged files, and mend what can be mended"),
+    "hooks": ("orch.cli.resources.hooks", "functions that watch, change and stop what agents do"),
+    "skills": ("orch.cli.resources.skills", "instructions for particular work, read when they are needed"),
+    "extensions": ("orch.cli.resources.extensions", "folders that bring hooks and tools, and do no more than they say"),
+    "costs": ("orch.cli.resources.costs", "what models and tools were used for, day by day"),
+    "models": ("orch.cli.resources.models", "the models that are known: limits, prices, keys"),
+    "daemon": ("orch.cli.system.admin", "start, stop or look at the process behind all this"),
+    "config": ("orch.cli.system.admin", "show the configuration, trust a project's"),
+    "demo": ("orch.cli.system.demo", "two agents over this folder: asked, archived, recalled, killed, revived"),
+    "replay": (
+        "orch.cli.sessions.replay",
+        "what a recorded session costs under other policies, and what stays findable",
+    ),
+    "doctor": ("orch.cli.system.doctor", "check what orch needs of this machine"),
+    "fsck": ("orch.cli.system.fsck", "look for damaged files, and mend what can be mended"),
 }
 """Each verb, the module it lives in, and what it does."""
 
@@ -106,7 +109,7 @@ def _dispatch(argv: list[str]) -> int:
         print(_overview())
         return 0
     if name in ("-V", "--version"):
-        from ..version import version
+        from ..config.version import version
 
         print(f"orch {version()}")
         return 0
@@ -139,7 +142,7 @@ def _fail(argv: list[str], error: Exception) -> int:
         kind, outcome = getattr(error, "kind", type(error).__name__), getattr(error, "outcome", "")
         return _complain(argv, kind, str(error), code, outcome)
     if isinstance(error, OSError):
-        from .failure import explain
+        from ..daemon.failure import explain
 
         return _complain(argv, "OSError", explain(error), 1)
     raise error
@@ -153,7 +156,7 @@ def _complain(argv: list[str], kind: str, message: str, code: int, outcome: str 
         ended = {"outcome": outcome} if outcome not in ("", "failed") else {}
         said = json.dumps({"error": {"type": kind, "message": message} | ended})
     else:
-        from .render import safe
+        from ..render.terminal import safe
 
         said = f"orch: {safe(message)}"
     try:

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from orch_protocol.errors import StoreError
-from orch_protocol.ids import new_id
-from orch_worker.lock import FolderLock
+from orch_protocol.core.errors import StoreError
+from orch_protocol.core.ids import new_id
+from orch_worker.session.log.lock import FolderLock
 
-from .. import paths
-from ..interrupts import Presses
+from ..config import paths
+from ..config.interrupts import Presses
 
 __all__ = ["scratch"]
 

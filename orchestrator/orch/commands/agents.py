@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orch_protocol.errors import QueryTimeoutError
-from orch_protocol.slash import Effect
+from orch_protocol.agent.models import THINKING, Answers
+from orch_protocol.core.errors import ConfigError, QueryTimeoutError
+from orch_protocol.resources.slash_commands import Effect
 
-from ..cli import render
+from ..cli import prompts
+from ..cli.resources.workspace import listed
+from ..cli.system.admin import permitted
+from ..render import terminal
+from ..services.models.model_selection import told
 from .registry import Here, Said, command, flag, given, option, rest
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "LOOKING_COMMANDS"]
+
 
 GROUP: Final = "agents"
 AGENT: Final = given("id", "agent", required=True)
@@ -19,7 +25,7 @@ AGENT: Final = given("id", "agent", required=True)
 @command("agents", "agents and what they do, children below their parents", flag("all"), group=GROUP, aliases=("ps",))
 async def agents(here: Here) -> Said:
     rows = await here.ask("list", all=here.get("all") is not None)
-    return Said(render.tree(rows), rows)
+    return Said(terminal.tree(rows), rows)
 
 
 @command(
@@ -45,13 +51,13 @@ async def spawn(here: Here) -> Said:
     if here.get("idle") is None:
         await here.ask("submit", ref=spawned["id"], prompt=here.said["task"])
         doing = f"is at work; /collect {spawned['seq']} takes its answer"
-    return Said(f"agent {spawned['seq']} ({spawned['id']}, {render.safe(spawned['name'])}) {doing}", spawned)
+    return Said(f"agent {spawned['seq']} ({spawned['id']}, {terminal.safe(spawned['name'])}) {doing}", spawned)
 
 
 @command("ask", "ask another agent and wait for its answer", AGENT, rest("prompt", required=True), group=GROUP)
 async def ask(here: Here) -> Said:
     reply = await here.ask("query", ref=here.said["id"], prompt=here.said["prompt"])
-    return Said(render.safe(reply["text"]), reply)
+    return Said(terminal.safe(reply["text"]), reply)
 
 
 @command(
@@ -65,9 +71,9 @@ async def queue(here: Here) -> Said:
     id, prompt = here.get("id") or here.id, here.get("prompt")
     if prompt is not None:
         submitted = await here.ask("submit", ref=id, prompt=prompt)
-        return Said(f"asked; /collect {render.safe(id)} takes the answer", submitted)
+        return Said(f"asked; /collect {terminal.safe(id)} takes the answer", submitted)
     shown = await here.ask("queue", ref=id)
-    lines = [f"{each['id']}  {render.line(each['text'])}" for each in shown["waiting"]]
+    lines = [f"{each['id']}  {terminal.line(each['text'])}" for each in shown["waiting"]]
     return Said("\n".join(lines) or "nothing waits to be heard", shown)
 
 
@@ -77,7 +83,7 @@ async def collect(here: Here) -> Said:
         reply = await here.ask("collect", ref=here.said["id"], timeout=0.0)
     except QueryTimeoutError:
         return Said("it is still at work", None)
-    return Said(render.safe(reply["text"]), reply)
+    return Said(terminal.safe(reply["text"]), reply)
 
 
 @command("kill", "end an agent and everything below it; its transcript stays", AGENT, group=GROUP)
@@ -95,7 +101,7 @@ async def resume(here: Here) -> Said:
 @command("switch", "talk to another agent from now on", AGENT, group=GROUP, aliases=("use",), moves=True)
 async def switch(here: Here) -> Said:
     row = await here.ask("state", ref=here.said["id"])
-    told = f"talking to {render.safe(row['name'])} ({row['id']})"
+    told = f"talking to {terminal.safe(row['name'])} ({row['id']})"
     return Said(told, row, Effect("switch", row["id"]))
 
 
@@ -112,3 +118,158 @@ async def cancel(here: Here) -> Said:
 
 
 COMMANDS: Final = (agents, spawn, ask, queue, collect, kill, resume, switch, steer, cancel)
+
+
+# --- Commands that look at the agent and at what it works with ---
+
+LOOKING_GROUP: Final = "agent"
+
+
+@command("status", "what the agent is, does, and has used", group=LOOKING_GROUP, aliases=("state",))
+async def status(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    return Said(terminal.agent({"agent": row, "messages": []}), row)
+
+
+@command(
+    "context",
+    "how full the model's window is, and what the next request says besides the conversation",
+    group=LOOKING_GROUP,
+)
+async def context(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    prompt = await here.ask("prompt", ref=here.id)
+    data = {"context_tokens": row["context_tokens"], "context_limit": row["context_limit"], "parts": prompt["parts"]}
+    return Said(f"{terminal.fullness(row)}\n\n{prompts.table(prompt)}", data)
+
+
+@command("prompt", "what the next request says besides the conversation, part by part", group=LOOKING_GROUP)
+async def prompt(here: Here) -> Said:
+    shown = await here.ask("prompt", ref=here.id)
+    return Said(prompts.page(shown), shown)
+
+
+@command(
+    "workspace",
+    "what the agent has at hand, and from where; pin NAME, unpin NAME, drop NAME, or those first that are about TEXT",
+    given("what", "choice", "pin", "unpin", "drop", "about"),
+    rest("name"),
+    group=LOOKING_GROUP,
+)
+async def workspace(here: Here) -> Said:
+    what, said = here.get("what"), here.get("name")
+    if what is None or what == "about":
+        shown = await here.ask("workspace", ref=here.id, about=said)
+        nothing = "nothing is at hand yet" if shown["enabled"] else "workspace.enabled lets agents keep track of it"
+        return Said(listed(shown) or nothing, shown)
+    if not said:
+        raise ConfigError(f"/workspace {what}: say the name of an object")
+    change: dict[str, Any] = {what: [said]}
+    arranged = await here.ask("arrange_workspace", ref=here.id, **change)
+    done = {"pin": "pinned", "unpin": "unpinned", "drop": "dropped"}[what]
+    return Said(f"{done}: {', '.join(map(terminal.safe, arranged[done]))}", arranged)
+
+
+@command("tools", "the tools that the agent may use", group=LOOKING_GROUP)
+async def tools(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    data = {"preset": row["preset"], "tools": row["tools"]}
+    return Said("\n".join(row["tools"]) or "no tools", data)
+
+
+@command(
+    "narrow",
+    "let the agent keep these of its tools only, for good",
+    rest("tools", "tools", required=True),
+    group=LOOKING_GROUP,
+)
+async def narrow(here: Here) -> Said:
+    row = await here.ask("narrow", ref=here.id, tools=here.said["tools"].replace(",", " ").split())
+    return Said(" ".join(row["tools"]), {"tools": row["tools"]})
+
+
+@command(
+    "spent",
+    "what the agent and its subagents used, and all together, of how much",
+    group=LOOKING_GROUP,
+    aliases=("cost", "usage"),
+)
+async def spent(here: Here) -> Said:
+    row = await here.ask("state", ref=here.id)
+    shown = await here.ask("budget")
+    own = terminal.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
+    data = {"agent": {"spent": row["spent"], "budget": row["budget"]}, "all": shown}
+    return Said(f"this agent and its subagents:\n{own}\n\nall agents:\n{terminal.budget(shown)}", data)
+
+
+@command(
+    "permissions",
+    "what was approved for later in the agent's folder; revoke ID takes it back",
+    given("what", "choice", "revoke"),
+    given("permission"),
+    group=LOOKING_GROUP,
+)
+async def permissions(here: Here) -> Said:
+    if here.get("what") is None:
+        found = await here.ask("permissions", folder=here.spec.cwd)
+        return Said(permitted(found) or "nothing was approved for later", found)
+    if (id := here.get("permission")) is None:
+        raise ConfigError("/permissions revoke: say which one, by its id")
+    revoked = await here.ask("revoke", ids=[id])
+    return Said(f"revoked: {permitted(revoked)}", revoked)
+
+
+def _thinks(here: Here) -> str:
+    """Return how much the model is really told to think, "" where it is told nothing."""
+    return told(Answers(here.spec.backend, ""), wanted=False) or ""
+
+
+@command(
+    "model",
+    "which model answers, and how much it thinks; with a name that one goes on with this conversation",
+    given("name", "model"),
+    group=LOOKING_GROUP,
+)
+async def model(here: Here) -> Said:
+    if (name := here.get("name")) is None:
+        found = {"model": (await here.ask("state", ref=here.id))["model"], "thinking": _thinks(here)}
+        return Said(" ".join(filter(None, map(terminal.safe, found.values()))), found)
+    changed = await here.ask("change_session", ref=here.id, change={"type": "model", "model": name})
+    return Said(f"{terminal.safe(changed['model'])} goes on with this conversation", changed)
+
+
+@command(
+    "thinking",
+    "how much the model is to think from here on: the level, or the next one that it has",
+    given("level", "choice", *THINKING),
+    group=LOOKING_GROUP,
+)
+async def thinking(here: Here) -> Said:
+    if (level := here.get("level")) is None:
+        return Said(_thinks(here) or "as the model does by itself", _thinks(here))
+    changed = await here.ask("change_session", ref=here.id, change={"type": "thinking", "level": level})
+    return Said(f"{terminal.safe(changed['model'])} thinks: {changed['thinking']}", changed)
+
+
+@command("models", "the models that can be asked here", group=LOOKING_GROUP, aliases=("provider",))
+async def models(here: Here) -> Said:
+    from ..cli.resources import models as verb
+
+    reachable = await here.root.catalog.reachable(None)
+    rows = [verb.data(row) for row in reachable]
+    return Said(verb.table(reachable), rows)
+
+
+LOOKING_COMMANDS: Final = (
+    status,
+    context,
+    prompt,
+    workspace,
+    tools,
+    narrow,
+    spent,
+    permissions,
+    model,
+    thinking,
+    models,
+)

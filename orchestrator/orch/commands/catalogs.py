@@ -9,17 +9,17 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.errors import OrchError
-from orch_protocol.extensions import Manifest
-from orch_protocol.slash import CommandCatalog, CommandRow, Keybinding, TellCommands, Widget
+from orch_protocol.core.errors import OrchError
+from orch_protocol.resources.extensions import Manifest
+from orch_protocol.resources.slash_commands import CommandCatalog, CommandRow, Keybinding, TellCommands, Widget
 
-from .. import events
-from ..templates import PromptTemplate, usable
-from .deeds import done
-from .reading import NAME, read
+from ..resources.prompt_templates import PromptTemplate, usable
+from ..tree.journal import events
+from .builtin_commands import COMMANDS
+from .parse import NAME, read
 from .registry import Here, rest
 from .settings import templates_of
-from .table import COMMANDS
+from .user_actions import done
 
 __all__ = ["TEMPLATE", "brought_to", "catalog_of", "catalog_with", "merged", "template_row"]
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.services import SERVICES
-from orch_protocol.slash import Argument, CommandCatalog, CommandRow, Effect, Executed, Kind, usage
-from orch_protocol.spec import AgentSpec
-from orch_protocol.text import scrub
-from orch_protocol.wire import DECODE_ERRORS
+from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.text import scrub
+from orch_protocol.resources.slash_commands import Argument, CommandCatalog, CommandRow, Effect, Executed, Kind, usage
+from orch_protocol.services.requests import SERVICES
+from orch_protocol.wire.frames import DECODE_ERRORS
 
 from ..services import call
 
 if TYPE_CHECKING:
-    from ..nodes import Node
-    from ..supervisor import Supervisor
+    from ..supervisor.supervisor import Supervisor
+    from ..tree.agents.state import Node
 
 __all__ = ["Command", "Here", "Said", "command", "flag", "given", "option", "rest"]
 

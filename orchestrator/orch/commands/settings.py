@@ -9,17 +9,21 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.skills import SkillSpec
-from orch_protocol.slash import Effect
-from orch_protocol.text import scrub
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.text import scrub
+from orch_protocol.resources.skills import SkillSpec
+from orch_protocol.resources.slash_commands import Effect
 
-from .. import config, hook_records
-from ..cli import admin, doctor, extension_rows, prompts, render
-from ..cli import hooks as hook_verb
-from ..cli import memory as memory_verb
-from ..extensions import find, templates_for
-from ..templates import PromptTemplate, usable
+from ..cli import prompts
+from ..cli.resources import hooks as hook_verb
+from ..cli.resources import memory as memory_verb
+from ..cli.system import admin, doctor
+from ..config import config
+from ..policy import hook_records
+from ..render import extensions as extension_rows
+from ..render import terminal
+from ..resources.extensions import find, templates_for
+from ..resources.prompt_templates import PromptTemplate, usable
 from .registry import Here, Said, command, given, rest
 
 __all__ = ["COMMANDS", "filled", "templates_of"]
@@ -81,8 +85,10 @@ async def filled(found: PromptTemplate, said: str) -> Said:
 @command("skills", "the skills that the agent has, which it reads when its work is of that kind", group=GROUP)
 async def skills(here: Here) -> Said:
     mine = [{"name": each.name, "description": each.description, "path": each.path} for each in _skills(here)]
-    rows = [[render.line(each["name"], 64), render.line(each["description"], 100)] for each in mine]
-    return Said(render.columns([["SKILL", ""], *rows], frozenset()) if rows else "no skills: see docs/skills.md", mine)
+    rows = [[terminal.line(each["name"], 64), terminal.line(each["description"], 100)] for each in mine]
+    return Said(
+        terminal.columns([["SKILL", ""], *rows], frozenset()) if rows else "no skills: see docs/skills.md", mine
+    )
 
 
 @command(
@@ -128,7 +134,7 @@ def _memory(here: Here) -> Said:
     if what == "forget":
         gone = memory.forget(note.id for note in found)
         return Said(f"forgotten: {', '.join(note.id for note in gone)}", memory_verb.plain(gone))
-    return Said("\n\n".join(f"{note.id}\n{render.safe(note.text)}" for note in found), memory_verb.plain(found))
+    return Said("\n\n".join(f"{note.id}\n{terminal.safe(note.text)}" for note in found), memory_verb.plain(found))
 
 
 @command("extensions", "extensions for the agent's folder, and which of them it runs with", group=GROUP)

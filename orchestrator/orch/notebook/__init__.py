@@ -9,8 +9,7 @@ __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
 def load_ipython_extension(shell: Any) -> None:
     """Give the shell, IPython's InteractiveShell, its magics. Starts nothing: the first question does."""
-    from .line import questions
-    from .magic import OrchMagics
+    from .magic import OrchMagics, questions
 
     shell.register_magics(OrchMagics(shell))
     if questions not in shell.input_transformers_cleanup:
@@ -19,8 +18,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """Take the magics away, and end what they started."""
-    from .line import questions
-    from .magic import OrchMagics
+    from .magic import OrchMagics, questions
 
     if questions in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(questions)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orch_protocol.spec import Template
-from orch_worker.tools.namespace import lend, take_back
+from orch_protocol.agent.spec import Template
+from orch_worker.tools.python.namespace import lend, take_back
 
-from ..launchers import default_launcher
-from ..launchers.base import LaunchRequest, WorkerProcess
-from ..launchers.in_process import InProcessLauncher
+from ..processes import default_launcher
+from ..processes.base import LaunchRequest, WorkerProcess
+from ..processes.in_process import InProcessLauncher
 
 __all__ = ["NotebookLauncher"]
 

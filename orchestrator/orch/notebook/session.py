@@ -15,17 +15,16 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.approval import Consent, Question
-from orch_protocol.commands import TurnEvent
-from orch_protocol.errors import LockedError, OrchError
-from orch_protocol.messages import Reply
-from orch_protocol.services import AgentRow
+from orch_protocol.core.approval import Consent, Question
+from orch_protocol.core.errors import LockedError, OrchError
+from orch_protocol.core.messages import Reply
+from orch_protocol.services.requests import AgentRow
+from orch_protocol.wire.worker_messages import TurnEvent
 
-from .. import config as configuration
-from .. import paths
-from ..arguments import Scripted
-from ..sync import Orchestrator
-from ..sync_handles import Subagent
+from ..api.arguments import Scripted
+from ..api.sync import Orchestrator, Subagent
+from ..config import config as configuration
+from ..config import paths
 from .launcher import NotebookLauncher
 from .view import View
 

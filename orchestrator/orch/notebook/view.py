@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import TurnEvent
-from orch_protocol.messages import Reply
-from orch_protocol.services import AgentRow
+from orch_protocol.core.messages import Reply
+from orch_protocol.services.requests import AgentRow
+from orch_protocol.wire.worker_messages import TurnEvent
 
-from ..cli import render
+from ..render import terminal
+from ..render.transcript import Transcript, output
 
-__all__ = ["TurnView", "View", "harmless", "used"]
+__all__ = ["Told", "TurnView", "View", "harmless", "used"]
+
 
 NATURAL: Final = "end_turn"
 SHORT: Final = 100
@@ -113,7 +116,7 @@ class TurnView:
 
     def text(self) -> str:
         """Return all of it as text that no terminal obeys."""
-        return "\n".join(render.safe(line) for line in self._lines())
+        return "\n".join(terminal.safe(line) for line in self._lines())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002
         return {"text/plain": self.text(), "text/markdown": self.markdown()}
@@ -143,7 +146,7 @@ class TurnView:
         done: list[str] = []
         for item in self._items:
             if isinstance(item, _Did):
-                done.append(f"- {MARKS[item.state]} {_span(item.name)} {_span(render.line(_what(item), SHORT))}")
+                done.append(f"- {MARKS[item.state]} {_span(item.name)} {_span(terminal.line(_what(item), SHORT))}")
                 continue
             if done:
                 yield "\n".join(done)
@@ -151,8 +154,8 @@ class TurnView:
             if isinstance(item, _Said):
                 yield harmless(item.text)
             else:
-                yield f"*{_plain(render.line(item.text, 2 * SHORT))}*"
-        done += [f"- {_span(render.line(child, SHORT))}" for child in self._children]
+                yield f"*{_plain(terminal.line(item.text, 2 * SHORT))}*"
+        done += [f"- {_span(terminal.line(child, SHORT))}" for child in self._children]
         if done:
             yield "\n".join(done)
         if not self._over:
@@ -161,12 +164,12 @@ class TurnView:
     def _lines(self) -> Iterator[str]:
         for item in self._items:
             if isinstance(item, _Did):
-                yield f"{MARKS[item.state]} {item.name} {render.line(_what(item), SHORT)}"
+                yield f"{MARKS[item.state]} {item.name} {terminal.line(_what(item), SHORT)}"
             elif isinstance(item, _Said):
                 yield item.text
             else:
-                yield f"[{render.line(item.text, 2 * SHORT)}]"
-        yield from (f"… {render.line(child, SHORT)}" for child in self._children)
+                yield f"[{terminal.line(item.text, 2 * SHORT)}]"
+        yield from (f"… {terminal.line(child, SHORT)}" for child in self._children)
         if not self._over:
             yield "…"
 
@@ -176,7 +179,7 @@ def used(reply: Reply) -> str:
     usage = reply.usage
     tokens = usage.input_tokens + usage.output_tokens
     cost = f", ${usage.cost_usd:.4f}" if usage.cost_usd else ""
-    return f"{render.counted(reply.tool_calls, 'tool call')}, {tokens:,} tokens{cost}"
+    return f"{terminal.counted(reply.tool_calls, 'tool call')}, {tokens:,} tokens{cost}"
 
 
 def harmless(text: str) -> str:
@@ -213,3 +216,36 @@ def _span(text: str) -> str:
 
 def _plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]#!])", r"\\\1", text).replace("<", "&lt;")
+
+
+# --- A turn as a terminal is told of it, where nothing that was shown can be replaced ---
+
+
+class Told:
+    """Prints a turn as it goes on, as `orch query --stream` does."""
+
+    def __init__(self) -> None:
+        self._output = output()
+        self._turn = Transcript(self._output)
+
+    def event(self, event: TurnEvent) -> None:
+        """Print what happened."""
+        self._turn.event(msgspec.to_builtins(event))
+
+    def below(self, rows: Sequence[AgentRow]) -> None:
+        """Print nothing: who else is at work changes all the time."""
+
+    def reply(self, reply: Reply) -> None:
+        """Print what is left of the turn, and what it took."""
+        self._turn.reply(msgspec.to_builtins(reply))
+        self._over(reply.warning, used(reply))
+
+    def failed(self, why: str) -> None:
+        """Print why there is no reply."""
+        self._turn.end()
+        self._over(why)
+
+    def _over(self, *notes: str) -> None:
+        self._output.over()
+        for each in filter(None, notes):
+            self._output.note(f"[{terminal.line(each, 200)}]")

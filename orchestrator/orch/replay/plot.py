@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orch_protocol.errors import ConfigError, StoreError
+from orch_protocol.core.errors import ConfigError, StoreError
 
 from .report import Outcome
 

@@ -9,16 +9,16 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.config import ArchivalConfig, SummaryConfig
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Message, Text, ToolResult
-from orch_worker.estimate import Estimator
-from orch_worker.stubs import summary_message
+from orch_protocol.agent.config import ArchivalConfig, SummaryConfig
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Message, Text, ToolResult
+from orch_worker.conversation.stubs import summary_message
+from orch_worker.conversation.tokens import Estimator
 
-from ..archival.archiver import Archiver
-from ..archival.gate import Prices, summary_cost
-from ..archival.plan import SUMMARY_TOKENS
-from .recording import Scale
+from ..api.archiver import Archiver
+from ..archival.plan.economics import Prices, summary_cost
+from ..archival.plan.plan import SUMMARY_TOKENS
+from .readers import Scale
 
 __all__ = ["DEFAULT", "NAMES", "Policy", "Setting", "policy_named"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ..archival.gate import Prices
+from ..archival.plan.economics import Prices
 
 __all__ = ["Bill", "Meter"]
 

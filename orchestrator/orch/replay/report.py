@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.messages import Message
-from orch_worker.recalled import shown_hits
+from orch_protocol.core.messages import Message
+from orch_worker.conversation.recalled import shown_hits
 
-from ..archival.gate import Prices
-from ..archival.plan import SUMMARY_TOKENS
-from .evidence import KINDS, Share, evidence_in, reachable
+from ..archival.plan.economics import Prices
+from ..archival.plan.plan import SUMMARY_TOKENS
 from .policies import Policy, Setting, policy_named
 from .prices import Bill, Meter
-from .recording import Recording, Scale, scale_of
+from .readers import Recording, Scale, scale_of
+from .retained_facts import KINDS, Share, evidence_in, reachable
 
 __all__ = ["USD_PER_MILLION", "Outcome", "Point", "Terms", "recorded_input", "replay", "report", "table"]
 

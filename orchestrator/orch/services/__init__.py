@@ -11,119 +11,93 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.commands import RootCall
-from orch_protocol.errors import ConfigError, ProtocolError, ToolNotGrantedError
-from orch_protocol.services import SERVICES
-from orch_protocol.spec import AgentSpec
-from orch_protocol.wire import DECODE_ERRORS, encode_body
+from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.core.errors import ConfigError, ProtocolError, ToolNotGrantedError
+from orch_protocol.services.requests import SERVICES
+from orch_protocol.wire.frames import DECODE_ERRORS, encode_body
+from orch_protocol.wire.worker_messages import RootCall
 
-from . import (
-    approving,
-    archiving,
-    asking,
-    choosing,
-    commanding,
-    compacting,
-    crowding,
-    discarding,
-    ending,
-    exchanging,
-    exporting,
-    forking,
-    hooking,
-    localising,
-    looking,
-    mending,
-    models,
-    planning,
-    prompting,
-    pruning,
-    queueing,
-    recalling,
-    sessions,
-    spawning,
-    spending,
-    steering,
-    surveying,
-    tools,
-    watching,
-    workspace,
-)
+from .agents import lifecycle, query, queue, spawn, status, steering, watch
+from .archives import archiving, prune, recall
+from .checks import local_only
+from .models import approvals, budgets, model_selection, models, rate_limits
+from .resources import export_values, hooks, program_tools, prompts, slash_commands, workspace
+from .sessions import compaction, fork, import_export, plan_mode, repair, retention, sessions
 
 if TYPE_CHECKING:
-    from ..supervisor import Supervisor
-    from ..watchers import Watcher
+    from ..supervisor.supervisor import Supervisor
+    from ..supervisor.watchers import Watcher
 
 __all__ = ["GRANTS", "HANDLERS", "call", "check_grant", "check_seconds", "fitting", "serve_worker"]
 
 Params = TypeVar("Params", bound=Struct)
 
 HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
-    "spawn": spawning.spawn,
-    "query": asking.query,
-    "submit": asking.submit,
-    "collect": asking.collect,
-    "value": exporting.value,
-    "wait": asking.wait,
-    "kill": ending.kill,
+    "spawn": spawn.spawn,
+    "query": query.query,
+    "submit": query.submit,
+    "collect": query.collect,
+    "value": export_values.value,
+    "wait": query.wait,
+    "kill": lifecycle.kill,
     "steer": steering.steer,
     "cancel": steering.cancel,
-    "queue": queueing.queue,
-    "clear_queue": queueing.clear_queue,
-    "set_queue": queueing.set_queue,
-    "resume": ending.resume,
+    "queue": queue.queue,
+    "clear_queue": queue.clear_queue,
+    "set_queue": queue.set_queue,
+    "resume": lifecycle.resume,
     "narrow": steering.narrow,
-    "import": exchanging.import_session,
-    "list": looking.list_agents,
-    "show": looking.show,
-    "events": looking.events,
+    "import": import_export.import_session,
+    "list": status.list_agents,
+    "show": status.show,
+    "events": status.events,
     "session": sessions.session,
     "change_session": sessions.change_session,
-    "compact": compacting.compact,
+    "compact": compaction.compact,
     "kept": sessions.kept,
     "workspace": workspace.workspace,
     "arrange_workspace": workspace.arrange_workspace,
-    "fork": forking.fork,
-    "set_planning": planning.set_planning,
-    "fsck_session": mending.fsck_session,
-    "state": looking.state,
-    "watch": watching.watch,
-    "prompt": prompting.prompt,
-    "commands": commanding.commands,
-    "execute": commanding.execute,
-    "catalogs": commanding.catalogs,
-    "survey": surveying.survey,
-    "spec": looking.spec,
-    "run_tool": tools.run_tool,
-    "run_hooks": hooking.run_hooks,
-    "hooks_ran": hooking.hooks_ran,
-    "judge": approving.judge,
-    "approve": approving.approve,
-    "answer": approving.answer,
-    "permissions": approving.permissions,
-    "revoke": approving.revoke,
+    "fork": fork.fork,
+    "set_planning": plan_mode.set_planning,
+    "fsck_session": repair.fsck_session,
+    "state": status.state,
+    "watch": watch.watch,
+    "prompt": prompts.prompt,
+    "commands": slash_commands.commands,
+    "execute": slash_commands.execute,
+    "catalogs": slash_commands.catalogs,
+    "survey": status.survey,
+    "spec": status.spec,
+    "run_tool": program_tools.run_tool,
+    "run_hooks": hooks.run_hooks,
+    "hooks_ran": hooks.hooks_ran,
+    "judge": approvals.judge,
+    "approve": approvals.approve,
+    "answer": approvals.answer,
+    "permissions": approvals.permissions,
+    "revoke": approvals.revoke,
     "archive": archiving.archive,
     "archived": archiving.archived,
     "summarise": archiving.summarise,
     "live": archiving.live,
-    "archives": recalling.archives,
-    "search_archive": recalling.search_archive,
-    "read_archive": recalling.read_archive,
-    "marks": recalling.marks,
-    "prune": pruning.prune,
-    "prune_sessions": discarding.prune_sessions,
-    "map": asking.map_agents,
-    "reserve": spending.reserve,
-    "settle": spending.settle,
-    "spent": spending.spent,
-    "budget": spending.budget,
-    "refused": crowding.refused,
-    "admit": crowding.admit,
-    "left": crowding.left,
+    "archives": recall.archives,
+    "search_archive": recall.search_archive,
+    "read_archive": recall.read_archive,
+    "marks": recall.marks,
+    "prune": prune.prune,
+    "prune_sessions": retention.prune_sessions,
+    "map": query.map_agents,
+    "reserve": budgets.reserve,
+    "settle": budgets.settle,
+    "spent": budgets.spent,
+    "budget": budgets.budget,
+    "refused": rate_limits.refused,
+    "admit": rate_limits.admit,
+    "left": rate_limits.left,
     "models": models.list_models,
     "find_model": models.find_model,
-    "localise": localising.localise,
-    "answers": choosing.answers,
+    "localise": local_only.localise,
+    "answers": model_selection.answers,
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_worker.store import AppendLog
+from orch_worker.session.log.append_log import AppendLog
 from past import PROFILES, Life
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from orch.nodes import iso
+from orch.tree.agents.state import iso
 from past import Life
 
 EVER = "9999-01-01T00:00:00.000Z"

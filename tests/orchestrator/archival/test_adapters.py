@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from orch.archival.adapters import detect, format_named, pack, translated, unpack
 from orch.archival.adapters.base import difference, restore
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
 
 ANTHROPIC: list[dict[str, Any]] = [
     {"role": "user", "content": "hi"},

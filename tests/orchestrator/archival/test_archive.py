@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.archival import archive as module
-from orch.archival.archive import Archive, Record, Stored
-from orch_protocol.errors import DamagedError, ForeignFileError, LockedError, StoreError
-from orch_protocol.messages import Message, assistant, user
-from orch_worker.store import AppendLog
+from orch.archival.store import store as module
+from orch.archival.store.store import Archive, Record, Stored
+from orch_protocol.core.errors import DamagedError, ForeignFileError, LockedError, StoreError
+from orch_protocol.core.messages import Message, assistant, user
+from orch_worker.session.log.append_log import AppendLog
 
 FILE = "archive-000001.jsonl"
 

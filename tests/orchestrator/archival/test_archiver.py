@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import orch
-from orch.archival.archive import Archive
-from orch.archival.archiver import Archiver
-from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
-from orch_protocol.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError, StoreError
-from orch_worker.block import HEADING
-from orch_worker.store import AppendLog
+from orch.api.archiver import Archiver
+from orch.archival.store.store import Archive
+from orch_protocol.agent.config import ArchivalConfig, SummaryConfig, TriggerConfig
+from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError, StoreError
+from orch_worker.conversation.live_subagents import HEADING
+from orch_worker.session.log.append_log import AppendLog
 from shapes import SHAPES, Items, Shape, work
 
 TIGHT = ArchivalConfig(profile="economy", high_tokens=300, low_tokens=100, rollup_tokens=200, prompt_tokens=60)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator
-from orch.archival.archiver import Archiver
-from orch_protocol.config import ArchivalConfig
-from orch_protocol.errors import ConfigError
+from orch.api.archiver import Archiver
+from orch_protocol.agent.config import ArchivalConfig
+from orch_protocol.core.errors import ConfigError
 
 
 def test_arguments_that_do_not_fit(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from orch.archival.archiver import Archiver
-from orch.archival.asker import MOST_WAITING, REASON_CHARS
-from orch.archival.gate import Prices
-from orch.archival.plan import fresh_from, upgrades
-from orch_protocol.config import ArchivalConfig, SummaryConfig
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Message, Text, ToolResult, assistant, user
-from orch_protocol.services import SummaryRequest
-from orch_worker.store import AppendLog
+from orch.api.archiver import Archiver
+from orch.archival.plan.economics import Prices
+from orch.archival.plan.plan import fresh_from, upgrades
+from orch.archival.summary import MOST_WAITING, REASON_CHARS
+from orch_protocol.agent.config import ArchivalConfig, SummaryConfig
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Message, Text, ToolResult, assistant, user
+from orch_protocol.services.requests import SummaryRequest
+from orch_worker.session.log.append_log import AppendLog
 from shapes import SHAPES, Shape, work
 
 HASTY = ArchivalConfig(profile="seed", summary=SummaryConfig(style="paragraph", timeout_seconds=0.01))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orch.archival.ledger import Ledger
-from orch.audit import audit
-from orch_protocol.messages import Text, assistant, text_of, user
-from orch_worker.outline import read_outline
-from orch_worker.store import AppendLog
-from orch_worker.stubs import holders_in, stub_text, stubs_in
+from orch.archival.store.session_archives import Ledger
+from orch.sessions.audit import audit
+from orch_protocol.core.messages import Text, assistant, text_of, user
+from orch_worker.conversation.stubs import holders_in, stub_text, stubs_in
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.session_index import read_outline
 from orchestrator.archival.pruned import MARK, file, later
 from past import DELETED, EAGER, PROFILES, Life, call, result, steps
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig
-from orch.archival.draft import Draft
-from orch.archival.engine import Archives
-from orch.archival.gate import Prices
-from orch_protocol.config import TriggerConfig
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services import Archive
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.transcript import Transcript
+from orch.archival.engine import Archives, Draft
+from orch.archival.plan.economics import Prices
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.services.requests import Archive
+from orch_worker.session.transcript import Transcript
 from past import at_once
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orch.archival.index import NAME, Index
-from orch.archival.search import Search
+from orch.archival.store.index import NAME, Index
+from orch.archival.store.search import Search
 from past import Life, steps
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orch.archival.ledger import Ledger
-from orch_protocol.entries import CompactionEntry
-from orch_protocol.errors import DamagedError, StoreError
-from orch_protocol.messages import Message, assistant, text_of, user
-from orch_worker.store import AppendLog
-from orch_worker.transcript import read_session
-from orch_worker.witness import testimony as shown_of
+from orch.archival.store.session_archives import Ledger
+from orch_protocol.core.errors import DamagedError, StoreError
+from orch_protocol.core.messages import Message, assistant, text_of, user
+from orch_protocol.session.entries import CompactionEntry
+from orch_worker.context.holder_query import testimony as shown_of
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.transcript import read_session
 from past import EAGER, PROFILES, Life, steps
 
 

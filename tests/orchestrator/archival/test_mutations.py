@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orch.archival.ledger import Ledger
-from orch_protocol.errors import ForeignFileError
-from orch_protocol.messages import text_of, user
-from orch_worker.outline import read_outline
-from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript, read_last_turn, read_session
+from orch.archival.store.session_archives import Ledger
+from orch_protocol.core.errors import ForeignFileError
+from orch_protocol.core.messages import text_of, user
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.session_index import read_outline
+from orch_worker.session.transcript import Transcript, read_last_turn, read_session
 from past import EAGER, PROFILES, Life, steps
 
 FILES = 1000

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_protocol.messages import Image, Message, Opaque, Text, Thinking, ToolResult, assistant, user
-from orch_worker.store import AppendLog
+from orch_protocol.core.messages import Image, Message, Opaque, Text, Thinking, ToolResult, assistant, user
+from orch_worker.session.log.append_log import AppendLog
 from past import PROFILES, Life, call, result, steps
 
 WORDS = st.text(alphabet='abc é漢 \n"\\/.{}\u2028', max_size=20)

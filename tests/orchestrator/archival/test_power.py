@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orch.archival import ledger as ledger_module
-from orch.archival.draft import Draft
-from orch.archival.ledger import Ledger
-from orch_protocol.errors import DamagedError, OrchError, StoreError
-from orch_protocol.messages import Message, assistant, user
-from orch_protocol.spec import Durability
-from orch_worker import lines, store
-from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript, read_session
+from orch.archival.engine import Draft
+from orch.archival.store import session_archives as ledger_module
+from orch.archival.store.session_archives import Ledger
+from orch_protocol.agent.spec import Durability
+from orch_protocol.core.errors import DamagedError, OrchError, StoreError
+from orch_protocol.core.messages import Message, assistant, user
+from orch_worker.session.log import append_log, record_format
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.transcript import Transcript, read_session
 from past import EAGER, Life, steps
 from power import Disk, Outage
 
@@ -168,8 +168,8 @@ def name_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def torn_tail_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was half written stays, and the next line is glued to it."""
-    load = store.load
-    monkeypatch.setattr(store, "load", lambda *args, **named: replace(load(*args, **named), torn=b""))
+    load = append_log.load
+    monkeypatch.setattr(append_log, "load", lambda *args, **named: replace(load(*args, **named), torn=b""))
 
 
 def nothing_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +180,8 @@ def nothing_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def half_an_append_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """For one of the two who read it."""
 
-    def wrong(line: bytes) -> lines.Sealed | None:
-        sealed = lines.unseal(line)
+    def wrong(line: bytes) -> record_format.Sealed | None:
+        sealed = record_format.unseal(line)
         return replace(sealed, more=False) if sealed else None
 
     monkeypatch.setattr(ledger_module, "unseal", wrong)

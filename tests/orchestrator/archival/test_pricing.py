@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.archival.gate import Prices
-from orch.archival.pricing import prices_for, prices_of
-from orch_protocol.spec import BackendSpec
+from orch.archival.plan.economics import Prices, prices_for, prices_of
+from orch_protocol.agent.spec import BackendSpec
 from orch_worker.backends.models import Model, load
 from orch_worker.backends.registry import complete
 

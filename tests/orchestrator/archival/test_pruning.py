@@ -8,20 +8,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orch.archival import deletion
-from orch.archival.index import NAME as INDEX
-from orch.archival.pruning import doomed
-from orch.tombstones import emptied
-from orch_protocol.entries import Custom, PhaseEntry
-from orch_protocol.errors import ArchiveDeletedError, LockedError
-from orch_protocol.hooks import ACTED, Acted, HookAct
-from orch_protocol.messages import Usage, assistant, text_of, user
-from orch_protocol.taint import Mark, mark
-from orch_worker.digest import Digest, details_of, on_record
-from orch_worker.lock import FolderLock
-from orch_worker.store import load
-from orch_worker.tasks import made
-from orch_worker.transcript import Transcript
+from orch.archival.store import deletion
+from orch.archival.store.index import NAME as INDEX
+from orch.archival.store.prune import doomed
+from orch.tree.agents.agent_record import emptied
+from orch_protocol.core.errors import ArchiveDeletedError, LockedError
+from orch_protocol.core.messages import Usage, assistant, text_of, user
+from orch_protocol.core.taint import Mark, mark
+from orch_protocol.hooks.stages import ACTED, Acted, HookAct
+from orch_protocol.session.entries import Custom, PhaseEntry
+from orch_worker.context.compaction_summary import Digest, details_of, on_record
+from orch_worker.session.log.append_log import load
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.plan import made
+from orch_worker.session.transcript import Transcript
 from orchestrator.archival.pruned import EVER, MARK, NEVER, file, later, session
 from past import DELETED, Life, call, result, steps
 

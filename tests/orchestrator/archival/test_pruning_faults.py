@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.archival import pruning
-from orch_protocol.errors import DamagedError, StoreError
-from orch_protocol.messages import user
-from orch_worker import rewriting
-from orch_worker.store import load
+from orch.archival.store import prune
+from orch_protocol.core.errors import DamagedError, StoreError
+from orch_protocol.core.messages import user
+from orch_worker.session.log import atomic_rewrite
+from orch_worker.session.log.append_log import load
 from orchestrator.archival.pruned import EVER, file, later
 from past import DELETED, Life, steps
 
@@ -97,9 +97,9 @@ def test_a_fault_on_the_way_leaves_everything(life: Life, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     if fault == "check":
-        monkeypatch.setattr(pruning._Copy, "_forgotten", lambda _self, collapse, *_: _without_stub(collapse))
+        monkeypatch.setattr(prune._Copy, "_forgotten", lambda _self, collapse, *_: _without_stub(collapse))
     else:
-        monkeypatch.setattr(rewriting.os, fault, fail)
+        monkeypatch.setattr(atomic_rewrite.os, fault, fail)
     with pytest.raises(StoreError, match="would not be the same" if fault == "check" else "disk full"):
         life.loop.run(life.archives.delete(life.spec, EVER, DELETED))
     monkeypatch.undo()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch.tombstones import emptied
-from orch_protocol.messages import Message, assistant
+from orch.tree.agents.agent_record import emptied
+from orch_protocol.core.messages import Message, assistant
 from orchestrator.archival.pruned import MARK, NEVER, session
 from past import DELETED, PROFILES, Life, steps
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch.archival.adapters import format_named
-from orch.archival.gate import Change, Prices, expected_calls, gain_of, summary_cost
-from orch.archival.plan import View, eras, finished_turns, phases
-from orch.archival.profiles import rules_of
-from orch.archival.rollup import FAN, Merge, Stub, era_tokens, merge_of
-from orch.archival.triggers import Facts, decide
-from orch_protocol.config import ArchivalConfig, Profile, TriggerConfig
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import (
+from orch.archival.plan.economics import Change, Prices, expected_calls, gain_of, summary_cost
+from orch.archival.plan.plan import View, eras, finished_turns, phases
+from orch.archival.plan.rollup import FAN, Merge, Stub, era_tokens, merge_of
+from orch.archival.plan.triggers import Facts, decide
+from orch.config.archival_profiles import rules_of
+from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import (
     Block,
     Image,
     Message,
@@ -28,9 +28,9 @@ from orch_protocol.messages import (
     assistant,
     user,
 )
-from orch_worker.block import Live, live_block
-from orch_worker.estimate import PLAIN, Estimator, Ratios
-from orch_worker.turns import groups_of, responses, turns_of
+from orch_worker.conversation.live_subagents import Live, live_block
+from orch_worker.conversation.tokens import PLAIN, Estimator, Ratios
+from orch_worker.conversation.turns import groups_of, responses, turns_of
 from shapes import SHAPES, Shape, work
 
 PRICES = Prices()

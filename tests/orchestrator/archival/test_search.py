@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch.archival.archiver import Archiver
-from orch.archival.index import passage
-from orch_protocol.config import ArchivalConfig
-from orch_protocol.errors import StoreError
+from orch.api.archiver import Archiver
+from orch.archival.store.index import passage
+from orch_protocol.agent.config import ArchivalConfig
+from orch_protocol.core.errors import StoreError
 from shapes import SHAPES, Shape, work
 
 NEEDLES = {

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from orch.api.archiver import Archiver
 from orch.archival.adapters import format_named
-from orch.archival.archiver import Archiver
+from orch.archival.plan.triggers import Facts, decide, facts_of
 from orch.archival.summary import Summary, ask, parse
-from orch.archival.triggers import Facts, decide, facts_of
-from orch_protocol.config import ArchivalConfig, SummaryConfig, TriggerConfig
-from orch_protocol.messages import Message, StopReason, user
-from orch_protocol.services import SummaryRequest
-from orch_worker.estimate import Estimator
-from orch_worker.rendering import render_turn
-from orch_worker.turns import calls_of, first_line, is_unfinished
+from orch_protocol.agent.config import ArchivalConfig, SummaryConfig, TriggerConfig
+from orch_protocol.core.messages import Message, StopReason, user
+from orch_protocol.services.requests import SummaryRequest
+from orch_worker.conversation.rendering import render_turn
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.turns import calls_of, first_line, is_unfinished
 from shapes import SHAPES, Shape
 
 TALK = ArchivalConfig(profile="seed", trigger=TriggerConfig(token_threshold=100))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orch.archival.shelves import Shelves, Stacks
-from orch_protocol.errors import OrchError
-from orch_protocol.messages import user
-from orch_worker.transcript import Transcript
+from orch.archival.store.archive_pool import Shelves, Stacks
+from orch_protocol.core.errors import OrchError
+from orch_protocol.core.messages import user
+from orch_worker.session.transcript import Transcript
 from past import at_once
 from virtual import passed, virtual
 

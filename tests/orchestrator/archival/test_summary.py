@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orch.archival.summary import FINDINGS, MOST_CHARS, Summary, ask, parse
-from orch_protocol.messages import Message, Opaque, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services import SummaryRequest
-from orch_worker.rendering import render_turn
+from orch_protocol.core.messages import Message, Opaque, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.services.requests import SummaryRequest
+from orch_worker.conversation.rendering import render_turn
 
 GOOD = {"outcome": "done", "key_findings": ["a", "b"], "open_questions": ["c"]}
 

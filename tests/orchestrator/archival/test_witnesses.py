@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig, Archiver
-from orch_protocol.config import TriggerConfig
-from orch_protocol.messages import Message, Reply, text_of
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.messages import Message, Reply, text_of
 from shapes import SHAPES, Shape, work
 
 ANY = TriggerConfig(token_threshold=1, tool_call_threshold=1)

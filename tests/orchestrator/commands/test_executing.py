@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from orch import AsyncSubagent, Budget, Skill
-from orch.commands.table import BY_NAME, COMMANDS
+from orch.commands.builtin_commands import BY_NAME, COMMANDS
 from orch.services import check_grant
-from orch_protocol.entries import Custom
-from orch_protocol.errors import AgentDiedError, AgentError, ConfigError, OrchError, ToolNotGrantedError
-from orch_protocol.messages import text_of
-from orch_protocol.slash import BUILT_IN, Effect, Execute
-from orch_worker.transcript import read_session
+from orch_protocol.core.errors import AgentDiedError, AgentError, ConfigError, OrchError, ToolNotGrantedError
+from orch_protocol.core.messages import text_of
+from orch_protocol.resources.slash_commands import BUILT_IN, Effect, Execute
+from orch_protocol.session.entries import Custom
+from orch_worker.session.transcript import read_session
 from orchestrator.world import NEST, Gate, World, nesting, opened
 from virtual import until
 

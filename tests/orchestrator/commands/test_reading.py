@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orch.commands.reading import bind, find, read
+from orch.commands.builtin_commands import BY_NAME
+from orch.commands.parse import bind, find, read
 from orch.commands.registry import flag, given, option, rest
-from orch.commands.table import BY_NAME
-from orch_protocol.errors import ConfigError
-from orch_protocol.slash import Argument, usage
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.resources.slash_commands import Argument, usage
 
 SPAWN = (rest("task", required=True), option("model", "model"), option("tools", "tools"), flag("idle"))
 LABEL = (given("entry", "entry", required=True), rest("label"))

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from orch.cli.failure import Failure
-from orch.console.chat import Chat
-from orch.console.link import Link, OnEvent
-from orch.console.sheet import Sheet
-from orch_protocol.approval import Question
-from orch_protocol.messages import Message
-from orch_protocol.services import SERVICES
-from orch_protocol.watching import Spoken, TurnBegan, TurnEnded, WatchAgent
+from orch.chat.app import Chat
+from orch.chat.daemon_connection import Link, OnEvent
+from orch.chat.text.live_text import Sheet
+from orch.daemon.failure import Failure
+from orch_protocol.core.approval import Question
+from orch_protocol.core.messages import Message
+from orch_protocol.services.requests import SERVICES
+from orch_protocol.wire.watch_events import Spoken, TurnBegan, TurnEnded, WatchAgent
 from orchestrator.desk import REPLY, ROW
 
 AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch.console.bar import bar, below, live
+from orch.chat.status_bar import bar, below, live
 from orchestrator.desk import ROW
 
 USAGE = ROW["usage"]

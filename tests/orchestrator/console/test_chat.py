@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli.failure import Failure
-from orch_protocol.commands import TurnEvent, TurnSoFar
-from orch_protocol.messages import assistant, user
-from orch_protocol.watching import TurnEnded
-from orch_worker.framing import CLOSING, OPENING
+from orch.daemon.failure import Failure
+from orch_protocol.core.messages import assistant, user
+from orch_protocol.wire.watch_events import TurnEnded
+from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
+from orch_worker.conversation.framing import CLOSING, OPENING
 from orchestrator.console.stand import AGENT, Talk, event, question
 from orchestrator.desk import REPLY
 

@@ -6,7 +6,7 @@ import os
 import pty
 import termios
 
-from orch.console.early import early
+from orch.chat.screen import early
 
 
 def test_keys_wait_unseen_and_enter_stays_enter() -> None:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.console import past
-from orch.console.completing import Suggestion, suggestions
-from orch.console.diffs import MOST_LINES, changes
-from orch.console.pastes import Pastes, folded
-from orch.console.presses import Interrupts
-from orch.console.replies import Consent, consent, leaving
+from orch.chat import history
+from orch.chat.approvals import Consent, consent, leaving
+from orch.chat.completion import Suggestion, suggestions
+from orch.chat.keys import Interrupts
+from orch.chat.pastes import Pastes, folded
+from orch.chat.text.diffs import MOST_LINES, changes
 from orchestrator.desk import ROW
 
 
@@ -153,5 +153,5 @@ def test_a_diff_that_is_too_long_says_so() -> None:
 def test_the_history_keeps_its_later_half() -> None:
     """Cut where an entry begins."""
     entry = b"\n# 2026-01-01 00:00:00\n+text\n"
-    assert past.shortened(entry * 4) == entry * 2
-    assert past.shortened(b"x" * 10) == b""
+    assert history.shortened(entry * 4) == entry * 2
+    assert history.shortened(b"x" * 10) == b""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orch.cli.failure import Failure
-from orch.console.link import Link
+from orch.chat.daemon_connection import Link
+from orch.daemon.failure import Failure
 
 
 class Wire:

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.console import pieces
-from orch.console.inline import inline
-from orch.console.markdown import Markdown
-from orch.console.pieces import Piece, cells
-from orch.console.sheet import Sheet
+from orch.chat.text import styled_text
+from orch.chat.text.live_text import Sheet
+from orch.chat.text.markdown import Markdown, inline
+from orch.chat.text.styled_text import Piece, cells
 
 ANSWER = """\
 # Pumps
@@ -220,11 +219,11 @@ def test_how_wide_a_character_is_is_looked_up_once(monkeypatch: pytest.MonkeyPat
     """Where all of a long line is wide, that was most of its time."""
     looked_up: list[str] = []
     monkeypatch.setattr("prompt_toolkit.utils.get_cwidth", lambda text: looked_up.append(text) or 2)
-    pieces._columns.cache_clear()
+    styled_text._columns.cache_clear()
     try:
         shown = lines("漢字" * 5_000)
     finally:
-        pieces._columns.cache_clear()
+        styled_text._columns.cache_clear()
     assert "".join(plain(shown)) == "漢字" * 5_000
     assert all(len(line) == 30 for line in plain(shown)[:-1])
     assert sorted(looked_up) == sorted("漢字")

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from orch_protocol.approval import AnswerQuestion
-from orch_protocol.watching import QuestionOver
+from orch_protocol.core.approval import AnswerQuestion
+from orch_protocol.wire.watch_events import QuestionOver
 from orchestrator.console.stand import Talk, event, question
 
 

@@ -16,9 +16,9 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from orch.console import screen as screens
-from orch.console.past import history_file
-from orch.console.screen import Screen
+from orch.chat import screen as screens
+from orch.chat.history import history_file
+from orch.chat.screen import Screen
 from orchestrator.console.test_chat import Talk, question
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J, UP = "\r", "\x1b\r", "\x03", "\x04", "\n", "\x1b[A"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.console.pieces import cleaned, cut
-from orch.console.sheet import Sheet
+from orch.chat.text.live_text import Sheet
+from orch.chat.text.styled_text import cleaned, cut
 
 HOSTILE = ["\x1b[2J", "\x1b]0;t\x07", "\x9b31m", "\x9d0;t\x9c", "\u202e", "\u2066", "\r", "\x08", "\x00", "\x7f"]
 

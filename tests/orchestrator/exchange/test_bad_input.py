@@ -9,15 +9,15 @@ from random import Random
 
 import pytest
 
-from orch.exchange.found import Found, Kept
-from orch.exchange.planting import has_messages, plant
-from orch.exchange.reading import read_file
-from orch_protocol.entries import CompactionEntry, Telling
-from orch_protocol.errors import OrchError
-from orch_protocol.messages import Block
-from orch_worker.session import Session, UnknownEntry
-from orch_worker.store import AppendLog
-from orch_worker.transcript import read_session
+from orch.sessions.formats.conversation import Found, Kept
+from orch.sessions.formats.detect import read_file
+from orch.sessions.import_ import has_messages, plant
+from orch_protocol.core.errors import OrchError
+from orch_protocol.core.messages import Block
+from orch_protocol.session.entries import CompactionEntry, Telling
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.session import Session, UnknownEntry
+from orch_worker.session.transcript import read_session
 from recordings import chat, pi
 from sessions import pi_tree, tree_rows
 from shapes import Blocks, work

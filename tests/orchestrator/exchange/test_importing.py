@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig, Config, ScriptedBackend
-from orch.exchange.found import Found
-from orch.exchange.planting import plant, task_of
-from orch.exchange.reading import read_conversation
-from orch.services import exchanging
-from orch_protocol.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
-from orch_protocol.exchange import ImportSession
-from orch_protocol.messages import text_of, tool_uses, user
-from orch_protocol.project import ContextConfig
-from orch_worker.estimate import Estimator
-from orch_worker.project import Project, context_text, project_parts
+from orch.services.sessions import import_export
+from orch.sessions.formats.conversation import Found
+from orch.sessions.formats.detect import read_conversation
+from orch.sessions.import_ import plant, task_of
+from orch_protocol.agent.project import ContextConfig
+from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
+from orch_protocol.core.messages import text_of, tool_uses, user
+from orch_protocol.services.import_export import ImportSession
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.prompt.project import Project, context_text, project_parts
 from orchestrator.archival.pruned import EVER
 from orchestrator.world import opened
 from past import PROFILES, Life
@@ -90,7 +90,7 @@ async def test_a_subagent_that_cannot_be_taken_over(tmp_path: Path, monkeypatch:
             raise StoreError("disk full")
         plant(folder, agent, cwd, found, source)
 
-    monkeypatch.setattr(exchanging, "plant", full)
+    monkeypatch.setattr(import_export, "plant", full)
     async with opened(tmp_path / "home") as world:
         asked = ImportSession(str(written(tmp_path, tree_rows())), "/", agent={"script": ["x"], "tools": []})
         imported = await world._call("import", asked)

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from orch import Config
 from orch.cli import run
-from orch.exchange.mending import findings_of, mended_copy
-from orch.exchange.reading import read_file
-from orch_protocol.errors import AgentBusyError, ForeignFileError, LockedError, StoreError
-from orch_protocol.messages import text_of
-from orch_worker.lock import FolderLock
-from orch_worker.store import AppendLog
-from orch_worker.transcript import read_session
+from orch.sessions.formats.detect import read_file
+from orch.sessions.repair import findings_of, mended_copy
+from orch_protocol.core.errors import AgentBusyError, ForeignFileError, LockedError, StoreError
+from orch_protocol.core.messages import text_of
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.transcript import read_session
 from orchestrator.world import Gate, opened
 from past import EAGER, PROFILES, Life, steps
 from vandal import spoilt

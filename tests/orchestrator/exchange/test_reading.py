@@ -8,21 +8,10 @@ from typing import Any
 
 import pytest
 
-from orch.exchange.found import Found, Kept
-from orch.exchange.reading import read_conversation, read_file
-from orch_protocol.entries import (
-    BranchSummary,
-    CompactionEntry,
-    Custom,
-    CustomMessage,
-    Label,
-    MessageEntry,
-    ModelChange,
-    SessionInfo,
-    ThinkingLevelChange,
-)
-from orch_protocol.errors import ConfigError, DamagedError, ForeignFileError, StoreError
-from orch_protocol.messages import (
+from orch.sessions.formats.conversation import Found, Kept
+from orch.sessions.formats.detect import read_conversation, read_file
+from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, StoreError
+from orch_protocol.core.messages import (
     Image,
     Message,
     Opaque,
@@ -35,8 +24,19 @@ from orch_protocol.messages import (
     text_of,
     user,
 )
-from orch_worker.session import Session, UnknownEntry
-from orch_worker.transcript import Transcript
+from orch_protocol.session.entries import (
+    BranchSummary,
+    CompactionEntry,
+    Custom,
+    CustomMessage,
+    Label,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from orch_worker.session.session import Session, UnknownEntry
+from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines, pi
 from sessions import PICTURE, pi_tree, subagent_rows, tree_rows
 from talk import assert_valid

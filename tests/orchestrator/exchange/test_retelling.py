@@ -11,21 +11,21 @@ import msgspec
 import pytest
 
 from orch import CompactionConfig, ScriptedBackend, tool
-from orch.exchange.found import Found
-from orch.exchange.reading import read_conversation
-from orch.exchange.writing import found_of
-from orch.retelling import retell, told_again
-from orch.stories import differences, source_of, story_of
-from orch_protocol.config import Config, HooksConfig
-from orch_protocol.entries import MessageEntry
-from orch_protocol.errors import ConfigError
-from orch_protocol.memory import MemoryConfig, MemorySpec, Note
-from orch_protocol.messages import Message, Reply, Text, assistant, user
-from orch_protocol.phases import Assess, Reflect
-from orch_protocol.policy import PolicyConfig
-from orch_protocol.spec import AgentSpec, BackendSpec
-from orch_worker.memory_file import FileMemory
-from orch_worker.transcript import Transcript
+from orch.regression.generate_test import differences, source_of, story_of
+from orch.regression.replay_agent import retell, told_again
+from orch.sessions.export import found_of
+from orch.sessions.formats.conversation import Found
+from orch.sessions.formats.detect import read_conversation
+from orch_protocol.agent.config import Config, HooksConfig
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Message, Reply, Text, assistant, user
+from orch_protocol.core.phases import Assess, Reflect
+from orch_protocol.core.policy import PolicyConfig
+from orch_protocol.resources.memory import MemoryConfig, MemorySpec, Note
+from orch_protocol.session.entries import MessageEntry
+from orch_worker.memory.memory_file import FileMemory
+from orch_worker.session.transcript import Transcript
 from orchestrator.archival.pruned import EVER
 from orchestrator.world import opened
 from past import EAGER, PROFILES, Life, steps

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch.exchange.found import Found, Kept
-from orch.exchange.page import html_page, markdown_page
-from orch.exchange.planting import plant
-from orch.exchange.reading import read_conversation
-from orch.exchange.writing import CHOICES, exported, written
-from orch_protocol.entries import Checkout, Label, MessageEntry, SessionInfo, Telling
-from orch_protocol.errors import ConfigError, StoreError
-from orch_protocol.messages import (
+from orch.sessions.export import CHOICES, exported, written
+from orch.sessions.formats.conversation import Found, Kept
+from orch.sessions.formats.detect import read_conversation
+from orch.sessions.html_page import html_page, markdown_page
+from orch.sessions.import_ import plant
+from orch_protocol.core.errors import ConfigError, StoreError
+from orch_protocol.core.messages import (
     Image,
     Message,
     Opaque,
@@ -32,11 +31,12 @@ from orch_protocol.messages import (
     text_of,
     user,
 )
-from orch_protocol.services import AgentRow
-from orch_protocol.sessions import Choose, Edit, Think
-from orch_worker.session import Session, UnknownEntry
-from orch_worker.store import AppendLog
-from orch_worker.transcript import Transcript
+from orch_protocol.services.requests import AgentRow
+from orch_protocol.session.entries import Checkout, Label, MessageEntry, SessionInfo, Telling
+from orch_protocol.session.tree import Choose, Edit, Think
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.session import Session, UnknownEntry
+from orch_worker.session.transcript import Transcript
 from past import PROFILES, Life, steps
 from recordings import chat, dump_lines
 from sessions import PICTURE, pi_tree, tree_rows

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orch.notebook.line import Line, parse, questions
+from orch.notebook.magic import Line, parse, questions
 from orch.notebook.session import Choice
-from orch_protocol.errors import ConfigError
+from orch_protocol.core.errors import ConfigError
 
 
 def test_a_prompt_is_taken_as_it_was_typed() -> None:

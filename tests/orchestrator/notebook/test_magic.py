@@ -12,19 +12,17 @@ import pytest
 
 from orch.notebook import session as sessions
 from orch.notebook.session import NotebookSession
-from orch_protocol.approval import Consent, Question
-from orch_protocol.commands import TurnEvent
-from orch_protocol.errors import AgentGoneError
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.slash import Executed
+from orch_protocol.core.approval import Consent, Question
+from orch_protocol.core.errors import AgentGoneError
+from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.resources.slash_commands import Executed
+from orch_protocol.wire.worker_messages import TurnEvent
 from orchestrator.console.test_chat import question
 
 pytest.importorskip("IPython")
 
-from orch.notebook.line import Line
-from orch.notebook.magic import OrchMagics
-from orch.notebook.told import Told
-from orch.notebook.view import TurnView
+from orch.notebook.magic import Line, OrchMagics
+from orch.notebook.view import Told, TurnView
 
 
 class Desk:

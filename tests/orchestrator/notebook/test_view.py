@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orch.notebook.view import TurnView, harmless
-from orch_protocol.commands import TurnEvent
-from orch_protocol.messages import Reply, Usage
-from orch_protocol.services import AgentRow
+from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.services.requests import AgentRow
+from orch_protocol.wire.worker_messages import TurnEvent
 
 REPLY = Reply("abc", "q1", "Done.", usage=Usage(1200, 34, cost_usd=0.0125), tool_calls=1)
 

@@ -8,8 +8,8 @@ import pytest
 
 from orch.replay.readers import read_recordings
 from orch.replay.report import Terms, recorded_input, replay
-from orch_protocol.errors import DamagedError
-from orch_protocol.messages import Message, Usage, assistant, user
+from orch_protocol.core.errors import DamagedError
+from orch_protocol.core.messages import Message, Usage, assistant, user
 from past import PROFILES, Life, steps
 
 SESSION = "session.jsonl"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from orch import cli
-from orch.cli.replay import bar
+from orch.cli.sessions.replay import bar
 from orch.replay.plot import _LOOKS, checked, draw
 from orch.replay.policies import DEFAULT, NAMES
 from orch.replay.prices import Bill
 from orch.replay.readers import read_recordings
 from orch.replay.report import Outcome, Point, Terms, replay
-from orch_protocol.errors import ConfigError, StoreError
+from orch_protocol.core.errors import ConfigError, StoreError
 from recordings import dump_lines, pi
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orch.replay.readers import read_recordings
-from orch_protocol.errors import DamagedError, ForeignFileError, StoreError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_worker.transcript import Transcript
+from orch_protocol.core.errors import DamagedError, ForeignFileError, StoreError
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines, pi, rows
 
 

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from orch import cli
-from orch.archival.archiver import Archiver
-from orch.archival.gate import Prices
-from orch.replay.evidence import Share, evidence_in, reachable, sampled
+from orch.api.archiver import Archiver
+from orch.archival.plan.economics import Prices
 from orch.replay.policies import NAMES, Setting, filler, policy_named
 from orch.replay.prices import Bill, Meter
-from orch.replay.readers import read_recordings
-from orch.replay.recording import ASSUMED_BESIDE, Recording, scale_of
+from orch.replay.readers import ASSUMED_BESIDE, Recording, read_recordings, scale_of
 from orch.replay.report import Outcome, Terms, recorded_input, replay, report, table
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch.replay.retained_facts import Share, evidence_in, reachable, sampled
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from recordings import chat, dump_lines, pi
 
 TERMS = Terms(items=50)

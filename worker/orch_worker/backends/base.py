@@ -10,12 +10,12 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.budget import Amounts
-from orch_protocol.errors import BackendError, ConfigError
-from orch_protocol.messages import Block, Message, StopReason, ToolResult, Usage
-from orch_protocol.spec import ToolSpec
+from orch_protocol.agent.spec import ToolSpec
+from orch_protocol.core.budget import Amounts
+from orch_protocol.core.errors import BackendError, ConfigError
+from orch_protocol.core.messages import Block, Message, StopReason, ToolResult, Usage
 
-from ..estimate import PLAIN, Estimator, Ratios
+from ..conversation.tokens import PLAIN, Estimator, Ratios
 
 __all__ = [
     "ENOUGH_ANSWER",

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Usage
-from orch_protocol.models import Price
-from orch_protocol.spec import BackendSpec
+from orch_protocol.agent.models import Price
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Usage
 
-from ..files import bytes_of
+from ..system.files import bytes_of
 
 __all__ = [
     "Api",
@@ -71,7 +71,7 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     local: bool = False
     """Runs on this machine: nobody listening there will not be cured by waiting."""
     thinks: tuple[str, ...] = ()
-    """The levels of thinking that it takes, as `orch_protocol.models.THINKING` has them; none: it is told none."""
+    """The levels of thinking that it takes, as `orch_protocol.agent.models.THINKING` has them; none: it is told none."""
     thinking_in_tokens: bool = False
     """Takes a number of tokens to think in, rather than a level."""
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.spec import BackendSpec, Template
+from orch_protocol.agent.spec import BackendSpec, Template
+from orch_protocol.core.errors import ConfigError
 
 from . import models
 from .base import Backend, Gate, check_backend
@@ -26,15 +26,15 @@ class Provider(Struct, frozen=True):
 
 
 PROVIDERS: Final[dict[str, Provider]] = {
-    "extractive": Provider("orch_worker.backends.extractive", "lean"),
-    "scripted": Provider("orch_worker.backends.scripted", "lean"),
+    "extractive": Provider("orch_worker.backends.offline.extractive", "lean"),
+    "scripted": Provider("orch_worker.backends.offline.scripted", "lean"),
 }
 """Those that need nobody else. All others are data, see `models`."""
 
 APIS: Final[dict[models.Api, Provider]] = {
-    "messages": Provider("orch_worker.backends.anthropic", "sdk"),
-    "chat": Provider("orch_worker.backends.chat", "sdk"),
-    "responses": Provider("orch_worker.backends.responses", "sdk"),
+    "messages": Provider("orch_worker.backends.providers.anthropic", "sdk"),
+    "chat": Provider("orch_worker.backends.providers.openai_chat", "sdk"),
+    "responses": Provider("orch_worker.backends.providers.openai_responses", "sdk"),
 }
 """What speaks for a provider that is data, by the API that its model is reached by."""
 

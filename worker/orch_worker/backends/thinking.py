@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.models import THINKING
-from orch_protocol.spec import BackendSpec
+from orch_protocol.agent.models import THINKING
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
 
 from .base import UNKNOWN_ANSWER
 from .models import Model, over

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from orch_protocol.errors import ConfigError
+from orch_protocol.core.errors import ConfigError
 
 from .base import Format, pack, plain, translated, unpack
 
@@ -16,7 +16,7 @@ FORMATS: Final = {
     "anthropic": "orch.archival.adapters.anthropic",
     "openai": "orch.archival.adapters.openai",
     "responses": "orch.archival.adapters.responses",
-    "orch": "orch.archival.adapters.own",
+    "orch": "orch.archival.adapters.base",
 }
 """Each format and the module it lives in."""
 

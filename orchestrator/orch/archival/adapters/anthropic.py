@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
-from orch_worker.backends.families import CLAUDE
-from orch_worker.estimate import strings
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
+from orch_worker.backends.model_families import CLAUDE
+from orch_worker.conversation.tokens import strings
 
 from .base import plain
 

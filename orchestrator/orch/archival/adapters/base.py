@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Block, Message
-from orch_worker.estimate import Ratios
+import msgspec
 
-__all__ = ["Format", "difference", "pack", "plain", "restore", "translated", "unpack"]
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Block, Message, Text
+from orch_worker.conversation.tokens import PLAIN, Ratios
+
+__all__ = ["FORMAT", "Format", "difference", "pack", "plain", "restore", "translated", "unpack"]
+
 
 DEPTH: Final = 200
 
@@ -132,3 +135,35 @@ def restore(written: Any, change: Any) -> Any:
     gone, changed = change.get("d", ()), change.get("k", {})
     kept = {key: restore(item, changed.get(key)) for key, item in written.items() if key not in gone}
     return kept | {key: restore(None, each) for key, each in changed.items() if key not in written}
+
+
+# --- Our own messages, as they are ---
+
+
+class _Own:
+    name = "orch"
+    provider = ""
+    ratios: Ratios = PLAIN
+    alone: tuple[type, ...] = ()
+
+    def read(self, raw: Any) -> Message:
+        if not isinstance(raw, Message):
+            raise ConfigError(f"a message of format 'orch' is an orch.Message, not a {type(raw).__name__}")
+        return raw
+
+    def write(self, message: Message) -> Message:
+        return message
+
+    def with_text(self, given: Message, text: str) -> Message:
+        return msgspec.structs.replace(given, content=(*given.content, Text(text)))
+
+    def note(self, last: Message | None, text: str) -> tuple[Message | None, Message | None]:
+        if last is not None and last.role == "user":
+            return self.with_text(last, text), None
+        return last, Message("user", (Text(text),))
+
+    def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"name": name, "description": description, "input_schema": schema}
+
+
+FORMAT: Final = _Own()

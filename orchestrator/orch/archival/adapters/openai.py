@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse, text_of, tool_uses
-from orch_worker.backends.families import GPT
-from orch_worker.estimate import strings
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse, text_of, tool_uses
+from orch_worker.backends.model_families import GPT
+from orch_worker.conversation.tokens import strings
 
 from .base import plain
 

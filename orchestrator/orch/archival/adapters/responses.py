@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orch_protocol.errors import ConfigError
-from orch_protocol.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse
 
 from .base import plain
 from .openai import FORMAT as CHAT

@@ -1,0 +1,1 @@
+"""The Python API: orchestrator, agents and sessions, async and sync."""

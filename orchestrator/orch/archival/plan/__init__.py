@@ -1,0 +1,1 @@
+"""What is archived when: triggers, gains and the merging of records."""

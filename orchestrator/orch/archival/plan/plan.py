@@ -1,0 +1,273 @@
+"""What is to leave a conversation next, and why: finished turns, the past of a running one, stubs too many. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from orch_protocol.agent.config import TriggerConfig
+from orch_protocol.core.archives import ArchiveKind
+from orch_protocol.core.messages import Message, StopReason
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.turns import Turn, groups_of, is_answered, is_unfinished, turns_of
+
+from ...config.archival_profiles import Rules
+from .economics import Change, Gain, Prices, expected_calls, gain_of, summary_cost
+from .rollup import Stub, era_tokens, merge_of
+from .triggers import decide, facts_of
+
+__all__ = [
+    "RECEIPT_TOKENS",
+    "SUMMARY_LEAST",
+    "SUMMARY_TOKENS",
+    "Collapse",
+    "View",
+    "all_finished",
+    "eras",
+    "finished_turns",
+    "fresh_from",
+    "phases",
+    "upgrades",
+]
+
+HEAD_TOKENS: Final = 25
+RECEIPT_TOKENS: Final = 220
+SUMMARY_TOKENS: Final = 220
+SUMMARY_LEAST: Final = 1500
+BLOCK_TOKENS: Final = 45
+ENTRY_TOKENS: Final = 32
+PRESSING: Final = 1.5
+BROKEN_OFF: Final = frozenset({"error", "cancelled", "timeout", "budget", "aborted"})
+"""Stop reasons of a turn that somebody may want to go on with."""
+
+
+class View(Struct):
+    """A conversation as the rules see it.
+
+    `tokens` is a size for each message, `own` the same without the stubs in it. `levels` has the places of messages
+    that stand for archives. `calls` is how many model calls there were, archived ones too; `listed` how many archives
+    the block of live subagents names; `beside` the tokens of a request that are not messages.
+    """
+
+    messages: Sequence[Message]
+    tokens: Sequence[int]
+    own: Sequence[int]
+    levels: dict[int, int]
+    calls: int
+    listed: int = 0
+    beside: int = 0
+    summaries: bool = False
+    stop_reason: StopReason | None = None
+
+    @property
+    def live(self) -> int:
+        """Tokens of all messages together."""
+        return sum(self.tokens)
+
+    def archived(self, turn: Turn) -> bool:
+        """Whether `turn` is a stub already."""
+        return turn.stop - turn.body == 1 and turn.body in self.levels
+
+
+class Collapse(Struct, frozen=True):
+    """Messages `start` to `stop` are to be archived; those before `body` are what was asked.
+
+    With `summarise` a model is to be asked for a summary. `level` is an era's, 0 otherwise.
+    """
+
+    kind: ArchiveKind
+    start: int
+    body: int
+    stop: int
+    reason: str
+    summarise: bool = False
+    level: int = 0
+    gain: Gain | None = None
+
+
+class _Part(Struct, frozen=True):
+    """A part of a turn that could go: messages `start` to `stop`, `removed` tokens, with `added` in their place."""
+
+    start: int
+    body: int
+    stop: int
+    removed: int
+    added: int
+    summary: int
+
+
+def finished_turns(
+    view: View, rules: Rules, trigger: TriggerConfig, prices: Prices, estimator: Estimator, *, depth: int = 0
+) -> list[Collapse]:
+    """Return the finished turns that are to be archived, in order. Never raises on odd conversations."""
+    found = [turn for turn in turns_of(view.messages) if _is_over(view, turn)] if rules.turns else []
+    if not rules.gate:
+        return _triggered(view, found, trigger, estimator, depth)
+    if depth >= trigger.depth_cap:
+        return []
+    candidates = [candidate for candidate in (_candidate(view, turn, rules) for turn in found) if candidate]
+    if not candidates:
+        return []
+    if view.live > rules.high:
+        return [
+            _collapse("turn", each, f"{view.live} tokens are live, the most is {rules.high}", None)
+            for each in candidates
+        ]
+    gains = [_gain(view, rules, prices, candidates[place:]) for place in range(len(candidates))]
+    best = max(range(len(gains)), key=lambda place: gains[place].net)
+    if not gains[best].pays:
+        return []
+    reason = f"saves {gains[best].saved:.0f} for {gains[best].cost:.0f}"
+    return [_collapse("turn", each, reason, gains[best]) for each in candidates[best:]]
+
+
+def all_finished(view: View, rules: Rules, trigger: TriggerConfig, *, depth: int = 0) -> list[Collapse]:
+    """Return the finished turns that would become smaller, in order: somebody wants them archived now."""
+    if depth >= trigger.depth_cap:
+        return []
+    parts = (_candidate(view, turn, rules) for turn in turns_of(view.messages) if _is_over(view, turn))
+    return [_collapse("turn", part, "it was asked for", None) for part in parts if part is not None]
+
+
+def eras(view: View, rules: Rules, prices: Prices) -> Collapse | None:
+    """Return which stubs are to merge, with the small turns between them; None while they fit their budget."""
+    run: list[tuple[Turn, Stub]] = []
+    for turn in turns_of(view.messages):
+        small = _is_over(view, turn) and not _candidate(view, turn, rules)
+        if not view.archived(turn) and not small:
+            break
+        level = view.levels.get(turn.stop - 1, 0)
+        run.append((turn, Stub(sum(view.tokens[turn.start : turn.stop]), level)))
+    merge = merge_of([stub for _, stub in run], rules.rollup)
+    if merge is None:
+        return None
+    start, stop = run[merge.start][0].start, run[merge.stop - 1][0].stop
+    removed = sum(view.tokens[start:stop])
+    change = Change(removed, HEAD_TOKENS + era_tokens(rules.rollup), sum(view.tokens[stop:]))
+    gain = gain_of(change, expected_calls(view.calls), prices)
+    total = sum(stub.tokens for _, stub in run)
+    if removed <= change.added or (rules.gate and not gain.pays and total <= 2 * rules.rollup):
+        return None
+    reason = f"stubs of {total} tokens, the budget is {rules.rollup}"
+    return Collapse("era", start, start, stop, reason, level=merge.level, gain=gain)
+
+
+def phases(view: View, rules: Rules, prices: Prices) -> list[Collapse]:
+    """Return which past of turns that are not archived is to be: oldest first, from above the high water to the low.
+
+    Each part ends where a call has its results, and the latest results stay. Empty below the high water, and when it
+    would not pay.
+    """
+    live = view.live
+    if not rules.phase or live <= rules.high:
+        return []
+    chosen: list[_Part] = []
+    for turn in turns_of(view.messages):
+        excess = live - sum(part.removed - part.added for part in chosen) - rules.low
+        if excess <= 0:
+            break
+        if not view.archived(turn) and (part := _part(view, turn, excess)):
+            chosen.append(part)
+    if not chosen:
+        return []
+    gain = _gain(view, rules, prices, chosen)
+    removed = sum(part.removed for part in chosen)
+    if removed < (rules.high - rules.low) // 4 or (rules.gate and not gain.pays and live <= PRESSING * rules.high):
+        return []
+    reason = f"{live} tokens are live, the most is {rules.high}"
+    return [_collapse("phase", part, reason, gain) for part in chosen]
+
+
+def fresh_from(messages: Sequence[Message]) -> int:
+    """Return from where on `messages` were in no request yet, so that nothing is cached: the last response."""
+    fresh = len(messages)
+    while fresh and messages[fresh - 1].role != "assistant":
+        fresh -= 1
+    return max(fresh - 1, 0)
+
+
+def upgrades(places: Sequence[int], tokens: Sequence[int], broken: int, prices: Prices) -> list[int]:
+    """Return which of the stubs at `places`, in order, get their late summary now. `tokens` are the messages' sizes.
+
+    Those from `broken` on, where the cached prefix ends anyway, and those so close before it that what lies between is
+    written anew for less than the summary was made for. The others wait for the prefix to break further up.
+    """
+    worth = SUMMARY_TOKENS * prices.output
+    return [place for place in places if sum(tokens[place:broken]) * (prices.write - prices.read) <= worth]
+
+
+def _is_over(view: View, turn: Turn) -> bool:
+    """Return whether `turn` has ended with nothing open, and is not archived yet."""
+    if turn.body == turn.stop or view.archived(turn):
+        return False
+    if turn.stop < len(view.messages):
+        return True  # something else was asked since: a call without result is not running any more
+    if view.stop_reason in BROKEN_OFF:
+        return False
+    part = view.messages[turn.start : turn.stop]
+    return not is_unfinished(part) and (view.stop_reason is not None or is_answered(part))
+
+
+def _triggered(
+    view: View, turns: Sequence[Turn], trigger: TriggerConfig, estimator: Estimator, depth: int
+) -> list[Collapse]:
+    found = []
+    for turn in turns:
+        part = view.messages[turn.start : turn.stop]
+        last = turn.stop == len(view.messages)
+        facts = facts_of(part, estimator, stop_reason=view.stop_reason if last else None, depth=depth)
+        verdict = decide(facts, trigger)
+        if verdict.archive:
+            found.append(Collapse("turn", turn.start, turn.body, turn.stop, verdict.reason, view.summaries))
+    return found
+
+
+def _candidate(view: View, turn: Turn, rules: Rules) -> _Part | None:
+    """Return what archiving `turn` would change; None when nothing would become smaller."""
+    asked = sum(view.tokens[turn.start : turn.body])
+    kept = sum(min(size, rules.prompt) for size in view.own[turn.start : turn.body])
+    done = sum(view.tokens[turn.body : turn.stop])
+    answer = min(view.tokens[turn.stop - 1], rules.answer) if is_answered(view.messages[turn.body : turn.stop]) else 0
+    summary = SUMMARY_TOKENS if view.summaries and done > SUMMARY_LEAST else 0
+    added = HEAD_TOKENS + answer + (summary or min(RECEIPT_TOKENS, done // 4))
+    removed = asked - kept + done
+    return _Part(turn.start, turn.body, turn.stop, removed, added, summary) if removed > added else None
+
+
+def _part(view: View, turn: Turn, excess: int) -> _Part | None:
+    """Return the oldest complete groups of `turn` that are `excess` tokens together, or all; None if that is little."""
+    ends = groups_of(view.messages, turn.body, turn.stop)
+    if not ends:
+        return None
+    stop = next((end for end in ends if sum(view.tokens[turn.body : end]) >= excess), ends[-1])
+    removed = sum(view.tokens[turn.body : stop])
+    summary = SUMMARY_TOKENS if view.summaries and removed > SUMMARY_LEAST else 0
+    added = HEAD_TOKENS + (summary or min(RECEIPT_TOKENS, removed // 4))
+    return _Part(turn.start, turn.body, stop, removed, added, summary) if removed > added else None
+
+
+def _collapse(kind: ArchiveKind, part: _Part, reason: str, gain: Gain | None) -> Collapse:
+    return Collapse(kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain)
+
+
+def _gain(view: View, rules: Rules, prices: Prices, chosen: Sequence[_Part]) -> Gain:
+    """Return the gain of archiving all of `chosen` at once, which breaks the cached prefix at the first of them."""
+    removed, added = sum(each.removed for each in chosen), sum(each.added for each in chosen)
+    fresh = fresh_from(view.messages)
+    uncached = sum(sum(view.tokens[max(each.body, fresh) : each.stop]) for each in chosen)
+    behind = sum(view.tokens[chosen[0].body : fresh]) - (removed - uncached)
+    change = Change(removed, added, max(behind, 0), uncached, _entries(view, rules, len(chosen)))
+    calls, context = expected_calls(view.calls), view.beside + view.live
+    gain = gain_of(change, calls, prices)
+    summaries = sum(summary_cost(each.removed, context, each.summary, prices) for each in chosen)
+    return Gain(gain.saved, gain.cost + summaries)
+
+
+def _entries(view: View, rules: Rules, more: int) -> int:
+    """Return by how much the block of live subagents grows with `more` archives, in tokens."""
+    if not rules.tail_block:
+        return 0
+    before, after = (min(count, rules.block_entries) for count in (view.listed, view.listed + more))
+    return (after - before) * ENTRY_TOKENS + (BLOCK_TOKENS if after and not before else 0)

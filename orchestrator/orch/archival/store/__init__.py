@@ -1,0 +1,1 @@
+"""Archives on disk: catalog, index, search and deletion."""

@@ -1,0 +1,139 @@
+"""`orch chat`: talk with an agent at the terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from ..cli.agents.approval_prompt import approve_argument, channel_of, mode_of
+from ..cli.agents.run_once import end_unmet
+from ..cli.agents.spawn import kind_arguments, kind_params, spawn
+from ..cli.command import Verb
+from ..daemon.client import Connection
+from ..daemon.failure import Failure
+from ..render import terminal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Awaitable
+
+    from .app import Chat
+
+__all__ = ["VERBS"]
+
+TASK = "Talk with the person at the terminal and do what they ask."
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("ref", metavar="REF", nargs="?", help="the agent to go on with; without, another one begins")
+    kind_arguments(parser)
+    approve_argument(parser)
+    parser.add_argument("--no-color", action="store_true", help="tell nothing by colour, as with NO_COLOR")
+
+
+def _chat(arguments: Namespace) -> int:
+    if arguments.json:
+        raise Failure("UsageError", "a chat is for people; for programs: orch run, orch query --stream --json", 2)
+    if arguments.ref is not None and (given := _kinds(arguments)):
+        raise Failure("UsageError", f"agent {arguments.ref} is what it is: {', '.join(given)} is for another one", 2)
+    if sys.stdin is None:
+        raise Failure("UsageError", "standard input is closed: what is to be said cannot come; pipe it in", 2)
+    arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
+    mode = mode_of(arguments.approve)
+    if _is_plain():
+        return _begin(arguments, mode)
+    from .screen import early
+
+    with early(sys.stdin.fileno()):  # a person types as soon as the command is given
+        return _begin(arguments, mode)
+
+
+def _begin(arguments: Namespace, mode: str) -> int:
+    ref = arguments.ref or _begun(arguments)
+    import asyncio
+    import gc
+
+    gc.enable()  # this command lives for hours
+    return asyncio.run(_talk(arguments, ref, mode))
+
+
+def _begun(arguments: Namespace) -> str:
+    """Start an agent and return its id."""
+    params, says = kind_params(arguments)
+    connection = Connection()
+    params |= {"task": TASK, "depth": 0, "request_id": os.urandom(8).hex()}
+    signal.signal(signal.SIGHUP, signal.default_int_handler)  # until there is somebody who can leave
+    try:
+        spawned = spawn(connection, params, says)
+    except KeyboardInterrupt:
+        end_unmet(connection, params)
+        raise
+    connection.close()
+    return str(spawned["id"])
+
+
+async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
+    from .app import Chat
+    from .daemon_connection import Link
+
+    link, plain = Link(), _is_plain()
+    try:
+        if plain:
+            from .screen import Lines, Printed
+
+            waits = not sys.stdin.isatty()
+            chat = Chat(link, Printed(), mode=mode, echo=False)
+            await chat.meet(ref, fresh=arguments.ref is None)
+            await _talked(chat, Lines(chat, sys.stdin, waits=waits).run())
+        else:
+            from ..config import paths
+            from .history import history_file
+            from .screen import Screen
+            from .text.live_text import Sheet
+            from .text.markdown import Markdown
+
+            color = not (arguments.no_color or os.environ.get("NO_COLOR"))
+            chat = Chat(link, Sheet(Markdown() if color and terminal.draws(sys.stdout) else None), mode=mode)
+            screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
+            await chat.meet(ref, fresh=arguments.ref is None)
+            await _talked(chat, screen.run())
+        chat.absent.close()
+    finally:
+        link.close()
+    return 1 if plain and chat.failed else 0
+
+
+async def _talked(chat: Chat, talk: Awaitable[None]) -> None:
+    try:
+        await talk
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal that is gone several come
+        try:
+            await chat.gone()
+        except Failure:
+            pass  # a daemon that does not answer keeps nobody here
+
+
+def _is_plain() -> bool:
+    """Say whether the terminal, if there is one, can do no more than print."""
+    return os.environ.get("TERM", "dumb") in ("", "dumb") or not (sys.stdin.isatty() and sys.stdout.isatty())
+
+
+def _kinds(arguments: Namespace) -> list[str]:
+    """Return the flags that say what a new agent is to be."""
+    other = {"ref", "approve", "no_color", "json"}
+    given = [name for name, value in vars(arguments).items() if name not in other and value not in (None, False)]
+    return [f"--{name.removesuffix('_usd').replace('_', '-')}" for name in given]
+
+
+VERBS = {
+    "chat": Verb(
+        "Talk with an agent: what it says streams above a prompt that is always there. What is typed while it works "
+        "steers it. A terminal that is closed loses nothing: the agent works on, and orch chat REF comes back to it.",
+        "orch chat --preset work",
+        _arguments,
+        _chat,
+    )
+}

@@ -1,0 +1,1 @@
+"""Styled text, Markdown and diffs for a terminal."""

@@ -1,0 +1,1 @@
+"""The commands that start, ask, steer and end agents."""

@@ -1,0 +1,135 @@
+"""The verbs about agents that are there: list, show, kill, resume, narrow."""
+
+from __future__ import annotations
+
+from ...daemon.client import Connection
+from ...daemon.failure import Failure
+from ...render import terminal
+from ...render.terminal import dump
+from .. import command
+from ..command import Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+__all__ = ["ROW", "VERBS"]
+
+ROW = (
+    *("id", "seq", "name", "parent_id", "depth", "kind", "status", "task", "model", "preset", "pid", "created_at"),
+    *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage", "budget", "spent", "outcome"),
+)
+
+
+def _list_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="killed ones too")
+    parser.add_argument("--tree", action="store_true", help="children below their parents, usage of whole branches")
+
+
+def _list(arguments: Namespace) -> int:
+    rows = Connection().call("list", {"all": arguments.all})
+    if arguments.json:
+        print(dump([{key: row[key] for key in ROW} for row in rows]))
+    else:
+        there = command.without_deleted(rows)
+        print(terminal.tree(there) if arguments.tree else terminal.table(there))
+    return 0
+
+
+def _show_arguments(parser: ArgumentParser) -> None:
+    command.ref(parser)
+    parser.add_argument("--prompt", action="store_true", help="what its next request says besides the conversation")
+    parser.add_argument(
+        "--messages", type=command.whole, default=20, metavar="N", help="how much of what was said (20)"
+    )
+
+
+def _show(arguments: Namespace) -> int:
+    if arguments.prompt:
+        from ..prompts import page
+
+        prompt = Connection().call("prompt", {"ref": arguments.ref})
+        command.say(arguments, prompt, page(prompt) if not arguments.json else "")
+        return 0
+    shown = Connection().call("show", {"ref": arguments.ref, "messages": arguments.messages})
+    command.say(arguments, shown, terminal.agent(shown) if not arguments.json else "")
+    return 0
+
+
+def _kill_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("refs", metavar="REF", nargs="*", help="agents to end, with everything below them")
+    parser.add_argument("--all", action="store_true", help="every agent")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be ended, and end nothing")
+
+
+def _kill(arguments: Namespace) -> int:
+    if not arguments.refs and not arguments.all:
+        raise Failure("UsageError", "say which agents to kill, or --all; see: orch list", 2)
+    params = {"refs": arguments.refs, "all": arguments.all, "dry_run": arguments.dry_run}
+    killed = Connection().call("kill", params)
+    command.say(arguments, killed, "\n".join(killed["ids"]))
+    return 0
+
+
+def _resume_arguments(parser: ArgumentParser) -> None:
+    command.ref(parser)
+    command.budget_arguments(parser, "it, killed or not, with its subagents,", lifts=True)
+
+
+def _resume(arguments: Namespace) -> int:
+    row = Connection().call("resume", {"ref": arguments.ref, "budget": command.budget(arguments)})
+    command.say(arguments, {key: row[key] for key in ROW}, row["id"])
+    return 0
+
+
+def _budget_arguments(parser: ArgumentParser) -> None:
+    command.budget_arguments(parser, "all agents together", lifts=True)
+
+
+def _budget(arguments: Namespace) -> int:
+    shown = Connection().call("budget", {"change": command.budget(arguments)})
+    command.say(arguments, shown, terminal.budget(shown))
+    return 0
+
+
+def _narrow_arguments(parser: ArgumentParser) -> None:
+    command.ref(parser)
+    parser.add_argument(
+        "--tools", metavar="A,B", required=True, help="what it keeps: tools it has, categories of tools; nothing: ''"
+    )
+
+
+def _narrow(arguments: Namespace) -> int:
+    row = Connection().call("narrow", {"ref": arguments.ref, "tools": command.names(arguments.tools)})
+    command.say(arguments, {key: row[key] for key in ("id", "tools")}, " ".join(row["tools"]))
+    return 0
+
+
+VERBS = {
+    "list": Verb("List agents, oldest first.", "orch list --tree", _list_arguments, _list),
+    "show": Verb("Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show),
+    "kill": Verb(
+        "End agents and everything below them, and print their ids. Their transcripts stay.",
+        "orch kill --all --dry-run",
+        _kill_arguments,
+        _kill,
+    ),
+    "resume": Verb(
+        "Let a killed or failed agent answer again, or let any agent spend more.",
+        "orch resume 1 --max-cost 2.50",
+        _resume_arguments,
+        _resume,
+    ),
+    "budget": Verb(
+        "Show what all agents together may use and did, or let them use more, also while they work.",
+        "orch budget --max-cost 20 --max-tokens none",
+        _budget_arguments,
+        _budget,
+    ),
+    "narrow": Verb(
+        "Let an agent keep these of its tools only, and everybody below it no more than that, for good. Prints them.",
+        "orch narrow 1 --tools read_file,git",
+        _narrow_arguments,
+        _narrow,
+    ),
+}

@@ -1,0 +1,1 @@
+"""The commands about hooks, extensions, skills, memory, workspace, models and costs."""

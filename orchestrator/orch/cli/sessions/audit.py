@@ -1,0 +1,92 @@
+"""`orch session audit`: everything that happened in a session, as the chain of its file has it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ...daemon.client import Connection
+from ...daemon.failure import Failure
+from ...render import terminal
+from .. import command
+from ..command import Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from ...sessions.audit import Audited
+
+__all__ = ["ACTIONS", "table"]
+
+HEAD = ["LINE", "AT", "WHAT", "NAME", "TOKENS", "COST", "TEXT"]
+RIGHT = frozenset({0, 4, 5})
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY|FILE", help="number, id, beginning of one, or name of an agent; or a file")
+    parser.add_argument("--turn", metavar="QUERY", help="what belongs to one query alone")
+
+
+def _audit(arguments: Namespace) -> int:
+    from pathlib import Path
+
+    import msgspec
+
+    from ...sessions.audit import audit
+
+    turn = arguments.turn
+    every = audit(Path(_file(arguments.key)))
+    rows = [row for row in every if turn is None or row.what == "damage" or row.turn == turn]
+    remarks = [row for row in rows if row.remark]
+    for row in remarks:
+        print(f"orch: line {row.line}: {row.remark}", file=sys.stderr)
+    if turn is not None and all(row.turn != turn for row in rows):
+        raise Failure("EntryNotFoundError", f"it has no query {turn!r}: --json alone tells which it has, as `turn`", 3)
+    command.say(arguments, [msgspec.to_builtins(row) for row in rows], table(rows))
+    return 1 if remarks else 0
+
+
+def _file(key: str) -> str:
+    """Return the file that `key` means, whatever it is called: no agent is. An agent may be called as a file is."""
+    looks = command.is_file(key)
+    if looks and (os.path.sep in key or os.path.exists(key)):
+        return key
+    connection = Connection()
+    try:
+        state = connection.call("state", {"ref": key})
+    except Failure as failure:
+        if failure.kind != "AgentNotFoundError" or not (looks or os.path.isfile(key)):
+            raise
+        return key
+    finally:
+        connection.close()
+    return os.path.join(state["folder"], "session.jsonl")
+
+
+def table(rows: list[Audited]) -> str:
+    """Return what happened as a table, one thing a line."""
+    return terminal.columns([HEAD, *map(_cells, rows)], RIGHT)
+
+
+def _cells(row: Audited) -> list[str]:
+    what = f"{row.what}, an error" if row.is_error else row.what
+    cost = "" if not row.tokens or row.cost_usd is None else f"${row.cost_usd:.4f}"
+    tokens = terminal.count(row.tokens) if row.tokens else ""
+    at = row.at.partition(".")[0].replace("T", " ")
+    return [str(row.line), at, what, terminal.line(row.name, 24), tokens, cost, terminal.line(row.text)]
+
+
+ACTIONS = {
+    "audit": (
+        "everything that happened in it, as the chain of its file has it",
+        Verb(
+            "Show everything that a session's file says happened: prompts, calls and their arguments, results, "
+            "replies, what they took, branches, archives. Each line is checked against the one before "
+            "it; exits with 1 where one does not fit. It cannot be switched off.",
+            "orch session audit reader --json",
+            _arguments,
+            _audit,
+        ),
+    ),
+}

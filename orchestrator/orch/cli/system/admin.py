@@ -1,0 +1,259 @@
+"""The verbs about orch itself: daemon and config."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from ...config import paths
+from ...daemon.client import GONE, NOT_RUNNING, Connection, await_end
+from ...daemon.failure import Failure
+from ...render.terminal import dump
+from ..command import Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import Any
+
+__all__ = ["VERBS", "permitted", "settings"]
+
+LOG_LINES = 50
+LEVELS = ("L0", "L1", "L2", "L3")
+
+
+def _daemon_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("action", choices=["start", "stop", "status", "logs"], help="what to do")
+    parser.add_argument(
+        "--require-sandbox", choices=LEVELS, help="with start: run no tool of any agent at less; see orch doctor"
+    )
+
+
+def _daemon(arguments: Namespace) -> int:
+    if arguments.require_sandbox is not None and arguments.action != "start":
+        raise Failure("ConfigError", "--require-sandbox goes with: orch daemon start", 2)
+    return ACTIONS[arguments.action](arguments)
+
+
+def _start(arguments: Namespace) -> int:
+    least = arguments.require_sandbox
+    settings = {"ORCH_SANDBOX__LEVEL": least, "ORCH_SANDBOX__REQUIRE": "true"} if least is not None else {}
+    status = Connection({**os.environ, **settings}).call("daemon_status")
+    if least is not None and not (status["sandbox_required"] and status["sandbox"] >= least):
+        raise Failure(
+            "ConfigError",
+            f"daemon {status['pid']} is running and does not require {least}: orch daemon stop, then start it so",
+            1,
+        )
+    return _print_status(arguments, status)
+
+
+def _status(arguments: Namespace) -> int:
+    return _print_status(arguments, Connection(start=None).call("daemon_status"))
+
+
+def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
+    if arguments.json:
+        print(dump(status))
+    else:
+        rows = {**status, **status.get("settings", {})}
+        rows.pop("settings", None)
+        width = max(map(len, rows)) + 2
+        print("\n".join(f"{key:{width}}{'' if value is None else value}".rstrip() for key, value in rows.items()))
+    return 0
+
+
+def _stop(arguments: Namespace) -> int:
+    connection = Connection(start=None)
+    try:
+        pid = connection.call("daemon_stop")["pid"]
+    except Failure as failure:
+        if failure.kind not in (NOT_RUNNING, GONE):
+            raise
+        pid = _on_its_way_out()
+    if pid is not None:
+        await_end(pid)
+    else:
+        print("orch: no daemon is running", file=sys.stderr)
+    if arguments.json:
+        print(dump({"pid": pid}))
+    elif pid is not None:
+        print(pid)
+    return 0
+
+
+def _on_its_way_out() -> int | None:
+    """Return the pid of a daemon that listens no more, or not yet, by the lock it holds."""
+    import fcntl
+
+    try:
+        with open(os.path.join(paths.home_text(), "daemon", "lock"), encoding="ascii") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read() or 0) or None
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        raise _no_home() from None
+    return None
+
+
+def _no_home() -> Failure:
+    return Failure("StoreError", f"{paths.home_text()} is no folder: set ORCH_HOME to one", 1)
+
+
+def _logs(arguments: Namespace) -> int:
+    log = Connection(start=None).log
+    try:
+        with open(log, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()[-LOG_LINES:]
+    except FileNotFoundError:
+        raise Failure("NotFound", f"there is no log yet at {log}: no daemon was ever started here", 3) from None
+    except NotADirectoryError:
+        raise _no_home() from None
+    print(dump({"path": log, "lines": lines}) if arguments.json else "\n".join(lines))
+    return 0
+
+
+ACTIONS = {"start": _start, "stop": _stop, "status": _status, "logs": _logs}
+
+
+def _config_arguments(parser: ArgumentParser) -> None:
+    actions = parser.add_argument("action", choices=["show", "trust", "untrust", "permissions"], help="what to do")
+    actions.metavar = "show|trust|untrust|permissions"
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="a project's folder (this one)")
+    parser.add_argument("--revoke", metavar="ID|all", help="with permissions: take one back, or all of the folder's")
+
+
+def _config(arguments: Namespace) -> int:
+    from pathlib import Path
+
+    from ...config import config, trust
+    from ..agents.spawn_settings import not_in_force
+
+    folder = Path(arguments.folder).absolute()
+    if not folder.is_dir():
+        raise Failure("ConfigError", f"{folder} is no folder", 2)
+    if arguments.revoke is not None and arguments.action != "permissions":
+        raise Failure("ConfigError", "--revoke goes with: orch config permissions", 2)
+    if arguments.action == "permissions":
+        return _permissions(arguments, str(folder.resolve()))
+    if arguments.action == "trust":
+        file = trust.trust(folder, paths.home(), config.check)
+        print(dump({"trusted": str(file)}) if arguments.json else f"trusted as it is now: {file}")
+        return 0
+    if arguments.action == "untrust":
+        was = trust.untrust(folder, paths.home())
+        said = f"no longer trusted: {folder}" if was else f"was not trusted: {folder}"
+        print(dump({"untrusted": was}) if arguments.json else said)
+        return 0
+    loaded = config.load(folder, os.environ)
+    for note in loaded.notes:
+        print(f"orch: {note}", file=sys.stderr)
+    values = config.flat(loaded.config)
+    try:
+        theirs = not_in_force(loaded)
+    except Failure as failure:  # what is configured can be told all the same
+        print(f"orch: {failure}", file=sys.stderr)
+        theirs = {}
+    if arguments.json:
+        told = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
+        print(dump({key: row | ({"daemon": theirs[key]} if key in theirs else {}) for key, row in told.items()}))
+    else:
+        other = {key: f" (the daemon was started with {_toml(value)})" for key, value in theirs.items()}
+        print(settings(values, {key: f"{loaded.sources[key]}{other.get(key, '')}" for key in values}))
+    return 0
+
+
+def settings(values: dict[str, Any], sources: dict[str, str]) -> str:
+    """Return every setting with its value and where that is from, one a line."""
+    texts = {key: _toml(value) for key, value in values.items()}
+    widths = max(map(len, texts)), max(map(len, texts.values()))
+    return "\n".join(f"{key:{widths[0]}}  {text:{widths[1]}}  {sources[key]}" for key, text in texts.items())
+
+
+def _permissions(arguments: Namespace, folder: str) -> int:
+    """List what was approved for the folder, or take it back: for projects, and for sessions of a daemon that runs."""
+    found = _permitted(arguments.revoke, folder)
+    if arguments.json:
+        kept = ("id", "scope", "tool", "subject", "exactly", "agent_id")
+        print(dump([{key: each[key] for key in kept} | {"expires": _until(each)} for each in found]))
+        return 0
+    what = "revoked: " if arguments.revoke is not None else ""
+    for each in found:
+        print(f"{what}{permitted([each])}")
+    return 0
+
+
+def permitted(found: list[dict[str, Any]]) -> str:
+    """Return what was approved for later, one a line."""
+    from ...render.terminal import line
+
+    lines = []
+    for each in found:
+        how, until = "" if each["exactly"] else " (pattern)", _until(each)
+        end = f"until {until}" if until else "for ever"
+        if each["agent_id"]:
+            end = f"for agent {each['agent_id']}, {end if until else 'while the daemon runs'}"
+        lines.append(f"{each['id']}  {line(each['tool'])}: {line(each['subject'])}{how}, {end}")
+    return "\n".join(lines)
+
+
+def _until(permission: dict[str, Any]) -> str | None:
+    return None if permission["expires_at"] is None else _time(permission["expires_at"])
+
+
+def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
+    """Return the permissions for the folder, or those that were taken back: by the daemon, if one runs."""
+    method = "permissions"
+    params: dict[str, Any] = {"folder": folder}
+    if revoke is not None:
+        method = "revoke"
+        params = {"all": True, "folder": folder} if revoke == "all" else {"ids": [revoke]}
+    connection = Connection(start=None)
+    try:
+        found: list[dict[str, Any]] = connection.call(method, params)
+    except Failure as failure:
+        if failure.kind not in (NOT_RUNNING, GONE):
+            raise
+    else:
+        return found
+    finally:
+        connection.close()
+    from msgspec import to_builtins
+
+    from ...policy.approvals import Approvals
+
+    known = Approvals(paths.home())
+    if revoke is None:
+        return list(to_builtins(known.permissions(folder)))
+    return list(to_builtins(known.revoke(None if revoke == "all" else [revoke], folder)))
+
+
+def _time(at: float) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
+def _toml(value: Any) -> str:
+    """Return `value` as a configuration file would have it; what is not set is a dash."""
+    return "-" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+VERBS = {
+    "daemon": Verb(
+        "Start, stop or look at the process that keeps the agents. Verbs that need it start it.",
+        "orch daemon status --json",
+        _daemon_arguments,
+        _daemon,
+    ),
+    "config": Verb(
+        "Show every setting with its source, trust a project's file, list or revoke what was approved for it.",
+        "orch config show; orch config trust .",
+        _config_arguments,
+        _config,
+    ),
+}

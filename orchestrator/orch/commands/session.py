@@ -1,0 +1,324 @@
+"""Commands about the session itself: where the conversation is, where it was, and what of it is archived."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.resources.slash_commands import Effect
+from orch_worker.session.transcript import NAME
+from orch_worker.tools.python import namespace
+
+from ..cli.sessions import archive as archives
+from ..cli.sessions import audit as session_audit
+from ..cli.sessions import tree as session_tree
+from ..render import terminal
+from ..sessions.audit import Audited, audit
+from .registry import Here, Said, command, flag, given, option, rest
+from .user_actions import use_tool
+
+__all__ = ["SESSIONS_COMMANDS", "TALKING_COMMANDS"]
+
+
+SESSIONS_GROUP: Final = "session"
+ENTRY: Final = given("entry", "entry", required=True)
+TRACED: Final = 20
+
+
+@command("sessions", "conversations, the latest first", flag("all"), group=SESSIONS_GROUP)
+async def sessions(here: Here) -> Said:
+    rows = session_tree.latest(await here.ask("list", all=here.get("all") is not None))
+    return Said(session_tree.listing(rows), rows)
+
+
+@command("tree", "everything that was said, branch by branch", flag("all"), group=SESSIONS_GROUP)
+async def tree(here: Here) -> Said:
+    shown = await here.ask("session", ref=here.id)
+    return Said("\n".join(session_tree.drawn(shown["entries"], every=here.get("all") is not None)), shown)
+
+
+@command("session", "this session: its branches, labels, and what was said last", group=SESSIONS_GROUP)
+async def session(here: Here) -> Said:
+    shown = await here.ask("session", ref=here.id, most=session_tree.LAST)
+    return Said(session_tree.page(shown), shown)
+
+
+@command(
+    "checkout",
+    "let the conversation go on behind an entry; what was said since stays on its own branch",
+    ENTRY,
+    option("summary"),
+    flag("summarise"),
+    group=SESSIONS_GROUP,
+)
+async def checkout(here: Here) -> Said:
+    changed = await _move(here, ask_anew=False)
+    return Said("the conversation goes on there", changed)
+
+
+@command(
+    "branch",
+    "go back before a question, which is there to be asked in other words",
+    ENTRY,
+    option("summary"),
+    flag("summarise"),
+    group=SESSIONS_GROUP,
+)
+async def branch(here: Here) -> Said:
+    changed = await _move(here, ask_anew=True)
+    asked = changed["text"]
+    return Said("the conversation goes on there", changed, Effect("edit", text=asked) if asked else None)
+
+
+async def _move(here: Here, *, ask_anew: bool) -> dict[str, Any]:
+    to = here.said["entry"]
+    move = {"type": "move", "to": to, "summary": here.get("summary"), "summarise": here.get("summarise") is not None}
+    changed: dict[str, Any] = await here.ask("change_session", ref=here.id, change=move, ask_anew=ask_anew)
+    return changed
+
+
+@command(
+    "fork",
+    "another agent with a copy of this conversation, to which you talk from now on",
+    given("entry", "entry"),
+    option("name"),
+    option("model", "model"),
+    flag("stay"),
+    group=SESSIONS_GROUP,
+    moves=True,
+)
+async def fork(here: Here) -> Said:
+    entry, name, model = here.get("entry"), here.get("name"), here.get("model")
+    forked = await here.ask("fork", ref=here.id, at=entry, name=name, model=model)
+    effect = Effect("switch", forked["id"]) if here.get("stay") is None else None
+    return Said(f"agent {forked['seq']} ({forked['id']}) has a copy", forked, effect)
+
+
+@command("label", "name an entry, or take its name away", ENTRY, rest("label"), group=SESSIONS_GROUP)
+async def label(here: Here) -> Said:
+    change = {"type": "label", "target": here.said["entry"], "label": here.get("label")}
+    changed = await here.ask("change_session", ref=here.id, change=change)
+    return Said("labelled" if here.get("label") else "it has no label any more", changed)
+
+
+@command("title", "name this session, or take its name away", rest("title"), group=SESSIONS_GROUP)
+async def title(here: Here) -> Said:
+    changed = await here.ask("change_session", ref=here.id, change={"type": "name", "name": here.get("title")})
+    return Said("named" if here.get("title") else "it has no name any more", changed)
+
+
+@command(
+    "trace", "what happened last, as the chain of the session's file has it", given("n", "number"), group=SESSIONS_GROUP
+)
+async def trace(here: Here) -> Said:
+    most = int(here.get("n") or TRACED)
+    rows = await here.root.disk.do(_audited, Path(here.spec.folder) / NAME, most)
+    return Said(session_audit.table(rows), msgspec.to_builtins(rows))
+
+
+def _audited(file: Path, most: int) -> list[Audited]:
+    return list(deque(audit(file), maxlen=most))
+
+
+@command(
+    "archive",
+    "what this agent has archived; with an id, entries of one exactly as they were",
+    given("id", "archive"),
+    given("entries"),
+    group=SESSIONS_GROUP,
+)
+async def archive(here: Here) -> Said:
+    if (id := here.get("id")) is None:
+        rows = await here.ask("archives", ref=here.id)
+        return Said(archives.table(rows) if rows else "nothing is archived", rows)
+    first, last = archives.entry_range(here.get("entries") or "1-")
+    entries = archives.numbered(await here.ask("read_archive", id=id, first=first, last=last), id, first)
+    return Said(archives.pages(entries), entries)
+
+
+@command(
+    "recall",
+    "places in this agent's archives where something stands",
+    rest("query", required=True),
+    group=SESSIONS_GROUP,
+)
+async def recall(here: Here) -> Said:
+    hits = await here.ask("search_archive", query=here.said["query"], ref=here.id)
+    return Said(archives.places(hits) if hits else "nothing in the archives resembles that", hits)
+
+
+SESSIONS_COMMANDS: Final = (
+    *(sessions, session, tree, checkout, branch, fork, label, title, trace),
+    *(archive, recall),
+)
+
+
+# --- Commands about the conversation ---
+
+TALKING_GROUP: Final = "conversation"
+LOOKED_AT: Final = 400
+"""Messages of the conversation in which results of tools are looked for."""
+KEPT_OUTPUTS: Final = 20
+MOST_REVIEWED: Final = 60_000
+REVIEW: Final = (
+    "Review these changes: what is wrong, what is missing, what could be simpler. Name files and lines; say it in "
+    "order of weight, and say so if there is nothing to say."
+)
+
+
+@command("quit", "leave", group=TALKING_GROUP, aliases=("exit", "q"))
+async def quit(here: Here) -> Said:  # noqa: ARG001
+    return Said(effect=Effect("quit"))
+
+
+@command(
+    "new",
+    "begin the conversation anew, and end this agent's subagents; what was said stays on its own branch",
+    group=TALKING_GROUP,
+    aliases=("clear", "reset"),
+)
+async def new(here: Here) -> Said:
+    changed = await here.ask("change_session", ref=here.id, change={"type": "move", "to": None})
+    rows = await here.ask("list")
+    below = [row["id"] for row in rows if row["parent_id"] == here.id]
+    killed = (await here.ask("kill", refs=below))["ids"] if below else []
+    told = f"; ended {', '.join(killed)}" if killed else ""
+    return Said(f"the conversation begins anew{told}", changed | {"killed": killed})
+
+
+@command(
+    "compact",
+    "let what was said first give way to a summary now; whoever writes it is told the instructions",
+    rest("instructions"),
+    group=TALKING_GROUP,
+    aliases=("flush",),
+)
+async def compact(here: Here) -> Said:
+    done = await here.ask("compact", ref=here.id, instructions=here.get("instructions") or "")
+    return Said(session_tree.condensed(done), done)
+
+
+@command(
+    "plan",
+    "go on in plan mode: nothing is written or run before a plan is approved; --off: go on without; --drop: also if "
+    "what its Python has bound is lost by that",
+    flag("off"),
+    flag("drop"),
+    rest("task"),
+    group=TALKING_GROUP,
+)
+async def plan(here: Here) -> Said:
+    on, was, task = here.get("off") is None, here.spec.plan, here.get("task")
+    process = here.root.workers.peer(here.id) if on != was and here.get("drop") is None else None
+    if process and (names := await here.root.disk.do(namespace.bound, Path(here.spec.folder), process.since)):
+        lost = f"its process would end, and with it what its Python bound last: {namespace.listed(names)}"
+        how = "/plan --drop" if on else "/plan --off --drop"
+        return Said(f"{lost}. {how} goes on without that; what is under a handle is kept", is_error=True)
+    row = await here.ask("set_planning", ref=here.id, on=on)
+    mode = "in plan mode" if on else "not in plan mode"
+    told = f"it is {mode} already" if on == was else f"it is {mode} from now on"
+    return Said(told, row, Effect("ask", text=task) if task else None)
+
+
+@command(
+    "tasks", "what the agent means to do; clear: no more of it", given("what", "choice", "clear"), group=TALKING_GROUP
+)
+async def tasks(here: Here) -> Said:
+    if here.get("what") == "clear":
+        changed = await here.ask("change_session", ref=here.id, change={"type": "tasks"})
+        return Said("no tasks any more", changed)
+    shown = await here.ask("show", ref=here.id, messages=0)
+    return Said("\n".join(terminal.listed(shown["tasks"])) or "no tasks", shown["tasks"])
+
+
+@command("last", "the last result of a tool, or the last N, whole", given("n", "number"), group=TALKING_GROUP)
+async def last(here: Here) -> Said:
+    outputs = await _outputs(here, int(here.get("n") or 1))
+    pages = [f"[{each['n']}] {each['tool']}{_failed(each)}\n{each['text']}" for each in outputs]
+    return Said("\n\n".join(pages) or "no tool has returned anything yet", outputs)
+
+
+@command("outputs", "the last results of tools, each with its beginning", group=TALKING_GROUP)
+async def outputs(here: Here) -> Said:
+    found = await _outputs(here, KEPT_OUTPUTS)
+    rows = [
+        [str(each["n"]), each["tool"] + _failed(each), f"{len(each['text']):,}", terminal.line(each["text"])]
+        for each in found
+    ]
+    table = terminal.columns([["#", "TOOL", "CHARACTERS", ""], *rows], frozenset({0, 2}))
+    return Said(table if rows else "no tool has returned anything yet", found)
+
+
+def _failed(output: dict[str, Any]) -> str:
+    return ", an error" if output["is_error"] else ""
+
+
+async def _outputs(here: Here, most: int) -> list[dict[str, Any]]:
+    """Return the last results of tools, the latest last; the latest is number 1."""
+    shown = await here.ask("show", ref=here.id, messages=LOOKED_AT)
+    names: dict[str, str] = {}
+    found: list[dict[str, Any]] = []
+    for message in shown["messages"]:
+        for block in message["content"]:
+            if block["type"] == "tool_use":
+                names[block["id"]] = block["name"]
+            elif block["type"] == "tool_result":
+                text = "\n".join(part.get("text", "(image)") for part in block["content"])
+                tool = names.get(block["tool_use_id"], "?")
+                found.append({"tool": tool, "text": text, "is_error": bool(block.get("is_error"))})
+    kept = found[max(0, len(found) - most) :]
+    return [{"n": len(kept) - place, **each} for place, each in enumerate(kept)]
+
+
+@command("copy", "put the last answer on the clipboard", group=TALKING_GROUP)
+async def copy(here: Here) -> Said:
+    shown = await here.ask("show", ref=here.id, messages=0)
+    if shown["reply"] is None:
+        raise ConfigError("/copy: there is no answer yet")
+    text = shown["reply"]["text"]
+    return Said(f"{len(text):,} characters", {"text": text}, Effect("copy", text=text))
+
+
+@command("paste", "take many lines as one prompt, up to a line /end", rest("text"), group=TALKING_GROUP)
+async def paste(here: Here) -> Said:
+    return Said(effect=Effect("paste", text=here.get("text") or ""))
+
+
+@command(
+    "diff",
+    "what has changed in the agent's folder since a commit, HEAD unless named",
+    given("ref"),
+    group=TALKING_GROUP,
+)
+async def diff(here: Here) -> Said:
+    text = await _diff(here)
+    return Said(text or "no changes", {"diff": text})
+
+
+@command(
+    "review",
+    "let the agent review what has changed since a commit, HEAD unless named",
+    given("ref"),
+    group=TALKING_GROUP,
+)
+async def review(here: Here) -> Said:
+    text = await _diff(here)
+    if not text:
+        return Said("no changes", {"diff": ""})
+    cut = text[:MOST_REVIEWED]
+    more = f"\n[{len(text) - len(cut):,} more characters]" if len(text) > len(cut) else ""
+    return Said("", {"diff": text}, Effect("ask", text=f"{REVIEW}\n\n```diff\n{cut}{more}\n```"))
+
+
+async def _diff(here: Here) -> str:
+    ran = await use_tool(here, "git_diff", {"ref": here.get("ref") or "HEAD"})
+    if ran.is_error:
+        raise ConfigError(f"/diff: {ran.text}")
+    return "" if ran.text.startswith("No ") else ran.text
+
+
+TALKING_COMMANDS: Final = (quit, new, compact, plan, tasks, last, outputs, copy, paste, diff, review)

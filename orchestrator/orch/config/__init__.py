@@ -1,0 +1,1 @@
+"""Configuration, paths, trust, models and logs."""

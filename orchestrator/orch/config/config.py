@@ -1,0 +1,461 @@
+"""Configuration in layers: the user's file, the project's file, ORCH_* variables, explicit overrides.
+
+Each layer is read into `{dotted key: Setting}`, checked value by value against `orch_protocol.agent.config.Config`, and
+laid over the one before it. A project's file that nobody trusted may only narrow; the rest of it is reported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.agent.config import Config, parse_model
+from orch_protocol.core.budget import Budget
+from orch_protocol.core.errors import ConfigError, OrchError
+from orch_worker.system.files import bytes_of
+
+from . import paths
+from .archival_profiles import rules_of
+from .trust import is_trusted, project_file
+from .untrusted_config import ITS_USERS, fields_of, narrows
+
+if TYPE_CHECKING:
+    from orch_worker.backends.models import Models
+
+__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "check", "flat", "load", "strange_tools"]
+
+DEFAULT: Final = "default"
+NO_MODEL: Final = (
+    "orch: no model is configured: the offline extractive backend answers, in quotations. For a model, set its key "
+    "and ORCH_MODEL=provider:model, or `model` in config.toml"
+)
+KEY_FOUND: Final = (
+    "orch: no model is configured: {model} answers, since its key is there. For another, set ORCH_MODEL=provider:model "
+    "or `model` in config.toml; `extractive:` is the offline one"
+)
+
+
+ROOT_WIDE: Final = (
+    *(
+        "durability",
+        "session_dir",
+        "daemon.idle_minutes",
+        "subagents.enabled",
+        "subagents.max_concurrent",
+        "subagents.depth_cap",
+    ),
+    *(f"budget.{limit}" for limit in Budget.__struct_fields__),
+    "budget.unknown_price",
+    *("subagents.allow_nested", "subagents.timeout_minutes", "subagents.restarts", "subagents.chat_models"),
+    *ITS_USERS,
+)
+"""What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
+SHOWN: Final = 80
+NOT_SETTINGS: Final = ("ORCH_CALL", "ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
+"""Variables that say something else: a command that an agent runs has the marks of its processes."""
+FEW: Final = 30
+
+
+class Default(Struct, frozen=True):
+    """What answers when no model is configured (None: the offline backend), and the line that tells people so."""
+
+    model: str | None
+    says: str
+
+    @classmethod
+    def of(cls, known: Models, keys: Container[str]) -> Default:
+        """Return the default for somebody who has `keys` (names of variables)."""
+        model = known.default(keys)
+        return cls(model, NO_MODEL if model is None else KEY_FOUND.format(model=model))
+
+
+class Loaded(Struct, frozen=True):
+    """A configuration, where each dotted key's value comes from, and what was ignored and why."""
+
+    config: Config
+    sources: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+class Setting(Struct, frozen=True):
+    """One value of one layer; `source` names file and line, variable, or flag."""
+
+    value: Any
+    source: str
+
+
+Layer = dict[str, Setting]
+
+
+def load(
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    home: Path | None = None,
+) -> Loaded:
+    """Return the configuration that holds for a caller in `cwd` (None: no project's).
+
+    `overrides` maps dotted keys to values and beats everything. ConfigError names file and line, variable or override,
+    the field, and what it should be.
+    """
+    env = os.environ if env is None else env
+    home = paths.home(env) if home is None else home
+    user = home / "config.toml"
+    layers = [_defaults(), _file_layer(user)]
+    notes: list[str] = []
+    if cwd is not None and (project := project_file(cwd)).exists() and not _same(project, user):
+        content = _bytes_of(project)
+        layer = _parse(project, content)
+        if not is_trusted(cwd, content, home):
+            layer, ignored = narrowed(layer, _merged(layers))
+            if ignored:
+                notes.append(
+                    f"{project} is not trusted, so it may only narrow; ignored {', '.join(ignored)}. "
+                    f"Read it, then: orch config trust {cwd}"
+                )
+        layers.append(layer)
+    layers.append(_env_layer(env))
+    layers.append({key: _setting(key, value, f"override {key}") for key, value in (overrides or {}).items()})
+    merged = _merged(layers)
+    _check_names(merged, home)
+    notes += strange_tools({key: setting.value for key, setting in merged.items()}, merged)
+    config = msgspec.convert(_nested({key: setting.value for key, setting in merged.items()}), Config)
+    fits(config, {key: setting.source for key, setting in merged.items()})
+    return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
+
+
+def check(path: Path, content: bytes, home: Path) -> None:
+    """Raise ConfigError unless `content` does as the configuration in the file at `path`."""
+    _check_names(_parse(path, content), home)
+
+
+def checked(config: Config) -> Config:
+    """Return the `config` that a program has made, each value of it of its type. Raises ConfigError."""
+    try:
+        found = msgspec.convert(msgspec.to_builtins(config, enc_hook=os.fspath), Config)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError(f"config does not fit: {_lower(str(error).replace('`$.', '`'))}") from error
+    fits(found)
+    return found
+
+
+def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError where settings of `config` contradict each other; `sources` says where each is from."""
+    from orch_worker.tools.dispatch.presets import PRESETS
+
+    if config.archival.enabled and not config.subagents.enabled:
+        where = f"{sources['archival.enabled']}: " if sources else ""
+        raise ConfigError(
+            f"{where}archival.enabled = true needs subagents.enabled = true: what is archived becomes subagents"
+        )
+    named = [("sandbox.presets", preset) for preset in config.sandbox.presets]
+    named += [("skills.presets", preset) for preset in config.skills.presets]
+    for table, preset in named:
+        if preset not in PRESETS:
+            where = f"{sources[f'{table}.{preset}']}: " if sources else ""
+            raise ConfigError(f"{where}{table} names {preset!r}, which is no preset: use {', '.join(PRESETS)}")
+    rules = config.hooks.assess.rules
+    if config.hooks.assess.kind == "rule" and not rules:
+        raise ConfigError('hooks.assess.kind = "rule" needs hooks.assess.rules: without one nothing would come of it')
+    if unknown := next((rule.preset for rule in rules if rule.preset and rule.preset not in PRESETS), None):
+        raise ConfigError(f"hooks.assess.rules names {unknown!r}, which is no preset: use {', '.join(PRESETS)}")
+    try:
+        paths.sessions_of(Path("/"), config.session_dir)
+    except ConfigError as error:
+        where = f"{sources['session_dir']}: " if sources else ""
+        raise ConfigError(f"{where}{error}") from error
+    try:
+        rules_of(config.archival)
+    except ConfigError as error:
+        where = f"{sources['archival.low_tokens']}: " if sources else ""
+        raise ConfigError(f"{where}{error}") from error
+
+
+def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
+    """Split `layer` into what makes `below` narrower and the keys, in order, of what would not."""
+    kept = {key: setting for key, setting in layer.items() if narrows(key, setting.value, _value(below, key))}
+    return kept, [key for key in layer if key not in kept]
+
+
+def _value(layer: Layer, key: str) -> Any:
+    return layer[key].value if key in layer else None
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Return the values of `config` by dotted key."""
+    return dict(_leaves(msgspec.to_builtins(config)))
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _leaves(item, f"{prefix}{name}.")
+        else:
+            yield prefix + name, item
+
+
+TYPES: Final[dict[str, Any]] = dict(fields_of(Config))
+LISTS: Final = (
+    *("subagents.default_tools", "subagents.chat_models", "policy.dangerous_tools", "policy.denied_paths"),
+    *(
+        "policy.allowed_paths",
+        "policy.personal_paths",
+        "policy.code_paths",
+        "subagents.context.files",
+        "subagents.context.packages",
+        "hooks.load",
+    ),
+    *("prompt.templates", "extensions.load", "hooks.model_router.models"),
+    *("hooks.content_safety.kinds", "policy.taint.trusted_hosts", "policy.taint.untrusted_paths"),
+    *("policy.taint.sensitive_paths", "sandbox.read", "sandbox.write", "hooks.injection_guard.tools"),
+    *("hooks.output_sandbox.tools", "skills.folders", "skills.load"),
+)
+TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
+"""Settings with keys of the user's own, each of which is a setting too."""
+BY_TOOL: Final = ("policy.permissions.", "sandbox.tools.")
+SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enumerate(key) if mark == ".")
+
+
+def _check_names(layer: Layer, home: Path) -> None:
+    """Raise ConfigError where `layer` names a preset, a tool or a provider that does not exist."""
+    from orch_worker.tools.dispatch.presets import resolve
+
+    checks: dict[str, Callable[[Any], object]] = {
+        "model": lambda model: _check_model(model, home),
+        "subagents.default_preset": resolve,
+        "subagents.default_tools": lambda tools: resolve(None, tools),
+        "subagents.chat_models": lambda patterns: _check_patterns(patterns, home),
+        "policy.function": _check_function,
+    }
+    for key, look_up in checks.items():
+        found = layer.get(key)
+        if found is None or found.source == DEFAULT or found.value is None:
+            continue
+        try:
+            look_up(found.value)
+        except OrchError as error:
+            raise ConfigError(f"{found.source}: {key}: {_lower(str(error))}") from error
+
+
+def strange_tools(values: Mapping[str, Any], sources: Mapping[str, Setting] | None = None) -> list[str]:
+    """Return what is to be said of names in the policy and the sandbox that no built-in tool has, but nearly.
+
+    They may be those of a program's own tools; a slip would leave the tool that was meant as it is. `values` are by
+    dotted key, `sources` says where they are from.
+    """
+    from orch_worker.tools.dispatch.presets import BUILTIN
+
+    named = [(key, key.rpartition(".")[2]) for key in values if key.startswith(BY_TOOL)]
+    named += [(key, tool) for key in ("policy.dangerous_tools",) for tool in values.get(key, ())]
+    notes = []
+    for key, tool in named:
+        close = difflib.get_close_matches(tool, BUILTIN, n=1) if tool not in BUILTIN else []
+        if close:
+            where = f"{sources[key].source}: " if sources is not None else ""
+            notes.append(
+                f"{where}{key.removesuffix(f'.{tool}')} names {tool!r}, which is no built-in tool: did you mean "
+                f"{close[0]!r}? That one stays as it was"
+            )
+    return notes
+
+
+def _check_model(model: str, home: Path) -> None:
+    from orch_worker.backends import models
+    from orch_worker.backends.local_servers import LOCAL
+    from orch_worker.backends.registry import PROVIDERS
+
+    spec, known = parse_model(model), models.load(home)
+    names = (*PROVIDERS, *known.providers)
+    if spec.provider not in names and (spec.provider != LOCAL or spec.model):
+        raise ConfigError(
+            f"there is no provider {spec.provider!r}: a model is `local` or `provider:model`, with one of "
+            f"{', '.join(names)}"
+        )
+    if spec.provider in known.providers and not (spec.model or known.providers[spec.provider].default):
+        raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
+
+
+def _check_function(name: str) -> None:
+    if not _FUNCTION.fullmatch(name):
+        raise ConfigError(f"{name!r} names no function: write package.module:name")
+
+
+def _check_patterns(patterns: Sequence[str], home: Path) -> None:
+    for pattern in patterns:
+        spec = parse_model(pattern)
+        if not spec.model:
+            raise ConfigError(f"{pattern!r} is no model: write PROVIDER:MODEL, or PROVIDER:* for all of a provider")
+        _check_model(pattern, home)
+
+
+def _defaults() -> Layer:
+    return {key: Setting(value, DEFAULT) for key, value in flat(Config()).items()}
+
+
+def _merged(layers: list[Layer]) -> Layer:
+    merged: Layer = {}
+    for layer in layers:
+        merged |= layer
+    return merged
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        within = nested
+        for section in sections:
+            within = within.setdefault(section, {})
+        within[name] = dict(value) if isinstance(value, dict) else value
+    return nested
+
+
+def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setting:
+    """Return `value` checked against the type of `key`; not `strict` reads it from text."""
+    if key in SECTIONS:
+        raise ConfigError(f"{source}: {key} is a section, not a value: write [{key}] and its settings below")
+    expected = _type(key)
+    if expected is None:
+        raise ConfigError(f"{source}: {_unknown(key)}")
+    try:
+        return Setting(msgspec.convert(value, expected, strict=strict), source)
+    except msgspec.ValidationError as error:
+        kinds = (expected, *(get_args(expected) if get_origin(expected) is not dict else ()))
+        choices = [each for kind in kinds if get_origin(kind) is Literal for each in get_args(kind)]
+        hint = f"; it is one of {', '.join(map(repr, choices))}" if choices else ""
+        raise ConfigError(f"{source}: {key} = {_shown(value)} does not fit: {_lower(str(error))}{hint}") from error
+
+
+def _type(key: str) -> Any:
+    """Return the type of the setting `key`, None when there is no such setting."""
+    table, _, name = key.rpartition(".")
+    return get_args(TYPES[table])[1] if table in TABLES and name else TYPES.get(key)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number with thousands of digits
+        return "a number that long"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _unknown(key: str) -> str:
+    section, _, name = key.rpartition(".")
+    within = f"{section}." if section in SECTIONS else ""
+    there = [known for known in TYPES if known.startswith(within)]
+    close = [known for known in TYPES if known.rpartition(".")[2] == name]
+    close = close or [
+        within + near
+        for near in difflib.get_close_matches(key[len(within) :], [each[len(within) :] for each in there], 1)
+    ]
+    few = "there are " + ", ".join(there) if len(there) <= FEW else "`orch config show` lists those there are"
+    hint = f"did you mean {close[0]!r}?" if close else few
+    return f"there is no setting {key!r}; {hint}"
+
+
+def _no_section(name: str) -> str:
+    close = difflib.get_close_matches(name, SECTIONS, n=1)
+    hint = (
+        f"did you mean [{close[0]}]?" if close else f"there are {', '.join(f'[{each}]' for each in sorted(SECTIONS))}"
+    )
+    return f"there is no section [{name}]; {hint}"
+
+
+def _tables(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of each table that is no section."""
+    for name, item in data.items():
+        if isinstance(item, Mapping):
+            key = prefix + name
+            yield from () if key in TABLES else _tables(item, f"{key}.") if key in SECTIONS else [key]
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return bytes_of(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _file_layer(path: Path) -> Layer:
+    return _parse(path, _bytes_of(path)) if path.exists() else {}
+
+
+def _parse(path: Path, content: bytes) -> Layer:
+    try:
+        text = content.decode()
+        data = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8 (byte 0x{content[error.start]:02x})") from error
+    except tomllib.TOMLDecodeError as error:
+        found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
+        where, what = (f", line {found[2]}, column {found[3]}", found[1]) if found else ("", str(error))
+        raise ConfigError(f"{path}{where}: not TOML: {_lower(what)}") from error
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, a thousand brackets
+        raise ConfigError(f"{path}: not TOML that can be read: {_lower(str(error))}") from error
+    for table in _tables(data):
+        raise ConfigError(f"{path}, line {line_of(text, table)}: {_no_section(table)}")
+    return {
+        key: _setting(key, value, f"{path}, line {line_of(text, key)}")
+        for key, value in _leaves(data)
+        if not (key in SECTIONS | TABLES and value == {})
+    }
+
+
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_TABLE = re.compile(r"\s*\[+([^\]]+)\]+\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+
+
+def line_of(text: str, key: str) -> int:
+    """Return the number of the line of the TOML `text` that sets the dotted `key`, or the nearest one that holds it."""
+    table, holder = "", 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _TABLE.match(line):
+            table = at = _bare(found[1])
+        elif found := _KEY.match(line):
+            at = f"{table}.{_bare(found[1])}" if table else _bare(found[1])
+        else:
+            continue
+        if at == key or at.startswith(f"{key}."):
+            return number
+        if key.startswith(at + "."):
+            holder = number
+    return holder
+
+
+def _bare(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))
+
+
+def _env_layer(env: Mapping[str, str]) -> Layer:
+    layer = {}
+    for name in sorted(env):
+        if not name.startswith("ORCH_") or name in NOT_SETTINGS or not env[name]:
+            continue
+        key = name.removeprefix("ORCH_").lower().replace("__", ".")
+        text = env[name]
+        value = text.replace(",", " ").split() if key in LISTS else text
+        layer[key] = _setting(key, value, f"variable {name}", strict=False)
+    return layer

@@ -1,0 +1,94 @@
+"""The models there are: what is known of each, and which can be reached with the keys and servers at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from msgspec.structs import replace
+
+from orch_protocol.agent.config import parse_model
+from orch_protocol.agent.models import ModelRow
+from orch_protocol.agent.spec import BackendSpec
+from orch_worker.backends.local_servers import installed, locate
+from orch_worker.backends.models import Models
+from orch_worker.backends.registry import PROVIDERS, complete
+
+__all__ = ["ANY", "Catalog", "about", "listed", "permits"]
+
+ANY = "*"
+
+
+class Catalog:
+    """The models of one root: what is `known`, the addresses in `env`, and the names of the `keys` at hand.
+
+    `ceiling` is what a million tokens are charged whose price is not known, in USD; None: such models have no budget.
+    """
+
+    def __init__(
+        self, known: Models, env: Mapping[str, str], keys: Container[str], ceiling: float | None = None
+    ) -> None:
+        self._known = known
+        self._ceiling = ceiling
+        self._env = env
+        self._keys = keys
+
+    async def complete(self, spec: BackendSpec) -> BackendSpec:
+        """Return `spec` with all that a worker needs to make the backend. Raises ConfigError."""
+        found = await locate(spec, self._known, self._env)
+        return complete(found, self._known, self._env, self._keys, self._ceiling)
+
+    async def reachable(self, patterns: Sequence[str] | None, named: Sequence[str] = ()) -> list[ModelRow]:
+        """Return the models that can be asked: the listed ones, those of local servers, and the `named` ones.
+
+        Only those whose provider needs no key or has one here, and that `patterns` permit.
+        """
+        rows = {row.model: row for row in listed(self._known, self._keys)}
+        for provider, server in self._known.providers.items():
+            if server.listing:
+                rows = {model: row for model, row in rows.items() if not model.startswith(f"{provider}:")}
+                for name in await self._installed(provider):
+                    rows[f"{provider}:{name}"] = about(self._known, provider, name, self._keys)
+        for model in (*named, *(pattern for pattern in patterns or () if ANY not in pattern)):
+            spec = parse_model(model)
+            if spec.model and spec.provider in self._known.providers and model not in rows:
+                rows[model] = about(self._known, spec.provider, spec.model, self._keys)
+        return [row for row in rows.values() if (row.key or not row.keys) and permits(patterns, row.model)]
+
+    async def _installed(self, provider: str) -> list[str]:
+        try:
+            return await installed(self._known.provider(provider), self._env)
+        except (OSError, ValueError):  # nobody answers, or something else does
+            return []
+
+
+def permits(patterns: Sequence[str] | None, model: str) -> bool:
+    """Return whether one of `patterns` fits `model`, `provider:name`; None permits every model, of a real provider."""
+    if parse_model(model).provider in PROVIDERS:
+        return False
+    return patterns is None or any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
+def listed(known: Models, keys: Container[str]) -> Iterator[ModelRow]:
+    """Yield every entry of `known`; a `*` behind a name stands for whatever else begins like that."""
+    for provider in known.providers:
+        for name in known.models.get(provider, {"": None}):
+            row = about(known, provider, name, keys)
+            yield row if name and row.price_known else replace(row, model=row.model + ANY)
+
+
+def about(known: Models, provider: str, name: str, keys: Container[str]) -> ModelRow:
+    """Return what is known of one model. Raises ConfigError for an unknown provider."""
+    model = known.look_up(provider, name)
+    return ModelRow(
+        model=f"{provider}:{name}",
+        listed_as=known.listed_as(provider, name),
+        api=model.api,
+        context=model.context,
+        output=model.output or None,
+        price_known=model.price_known,
+        prices=model.prices,
+        keys=model.keys,
+        key=next((key for key in model.keys if key in keys), None),
+        thinks=model.flags.thinks,
+    )

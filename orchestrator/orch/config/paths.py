@@ -1,0 +1,329 @@
+"""Where orch keeps its files: one private folder a user, `$ORCH_HOME`. Nothing is created until asked for.
+
+Importing this costs next to nothing, because the thin CLI does: pathlib, hashlib and our errors come when needed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+
+TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost the thin CLI a fifth of its time
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "OWN_RUN",
+    "SCRATCH",
+    "control_socket",
+    "daemon_dir",
+    "here",
+    "hide",
+    "home",
+    "home_text",
+    "own_folder",
+    "passing",
+    "path_of",
+    "private_dir",
+    "root_socket",
+    "run_dir",
+    "runs_dir",
+    "sessions_dir",
+    "sessions_of",
+    "show_socket",
+    "socket_path",
+    "sweep_runs",
+]
+
+OWN_RUN = "run-"
+"""How the run of a program that named none begins; no other does."""
+SCRATCH = "scratch-"
+"""How the folder of a command begins that needs one for as long as it runs."""
+SETTLED_SECONDS = 60.0
+"""How old a folder is before it may be taken for left behind: one that is just made is not locked yet."""
+IGNORED = "/sessions/\n/runs/\n/daemon/\n"
+CONTROL = "control.sock"
+MAX_SOCKET_PATH = 100
+"""Bytes. The kernel takes 107; the rest is left to whoever appends a suffix."""
+
+
+def home_text(env: Mapping[str, str] | None = None) -> str:
+    """Return the absolute path of orch's folder: `$ORCH_HOME`, `$XDG_DATA_HOME/orch` or `~/.local/share/orch`.
+
+    Raises ConfigError for a user without a home, and for a path that is not UTF-8.
+    """
+    env = os.environ if env is None else env
+    if chosen := env.get("ORCH_HOME"):
+        return _told(os.path.abspath(os.path.expanduser(chosen)))
+    data = env.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(data):  # a relative one is to be ignored, says its specification
+        mine = env.get("HOME") or os.path.expanduser("~")
+        if not os.path.isabs(mine):  # a user without an entry or a variable, as in some containers
+            from orch_protocol.core.errors import ConfigError
+
+            raise ConfigError("there is no home folder: HOME is not set, and the system knows none. Set ORCH_HOME")
+        data = os.path.join(mine, ".local", "share")
+    return _told(os.path.join(data, "orch"))
+
+
+def home(env: Mapping[str, str] | None = None, chosen: str | os.PathLike[str] | None = None) -> Path:
+    """Return orch's folder, the `chosen` one if any, which may not exist yet (see `private_dir`).
+
+    Raises ConfigError as `home_text` does.
+    """
+    from pathlib import Path
+
+    return Path(home_text(env) if chosen is None else _told(os.path.abspath(os.path.expanduser(chosen))))
+
+
+def here() -> Path:
+    """Return the folder that this program is in. Raises ConfigError when it is gone."""
+    from pathlib import Path
+
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        from orch_protocol.core.errors import ConfigError
+
+        raise ConfigError("the folder that this program is in is gone: change to one that is there") from None
+
+
+def path_of(name: str, place: str | os.PathLike[str] | None) -> str | None:
+    """Return `place` as text, None for None. Raises ConfigError, which calls it `name`, for what is no path."""
+    if place is None:
+        return None
+    try:
+        path = os.fspath(place)
+        if isinstance(path, str) and b"\0" not in os.fsencode(path):
+            return path
+    except (TypeError, UnicodeEncodeError):
+        pass  # half a character, say
+    from orch_protocol.core.errors import ConfigError
+
+    raise ConfigError(f"{name} is a path, as text or a Path, not {place!r}")
+
+
+def _told(path: str) -> str:
+    """Return `path`, which other processes are to be told, and in messages that are UTF-8. Raises ConfigError."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        from orch_protocol.core.errors import ConfigError
+
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise ConfigError(f"the path {shown} is not UTF-8: set ORCH_HOME to one that is") from None
+    return path
+
+
+def sessions_dir(home: Path) -> Path:
+    """Return the folder of session folders."""
+    return home / "sessions"
+
+
+def sessions_of(home: Path, chosen: str | None) -> Path:
+    """Return the folder of session folders that `chosen` names, None: the one in `home`; a relative one is below that.
+
+    Whoever comes later, from whichever folder, has to find them again. Raises ConfigError for what names none.
+    """
+    if chosen is None:
+        return sessions_dir(home)
+    from pathlib import Path
+
+    path = os.path.expanduser(chosen)
+    if not path.strip() or path.startswith("~") or "\0" in path:
+        from orch_protocol.core.errors import ConfigError
+
+        raise ConfigError(f"session_dir = {chosen!r} names no folder: give its path, or leave it out")
+    return Path(os.path.abspath(home / path))
+
+
+def runs_dir(home: Path) -> Path:
+    """Return the folder of run folders, one a root."""
+    return home / "runs"
+
+
+def run_dir(home: Path, run: str) -> Path:
+    """Return the folder of the root called `run`."""
+    return runs_dir(home) / run
+
+
+def passing(home: Path) -> list[Path]:
+    """Return the folders, sorted, of the runs that nobody named, and of commands that need one for a while.
+
+    Runs with a name are kept data, whatever that is.
+    """
+    import re
+
+    unnamed = re.compile(rf"({OWN_RUN}|{SCRATCH})[a-f][0-9a-f]{{11}}")
+    try:
+        found = sorted([*runs_dir(home).glob(f"{OWN_RUN}*"), *home.glob(f"{SCRATCH}*")])
+    except OSError:
+        return []  # the disk fails, which whoever opens a run is told
+    return [folder for folder in found if unnamed.fullmatch(folder.name) and folder.is_dir()]
+
+
+def sweep_runs(home: Path) -> list[tuple[Path, int]]:
+    """Remove what programs left behind that were killed: their unnamed runs and other folders that nobody opens again.
+
+    Returns each folder with the number of processes that still ran in it and were ended.
+    """
+    import contextlib
+    import shutil
+    import time
+
+    from orch_protocol.core.errors import OrchError
+    from orch_worker.session.log.lock import FolderLock
+
+    from ..supervisor.recovery.orphan_cleanup import end_leftovers
+
+    swept = []
+    for folder in passing(home):
+        try:
+            if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
+                continue
+            lock = FolderLock.acquire(folder)
+        except (OrchError, OSError):
+            continue  # somebody works in it, or has just removed it
+        try:
+            runs = [folder, *runs_dir(folder).glob("*")]
+            swept.append((folder, sum(end_leftovers(str(run)) for run in runs)))
+            for run in runs:
+                with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
+                    os.unlink(root_socket(run))
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            lock.release()
+    return swept
+
+
+def hide(home: Path) -> None:
+    """Let neither Git nor agents that look through a folder come upon what orch itself keeps in `home`, below it."""
+    try:
+        with open(home / ".gitignore", "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(IGNORED)
+    except OSError:
+        pass  # it is there, perhaps with what its owner wants; or nothing can be written, which others say
+
+
+def daemon_dir(home: Path) -> Path:
+    """Return the folder of the per-user daemon's lock, pid file, socket and log."""
+    return home / "daemon"
+
+
+def private_dir(folder: Path, setting: str = "ORCH_HOME") -> Path:
+    """Create `folder` and what is missing above it, each with mode 0700 whatever the umask is, and return it.
+
+    A folder that exists is left as it is. StoreError when it cannot be made, which names the `setting` that it is from.
+    """
+    missing = []
+    at = folder
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    try:
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)
+            each.chmod(0o700)
+        if not folder.is_dir():
+            raise NotADirectoryError(20, "not a directory")
+    except OSError as error:
+        from orch_protocol.core.errors import StoreError
+
+        raise StoreError(
+            f"cannot create the folder {folder}: {error.strerror}. Make it writable or set {setting} to one that is"
+        ) from error
+    return folder
+
+
+def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = None) -> str:
+    """Return where the socket `name` of `folder` is bound: inside it, unless that path is too long for a socket.
+
+    Then it is a private folder of ours under `$XDG_RUNTIME_DIR`, where that is ours too, or /tmp, created here;
+    StoreError if somebody else made that folder.
+    """
+    path = os.path.join(folder, name)
+    if _fits(path):
+        return path
+    from hashlib import sha256
+
+    short = f"{sha256(os.fsencode(folder)).hexdigest()[:16]}-{name}"
+    runtime = (os.environ if env is None else env).get("XDG_RUNTIME_DIR", "")
+    bases = [f"/tmp/orch-{os.getuid()}"]
+    if os.path.isabs(runtime) and _is_ours(runtime):
+        bases.insert(0, os.path.join(runtime, "orch"))
+    for base in bases:
+        if _fits(path := os.path.join(base, short)):
+            own_folder(base)
+            return path
+    from orch_protocol.core.errors import StoreError
+
+    raise StoreError(f"the socket name {name!r} is too long for any folder: shorten it")
+
+
+def root_socket(run: Path) -> str:
+    """Return where the root of the run in that folder is spoken to by its workers; see `socket_path`."""
+    return socket_path(run, "root.sock")
+
+
+def control_socket(env: Mapping[str, str] | None = None) -> str:
+    """Return the path of the daemon's control socket: where a daemon says that it is, else where one would be."""
+    folder = os.path.join(home_text(env), "daemon")
+    if not _fits(link := os.path.join(folder, CONTROL)):
+        try:
+            return os.readlink(link)
+        except OSError:
+            pass  # there is none
+    return socket_path(folder, CONTROL, env)
+
+
+def show_socket(folder: Path | str, path: str) -> None:
+    """Let whoever looks for the control socket in `folder` find it at `path`.
+
+    What a long path falls back to depends on the environment, and a command's may be another than the daemon's is.
+    """
+    if path != (link := os.path.join(folder, CONTROL)):
+        new = f"{link}.{os.getpid()}"
+        os.symlink(path, new)
+        os.replace(new, link)
+
+
+def _fits(path: str) -> bool:
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH
+
+
+def _is_ours(folder: str) -> bool:
+    try:
+        return os.stat(folder).st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def own_folder(base: str) -> None:
+    """Make sure that `base`, in a folder that is everybody's, is a real folder, ours, and closed to others.
+
+    Raises StoreError when it is not.
+    """
+    from orch_protocol.core.errors import StoreError
+
+    try:
+        os.mkdir(base, 0o700)
+        os.chmod(base, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StoreError(
+            f"cannot create {base}: {error.strerror}. Make it writable, or remove what is in its way"
+        ) from error
+    found = os.lstat(base)
+    wrong = (
+        "a link or no folder"
+        if not stat.S_ISDIR(found.st_mode)
+        else f"owned by uid {found.st_uid}"
+        if found.st_uid != os.getuid()
+        else f"open to others (mode {stat.S_IMODE(found.st_mode):04o})"
+        if stat.S_IMODE(found.st_mode) != 0o700
+        else None
+    )
+    if wrong:
+        raise StoreError(f"refusing {base}: it is {wrong}. Remove it")

@@ -1,0 +1,1 @@
+"""The per-user daemon, its control socket and the client."""

@@ -1,0 +1,113 @@
+"""Starting the daemon: detached, with a clean environment, its keys through a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..config import paths
+from ..processes.environment import clean_environment
+from ..processes.worker_logs import open_log
+from .daemon import ALREADY_RUNNING
+from .failure import Failure
+
+__all__ = ["start_daemon"]
+
+TAIL = 2000
+
+
+def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
+    """Start a daemon and return once it listens. False when another one holds the lock. Raises Failure."""
+    home = paths.private_dir(paths.home(env))
+    paths.private_dir(paths.daemon_dir(home))
+    theirs = clean_environment("daemon", {**env, "ORCH_HOME": str(home), "PYTHONPATH": _python_path(env)})
+    keys = {name: value for name, value in env.items() if name not in theirs}
+    keys_read, keys_write = os.pipe()
+    ready_read, ready_write = os.pipe()
+    log_descriptor = -1
+    try:
+        log_descriptor = _open_log(log)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "orch.daemon.daemon", "--keys", str(keys_read), "--ready", str(ready_write)],
+            cwd=home,
+            env=theirs,
+            stdin=subprocess.DEVNULL,
+            stdout=log_descriptor,
+            stderr=log_descriptor,
+            pass_fds=(keys_read, ready_write),
+            start_new_session=True,
+        )
+        for descriptor in (keys_read, ready_write):
+            os.close(descriptor)
+        keys_read = ready_write = -1
+        try:
+            with open(keys_write, "wb") as pipe:
+                keys_write = -1
+                pipe.write(json.dumps(keys).encode())
+        except BrokenPipeError:
+            pass  # it ended early, and says why below
+        said = _read(ready_read, seconds)
+    finally:
+        for descriptor in (keys_read, keys_write, ready_read, ready_write, log_descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+    if said is None:
+        process.kill()
+        process.wait()
+        raise Failure("DaemonSilent", f"the daemon was not up within {seconds:g} s and was ended: see {log}")
+    if not said:
+        code = process.wait()
+        if code == ALREADY_RUNNING:
+            return False
+        raise Failure("LaunchError", f"the daemon ended with {code} before it was up. The end of {log}:\n{_tail(log)}")
+    told = json.loads(said)
+    if error := told.get("error"):
+        process.wait()
+        raise Failure(error["type"], error["message"], int(error["exit_code"]))
+    process.returncode = 0  # it is not ours to wait for: it outlives us
+    return True
+
+
+def _open_log(log: str) -> int:
+    try:
+        descriptor = open_log(log)
+        os.fchmod(descriptor, 0o600)
+    except OSError as error:
+        message = f"the daemon's log {log} cannot be written: {error.strerror}. Make it so, or set another ORCH_HOME"
+        raise Failure("StoreError", message) from error
+    return descriptor
+
+
+def _python_path(env: Mapping[str, str]) -> str:
+    """Return a PYTHONPATH on which the daemon finds this very orch."""
+    root = Path(__file__).resolve().parents[2]
+    installed = root.name in ("site-packages", "dist-packages")
+    return os.pathsep.join(filter(None, ["" if installed else str(root), env.get("PYTHONPATH", "")]))
+
+
+def _read(descriptor: int, seconds: float) -> bytes | None:
+    """Return a line from the pipe, nothing when it was closed without one, None when time ran out."""
+    deadline = time.monotonic() + seconds
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    said = b""
+    while not said.endswith(b"\n"):
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return None
+        chunk = os.read(descriptor, 65536)
+        if not chunk:
+            return b""
+        said += chunk
+    return said
+
+
+def _tail(log: str) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        return file.read().decode("utf-8", "replace").strip()

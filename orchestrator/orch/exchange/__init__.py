@@ -1,1 +1,0 @@
-"""Conversations from other programs' files, and ours for other programs."""

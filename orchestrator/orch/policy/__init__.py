@@ -1,0 +1,1 @@
+"""Approvals, grants, budgets and rate limits."""

@@ -1,0 +1,116 @@
+"""At which level an agent's tools run: what is wanted of it, what is above it, and what the machine has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from orch_protocol.core.errors import SandboxError
+from orch_protocol.core.sandbox import IN_WORKER, Level, SandboxConfig, SandboxSpec, ToolLimits
+
+if TYPE_CHECKING:
+    from orch_worker.sandbox.probe import Offer
+
+__all__ = ["check", "held", "raised", "stricter", "wanted"]
+
+LEFT_OUT = (
+    "run_python runs code in the agent's own process, which no sandbox holds, and is left out: run_python_script takes "
+    'its place, or sandbox.tools.run_python = "L0" brings it back'
+)
+
+
+def wanted(config: SandboxConfig, preset: str) -> SandboxSpec:
+    """Return the sandbox that `config` has for agents of `preset` ("": they were given tools instead).
+
+    Where a level is required, what is said of presets and tools can only be more.
+    """
+    if config.require:
+        config = _floored(config, config.level)
+    return SandboxSpec(
+        level=config.presets.get(preset, config.level),
+        tools=config.tools,
+        network=config.network,
+        read=config.read,
+        write=config.write,
+        limits=config.limits,
+    )
+
+
+def raised(config: SandboxConfig, level: Level) -> SandboxConfig:
+    """Return `config` with nothing of it below `level`, and required."""
+    return replace(_floored(config, level), require=True)
+
+
+def stricter(one: SandboxSpec, other: SandboxSpec) -> SandboxSpec:
+    """Return what both allow: the higher levels, the lower limits, the paths that both name."""
+    return SandboxSpec(
+        level=max(one.level, other.level),
+        tools={name: max(one.of(name), other.of(name)) for name in {**one.tools, **other.tools}},
+        network=one.network and other.network,
+        read=tuple(path for path in one.read if path in other.read),
+        write=tuple(path for path in one.write if path in other.write),
+        limits=_lower(one.limits, other.limits),
+    )
+
+
+def check(config: SandboxConfig, offer: Callable[[], Offer]) -> None:
+    """Raise SandboxError when `config` requires a level that this machine does not have."""
+    if config.require:
+        _here((config.level, *config.presets.values(), *config.tools.values()), offer, require=True)
+
+
+def held(
+    spec: SandboxSpec, tools: Iterable[str], offer: Callable[[], Offer], *, require: bool
+) -> tuple[SandboxSpec, str]:
+    """Return `spec` at levels that this machine has, and what is to be said of that, "" for nothing.
+
+    `tools` are those that were asked for by name. A level that is not there becomes the next higher one, or else the
+    next lower one, which is told of. With `require` that raises SandboxError. The machine is not asked when nothing
+    beyond L0 is wanted.
+    """
+    levels = {spec.level, *spec.tools.values()}
+    notes = []
+    if IN_WORKER in tools and spec.of(IN_WORKER) > "L0":
+        notes.append(LEFT_OUT)
+    if levels == {"L0"}:
+        return spec, "; ".join(notes)
+    have, less = _here(levels, offer, require=require)
+    at = {name: have[level] for name, level in spec.tools.items()}
+    return replace(spec, level=have[spec.level], tools=at), "; ".join([*less, *notes])
+
+
+def _here(
+    levels: Iterable[Level], offer: Callable[[], Offer], *, require: bool
+) -> tuple[dict[Level, Level], list[str]]:
+    there = offer()
+    have, less = {}, []
+    for level in sorted(set(levels)):
+        have[level] = there.nearest(level)
+        if have[level] >= level:
+            continue
+        why = "; ".join(f"no {each}: {reason}" for each, reason in sorted(there.missing.items()) if each >= level)
+        if require:
+            raise SandboxError(
+                f"sandbox level {level} is required, and this machine has {have[level]} ({why}). See `orch doctor`; "
+                "ask for less, or do not require it"
+            )
+        less.append(f"sandbox level {level} cannot be had here ({why}): tools run at {have[level]}")
+    return have, less
+
+
+def _floored(config: SandboxConfig, level: Level) -> SandboxConfig:
+    return replace(
+        config,
+        level=max(config.level, level),
+        presets={name: max(each, level) for name, each in config.presets.items()},
+        tools={name: max(each, level) for name, each in config.tools.items()},
+    )
+
+
+def _lower(one: ToolLimits, other: ToolLimits) -> ToolLimits:
+    said = msgspec.structs.asdict(one), msgspec.structs.asdict(other)
+    both = {name: [each[name] for each in said if each[name] is not None] for name in said[0]}
+    return ToolLimits(**{name: min(values) if values else None for name, values in both.items()})

@@ -1,0 +1,120 @@
+"""Workers as threads of this process, for notebooks and debuggers. They share its memory and its fate.
+
+No isolation: a crash in an agent's tool is a crash here, and an agent that holds the interpreter holds everybody. Same
+socket, same frames, same transcripts as a worker of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+from orch_protocol.agent.spec import Template
+from orch_protocol.core.errors import LaunchError
+from orch_worker.transport.worker_endpoint import Host
+from orch_worker.transport.zmq_asyncio import Dealer
+
+from .base import LaunchRequest
+
+__all__ = ["InProcessLauncher"]
+
+STOP_SECONDS = 5.0
+
+
+class ThreadWorker:
+    """A worker that is a thread here."""
+
+    def __init__(self, request: LaunchRequest) -> None:
+        self.pid = os.getpid()
+        self._root_loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int | None] = self._root_loop.create_future()
+        self._request = request
+        self._host: Host | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_code: int | None = None
+        self._lock = threading.Lock()
+        self.thread = threading.Thread(target=self._run, name=f"orch-{request.agent_id}", daemon=True)
+        self.thread.start()
+
+    def terminate(self) -> None:
+        """End the worker at its next await."""
+        self._end(-signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the worker at its next await: a thread cannot be killed."""
+        self._end(-signal.SIGKILL)
+
+    def _end(self, code: int) -> None:
+        with self._lock:
+            self._stop_code = code
+            if self._loop is not None and self._host is not None:
+                with contextlib.suppress(RuntimeError):  # its loop has just closed: it has ended
+                    self._loop.call_soon_threadsafe(self._host.stop, code)
+
+    def _run(self) -> None:
+        try:
+            code: int | None = asyncio.run(self._serve())
+        except BaseException as error:
+            code = 1
+            Path(self._request.log).write_text(f"{type(error).__name__}: {error}\n")
+        with self._lock:
+            self._loop = None
+        try:
+            self._root_loop.call_soon_threadsafe(self._settle, code)
+        except RuntimeError:
+            return  # the root's loop is closed; nobody is left to tell
+
+    async def _serve(self) -> int:
+        request = self._request
+        host = Host(
+            lambda on_data: Dealer(request.address, request.ident, on_data),
+            birth=request.birth,
+            incarnation=request.incarnation,
+            spool=Path(request.spool),
+        )
+        with self._lock:
+            self._loop, self._host = asyncio.get_running_loop(), host
+            if self._stop_code is not None:
+                host.stop(self._stop_code)
+        return await host.serve()
+
+    def _settle(self, code: int | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+
+class InProcessLauncher:
+    """Starts each worker as a thread. Gives up isolation for the sight of one process."""
+
+    def __init__(self, run: str = "", folder: Path | None = None) -> None:
+        self.run, self.folder = run, folder
+        self._workers: list[ThreadWorker] = []
+
+    async def start(self) -> None:
+        """Nothing needs starting."""
+
+    def warm(self, template: Template) -> None:
+        """Do nothing: each worker imports what it needs."""
+
+    async def launch(self, request: LaunchRequest) -> ThreadWorker:
+        """Return the started thread. Raises LaunchError when the system gives none."""
+        self._workers = [worker for worker in self._workers if worker.thread.is_alive()]
+        try:
+            worker = ThreadWorker(request)
+        except RuntimeError as error:
+            raise LaunchError(f"no thread for agent {request.agent_id}: {error}") from error
+        self._workers.append(worker)
+        return worker
+
+    async def stop(self) -> None:
+        """Ask every worker to end, and wait at most 5 s for it."""
+        for worker in self._workers:
+            worker.kill()
+        ended = [worker.ended for worker in self._workers if not worker.ended.done()]
+        if ended:
+            await asyncio.wait(ended, timeout=STOP_SECONDS)
+        self._workers.clear()

@@ -1,0 +1,1 @@
+"""Recording of sessions, and replaying them as regression tests."""

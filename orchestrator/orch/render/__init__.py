@@ -1,0 +1,1 @@
+"""Text for terminals and notebooks: rows, tables and transcripts."""

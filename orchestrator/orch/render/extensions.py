@@ -1,0 +1,77 @@
+"""Extensions as data, and for people: what each says of itself, without running any of its code."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from ..resources.extensions import Found
+from . import terminal
+
+__all__ = ["described", "page", "table"]
+
+HEAD: Final = ["EXTENSION", "VERSION", "FROM", "ON", "MAY", "DESCRIPTION"]
+
+
+def described(found: Found) -> dict[str, Any]:
+    """Return what an extension says of itself, as JSON data; none of its code runs for that."""
+    row: dict[str, Any] = {
+        "name": found.name,
+        "path": found.path,
+        "where": found.where,
+        "on": not found.why_off,
+        "why_off": found.why_off,
+        "version": "",
+        "description": "",
+        "permissions": None,
+        "hooks": [],
+        "tools": [],
+        "commands": [],
+        "prompts": [],
+        "keys": {},
+        "widgets": [],
+        "notes": [],
+    }
+    if (said := found.manifest) is not None:
+        row |= {"version": said.version, "description": said.description}
+        row["permissions"] = msgspec.to_builtins(said.permissions)
+        row |= {"keys": dict(said.keys), "widgets": msgspec.to_builtins(said.widgets)}
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return extensions as a table, one a line."""
+    return terminal.columns([HEAD, *map(_cells, rows)], frozenset())
+
+
+def page(row: dict[str, Any]) -> str:
+    """Return an extension as a page: what it is, may do, and brings."""
+    facts = {
+        "version": row["version"],
+        "does": row["description"],
+        "folder": f"{row['path']} ({row['where']})",
+        "on": "yes" if row["on"] else f"no: {row['why_off']}",
+        **{f"may: {kind}": _named(what) for kind, what in (row["permissions"] or {}).items() if what},
+        "hooks": ", ".join(row["hooks"]),
+        "tools": ", ".join(row["tools"]),
+        "commands": ", ".join(row["commands"]),
+        "templates": ", ".join(row["prompts"]),
+        "keys": ", ".join(f"{key}: {line}" for key, line in row["keys"].items()),
+        "widgets": ", ".join(f"{each['name']} ({each['place']}): {each['command']}" for each in row["widgets"]),
+    }
+    lines = [f"  {name + ':':15}{terminal.safe(value)}" for name, value in facts.items() if value]
+    return "\n".join([terminal.safe(row["name"]), *lines, *(f"  note: {terminal.safe(note)}" for note in row["notes"])])
+
+
+def _named(what: list[str] | bool) -> str:
+    return "yes" if what is True else ", ".join(what or ())
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    may = row["permissions"] or {}
+    kinds = ("stages", "tools", "tiers", "commands", "skills", "prompts", "reads", "writes", "network")
+    parts = [f"{kind}: {', '.join(may[kind])}" for kind in kinds if may.get(kind)]
+    parts += ["programs"] if may.get("programs") else []
+    said = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]
+    return [*(terminal.line(each, 48) for each in said), terminal.line(row["description"])]

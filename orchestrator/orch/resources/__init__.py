@@ -1,0 +1,1 @@
+"""Extensions, skills and prompt templates of a project or user."""

@@ -1,0 +1,1 @@
+"""Services that start, ask, watch and end agents."""

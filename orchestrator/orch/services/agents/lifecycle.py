@@ -1,0 +1,96 @@
+"""Killing agents, and taking it back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orch_protocol.core.errors import AgentError, ConfigError, StoreError
+from orch_protocol.services.requests import AgentRow, Kill, Killed, Resume
+from orch_worker.backends.cost_estimate import check_priced
+
+from ...supervisor.recovery.crash_recovery import used_by
+from ...tree.agents.agent_refs import resolve
+from ...tree.agents.state import Node
+from ...tree.journal import events
+from ...tree.rules.admission import unkept
+from .status import row
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["kill", "own_subtree", "resume"]
+
+GONE_SECONDS = 5.0
+
+
+async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
+    """End agents with everything below them and wait until their processes are gone. Transcripts stay.
+
+    Raises StoreError when that could not be recorded; they are killed all the same.
+    """
+    nodes = root.tree.nodes
+    if params.all and params.refs:
+        raise ConfigError("name agents, or all of them, not both")
+    if not params.all and not params.refs:
+        raise ConfigError("say which agents to kill, or all")
+    if params.all:
+        below = nodes if caller is None else nodes.subtree(caller)[:-1]
+        targets = [node for node in below if node.status != "killed"]
+    else:
+        targets = [resolve(nodes, ref) for ref in params.refs]
+    for target in targets:
+        own_subtree(root, caller, target, "kill")
+    ids = tuple(node.spec.id for node in targets)
+    if params.dry_run:
+        doomed = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
+        return Killed(tuple(dict.fromkeys(doomed)))
+    processes = [(node.spec.id, node.incarnation) for id in ids for node in nodes.subtree(id) if node.running]
+    gone = [root.waiters.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
+    by = "the user" if caller is None else f"agent {nodes[caller].spec.name!r}"
+    try:
+        used = used_by(node for id in ids for node in nodes.subtree(id))
+        killed: tuple[str, ...] = root.handle(events.Kill(ids, by, used))
+        if gone:
+            await asyncio.wait(gone, timeout=GONE_SECONDS)
+    finally:
+        for watcher in gone:
+            watcher.cancel()
+    for node in (nodes[id] for id in killed):
+        if not node.spec.persist:
+            root.fleeting.drop(Path(node.spec.folder))
+    try:
+        root.write_down()
+    except StoreError as error:
+        raise StoreError(f"killed {', '.join(killed) or 'nobody'}, which is not on record: {error}") from error
+    return Killed(killed)
+
+
+async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentRow:
+    """Let a killed or failed agent answer again; its next query starts a process.
+
+    It goes by limits that are set with it at once where it had some of that kind, else from its next query on.
+    """
+    node = resolve(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "resume")
+    if node.status == "killed" and not node.spec.persist:
+        raise unkept(node)
+    if params.budget.max_cost_usd:
+        check_priced(node.spec.backend)
+    root.handle(events.Resume(node.spec.id, params.budget))
+    root.budgets_changed()
+    return row(root, node)
+
+
+def own_subtree(root: Supervisor, caller: str | None, target: Node, verb: str) -> None:
+    """Raise AgentError unless the user asks, or an agent about one below itself."""
+    if caller is None:
+        return
+    at: Node | None = target
+    while at is not None and at.spec.parent_id is not None:
+        if at.spec.parent_id == caller:
+            return
+        at = root.tree.nodes.get(at.spec.parent_id)
+    name = root.tree.nodes[caller].spec.name
+    raise AgentError(f"agent {name!r} may only {verb} agents that it, or an agent below it, spawned")

@@ -1,0 +1,252 @@
+"""Questions to agents and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from orch_protocol.core.errors import (
+    AgentError,
+    ConfigError,
+    NoResultError,
+    OrchError,
+    QueryCycleError,
+    QueryTimeoutError,
+    error_from,
+)
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.messages import Reply
+from orch_protocol.core.taint import Mark, joined, passed_on
+from orch_protocol.services.requests import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
+
+from ...supervisor.query_deadlines import PATIENCE_SECONDS
+from ...tree.agents.agent_refs import resolve
+from ...tree.agents.state import Node, Result
+from ...tree.journal import events
+from ...tree.rules.query_results import at_hand, uncollected
+from ..archives.recall import check_recall, found, with_passages
+from ..checks.local_only import Keeping, stay
+from .lifecycle import own_subtree
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+    from ...supervisor.watchers import Watcher
+
+__all__ = ["answer", "ask", "collect", "map_agents", "query", "submit", "wait"]
+
+MOST_AT_ONCE = 4
+
+
+async def query(root: Supervisor, caller: str | None, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
+    """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
+    node = await found(root, params.ref)
+    check_recall(root, caller, node)
+    _check_plan(root, caller, node)
+    params = replace(params, prompt=await with_passages(root, node, params.prompt))
+    await stay(root, caller, node)
+    _mark(root, caller, node, params.marks)
+    heard = watcher if caller is None else None
+    key = ""
+    if heard is not None and params.progress:
+        key = new_id()
+        root.watchers.follow(key, node.spec.id, heard)
+    try:
+        with Keeping(root, caller, node):
+            query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
+            if heard is not None and params.approve:
+                root.approvals.attend(query_id, heard)
+            try:
+                return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
+            finally:
+                if heard is not None and params.approve:
+                    root.approvals.leave(query_id, heard)
+    finally:
+        root.watchers.unfollow(key)
+
+
+async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) -> list[Mapped]:
+    """Ask all of the agents the same, some at a time, each once; return what they said, in the order they were named.
+
+    Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.
+    """
+    if not params.refs:
+        raise ConfigError("say whom to ask: one agent or holder at least")
+    turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def one(ref: str) -> Mapped:
+        async with turns:
+            try:
+                return Mapped(ref, await query(root, caller, QueryAgent(ref, params.prompt, marks=params.marks)))
+            except OrchError as error:
+                return Mapped(ref, error=str(error))
+
+    refs = tuple(dict.fromkeys(params.refs))
+    tasks = [asyncio.ensure_future(one(ref)) for ref in refs]
+    try:
+        await asyncio.wait(tasks, timeout=params.timeout)
+        late = f"no answer within {params.timeout:g} s; it works on" if params.timeout is not None else ""
+        return [
+            task.result() if task.done() else Mapped(ref, error=late) for ref, task in zip(refs, tasks, strict=True)
+        ]
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Submitted:
+    """Ask and return at once; `collect` takes the answer."""
+    node = await found(root, params.ref)
+    check_recall(root, caller, node)
+    _check_plan(root, caller, node)
+    params = replace(params, prompt=await with_passages(root, node, params.prompt))
+    await stay(root, caller, node)
+    _mark(root, caller, node, params.marks)
+    with Keeping(root, caller, node):
+        before = len(uncollected(node, caller))
+        return Submitted(node.spec.id, ask(root, node, caller, params, stays=True), before)
+
+
+async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
+    """Take an answer, once: that of the last query, but first those to queries that the caller submitted before it.
+
+    Raises QueryTimeoutError while it is not there, NoResultError later.
+    """
+    node = await found(root, params.ref)
+    waiting = at_hand(node, caller, again=params.again)
+    asked = waiting or node.pending or node.last
+    if asked is None or asked.asker != caller:  # who asked may have the answer, wherever it stands in the tree
+        own_subtree(root, caller, node, "collect from")
+    pending = node.pending
+    if pending is not None and waiting is None and params.timeout != 0:
+        try:
+            await answer(root, node, pending.query_id, params.timeout)
+        except OrchError:
+            pass  # out of time, which is told below, or failed, which is the answer to collect
+    with Keeping(root, caller, node):
+        if node.pending is not None and at_hand(node, caller, again=params.again) is None:
+            raise QueryTimeoutError(
+                f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}"
+            )
+        result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again, caller))
+        return _reply(result)
+
+
+async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
+    """Wait until any, all or so many of the agents are not busy, or the time is over; never raises for the time."""
+    nodes = list({node.spec.id: node for node in (resolve(root.tree.nodes, ref) for ref in params.refs)}.values())
+    if not nodes:
+        raise ConfigError("wait needs at least one agent")
+    if caller is not None and caller in {node.spec.id for node in nodes}:
+        raise ConfigError("an agent cannot wait for itself")
+    for node in nodes:
+        if caller is not None and caller in root.tree.nodes.waited_for_by(node.spec.id):
+            raise QueryCycleError(
+                f"agent {node.spec.name!r} waits, directly or not, for the agent that would wait for it"
+            )
+    wanted = {"any": 1, "all": len(nodes)}.get(str(params.mode), params.mode)
+    if not isinstance(wanted, int) or not 1 <= wanted <= len(nodes):
+        raise ConfigError(f"cannot wait for {params.mode!r} of {len(nodes)} agents: any, all, or how many of them")
+    loop = asyncio.get_running_loop()
+    seconds = max(node.spec.limits.turn_seconds for node in nodes) if params.timeout is None else params.timeout
+    deadline = loop.time() + seconds
+    watchers = {
+        node.spec.id: root.waiters.watch(f"query:{node.pending.query_id}") for node in nodes if node.pending is not None
+    }
+    try:
+        while True:
+            pending = {id: watcher for id, watcher in watchers.items() if not watcher.done()}
+            left = deadline - loop.time()
+            if len(nodes) - len(pending) >= wanted or not pending or left <= 0:
+                break
+            await asyncio.wait(pending.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for watcher in watchers.values():
+            watcher.cancel()
+    return Waited(
+        tuple(node.spec.id for node in nodes if node.pending is None),
+        tuple(node.spec.id for node in nodes if node.pending is not None),
+    )
+
+
+async def answer(
+    root: Supervisor, node: Node, query_id: str, seconds: float | None = None, *, taker: str | None = None
+) -> Reply:
+    """Wait for a query's reply, at most `seconds`; `taker` names who gets it, None leaves it to collect."""
+    if node.pending is None or node.pending.query_id != query_id:
+        return _answered(node, query_id)
+    seconds = node.spec.limits.turn_seconds + PATIENCE_SECONDS if seconds is None else seconds
+    try:
+        reply: Reply = await root.waiters.until(f"query:{query_id}", seconds, taker)
+    except TimeoutError:
+        raise QueryTimeoutError(
+            f"agent {node.spec.name!r} ({node.spec.id}) has not answered within {seconds:g} s; "
+            f"it works on: `orch collect {node.spec.seq}` takes the answer later"
+        ) from None
+    return reply
+
+
+def who(root: Supervisor, caller: str | None) -> str:
+    """Return how the taker of an answer is remembered."""
+    return "the user" if caller is None else f"agent {root.tree.nodes[caller].spec.name!r} ({caller})"
+
+
+def ask(
+    root: Supervisor,
+    node: Node,
+    caller: str | None,
+    params: QueryAgent,
+    *,
+    waits: bool = False,
+    stays: bool = False,
+    watcher: Watcher | None = None,
+) -> str:
+    """Put the query to `node` and return its id; `waits` says that `caller` will block until the answer, `stays` that
+    the answer is there until somebody collects it."""
+    if not isinstance(params.prompt, str):
+        raise ConfigError(f"the prompt for agent {node.spec.name!r} is text, not {type(params.prompt).__name__}")
+    if not params.prompt.strip():
+        raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: say what to do")
+    if params.wake is not None and caller is None:
+        raise ConfigError("`wake` is for agents: the user's program waits with `wait` or the future")
+    return root.ask(
+        node,
+        params.prompt,
+        asker=caller,
+        waits=waits,
+        wake=params.wake,
+        request_id=params.request_id,
+        stays=stays,
+        watcher=watcher,
+    )
+
+
+def _mark(root: Supervisor, caller: str | None, node: Node, marks: tuple[Mark, ...]) -> None:
+    """Let `node` have what the conversation holds in which the caller thought of the question, before it is asked."""
+    over = passed_on(marks, caller or "")
+    if joined(node.spec.marks, over) != node.spec.marks:
+        root.handle(events.MarkAgent(node.spec.id, over))
+
+
+def _check_plan(root: Supervisor, caller: str | None, node: Node) -> None:
+    """Raise AgentError when the caller is in plan mode and `node` is not: it would do what the caller may not."""
+    asker = root.tree.nodes.get(caller)
+    if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:
+        raise AgentError(
+            f"agent {asker.spec.name!r} is in plan mode and may ask those alone who are too; {node.spec.name!r} is not"
+        )
+
+
+def _answered(node: Node, query_id: str) -> Reply:
+    """Return the reply that settled a query already, or raise its error."""
+    if node.last is None or node.last.query_id != query_id:
+        raise NoResultError(f"the answer of agent {node.spec.name!r} to that query gave way to a later one")
+    return _reply(node.last)
+
+
+def _reply(result: Result) -> Reply:
+    if result.error is not None:
+        raise error_from(result.error)
+    assert result.reply is not None
+    return result.reply

@@ -1,0 +1,102 @@
+"""What was said to an agent that works, and waits until it hears it: looked at, taken back, heard in other portions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.ids import new_id
+from orch_protocol.services.requests import Ref
+from orch_protocol.services.steering_queue import ClearQueue, Queued, QueueShown, SetQueue
+from orch_protocol.wire.worker_messages import Unsay
+from orch_worker.session.transcript import read_session
+
+from ...tree.agents.agent_refs import resolve
+from ...tree.agents.state import Node, iso
+from ...tree.journal import events
+from .lifecycle import own_subtree
+from .processes import answered
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["clear_queue", "queue", "set_queue"]
+
+UNSAY_SECONDS: Final = 10.0
+
+
+async def queue(root: Supervisor, caller: str | None, params: Ref) -> QueueShown:
+    """Return what an agent has not heard yet."""
+    node = resolve(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "look at what is said to")
+    return _shown(node, _waiting(node))
+
+
+async def set_queue(root: Supervisor, caller: str | None, params: SetQueue) -> QueueShown:
+    """Let an agent hear one thing at a time, or all that wait, from now on; return its queue."""
+    node = resolve(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "steer")
+    shown = _shown(node, ())
+    root.handle(events.SetHearing(node.spec.id, params.steering or shown.steering, params.follow_up or shown.follow_up))
+    return _shown(node, _waiting(node))
+
+
+async def clear_queue(root: Supervisor, caller: str | None, params: ClearQueue) -> QueueShown:
+    """Take back what an agent has not heard; return what that was: what is not among it was heard.
+
+    Raises ConfigError for an id under which nothing waits, QueryTimeoutError when the process keeps silent.
+    """
+    node = resolve(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "steer")
+    waiting = _waiting(node)
+    wanted = waiting if params.ids is None else [_named(node, waiting, id) for id in params.ids]
+    gone = set(await _taken(root, node, tuple(dict.fromkeys(said.id for said in wanted))))
+    return _shown(node, [said for said in waiting if said.id in gone])
+
+
+def _shown(node: Node, waiting: Sequence[Queued]) -> QueueShown:
+    spec = node.spec
+    return QueueShown(spec.id, tuple(waiting), spec.queue_mode, spec.follow_up_mode or spec.queue_mode)
+
+
+def _waiting(node: Node) -> list[Queued]:
+    """Return what waits, as it is going to be heard: steering first."""
+    said = sorted(node.unheard.values(), key=lambda each: each.follow_up)
+    return [Queued(each.steer_id, each.text, each.follow_up, iso(each.at)) for each in said]
+
+
+def _named(node: Node, waiting: Sequence[Queued], id: str) -> Queued:
+    found = [said for said in waiting if id and said.id.startswith(id)]
+    if len(found) != 1:
+        names = ", ".join(said.id for said in waiting) or "nothing"
+        what = f"{len(found)} things wait" if found else "nothing waits"
+        raise ConfigError(
+            f"{what} to be heard by agent {node.spec.name!r} under the id {id[:40]!r}: it was heard, taken back, or "
+            f"never said; there waits {names}"
+        )
+    return found[0]
+
+
+async def _taken(root: Supervisor, node: Node, ids: tuple[str, ...]) -> tuple[str, ...]:
+    """Let the agent not hear what `ids` name; return those that it had not heard, which is on record then.
+
+    While it has a process, that knows. Before and after, its session file does: a process may have been killed before
+    it could say what it had recorded.
+    """
+    while ids:
+        was = node.status, node.incarnation
+        if node.running and node.status != "starting":
+            said = await answered(root, node, "unsay", Unsay(ids), new_id(), "unsaid", UNSAY_SECONDS)
+            if said is None:
+                continue
+            gone = said.ids
+        else:
+            session = await root.disk.do(read_session, Path(node.spec.folder))
+            if (node.status, node.incarnation) != was:
+                continue  # its process has been told of it meanwhile
+            gone = tuple(id for id in ids if id not in session.said)
+        taken: tuple[str, ...] = root.handle(events.Unsay(node.spec.id, gone))
+        return taken
+    return ()

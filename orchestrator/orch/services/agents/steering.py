@@ -1,0 +1,82 @@
+"""What is done about agents while they work: what is said to them, what is taken from them, turns ended early."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.core.errors import AgentDiedError, ConfigError, ToolNotGrantedError
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.messages import Usage
+from orch_protocol.core.text import scrub
+from orch_protocol.services.requests import AgentRow, CancelTurn, NarrowAgent
+from orch_protocol.services.steering_queue import AgentSteered, SteerAgent
+from orch_worker.tools.dispatch.presets import CATEGORIES, resolve
+
+from ...supervisor.recovery.crash_recovery import remains_of
+from ...tree.agents.agent_refs import resolve as resolve_agent
+from ...tree.agents.state import Node
+from ...tree.journal import events
+from .lifecycle import own_subtree
+from .status import row
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["cancel", "narrow", "steer"]
+
+HEARD_SECONDS = 10.0
+
+
+async def steer(root: Supervisor, caller: str | None, params: SteerAgent) -> AgentSteered:
+    """Say something to an agent that works. Raises AgentError."""
+    node = resolve_agent(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "steer")
+    if not params.text.strip():
+        raise ConfigError(f"there is nothing to say to agent {node.spec.name!r}: the text is empty")
+    if params.follow_up and node.pending is None:
+        return AgentSteered(node.spec.id, query_id=root.ask(node, params.text, asker=caller, stays=True))
+    steer_id: str = root.handle(events.Steer(node.spec.id, new_id(), scrub(params.text), params.follow_up))
+    return AgentSteered(node.spec.id, steer_id)
+
+
+async def narrow(root: Supervisor, caller: str | None, params: NarrowAgent) -> AgentRow:
+    """Take all tools from an agent but those of `tools`, and from everybody below it what it has not any more.
+
+    When this returns nothing that was taken begins to run, in any process that answers. Raises AgentError, and
+    ToolNotGrantedError for a tool that the agent may not use: narrowing never widens.
+    """
+    node = resolve_agent(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "narrow")
+    root.handle(events.Narrow(node.spec.id, _kept(node.spec, params.tools)))
+    running = [each for each in root.tree.nodes.subtree(node.spec.id) if each.status in ("idle", "busy")]
+    await asyncio.gather(*(_heard(root, each) for each in running))
+    return row(root, node)
+
+
+def _kept(spec: AgentSpec, names: Sequence[str]) -> tuple[str, ...]:
+    categories = [name for name in names if name in CATEGORIES and name not in spec.grant]
+    named = [name for name in names if name not in categories]
+    if wider := [name for name in named if name not in spec.active]:
+        raise ToolNotGrantedError(
+            f"agent {spec.name!r} may not use {', '.join(map(repr, wider))}, and narrowing never widens; it may use "
+            f"{', '.join(spec.active) or 'no tools'}"
+        )
+    return (*named, *resolve(None, categories))
+
+
+async def _heard(root: Supervisor, node: Node) -> None:
+    """Wait until the agent's process has heard what was sent to it: it answers in order."""
+    with contextlib.suppress(AgentDiedError):  # the next process is told as it comes up
+        await root.ping(node, seconds=HEARD_SECONDS)
+
+
+async def cancel(root: Supervisor, caller: str | None, params: CancelTurn) -> AgentRow:
+    """End an agent's turn: its query is answered with stop reason `cancelled`, or, when hard, fails."""
+    node = resolve_agent(root.tree.nodes, params.ref)
+    own_subtree(root, caller, node, "cancel")
+    root.handle(events.Cancel(node.spec.id, params.hard, remains_of(node).usage if params.hard else Usage()))
+    return row(root, node)

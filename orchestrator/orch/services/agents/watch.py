@@ -1,0 +1,66 @@
+"""Watching an agent: its turns as they happen, whoever asks it, and what needs approval meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.ids import new_id
+from orch_protocol.services.requests import Empty
+from orch_protocol.wire.watch_events import QuestionOver, Spoken, WatchAgent
+from orch_protocol.wire.worker_messages import Nothing
+from orch_worker.session.transcript import read_session
+
+from ..archives.recall import found
+from .lifecycle import own_subtree
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+    from ...supervisor.watchers import Watcher
+    from ...tree.agents.state import Node
+
+__all__ = ["watch"]
+
+
+async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watcher: Watcher | None = None) -> Empty:
+    """Tell `watcher` of the turns of an agent until this is cancelled. Raises ConfigError when nobody is to be told.
+
+    What was asked of a watcher that goes waits, for as long as questions do, for the next one.
+    """
+    node = await found(root, params.ref)
+    own_subtree(root, caller, node, "watch")
+    if watcher is None:
+        raise ConfigError(f"nobody is there to be told of the turns of agent {node.spec.name!r}")
+    id, key = node.spec.id, new_id()
+    if params.messages > 0:
+        watcher(await _spoken(root, node, params.messages))
+    query_id = root.watchers.meet(node, watcher)
+    if query_id is not None and (peer := root.workers.peer(id)) is not None:
+        peer.send("watch", Nothing(), query_id)
+    root.watchers.accompany(key, id, watcher)
+    if params.progress:
+        root.watchers.follow(key, id, watcher)
+    if params.approve:
+        root.approvals.attend(id, watcher, lambda question: watcher(QuestionOver(question)))
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        root.watchers.depart(key)
+        root.watchers.unfollow(key)
+        if params.approve:
+            root.approvals.leave(id, watcher, returns=True)
+    return Empty()
+
+
+async def _spoken(root: Supervisor, node: Node, most: int) -> Spoken:
+    """Return what was said before the turn that the agent is in as this returns."""
+    while True:
+        turn, asked = node.pending, node.queries
+        session = await root.disk.do(read_session, Path(node.spec.folder))
+        node = root.tree.nodes[node.spec.id]
+        if (turn.query_id if turn else None, asked) == (node.pending.query_id if node.pending else None, node.queries):
+            break
+    said = session.messages if turn is None else session.messages_before(turn.query_id)
+    return Spoken(said[-most:], max(0, len(said) - most))

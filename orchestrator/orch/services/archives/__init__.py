@@ -1,0 +1,1 @@
+"""Services about archives: archiving, recall and deletion."""

@@ -1,0 +1,82 @@
+"""What agents ask about their own conversations: what is to be archived, and what is to be said of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orch_protocol.agent.config import parse_model
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.services.requests import (
+    Archive,
+    Archived,
+    ArchivePlan,
+    Empty,
+    LiveAgent,
+    Summarise,
+    SummaryRequest,
+    SummaryStep,
+)
+
+from ...archival.plan.economics import prices_for
+from ...tree.agents.state import Node
+from ...tree.journal import events
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["archive", "archived", "live", "summarise"]
+
+
+async def archive(root: Supervisor, caller: str | None, params: Archive) -> ArchivePlan:
+    """Return what of the caller's conversation is to go to holders now: nothing while archival is off."""
+    node = _caller(root, caller)
+    if not root.config.archival.enabled:
+        return ArchivePlan()
+    return await root.archives.plan(node.spec, params, prices_for(node.spec.backend, params.context_tokens))
+
+
+async def archived(root: Supervisor, caller: str | None, params: Archived) -> Empty:
+    """Take note of the archives that the caller has put on record: they can be asked from now on."""
+    node = _caller(root, caller)
+    await note(root, node, params.context_tokens, params.problem)
+    return Empty()
+
+
+async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> SummaryStep:
+    """Return what a model is to be asked next about an archive of the caller, or what came of it."""
+    node = _caller(root, caller)
+    backend: BackendSpec | None = None
+    if (model := root.config.archival.summary.model) is not None:
+        backend = await root.catalog.complete(parse_model(model))
+    flags = (backend or node.spec.backend).options.get("flags", {})
+    step = await root.archives.summarise(node.spec, params, json=flags.get("json", True))
+    if not isinstance(step, SummaryRequest):
+        return SummaryStep(stub=step)
+    return SummaryStep(step, backend)
+
+
+async def live(root: Supervisor, caller: str | None, _: Empty) -> list[LiveAgent]:
+    """Return the agents that the caller has spawned and can ask."""
+    node = _caller(root, caller)
+    children = (root.tree.nodes[id] for id in node.children)
+    return [
+        LiveAgent(child.spec.id, child.spec.task)
+        for child in children
+        if not child.is_holder and child.status not in ("killed", "failed")
+    ]
+
+
+async def note(root: Supervisor, node: Node, context_tokens: int = 0, problem: str = "") -> None:
+    """Let the root know of every archive that the agent has on record."""
+    size = root.archives.size(node.spec)
+    records = await root.archives.known(node.spec)
+    holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
+    root.handle(events.Archived(node.spec.id, holders, context_tokens, problem, looked=True))
+    root.archives.told(node.spec, size)
+
+
+def _caller(root: Supervisor, caller: str | None) -> Node:
+    if caller is None:
+        raise ConfigError("only an agent can ask what of its own conversation is to be archived")
+    return root.tree.nodes[caller]

@@ -1,0 +1,274 @@
+"""Getting back what was archived: by search, by reading, by asking the holder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from orch_protocol.agent.spec import AgentSpec, Limits
+from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError, ToolNotGrantedError
+from orch_protocol.core.messages import Message
+from orch_protocol.core.taint import Mark, joined, passed_on
+from orch_protocol.services.requests import ArchiveRow, Hit, ListArchives, MarksOf, ReadArchive, SearchArchive
+from orch_worker.backends.registry import template_for
+from orch_worker.conversation.recalled import with_hits
+
+from ...archival.engine import merged
+from ...archival.recall import check_entries, check_search
+from ...archival.store.catalog import Record
+from ...archival.store.deletion import HOLDERS
+from ...tree.agents.agent_refs import resolve
+from ...tree.agents.state import Node
+from ...tree.journal import events
+from ..checks.local_only import kept_from
+from .archiving import note
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = [
+    "archive_row",
+    "archives",
+    "check_recall",
+    "found",
+    "look_up",
+    "marks",
+    "owners_in_sight",
+    "read_archive",
+    "search_archive",
+    "with_passages",
+]
+
+LEAST_PREFIX = 4
+PASSAGES = 8
+MOST_HITS = 100
+
+
+async def archives(root: Supervisor, caller: str | None, params: ListArchives) -> list[ArchiveRow]:
+    """Return the archives in sight, by agent, in the order they were made."""
+    owners = await _owners(root, caller, params.ref)
+    known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
+    return [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
+
+
+async def search_archive(root: Supervisor, caller: str | None, params: SearchArchive) -> list[Hit]:
+    """Return the places in archives in sight where the query stands, or what resembles it. Raises ConfigError."""
+    check_search(params.query, params.limit)
+    if not params.query.strip():
+        raise ConfigError("the query is empty: say what to look for")
+    limit = max(1, min(params.limit, MOST_HITS))
+    owners = [each for each in await _owners(root, caller, params.ref) if not kept_from(root, caller, each)]
+    hits = await asyncio.gather(*(root.archives.search(owner.spec, params.query, limit) for owner in owners))
+    return merged(hits, limit)
+
+
+async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive) -> list[Message]:
+    """Return messages of an archive in sight, exactly as they were. Raises AgentNotFoundError, AmbiguousRefError."""
+    check_entries(params.id, params.first, params.last)
+    holder = await _holder(root, params.id)
+    owner = root.tree.nodes[root.tree.nodes.holders[holder]]
+    if caller is not None and not _is_below(root, caller, owner):
+        raise AgentNotFoundError(f"no archive {params.id!r} of yours: search_archive finds the ids there are")
+    if kept_from(root, caller, owner):
+        raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
+    return await root.archives.read(owner.spec, holder, params.first, params.last)
+
+
+async def marks(root: Supervisor, caller: str | None, params: MarksOf) -> list[Mark]:
+    """Return what a conversation holds that is shown something of these archives. Those out of sight say nothing."""
+    said: tuple[Mark, ...] = ()
+    for id in dict.fromkeys(params.ids):
+        holder = await _holder(root, id)
+        owner = root.tree.nodes[root.tree.nodes.holders[holder]]
+        if caller is None or _is_below(root, caller, owner):
+            record = await root.archives.record(owner.spec, holder)
+            said = joined(said, record.marks if owner.spec.id == caller else passed_on(record.marks, owner.spec.id))
+    return list(said)
+
+
+async def found(root: Supervisor, ref: str) -> Node:
+    """Return the agent that `ref` means; a holder that nobody has asked yet becomes one.
+
+    Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
+    """
+    nodes = root.tree.nodes
+    try:
+        node = resolve(nodes, ref)
+        if node.is_holder:
+            await look_up(root, node)
+        return node
+    except AgentNotFoundError:
+        try:
+            holder = await _holder(root, ref) if len(ref) >= LEAST_PREFIX else ""
+        except AgentNotFoundError:
+            holder = ""
+        if not holder:
+            raise
+    owner = nodes[nodes.holders[holder]].spec
+    # A script has nothing to say about what it is shown.
+    backend = owner.backend if owner.backend.provider != "scripted" else type(owner.backend)("extractive")
+    spec = AgentSpec(
+        id=holder,
+        seq=0,
+        name=holder,
+        task=nodes[owner.id].archives[holder],
+        backend=backend,
+        folder=f"{owner.folder}/{HOLDERS}/{holder}",
+        cwd=owner.cwd,
+        depth=owner.depth,
+        parent_id=owner.id,
+        kind="holder",
+        preset="holder",
+        limits=Limits(),
+        durability=owner.durability,
+        template=template_for(backend),
+        source=await root.archives.source(owner, holder),
+        policy=owner.policy,
+        hooks=owner.hooks,
+        extensions=tuple(msgspec.structs.replace(each, tools=()) for each in owner.extensions),
+        local=owner.local,
+        marks=passed_on((await root.archives.record(owner, holder)).marks, owner.id),
+        compaction=None,
+    )
+    id: str = root.handle(events.Hold(spec))
+    return nodes[id]
+
+
+async def look_up(root: Supervisor, node: Node, *, eras: bool = False) -> None:
+    """Let a holder know where in its agent's file it finds what it holds. Raises ArchiveDeletedError, StoreError.
+
+    That changes when other archives are deleted, and a root that died right then has not taken it down. What the holder
+    of an era is shown is found anew with `eras` alone.
+    """
+    if node.deleted:
+        raise node.refusal()
+    owner, known = root.tree.nodes[node.spec.parent_id or ""].spec, node.spec.source
+    record = await root.archives.record(owner, node.spec.id)
+    if eras if record.kind == "era" else known is None or record.spans != known.spans:
+        source = await root.archives.source(owner, record.id)
+        root.handle(events.Hold(msgspec.structs.replace(node.spec, source=source)))
+
+
+async def with_passages(root: Supervisor, node: Node, prompt: str) -> str:
+    """Return `prompt` for an agent; for the holder of an era with what a search for it finds among what that holds."""
+    source = node.spec.source
+    if source is None or source.kind != "era" or not isinstance(prompt, str) or not prompt.strip():
+        return prompt
+    owner = root.tree.nodes[source.owner].spec
+    hits = await root.archives.passages(owner, prompt, node.spec.id, PASSAGES)
+    return with_hits(prompt, hits)
+
+
+def check_recall(root: Supervisor, caller: str | None, node: Node) -> None:
+    """Raise ToolNotGrantedError when the caller may ask its own archives alone, and `node` is none of them."""
+    spec = root.tree.nodes[caller].spec if caller is not None else None
+    if spec is None or spec.archival is None or not spec.archival.recall_only or "spawn_subagent" in spec.active:
+        return
+    if not node.is_holder or not _is_below(root, spec.id, root.tree.nodes[node.spec.parent_id or ""]):
+        raise ToolNotGrantedError(
+            f"agent {spec.name!r} was granted query_subagent for what it has archived itself; "
+            f"{node.spec.name!r} is none of that"
+        )
+
+
+async def _holder(root: Supervisor, ref: str) -> str:
+    """Return the id of the holder that `ref` is, or begins. Raises AgentNotFoundError, AmbiguousRefError."""
+    known = root.tree.nodes.holders
+    if ref not in known:
+        for _ in range(2):
+            matches = [id for id in known if len(ref) >= LEAST_PREFIX and id.startswith(ref)]
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                raise AmbiguousRefError(
+                    f"{ref!r} is the beginning of {len(matches)} archives: {', '.join(matches[:8])}"
+                )
+            # A root that died as an archive was put on record has not heard of it.
+            among = root.tree.nodes
+            await _look(root, [among[id] for id in sorted(among.unlooked | among.alive.keys())])
+        if any(id.startswith(ref) for id in known):
+            raise AmbiguousRefError(
+                f"{ref!r} is too little of an archive's id: type {LEAST_PREFIX} characters of it or more"
+            )
+        raise AgentNotFoundError(f"no archive {ref[:80]!r}: `orch archive list` shows those there are")
+    return ref
+
+
+async def _look(root: Supervisor, nodes: Iterable[Node]) -> None:
+    """Look for archives of which nobody has told, in the files of those of the agents that may have some: each file
+    once, whatever becomes of the root."""
+    for node in nodes:
+        unlooked = node.spec.id in root.tree.nodes.unlooked
+        if node.spec.archival is not None and (unlooked or node.running) and root.archives.grew(node.spec):
+            with suppress(OrchError):  # who asks for that agent's archives is told
+                await note(root, node)
+
+
+async def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+    """Return those of the agents in sight that have archives, or are alive."""
+    await _look(root, owners_in_sight(root, caller, ref))
+    return owners_in_sight(root, caller, ref)
+
+
+def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+    """Return the agents that may have archives: `ref` and those below it; None means all, for an agent its own.
+
+    Raises AgentError, ConfigError.
+    """
+    nodes = root.tree.nodes
+    may_have = {*nodes.holders.values(), *nodes.unlooked, *nodes.alive}
+    if ref is None and caller is None:
+        top = sorted((nodes[id] for id in may_have), key=lambda node: node.spec.seq)
+    elif ref is None:
+        top = nodes.subtree(caller or "")
+    else:
+        node = resolve(nodes, ref)
+        if caller is not None and not _is_below(root, caller, node):
+            raise ToolNotGrantedError(f"agent {node.spec.name!r} is neither you nor below you")
+        if node.is_holder:
+            raise ConfigError(
+                f"{ref!r} is an archive, not an agent that has some; `orch archive read` shows what it holds"
+            )
+        if node.deleted:
+            raise node.refusal()
+        if not node.spec.persist:
+            raise ConfigError(
+                f"nothing of agent {node.spec.name!r} is kept (persist=False), so nothing of it is archived"
+            )
+        top = nodes.subtree(node.spec.id)
+    there = [node for node in top if node.spec.id in may_have and not node.deleted]
+    return [node for node in there if node.spec.archival is not None or node.archives]
+
+
+def _is_below(root: Supervisor, caller: str, node: Node) -> bool:
+    """Return whether `node` is the caller, or below it."""
+    at: Node | None = node
+    while at is not None:
+        if at.spec.id == caller:
+            return True
+        at = root.tree.nodes.get(at.spec.parent_id)
+    return False
+
+
+def archive_row(owner: Node, record: Record) -> ArchiveRow:
+    """Return an archive of the agent `owner` as its row."""
+    return ArchiveRow(
+        id=record.id,
+        owner=owner.spec.id,
+        kind=record.kind,
+        task=record.task,
+        created_at=record.timestamp,
+        messages=record.count,
+        turns=record.turns,
+        calls=record.calls,
+        tokens=record.tokens,
+        level=record.level,
+        reason=record.reason,
+        summarised=record.summarised,
+        record=record.record,
+        members=record.members,
+    )

@@ -1,0 +1,1 @@
+"""What several services ask first: is the agent idle, and for local models alone?"""

@@ -1,0 +1,93 @@
+"""Which conversations are for models of this machine alone, and which of these takes them over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from orch_protocol.agent.models import Localise
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, error_from
+from orch_worker.backends.local_servers import LOCAL
+from orch_worker.backends.registry import is_remote
+
+from ...tree.agents.state import Node
+from ...tree.journal import events
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["Keeping", "kept_from", "local_model", "localise", "stay"]
+
+
+async def localise(root: Supervisor, caller: str | None, params: Localise) -> BackendSpec:
+    """Return the model of this machine that the calling agent goes on with, for good unless it only looks.
+
+    Raises ConfigError when there is none.
+    """
+    node = root.tree.nodes[caller or ""]
+    backend = await local_model(root, node.spec.backend)
+    if not params.look and not node.spec.local:
+        _keep(root, node, backend)
+    return backend
+
+
+def kept_from(root: Supervisor, caller: str | None, node: Node) -> bool:
+    """Say whether what `node` has to say is for models of this machine alone, and the calling agent need not be one."""
+    return caller is not None and node.spec.local and not root.tree.nodes[caller].spec.local
+
+
+class Keeping:
+    """Let the caller hear which error there is in a block with `node`, and no more of it than it may: errors quote."""
+
+    __slots__ = ("_caller", "_node", "_root")
+
+    def __init__(self, root: Supervisor, caller: str | None, node: Node) -> None:
+        self._root, self._caller, self._node = root, caller, node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OrchError) and kept_from(self._root, self._caller, self._node):
+            spec = self._node.spec
+            told = f"agent {spec.name!r} ({spec.id}): what there is to say of it is for local models alone"
+            raise error_from(ErrorInfo(type(error).__name__, told)) from None
+
+
+async def local_model(root: Supervisor, backend: BackendSpec) -> BackendSpec:
+    """Return `backend` when it is of this machine, else the one that `local` means. Raises ConfigError."""
+    if not is_remote(backend):
+        return backend
+    found = await root.catalog.complete(BackendSpec(LOCAL))
+    if is_remote(found):
+        raise ConfigError(f"`local`: {found.provider} is at {found.options.get('base_url')}, which is not this machine")
+    return replace(found, thinking=backend.thinking)
+
+
+async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
+    """See to it that what the caller's conversation holds does not leave this machine with what it asks of `node`.
+
+    So does what a holder holds, whoever asks it. Raises ConfigError when there is no local model for that.
+    """
+    if caller is None and not node.is_holder:
+        return
+    nodes = root.tree.nodes
+    kin = (caller, node.spec.parent_id if node.is_holder else None)
+    bound = any(each is not None and each.spec.local for each in map(nodes.get, kin))
+    if not bound or node.spec.local or node.pending is not None:
+        return
+    try:
+        backend = await local_model(root, node.spec.backend)
+    except ConfigError as error:
+        raise ConfigError(f"agent {node.spec.name!r} may not be told that: it is for a local model. {error}") from error
+    _keep(root, node, backend)
+
+
+def _keep(root: Supervisor, node: Node, backend: BackendSpec) -> None:
+    """Keep what `node` says on this machine, and what the holders of its past do: they may come to hold more of it."""
+    for each in (node, *(root.tree.nodes[id] for id in node.children)):
+        if each is node or (each.is_holder and not each.spec.local):
+            own = each.spec.backend
+            root.handle(events.Localise(each.spec.id, backend if each is node or is_remote(own) else own))

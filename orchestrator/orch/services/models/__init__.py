@@ -1,0 +1,1 @@
+"""Services about models, rate limits, approvals and budgets."""

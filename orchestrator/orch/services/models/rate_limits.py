@@ -1,0 +1,61 @@
+"""Requests to models that refuse some for being too many."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final
+
+from orch_protocol.core.errors import ProtocolError
+from orch_protocol.core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from orch_protocol.services.requests import Empty
+from orch_protocol.wire.worker_messages import Limit, Progress
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["admit", "left", "refused"]
+
+LUCK: Final = random.SystemRandom()
+"""Of its own: a program that seeds `random` is to get its own numbers from it, all of them."""
+
+
+async def refused(root: Supervisor, caller: str | None, params: LaneRefused) -> Empty:
+    """Take in that a model refused a request, and tell all others."""
+    _agent(caller)
+    if root.lanes.refuse(params.lane, params.wait, _now(), LUCK.random()):
+        root.workers.tell_all("limit", Limit(params.lane))
+    return Empty()
+
+
+async def admit(root: Supervisor, caller: str | None, params: Admit) -> Admitted:
+    """Wait until the next request may be made."""
+    agent, lane = _agent(caller), params.lane
+    while (permit := root.lanes.admit(lane, agent, _now())) is None:
+        step = root.activity[agent].step if agent in root.activity else 0
+        root.activity[agent] = Progress("model", f"{lane}, which has too many requests: waits for its turn", step)
+        watchers = [root.waiters.watch(topic) for topic in (f"lane:{lane}", *root.lanes.holders(lane))]
+        try:
+            await asyncio.wait(watchers, timeout=root.lanes.pause(lane, _now()), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+    return Admitted(permit)
+
+
+async def left(root: Supervisor, caller: str | None, params: LaneLeft) -> Empty:
+    """A request that was admitted is over: let others go."""
+    _agent(caller)
+    root.lanes.leave(params.lane, params.id, ok=params.ok)
+    root.waiters.tell(f"lane:{params.lane}")
+    return Empty()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _agent(caller: str | None) -> str:
+    if caller is None:
+        raise ProtocolError("models are asked by agents alone: nobody else is let wait for them")
+    return caller

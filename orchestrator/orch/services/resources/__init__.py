@@ -1,0 +1,1 @@
+"""Services about tools, hooks, prompts, values and slash commands."""

@@ -1,0 +1,72 @@
+"""Values that agents hold in their Python, handed over as files of data: to who spawned them, and to the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.core.errors import NoValueError
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.taint import joined
+from orch_protocol.core.values import Export, Exported, Taken, TakeValue, Value
+from orch_worker.tools.values.store import FOLDER, NAME
+
+from ...tree.agents.state import Node
+from ..agents.lifecycle import own_subtree
+from ..agents.processes import answered
+from ..archives.recall import found
+from ..checks.local_only import Keeping
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["value"]
+
+SECONDS: Final = 60.0
+
+
+async def value(root: Supervisor, caller: str | None, params: TakeValue) -> Taken:
+    """Return where the value of a name, or a handle, of an agent lies as data. No process is started for it.
+
+    Raises NoValueError, AgentError, QueryTimeoutError.
+    """
+    node = await found(root, params.ref)
+    own_subtree(root, caller, node, "take values of")
+    with Keeping(root, caller, node):
+        if node.is_holder:
+            raise NoValueError(
+                f"{params.ref!r} is an archive, which has no names: its messages can be read and searched"
+            )
+        said = await _exported(root, node, params.name)
+        if NAME.fullmatch(said.file) is None:
+            raise NoValueError(f"agent {node.spec.name!r} names a file that is none of its stash")
+        reply = node.last.reply if node.last is not None else None
+        marks = joined(said.marks, reply.marks) if reply is not None else said.marks
+        said = replace(said, marks=marks, local=said.local or node.spec.local)
+        return Taken(node.spec.id, params.name, str(Path(node.spec.folder) / FOLDER / said.file), said)
+
+
+async def _exported(root: Supervisor, node: Node, name: str) -> Value:
+    """Return what the agent's process says, or what is in its folder when there is none."""
+    if root.workers.peer(node.spec.id) is not None and node.status != "starting":
+        answer: Exported | None = await answered(root, node, "export", Export(name), new_id(), "exported", SECONDS)
+        if answer is not None and answer.value is not None:
+            return answer.value
+    return await root.disk.do(_without_process, node.spec, name)
+
+
+def _without_process(spec: AgentSpec, name: str) -> Value:
+    from orch_worker.tools.api.base import ToolContext
+    from orch_worker.tools.python.export import stored  # where a value is asked for: few roots are
+    from orch_worker.tools.values.store import SPELLING
+
+    context = ToolContext(Path(spec.cwd), agent_id=spec.id, folder=Path(spec.folder))
+    if SPELLING.fullmatch(name.strip()):
+        return stored(context, name)
+    raise NoValueError(
+        f"agent {spec.name!r} ({spec.id}) has no process now, and what its code had bound went with it: let the agent "
+        f"make {name!r} anew; what is under handles is there"
+    )

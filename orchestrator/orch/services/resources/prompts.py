@@ -1,0 +1,60 @@
+"""The prompts of agents, part by part: as their processes have them, or as they would begin without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.prompts import Prompted, PromptShown, ShowPrompt
+from orch_protocol.services.requests import Empty
+from orch_protocol.wire.worker_messages import Nothing
+from orch_worker.conversation.live_subagents import Live, live_block
+
+from ...tree.agents.state import Node
+from ..agents.processes import answered
+from ..archives.archiving import live
+from ..archives.recall import found
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["prompt"]
+
+SECONDS: Final = 30.0
+"""A process that is asked for the first time looks at its folder before it answers."""
+
+
+async def prompt(root: Supervisor, _: str | None, params: ShowPrompt) -> PromptShown:
+    """Return the prompt that the next request of an agent would have; no process is started for it.
+
+    Raises AgentError, QueryTimeoutError.
+    """
+    node = await found(root, params.ref)
+    if root.workers.peer(node.spec.id) is not None and node.status != "starting":
+        answer: Prompted | None = await answered(root, node, "prompt", Nothing(), new_id(), "prompted", SECONDS)
+        if answer is not None and answer.shown is not None:
+            return answer.shown
+    children = await live(root, node.spec.id, Empty()) if _tells(node) else []
+    hooked = bool(node.spec.hooks.load) or any("before_system_prompt" in row.stages for row in root.hooks.rows)
+    return await root.disk.do(_without_process, node.spec, [Live(child.id, child.task) for child in children], hooked)
+
+
+def _tells(node: Node) -> bool:
+    return node.spec.archival is not None and "spawn_subagent" in node.spec.grant
+
+
+# In a thread.
+
+
+def _without_process(spec: AgentSpec, children: list[Live], hooked: bool) -> PromptShown:
+    from orch_worker.prompt.current_prompt import standing
+    from orch_worker.session.transcript import read_session
+
+    session = read_session(Path(spec.folder))
+    block = ""
+    if spec.archival is not None:
+        holders = [Live(id, f"Archive: {task}") for id, task in session.view.holders()]
+        block = live_block(holders, spec.archival.block_entries, children)
+    return standing(spec, session, block, hooked=hooked)

@@ -1,0 +1,45 @@
+"""Commands of a session: which there are, and executing a line of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orch_protocol.resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
+from orch_protocol.services.requests import Empty
+
+from ..sessions.sessions import session_of
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["catalogs", "commands", "execute"]
+
+
+async def commands(root: Supervisor, _: str | None, params: ShowCommands) -> CommandCatalog:
+    """Return all that can be executed in a session. Raises AgentError."""
+    # Here and below imported when it is asked for: most roots execute none.
+    from ...commands.dispatch import catalog
+
+    return await catalog(root, session_of(root, params.ref))
+
+
+async def execute(root: Supervisor, _: str | None, params: Execute) -> Executed:
+    """Execute a line in a session. Raises ConfigError, and what the command raises."""
+    from ...commands.dispatch import execute
+
+    return await execute(root, session_of(root, params.ref), params.text, shows=params.shows)
+
+
+async def catalogs(root: Supervisor, _: str | None, params: Empty) -> list[str]:  # noqa: ARG001
+    """Look again at the catalogs that somebody has asked for, and return the ids of those agents whose has changed.
+
+    That is an event then, `catalog_changed`. Whoever changes what is on offer asks for this.
+    """
+    changed = []
+    for id, digest in list(root.offers.digests.items()):
+        node = root.tree.nodes.get(id)
+        if node is None or node.status == "killed":
+            root.offers.forget(id)
+        elif (await commands(root, None, ShowCommands(id))).digest != digest:
+            changed.append(id)
+    return changed

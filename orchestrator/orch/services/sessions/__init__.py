@@ -1,0 +1,1 @@
+"""Services about sessions: trees, forks, import, repair and compaction."""

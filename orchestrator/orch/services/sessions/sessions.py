@@ -1,0 +1,279 @@
+"""Sessions as trees: what is in them, and what changes in them between turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from msgspec.structs import replace
+
+from orch_protocol.agent.models import Answers
+from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.core.errors import AgentBusyError, ConfigError, OrchError, StoreError
+from orch_protocol.core.ids import new_entry_id
+from orch_protocol.core.text import scrub
+from orch_protocol.core.workspace import WORKSPACE
+from orch_protocol.hooks.stages import ACTED
+from orch_protocol.resources.skills import SKILL_READ
+from orch_protocol.services.requests import Empty
+from orch_protocol.session.entries import Custom
+from orch_protocol.session.tree import (
+    Change,
+    Changed,
+    ChangeSession,
+    Choose,
+    Edit,
+    Inform,
+    Keep,
+    Kept,
+    ListKept,
+    Move,
+    Relabel,
+    Rename,
+    SessionShown,
+    ShowSession,
+    Think,
+)
+from orch_protocol.wire.worker_messages import Summed, SumUp
+from orch_worker.agent.model_selection import model_of
+from orch_worker.context.branch_summary import extracted, left_behind
+from orch_worker.context.summarizer import writer_of
+from orch_worker.session.session_index import BEGINNING, Outline, question, read_outline
+from orch_worker.session.transcript import Transcript, read_session
+
+from ...tree.agents.agent_refs import resolve
+from ...tree.agents.state import Node
+from ...tree.journal import events
+from ...tree.journal.events import BOOT_SECONDS
+from ..agents.processes import answered, roused
+from ..models import model_selection
+
+if TYPE_CHECKING:
+    from ...supervisor.supervisor import Supervisor
+
+__all__ = ["change_session", "check_idle", "kept", "put", "session", "session_of"]
+
+SUM_UP_SECONDS: Final = 100.0
+EDIT_SECONDS: Final = 30.0
+OWN: Final = frozenset({WORKSPACE, SKILL_READ, ACTED})
+"""The types of entries that orch itself keeps with sessions."""
+"""A process reads its whole file again when its conversation goes back: large ones take seconds."""
+
+
+async def session(root: Supervisor, _: str | None, params: ShowSession) -> SessionShown:
+    """Return what is in a session, read from its file. Raises AgentNotFoundError, AmbiguousRefError, StoreError."""
+    node = session_of(root, params.ref)
+    return await root.disk.do(_shown, node.spec, node.model, params.most)
+
+
+async def kept(root: Supervisor, _: str | None, params: ListKept) -> list[Kept]:
+    """Return what programs keep with a session, as far as it is on the way that the conversation went, in order."""
+    node = session_of(root, params.ref)
+    return await root.disk.do(_kept, Path(node.spec.folder), params.custom_type)
+
+
+async def change_session(root: Supervisor, _: str | None, params: ChangeSession) -> Changed:
+    """Change a session between turns; it is on record when this returns, also when whoever asks has given up by then.
+
+    Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
+    """
+    node = session_of(root, params.ref)
+    check_idle(node)
+    was = node.spec
+    if isinstance(params.change, Choose):
+        params = replace(params, change=Choose(await model_selection.chosen(root, node.spec, params.change.model)))
+    edit, text, recorded = await root.disk.do(_resolved, node.spec, params)
+    left: Summed | None = None
+    if isinstance(edit.change, Move) and edit.change.summarise:
+        left = await _summed(root, node, edit.change.to)
+        edit = Edit(edit.entry, Move(edit.change.to, left.text or None))
+    told: str | None = None
+    chosen = isinstance(edit.change, Choose | Think)
+    moved = isinstance(edit.change, Move) and not model_selection.holds(node.spec, *recorded)
+    if chosen or moved:
+        try:
+            answers = await model_selection.answers_at(root, node.spec, *recorded)
+        except ConfigError:
+            if chosen:
+                raise
+            # Nobody is kept from going there: whoever asks is told why that model does not answer.
+        else:
+            told = model_selection.told(answers, wanted=isinstance(edit.change, Think))
+            await model_selection.make_way(root, node, answers)
+            edit = replace(edit, answers=answers)
+    putting = asyncio.ensure_future(_made(root, node, edit, was))
+    putting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.shield(putting)
+    summary = left.text or None if left is not None else None
+    model = model_of(edit.answers.backend) if edit.answers is not None else None
+    return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model, model, told)
+
+
+def session_of(root: Supervisor, ref: str) -> Node:
+    """Return the agent that `ref` means, which is no holder. Raises AgentError, ConfigError."""
+    node = resolve(root.tree.nodes, ref)
+    if node.is_holder:
+        raise ConfigError(f"{ref!r} is an archive, and no session of its own; `orch archive read` shows what it holds")
+    if node.deleted:
+        raise node.refusal()
+    return node
+
+
+def check_idle(node: Node) -> None:
+    """Raise AgentBusyError while a turn of the agent runs."""
+    if node.pending is not None:
+        raise AgentBusyError(
+            f"agent {node.spec.name!r} ({node.spec.id}) is busy with: {node.pending.head}; its session changes between "
+            "turns: wait for it, or cancel it"
+        )
+
+
+async def _made(root: Supervisor, node: Node, edit: Edit, was: AgentSpec) -> None:
+    await put(root, node, edit)
+    if isinstance(edit.change, Rename):
+        root.handle(events.Title(node.spec.id, edit.change.name or ""))
+    if edit.answers is None:
+        return
+    if node.spec == was:
+        model_selection.true_now(root, node, edit.answers)
+        return
+    # Somebody else's change came in between, or what it is told may not leave this machine any more.
+    with contextlib.suppress(ConfigError, StoreError):  # whoever asks next is told
+        await model_selection.answers(root, node.spec.id, Empty())
+
+
+async def put(root: Supervisor, node: Node, edit: Edit) -> None:
+    """Let the owner of the session record `edit`: the agent's process, or the root as long as it has none.
+
+    Each attempt is for the same entry, so that it does not matter whether one that nobody confirmed was made. Raises
+    AgentBusyError while a turn runs, StoreError.
+    """
+    id = node.spec.id
+    while True:
+        check_idle(node)
+        gone = f"gone:{id}:{node.incarnation}"
+        if not node.running:
+            async with root.holds.turn:
+                if node.running:
+                    continue  # somebody asked it meanwhile
+                with root.holds.hold(id):
+                    await root.disk.do(_edited, node.spec, edit)
+            return
+        if node.status == "starting":
+            await root.waiters.until(f"up:{id}", BOOT_SECONDS)
+        elif node.stopping:
+            await root.waiters.until(gone, EDIT_SECONDS)
+        elif (edited := await answered(root, node, "edit", edit, edit.entry, "edited", EDIT_SECONDS)) is not None:
+            if edited.context_tokens:
+                root.handle(events.Archived(id, (), edited.context_tokens))
+            return
+
+
+async def _summed(root: Supervisor, node: Node, to: str | None) -> Summed:
+    """Return what is to be said of what the conversation leaves when it goes back to `to`.
+
+    The agent's process asks its model; one that has none gets one. Where that cannot be, or there is no model, it is
+    what was asked and answered.
+    """
+    spec = node.spec
+    if writer_of(spec.backend) is not None:
+        with contextlib.suppress(OrchError):  # it is killed, or there is no room, or it does not come up
+            await roused(root, node)
+            asked = SumUp(to, root.budgets.kinds_for(spec.id))
+            left = await answered(root, node, "sum_up", asked, new_entry_id(()), "summed", SUM_UP_SECONDS)
+            if left is not None:
+                root.handle(events.Spend(spec.id, left.usage))
+                return cast(Summed, left)
+    return await root.disk.do(_extracted, Path(spec.folder), to)
+
+
+# In threads.
+
+
+def _extracted(folder: Path, to: str | None) -> Summed:
+    return Summed(extracted(left_behind(read_session(folder), to)).text)
+
+
+def _kept(folder: Path, kind: str | None) -> list[Kept]:
+    return [
+        Kept(entry.id, entry.timestamp, entry.custom_type, entry.data)
+        for entry in read_session(folder).entries
+        if isinstance(entry, Custom) and (entry.custom_type == kind or (kind is None and entry.custom_type != ACTED))
+    ]
+
+
+def _shown(spec: AgentSpec, model: str, most: int | None) -> SessionShown:
+    outline = read_outline(Path(spec.folder))
+    header, rows = outline.header, outline.rows()
+    recorded = outline.answers(outline.leaf)
+    if model_selection.holds(spec, *recorded):
+        thinking = spec.backend.thinking if model_selection.told(Answers(spec.backend, ""), wanted=False) else ""
+    else:  # whoever asks next has this one answer, or is told why it does not
+        born = spec.born or spec.backend
+        model, thinking = recorded[0] or model_of(born), recorded[1] or born.thinking
+    return SessionShown(
+        id=spec.id,
+        name=spec.name,
+        title=outline.name,
+        folder=spec.folder,
+        cwd=header.cwd if header else spec.cwd,
+        parent_session=header.parent_session if header else None,
+        leaf=outline.leaf,
+        entries=tuple(rows[max(0, len(rows) - most) :] if most is not None else rows),
+        count=len(rows),
+        branches=tuple(outline.branches()),
+        labels=outline.labels,
+        model=model,
+        thinking=thinking,
+    )
+
+
+def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None, tuple[str, str]]:
+    """Return what is to be recorded, what was asked where a move goes before a question, and which model and level of
+    thinking the conversation has on record then."""
+    folder = Path(spec.folder)
+    outline = read_outline(folder)
+    change, text, to_be = params.change, None, outline.answers(outline.leaf)
+    if isinstance(change, Move):
+        to = outline.find(change.to) if change.to is not None else None
+        if params.ask_anew and to is not None and (text := question(folder, to)) is not None:
+            to = outline.row(to).parent_id
+        change = Move(to, scrub(change.summary) if change.summary else None, change.summarise and not change.summary)
+        to_be = outline.answers(to)
+    elif isinstance(change, Choose):
+        to_be = change.model, to_be[1]
+    elif isinstance(change, Think):
+        to_be = to_be[0], change.level
+    elif isinstance(change, Relabel):
+        change = _relabel(outline, change)
+    elif isinstance(change, Inform) and not change.text.strip():
+        raise ConfigError("there is nothing to tell the model: the text is empty")
+    elif isinstance(change, Keep) and not change.custom_type.strip():
+        raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
+    elif isinstance(change, Keep) and change.custom_type in OWN:
+        raise ConfigError(f"under {change.custom_type!r} sessions have what orch itself keeps: choose another kind")
+    return Edit(new_entry_id(outline.lineage.places), change), text, to_be
+
+
+def _relabel(outline: Outline, change: Relabel) -> Change:
+    target = outline.find(change.target)
+    if target is None:
+        raise ConfigError("the beginning has no entry that could be labelled: name one")
+    label = change.label.strip() if change.label else ""
+    if label == BEGINNING or label in outline.lineage.places:
+        what = "the beginning" if label == BEGINNING else "an entry"
+        raise ConfigError(f"{label!r} means {what} already: choose another label")
+    taken = next((id for id, each in outline.labels.items() if each == label and id != target), None)
+    if taken is not None:
+        raise ConfigError(f"label {label!r} is the entry {taken}'s: choose another, or take that one away first")
+    return Relabel(target, scrub(label) or None)
+
+
+def _edited(spec: AgentSpec, edit: Edit) -> None:
+    transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
+    try:
+        transcript.change(edit)
+    finally:
+        transcript.close()

@@ -1,0 +1,1 @@
+"""Import, export, repair and audit of sessions."""

@@ -1,0 +1,1 @@
+"""The file formats that sessions are imported from."""

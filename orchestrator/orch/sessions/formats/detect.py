@@ -1,0 +1,113 @@
+"""Reading a conversation from a file, whatever program wrote it. The file is opened for reading alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, StoreError
+from orch_worker.system.files import open_regular
+
+from .claude_code import is_row, read_rows_of
+from .conversation import DECODE_ERRORS, Found, Reading
+from .json_lines import decoded, lines_of, rows_of, text_of_file
+from .native import is_ours, read_own
+from .pi import read_session
+from .plain_messages import messages_in, read_dialogues, read_document, read_rows
+
+__all__ = ["read_conversation", "read_file"]
+
+MOST_BYTES: Final = 1 << 30
+
+
+def read_file(path: Path, *, repair: bool = False) -> list[Found]:
+    """Return the conversations in the file at `path`; its shape is found out.
+
+    Raises ForeignFileError when it is none of the shapes known, DamagedError naming the line that cannot be read (with
+    `repair` as little as possible is left out instead, and reported), StoreError when the file cannot be read.
+    """
+    reading = Reading(path, repair=repair)
+    data = _bytes(path)
+    try:
+        return _read(text_of_file(data, reading), reading)
+    except RecursionError:
+        raise DamagedError(f"{path} is nested too deeply to be read") from None
+
+
+def read_conversation(path: Path, which: int | None = None, *, repair: bool = False) -> Found:
+    """Return the conversation number `which` (from 1) in the file at `path`; None: the only one.
+
+    Raises ConfigError when there are several, and what `read_file` raises.
+    """
+    found = read_file(path, repair=repair)
+    if which is None and len(found) > 1:
+        raise ConfigError(f"{path} holds {len(found)} conversations: say which, from 1 to {len(found)}")
+    if not 1 <= (which or 1) <= len(found):
+        raise ConfigError(f"{path} has no number {which}: conversations in it: {len(found)}")
+    return found[(which or 1) - 1]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with open(open_regular(path, os.O_RDONLY), "rb") as file:
+            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+                raise StoreError(f"cannot read {path}: it is larger than {MOST_BYTES >> 20} MiB")
+            return file.read()
+    except FileNotFoundError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    except ForeignFileError:
+        if path.is_dir():
+            raise StoreError(f"cannot read {path}: it is a directory") from None
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read(data: bytes, reading: Reading) -> list[Found]:
+    lines = lines_of(data)
+    if not lines:
+        raise reading.foreign("it is empty: no conversation")
+    if is_ours(lines[0][1]):
+        return [read_own(data, reading)]
+    document = _document(data, len(lines), reading)
+    if document is not None:
+        return read_document(document, reading)
+    rows = rows_of(data, reading)
+    values = [row for _, row in rows]
+    if values[0].get("type") == "session" or any(_is_entry(row) for row in values):
+        return [read_session(rows, reading)]
+    if any(is_row(row) for row in values):
+        return [read_rows_of(rows, reading)]
+    if any(messages_in(row) is not None for row in values):
+        return read_dialogues(rows, reading)
+    if any("role" in row for row in values):
+        return read_rows(rows, reading)
+    raise reading.foreign()
+
+
+def _is_entry(row: dict[str, Any]) -> bool:
+    return row.get("type") == "message" and isinstance(row.get("message"), dict) and "parentId" in row
+
+
+def _document(data: bytes, lines: int, reading: Reading) -> Any:
+    """Return `data` as one JSON document, None when it is lines of them."""
+    head = data.lstrip()[:1]
+    if head not in (b"[", b"{"):
+        return None
+    value = decoded(data)
+    if value is None and head == b"[":
+        raise DamagedError(f"{reading.path} is not a whole JSON array: {_why(data)}. Mend it, or fetch it again")
+    if value is None and lines > 1 and not any(isinstance(decoded(line), dict) for _, line in lines_of(data)):
+        raise DamagedError(f"{reading.path} is neither whole JSON nor lines of it: {_why(data)}")
+    return None if isinstance(value, dict) and messages_in(value) is None else value
+
+
+def _why(data: bytes) -> str:
+    try:
+        msgspec.json.decode(data)
+    except DECODE_ERRORS as error:
+        return str(error)
+    return "it ends too early"

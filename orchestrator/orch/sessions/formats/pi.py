@@ -1,0 +1,510 @@
+"""Sessions of pi, versions 1 to 3: a header, then entries that form a tree; before ids there were, a list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from orch_protocol.core.ids import new_entry_id
+from orch_protocol.core.messages import (
+    Block,
+    Image,
+    Message,
+    Opaque,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Usage,
+    tool_uses,
+    user,
+)
+from orch_protocol.session.entries import (
+    BranchSummary,
+    CompactionEntry,
+    Custom,
+    CustomMessage,
+    Label,
+    MessageEntry,
+    ModelChange,
+    Origin,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from orch_worker.backends.model_families import ratios_named
+
+from .conversation import SHAPE_ERRORS, Found, Kept, Reading, Told, fitting
+from .json_lines import Row
+from .tree_builder import Named, graft
+
+__all__ = ["SYSTEM", "UNREADABLE", "VERSION", "Author", "entry_time", "pi_lines", "read_session", "usage_of"]
+
+
+VERSION: Final = 3
+UNREADABLE: Final = "unreadable"
+SYSTEM: Final = "orch.system"
+"""What a message of the system is called in a file of pi's, which has none."""
+OURS: Final = frozenset({"type", "id", "parentId", "timestamp", "s", "c", "m"})
+
+
+def read_session(rows: list[Row], reading: Reading) -> Found:
+    """Return the conversation in a session file. Raises DamagedError, ForeignFileError."""
+    header = rows[0][1] if rows[0][1].get("type") == "session" else {}
+    if not header:
+        reading.fault(rows[0][0], "should be the header, and is none", "the file is read without one")
+    version = header.get("version", 1)
+    if not isinstance(version, int) or version > VERSION:
+        raise reading.foreign(f"it is of version {version!r:.20}, and {VERSION} is the last that is known")
+    entries = rows[1:] if header else rows
+    names = [_named(row) for row in entries]
+    if not any(each.told and each.id is not None for each in names):
+        # The first version: each entry follows the one before it.
+        names = [Named(each.line, None, None, told=False) for each in names]
+    else:
+        for each in names:
+            if each.id is None or not each.told:
+                reading.fault(each.line, "has no id, or names no entry that it follows", "it is put in where it stands")
+    places, ids = graft(names, reading)
+    reader = _Reader(reading, ids, header)
+    told: list[Told] = []
+    path: dict[str, str | None] = {}
+    for (line, row), (id, parent) in zip(entries, places, strict=True):
+        path[id] = parent
+        told.append(reader.entry(line, row, id, parent, path, entries, places))
+    names_given = [each.name for each in told if isinstance(each, SessionInfo) and each.name]
+    return Found(
+        name=reading.path.name,
+        shape="pi session",
+        entries=tuple(told),
+        title=names_given[-1] if names_given else "",
+        cwd=header["cwd"] if isinstance(header.get("cwd"), str) else "",
+        ratios=ratios_named(reader.family),
+        repairs=reading.repairs,
+        notes=reader.notes(),
+    )
+
+
+def _named(row: Row) -> Named:
+    line, fields = row
+    id, parent = fields.get("id"), fields.get("parentId")
+    told = "parentId" in fields and isinstance(parent, str | None)
+    return Named(line, id if isinstance(id, str) else None, parent if told else None, told)
+
+
+class _Reader:
+    """Turns entries into ours, one into one."""
+
+    def __init__(self, reading: Reading, ids: dict[str, str], header: dict[str, Any]) -> None:
+        self.family = ""
+        self._reading = reading
+        self._ids = ids
+        self._last = entry_time(header.get("timestamp")) or "1970-01-01T00:00:00.000Z"
+        self._unknown: dict[str, int] = {}
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is not as it was."""
+        if not self._unknown:
+            return ()
+        kinds = ", ".join(f"{count} {kind[:40]!r}" for kind, count in self._unknown.items())
+        return (f"entries of unknown types are kept and say nothing: {kinds}",)
+
+    def entry(
+        self,
+        line: int,
+        row: dict[str, Any],
+        id: str,
+        parent: str | None,
+        path: dict[str, str | None],
+        entries: list[Row],
+        places: list[tuple[str, str | None]],
+    ) -> Told:
+        """Return the entry on a line. Raises DamagedError when it is none."""
+        inner = row.get("message")
+        time = entry_time(row.get("timestamp")) or entry_time(inner.get("timestamp") if isinstance(inner, dict) else 0)
+        self._last = time = time or self._last
+        base: dict[str, Any] = {"id": id, "parent_id": parent, "timestamp": time}
+        kind = row.get("type")
+        try:
+            match kind:
+                case "message":
+                    return self._message(row["message"], base)
+                case "custom_message" if row.get("customType") == SYSTEM:
+                    return MessageEntry(message=fitting(Message("system", tuple(_blocks(row["content"])))), **base)
+                case "custom_message":
+                    return self._custom_message(row, base)
+                case "branch_summary":
+                    left, details = self._known(row.get("fromId")), row.get("details")
+                    return BranchSummary(from_id=left, summary=_text(row["summary"]), details=details, **base)
+                case "label":
+                    label = row.get("label")
+                    said = None if label is None else _text(label)
+                    return Label(target_id=self._known(row["targetId"]) or "", label=said, **base)
+                case "model_change":
+                    return ModelChange(provider=_text(row["provider"]), model_id=_text(row["modelId"]), **base)
+                case "thinking_level_change":
+                    return ThinkingLevelChange(thinking_level=_text(row["thinkingLevel"]), **base)
+                case "compaction":
+                    return self._compaction(line, row, base, path, entries, places)
+                case "custom":
+                    return Custom(custom_type=_text(row["customType"]), data=row.get("data"), **base)
+                case "session_info":
+                    name = row.get("name")
+                    return SessionInfo(name=None if name is None else _text(name), **base)
+        except SHAPE_ERRORS as error:
+            self._reading.fault(line, f"is no {kind} entry: {error!r:.200}", "what it says is left out")
+            return Kept(id, parent, time, UNREADABLE, _rest(row))
+        if not isinstance(kind, str) or not kind:
+            self._reading.fault(line, "is an entry without a type", "what it says is left out")
+            return Kept(id, parent, time, UNREADABLE, _rest(row))
+        self._unknown[kind] = self._unknown.get(kind, 0) + 1
+        return Kept(id, parent, time, f"foreign_{kind}" if _is_ours(kind) else kind, _rest(row))
+
+    def _known(self, id: Any) -> str | None:
+        """Return what the id of another entry is here; None for none, as a file says that."""
+        return self._ids.get(id) if isinstance(id, str) else None
+
+    def _custom_message(self, row: dict[str, Any], base: dict[str, Any]) -> Told:
+        content = tuple(block for block in _blocks(row["content"]) if isinstance(block, Text | Image))
+        return CustomMessage(
+            custom_type=_text(row["customType"]),
+            content=content,
+            display=row.get("display") is not False,
+            details=row.get("details"),
+            **base,
+        )
+
+    def _message(self, message: dict[str, Any], base: dict[str, Any]) -> Told:
+        match message["role"]:
+            case "assistant":
+                content = tuple(_blocks(message["content"], str(message.get("provider", ""))))
+                if message.get("api"):
+                    self.family = f"{message['api']} {message.get('model', '')}"
+                return MessageEntry(message=Message("assistant", content), origin=_origin(message), **base)
+            case "toolResult":
+                parts = tuple(_blocks(message["content"]))
+                if not all(isinstance(part, Text | Image) for part in parts):
+                    raise ValueError("a result is text and images")
+                id, failed = message["toolCallId"], message.get("isError") is True
+                return MessageEntry(message=Message("user", (ToolResult(_text(id), parts, failed),)), **base)  # type: ignore[arg-type]
+            case "bashExecution":
+                ran = user(f"Ran `{_text(message['command'])}`\n{_text(message['output'])}")
+                if message.get("excludeFromContext") is True:
+                    return Custom(custom_type="bashExecution", data=message, **base)
+                return MessageEntry(message=ran, **base)
+            case "compactionSummary" | "branchSummary":
+                return MessageEntry(message=user(_text(message["summary"])), **base)
+            case "user" | "custom" | "hookMessage":
+                said = fitting(Message("user", tuple(_blocks(message["content"]))))
+                return MessageEntry(message=said, **base)
+        raise ValueError(f"unknown role {message['role']!r:.40}")
+
+    def _compaction(
+        self,
+        line: int,
+        row: dict[str, Any],
+        base: dict[str, Any],
+        path: dict[str, str | None],
+        entries: list[Row],
+        places: list[tuple[str, str | None]],
+    ) -> Told:
+        summary, kept = _text(row["summary"]), ""
+        before, at = set(), base["parent_id"]
+        while at is not None:
+            before.add(at)
+            at = path[at]
+        if "firstKeptEntryIndex" in row:
+            # Counts all lines of the file, the header among them.
+            first = int(row["firstKeptEntryIndex"]) - 1
+            kept = places[first][0] if 0 <= first < len(places) else ""
+        else:
+            first_kept = _text(row["firstKeptEntryId"])
+            kept = self._ids.get(first_kept, "")
+            if kept not in before and first_kept != row.get("id"):
+                wrong = f"keeps what follows the entry {first_kept[:40]!r}, which is not before it"
+                self._reading.fault(line, wrong, "nothing before it is kept")
+                kept = ""
+        # What is kept begins with a message, whatever else stands before that.
+        behind = kept == ""
+        for (_, other), (id, _parent) in zip(entries, places, strict=True):
+            behind = behind or id == kept
+            if kept and behind and id in before and other.get("type") in ("message", "custom_message"):
+                kept = id
+                break
+        tokens = row.get("tokensBefore")
+        return CompactionEntry(
+            summary=summary,
+            first_kept_entry_id=kept or base["id"],
+            tokens_before=tokens if isinstance(tokens, int) else 0,
+            **base,
+        )
+
+
+def _is_ours(kind: str) -> bool:
+    """Whether an entry of this type would be taken for one of ours, which it is not."""
+    return kind in ("archive", "archive_summary", "turn_start", "turn_end", "session", "checkout", UNREADABLE)
+
+
+def _rest(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in OURS}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text is wanted, not {value!r:.40}")
+    return value
+
+
+def _blocks(content: Any, provider: str = "") -> Iterator[Block]:
+    if not isinstance(content, str | list):
+        raise TypeError(f"content is text or a list of blocks, not {content!r:.40}")
+    for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                yield Text(text)
+            case {"type": "thinking", "redacted": True, "thinkingSignature": str(data)}:
+                yield Opaque(provider, {"type": "redacted_thinking", "data": data})
+            case {"type": "thinking", "thinking": str(text)}:
+                yield _thinking(text, block.get("thinkingSignature"), provider)
+            case {"type": "toolCall", "id": str(id), "name": str(name), "arguments": dict(arguments)}:
+                yield ToolUse(id, name, arguments)
+            case {"type": "image", "data": str(data)}:
+                yield Image(str(block.get("mimeType", "image/png")), data)
+            case _:
+                raise ValueError(f"unknown block {block!r:.60}")
+
+
+def _thinking(text: str, signature: Any, provider: str) -> Block:
+    if isinstance(signature, str) and signature.startswith("{"):
+        # Some providers give back a whole item, which is to return to them as it is.
+        try:
+            return Opaque(provider, msgspec.json.decode(signature, type=dict[str, Any]))
+        except SHAPE_ERRORS:
+            pass
+    return Thinking(text, signature if isinstance(signature, str) and signature else None, provider)
+
+
+def _origin(message: dict[str, Any]) -> Origin:
+    said = {key: message.get(key) for key in ("api", "provider", "model", "stopReason")}
+    api, provider, model, stop = (value if isinstance(value, str) else "" for value in said.values())
+    return Origin(api, provider, model, stop, usage_of(message.get("usage")))
+
+
+def usage_of(told: Any) -> Usage | None:
+    """Return what a response took, as a file tells it; None when it does not."""
+    if not isinstance(told, dict):
+        return None
+
+    def number(*keys: str) -> int:
+        return next((each for key in keys if isinstance(each := told.get(key), int) and 0 <= each < 1 << 53), 0)
+
+    cost = told.get("cost")
+    total = cost.get("total") if isinstance(cost, dict) else None
+    known = isinstance(total, int | float) and 0 <= total < 1e9
+    return Usage(
+        number("input", "input_tokens", "prompt_tokens"),
+        number("output", "output_tokens", "completion_tokens"),
+        number("cacheRead", "cache_read_input_tokens", "cache_read_tokens"),
+        number("cacheWrite", "cache_creation_input_tokens", "cache_write_tokens"),
+        float(total) if known and total is not None else 0.0,
+        known,
+    )
+
+
+def entry_time(said: Any) -> str:
+    """Return a time, ISO 8601 or milliseconds since the epoch, as entries have it; "" when it is none."""
+    try:
+        if isinstance(said, int | float) and said > 0:
+            at = datetime.fromtimestamp(said / 1000, UTC)
+        elif isinstance(said, str):
+            at = datetime.fromisoformat(said)
+            at = at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        else:
+            return ""
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- A conversation as a session file of pi's third version ---
+
+STOPS: Final = frozenset({"stop", "length", "toolUse", "error", "aborted"})
+REDACTED: Final = "redacted_thinking"
+
+
+class Author(NamedTuple):
+    """Who the messages are from that do not say it themselves: an API, a provider, a model."""
+
+    api: str
+    provider: str
+    model: str
+
+
+def pi_lines(found: Found, id: str, author: Author, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the file, the header first. What has no place in it is told in `notes`."""
+    started = found.entries[0].timestamp if found.entries else "1970-01-01T00:00:00.000Z"
+    yield {"type": "session", "version": VERSION, "id": id, "timestamp": started, "cwd": found.cwd}
+    writer = _Writer(found, author, notes)
+    last = None
+    for entry in found.entries:
+        for line in writer.lines(entry):
+            last = line["id"]
+            yield line
+    leaf = writer.at[found.entries[-1].id] if found.entries else None
+    if leaf != last:
+        # The last line is where it goes on: this one says nothing, and says it there.
+        name = found.title or None
+        line = {"type": "session_info", "id": writer.new(), "parentId": leaf, "timestamp": found.entries[-1].timestamp}
+        yield line | ({"name": name} if name else {})
+    writer.tell()
+
+
+class _Writer:
+    """Turns our entries into pi's, each into none, one or several."""
+
+    def __init__(self, found: Found, author: Author, notes: list[str]) -> None:
+        self.at: dict[str, str | None] = {}
+        """Behind which line of the file an entry stands: its own last one, or that of what it follows."""
+        self._taken = {entry.id for entry in found.entries}
+        self._author = author
+        self._notes = notes
+        messages = (entry.message for entry in found.entries if isinstance(entry, MessageEntry))
+        self._calls = {call.id: call.name for message in messages for call in tool_uses(message)}
+        self._left: dict[str, int] = {}
+
+    def new(self) -> str:
+        """Return an id of this file."""
+        id = new_entry_id(self._taken)
+        self._taken.add(id)
+        return id
+
+    def tell(self) -> None:
+        """Say what has no place in such a file."""
+        if self._left:
+            counted = ", ".join(f"{count} {kind}" for kind, count in self._left.items())
+            self._notes.append(f"left out, for pi has no place for it: {counted}")
+
+    def lines(self, entry: Told) -> Iterator[dict[str, Any]]:
+        """Yield the lines that an entry becomes."""
+        parent = self.at[entry.parent_id] if entry.parent_id is not None else None
+        for number, fields in enumerate(self._fields(entry)):
+            id = entry.id if not number else self.new()
+            yield {"type": fields.pop("type"), "id": id, "parentId": parent, "timestamp": entry.timestamp} | fields
+            parent = id
+        self.at[entry.id] = parent
+
+    def _fields(self, entry: Told) -> Iterator[dict[str, Any]]:
+        match entry:
+            case MessageEntry():
+                yield from self._messages(entry)
+            case CompactionEntry(summary=summary, first_kept_entry_id=kept, tokens_before=tokens):
+                yield {"type": "compaction", "summary": summary, "firstKeptEntryId": kept, "tokensBefore": tokens}
+            case BranchSummary(from_id=left, summary=summary, details=details):
+                yield {"type": "branch_summary", "fromId": left or "root", "summary": summary} | _given(details=details)
+            case CustomMessage(custom_type=kind, content=content, display=display, details=details):
+                said = {"customType": kind, "content": list(map(_part, content)), "display": display}
+                yield {"type": "custom_message"} | said | _given(details=details)
+            case Custom(custom_type=kind, data=data):
+                yield {"type": "custom", "customType": kind} | _given(data=data)
+            case Label(target_id=target, label=label):
+                yield {"type": "label", "targetId": target} | _given(label=label)
+            case SessionInfo(name=name):
+                yield {"type": "session_info"} | _given(name=name)
+            case ModelChange(provider=provider, model_id=model):
+                yield {"type": "model_change", "provider": provider, "modelId": model}
+            case ThinkingLevelChange(thinking_level=level):
+                if level == "max":  # pi ends one before, and knows no word of it
+                    self._leave("level of thinking above xhigh")
+                    level = "xhigh"
+                yield {"type": "thinking_level_change", "thinkingLevel": level}
+            case Kept(type=kind, fields=fields) if kind != UNREADABLE:
+                yield {"type": kind} | fields
+
+    def _messages(self, entry: MessageEntry) -> Iterator[dict[str, Any]]:
+        message, at = entry.message, _milliseconds(entry.timestamp)
+        if message.role == "assistant":
+            yield {"type": "message", "message": self._assistant(entry) | {"timestamp": at}}
+            return
+        parts = []
+        for block in message.content:
+            if isinstance(block, ToolResult):
+                told = {"toolCallId": block.tool_use_id, "toolName": self._calls.get(block.tool_use_id, "")}
+                content = list(map(_part, block.content))
+                result = (
+                    {"role": "toolResult"} | told | {"content": content, "isError": block.is_error, "timestamp": at}
+                )
+                yield {"type": "message", "message": result}
+            elif isinstance(block, Text | Image):
+                parts.append(_part(block))
+            else:
+                self._leave(type(block).__name__)
+        if message.role == "system":
+            yield {"type": "custom_message", "customType": SYSTEM, "content": parts, "display": False}
+        elif parts or not message.content:
+            yield {"type": "message", "message": {"role": "user", "content": parts, "timestamp": at}}
+
+    def _assistant(self, entry: MessageEntry) -> dict[str, Any]:
+        blocks, origin = entry.message.content, entry.origin
+        signed = next((block.provider for block in blocks if isinstance(block, Thinking | Opaque)), "")
+        provider = signed or (origin.provider if origin else "") or self._author.provider
+        stop = origin.stop if origin and origin.stop in STOPS else "toolUse" if tool_uses(entry.message) else "stop"
+        return {
+            "role": "assistant",
+            "content": [part for block in blocks if (part := self._block(block, provider)) is not None],
+            "api": (origin.api if origin else "") or self._author.api,
+            "provider": provider,
+            "model": (origin.model if origin else "") or self._author.model,
+            "usage": _usage(entry.usage or (origin.usage if origin else None) or Usage()),
+            "stopReason": stop,
+        }
+
+    def _block(self, block: Block, provider: str) -> dict[str, Any] | None:
+        match block:
+            case Text() | Image():
+                return _part(block)
+            case Thinking(thinking, signature, owner):
+                # What one provider signed is nothing to another.
+                told = {"thinkingSignature": signature} if signature and owner in ("", provider) else {}
+                return {"type": "thinking", "thinking": thinking} | told
+            case ToolUse(id, name, input):
+                return {"type": "toolCall", "id": id, "name": name, "arguments": input}
+            case Opaque(owner, {"type": kind, "data": str(data)}) if kind == REDACTED and owner == provider:
+                return {"type": "thinking", "thinking": "", "thinkingSignature": data, "redacted": True}
+            case Opaque(owner, dict(raw)) if owner == provider:
+                return {"type": "thinking", "thinking": "", "thinkingSignature": json.dumps(raw)}
+        self._leave(type(block).__name__)
+        return None
+
+    def _leave(self, kind: str) -> None:
+        self._left[kind] = self._left.get(kind, 0) + 1
+
+
+def _part(block: Text | Image) -> dict[str, Any]:
+    if isinstance(block, Text):
+        return {"type": "text", "text": block.text}
+    return {"type": "image", "data": block.data, "mimeType": block.media_type}
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    parts = {
+        "input": usage.input_tokens,
+        "output": usage.output_tokens,
+        "cacheRead": usage.cache_read_tokens,
+        "cacheWrite": usage.cache_write_tokens,
+    }
+    cost = dict.fromkeys(parts, 0.0) | {"total": usage.cost_usd}
+    return parts | {"totalTokens": sum(parts.values()), "cost": cost}
+
+
+def _milliseconds(timestamp: str) -> int:
+    try:
+        return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
+    except ValueError:
+        return 0

@@ -1,0 +1,101 @@
+"""Plain messages, as programs send them to providers: a list, lines, or many dialogues in one file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.ids import new_entry_id
+from orch_protocol.core.messages import Message, ToolUse
+from orch_protocol.session.entries import MessageEntry, Origin
+
+from ...archival.adapters import detect
+from ...tree.agents.state import iso
+from .conversation import SHAPE_ERRORS, Found, Reading, fitting
+from .json_lines import Row
+from .pi import entry_time, usage_of
+
+__all__ = ["messages_in", "read_dialogues", "read_document", "read_rows"]
+
+DIALOGUE_KEYS: Final = ("traj", "messages", "conversation", "history", "trajectory")
+
+
+def messages_in(value: Any) -> list[Any] | None:
+    """Return the messages of a dialogue, None when `value` is none."""
+    if isinstance(value, dict) and "role" not in value:
+        for key in DIALOGUE_KEYS:
+            messages = value.get(key)
+            if isinstance(messages, list) and any(isinstance(each, dict) and "role" in each for each in messages):
+                return messages
+    return value if isinstance(value, list) and value and messages_in({"messages": value}) is not None else None
+
+
+def read_document(value: Any, reading: Reading) -> list[Found]:
+    """Return the conversations in a JSON document: one list of messages, or a list of dialogues."""
+    name = reading.path.name
+    if isinstance(value, dict):
+        return [_plain(messages_in(value) or [], name, reading)]
+    if value and all(isinstance(item, dict) and ("role" in item or "type" in item) for item in value):
+        return [_plain(value, name, reading)]
+    dialogues = [(number, messages_in(item)) for number, item in enumerate(value)]
+    found = [_plain(messages, f"{name}[{number}]", reading) for number, messages in dialogues if messages is not None]
+    if not found:
+        raise reading.foreign()
+    return found
+
+
+def read_dialogues(rows: Sequence[Row], reading: Reading) -> list[Found]:
+    """Return the conversations of which each is a line."""
+    found = []
+    for line, row in rows:
+        if (messages := messages_in(row)) is not None:
+            found.append(_plain(messages, f"{reading.path.name}:{line}", reading))
+        else:
+            reading.fault(line, "holds no messages", "it is left out")
+    return found
+
+
+def read_rows(rows: Sequence[Row], reading: Reading) -> list[Found]:
+    """Return the conversation of which each line is a message."""
+    return [_plain([row for _, row in rows], reading.path.name, reading, [line for line, _ in rows])]
+
+
+def _plain(messages: Sequence[Any], name: str, reading: Reading, lines: Sequence[int] = ()) -> Found:
+    format = detect(messages)
+    found: list[MessageEntry] = []
+    parent: str | None = None
+    taken: set[str] = set()
+    now = iso(time.time())
+    for place, raw in enumerate(messages):
+        told = raw if isinstance(raw, dict) else {}
+        try:
+            message = fitting(format.read(raw))
+        except (ConfigError, *SHAPE_ERRORS) as error:
+            if not reading.repair:
+                where = f"line {lines[place]}" if lines else f"message {place} of {name}"
+                raise reading.foreign(f"{where}: {error}") from error
+            reading.mended(f"message {place} of {name} is left out: {error}")
+            continue
+        if found and ToolUse in format.alone and message.role == found[-1].message.role == "assistant":
+            # One response is several items, of which each call is one.
+            whole = Message("assistant", found[-1].message.content + message.content)
+            found[-1] = msgspec.structs.replace(found[-1], message=whole)
+            continue
+        id = new_entry_id(taken)
+        taken.add(id)
+        usage, model = usage_of(told.get("usage")), told.get("model")
+        origin = Origin(model=model if isinstance(model, str) else "", usage=usage) if usage else None
+        at = entry_time(told.get("timestamp")) or now
+        found.append(MessageEntry(id=id, parent_id=parent, timestamp=at, message=message, origin=origin))
+        parent = id
+    return Found(
+        name=name,
+        shape=f"{format.name} messages",
+        entries=tuple(found),
+        ratios=format.ratios,
+        repairs=reading.repairs,
+    )

@@ -1,1 +1,0 @@
-"""Skills: instructions for particular work, from programs, folders, packages and extensions."""

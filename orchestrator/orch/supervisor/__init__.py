@@ -1,0 +1,1 @@
+"""The supervisor: applies decisions of the tree to processes, timers and files."""

@@ -1,0 +1,61 @@
+"""Asking a worker's process whether it is there."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+from orch_protocol.core.errors import ErrorInfo, error_from
+from orch_protocol.wire.worker_messages import Ping
+from orch_worker.transport.zmq_asyncio import hand_over
+
+from ..processes.router import Peer
+from .waiters import expire
+
+__all__ = ["Pings"]
+
+CHECK_SECONDS = 0.5
+
+
+class Pings:
+    """The pings under way on the running event loop. One timer for all: a timer each would cost more than a ping."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ids = count(1)
+        self._pongs: dict[str, tuple[asyncio.Future[None], float]] = {}
+        self._check: asyncio.TimerHandle | None = None
+
+    async def ping(self, peer: Peer, payload: bytes, seconds: float) -> None:
+        """Wait until `peer` has answered, at most `seconds`. Raises TimeoutError."""
+        id = str(next(self._ids))
+        pong: asyncio.Future[None] = self._loop.create_future()
+        if self._check is None:
+            self._check = self._loop.call_later(CHECK_SECONDS, self._expire)
+        self._pongs[id] = pong, self._loop.time() + seconds
+        peer.send("ping", Ping(payload), id, reliable=False)
+        try:
+            await pong
+        finally:
+            self._pongs.pop(id, None)
+
+    def heard(self, id: str) -> None:
+        """The pong to ping `id` is there."""
+        pong, _ = self._pongs.get(id, (None, 0.0))
+        if pong is not None and not pong.done():
+            hand_over(pong, None)
+
+    def close(self, error: ErrorInfo) -> None:
+        """Fail every ping with `error`."""
+        if self._check is not None:
+            self._check.cancel()
+        for pong, _ in self._pongs.values():
+            if not pong.done():
+                pong.set_exception(error_from(error))
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for pong, deadline in self._pongs.values():
+            if now >= deadline:
+                expire(pong)
+        self._check = self._loop.call_later(CHECK_SECONDS, self._expire) if self._pongs else None

@@ -1,0 +1,1 @@
+"""What a root finds after a crash: unfinished queries, orphans, half-done deletions."""

@@ -1,0 +1,488 @@
+"""Does what the tree decides: launches, signals, sends, sets timers, notifies. Holds no rules of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.agent.config import Config
+from orch_protocol.core.errors import AgentDiedError, AgentGoneError, ErrorInfo, OrchError, ProtocolError, error_info
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.text import scrub
+from orch_protocol.wire.tool_events import Called
+from orch_protocol.wire.worker_messages import (
+    ANSWERS,
+    Cancel,
+    Finished,
+    Init,
+    Ping,
+    Progress,
+    Query,
+    Ready,
+    RootCall,
+    RootReply,
+    Steered,
+    TurnEvent,
+    TurnSoFar,
+    Unsaid,
+)
+
+from ..archival.engine import Archives
+from ..config.models import Catalog
+from ..policy.approvals import Approvals
+from ..policy.budgets import Budgets
+from ..policy.rate_limits import Lanes
+from ..policy.root_hooks import RootHooks
+from ..processes.base import Launcher
+from ..processes.router import Deliver, Peer, Switchboard
+from ..processes.session_holds import Holds
+from ..processes.workers import Workers
+from ..tree.agents.state import Node, head_of
+from ..tree.journal.entries import Entry
+from ..tree.journal.events import (
+    REQUESTS,
+    Ask,
+    BootOverdue,
+    Event,
+    Finish,
+    Gone,
+    Hear,
+    Instruction,
+    Launch,
+    LaunchFailed,
+    Notify,
+    Relaunch,
+    Send,
+    Signal,
+    Sweep,
+    Timer,
+    TurnOverdue,
+    WorkerUp,
+)
+from ..tree.journal.journal import Journal
+from ..tree.rules.exit_reasons import manner_of
+from ..tree.tree import Tree
+from .disk_io import Disk
+from .ephemeral_sessions import Fleeting
+from .heartbeat import Pulses
+from .ping import Pings
+from .project_facts import Projects
+from .query_deadlines import CHECK_SECONDS, Turns
+from .recovery.crash_recovery import Remains, recovery, remains_of
+from .run_events import Happenings
+from .session_sources import Offers
+from .time_budget import Overtime
+from .timers import Timers
+from .waiters import SETTLED, Waiters
+from .watchers import Watcher, Watchers
+from .worker_requests import Calls
+
+__all__ = ["Supervisor"]
+
+DRAIN_SECONDS = 0.25
+WAKE_RETRY_SECONDS = 5.0
+MOST_CALLS = 256
+
+Serve = Callable[["Supervisor", str, RootCall], Awaitable[msgspec.Raw]]
+
+
+class Supervisor:
+    """Runs the agents of one run.
+
+    `connect` opens the socket, given the callback for arriving frames; `serve` answers a worker's RootCall; `logs` is
+    the folder of the workers' logs.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        journal: Journal,
+        launcher: Launcher,
+        connect: Callable[[Deliver], Switchboard],
+        serve: Serve,
+        sessions: Path,
+        logs: Path,
+        catalog: Catalog,
+        approvals: Approvals,
+        watchers: Watchers,
+        hooks: RootHooks,
+        keys: dict[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config, self.sessions, self.fleeting = config, sessions, Fleeting()
+        self.catalog, self.approvals = catalog, approvals
+        self.watchers, self.hooks = watchers, hooks
+        self.tools: dict[str, dict[str, Any]] = {}
+        """Functions of the user's program that agents may call, by agent id and tool name."""
+        self.activity: dict[str, Progress] = {}
+        """What each agent does just now, by its own word."""
+        self.tree = Tree(config.subagents, journal.taken(), warm_holders=config.archival.warm_holders)
+        self.budgets = Budgets(self.tree.nodes, config.budget, clock)
+        self.timers = Timers()
+        self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self.timers.later)
+        self._journal = journal
+        self.disk, self.projects = Disk(journal), Projects()
+        self.archives = Archives(config.archival, self.disk.do)
+        self._serve = serve
+        self.clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.waiters, self.holds = Waiters(), Holds()
+        self.lanes = Lanes(self.tree.nodes)
+        self.workers = Workers(
+            self.tree.nodes,
+            launcher,
+            connect(self._on_frame),
+            logs=logs,
+            keys=keys or {},
+            holds=self.holds,
+            on_failed=lambda id, incarnation, why, late: self.handle(LaunchFailed(id, incarnation, why, late)),
+            on_ended=self._on_ended,
+        )
+        self.happenings = Happenings(self, journal)
+        self._turns, self._calls, self.offers = Turns(), Calls(), Offers()
+        self._waking: set[str] = set()
+        self._luck, self._pings = random.Random(), Pings()
+        self._pulses = Pulses(self._ask_for_life)
+        self._closed = False
+
+    @property
+    def counters(self) -> Counter[str]:
+        """How many frames were not believed, by reason."""
+        return self.workers.board.peers.counters
+
+    def start(self) -> None:
+        """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
+        self.handle(recovery(self.tree.nodes.pending.values()))
+        if self._journal.notes:  # of whom it does not tell any more, nobody knows
+            self.tree.nodes.unlooked.update(self.tree.nodes.by_id)
+        self._journal.shorten(partial(self.tree.nodes.kept, self.clock()))
+        self.handle(Sweep())
+        self.timers.later(CHECK_SECONDS, self._check_turns)
+
+    async def close(self) -> None:
+        """End every worker; their agents answer again when the run is opened anew. Takes at most some seconds."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._calls.cancel_all()
+            await self.workers.close()
+            await self.archives.close()
+            await self.disk.close(2.0)
+        finally:
+            self._settle()
+            self.fleeting.close()
+
+    def _settle(self) -> None:
+        """Bring everything to its end, whatever became of the processes: none outlives this root."""
+        self.timers.close()
+        self.workers.hang_up()
+        settled = self.tree.decide(recovery(self.tree.nodes.pending.values()), self.clock())
+        self._journal.record(entries := self.budgets.charged(settled.entries))
+        self.tree.apply(entries)
+        why = error_info(AgentDiedError("the orchestrator was closed while somebody waited for an agent"))
+        self.waiters.fail(why)
+        self._pings.close(why)
+        self._journal.close()
+
+    # Events in, instructions out.
+
+    def handle(self, event: Event) -> Any:
+        """Decide on `event`, write what follows, make it true, do it. Returns its value or raises its error.
+
+        A request is refused when it cannot be written (StoreError), or takes more descriptors than there are
+        (ConcurrencyLimitError). A fact stays one: it is written later.
+        """
+        if isinstance(event, REQUESTS):
+            if self._closed:
+                raise OrchError("this orchestrator is being closed: open another one")
+            decision = self.tree.decide(event, self.clock())
+            for launch in decision.instructions:
+                if isinstance(launch, Launch):
+                    self.workers.require_room()
+                    known = launch.id in self.tree.nodes.by_id
+                    self.budgets.require_process(launch.id if known else getattr(event, "caller", None))
+            self._journal.append(entries := self.budgets.charged(decision.entries))
+        else:
+            decision = self.tree.decide(event, self.clock())
+            self._journal.record(entries := self.budgets.charged(decision.entries))
+        self.tree.apply(entries)
+        self.happenings.tell(entries)
+        for instruction in decision.instructions:
+            self._perform(instruction)
+        return decision.value
+
+    def write_down(self) -> None:
+        """See to it that everything that happened is on record. Raises StoreError."""
+        self._journal.append([])
+
+    def _perform(self, instruction: Instruction) -> None:
+        match instruction:
+            case Launch():
+                self.workers.launch(self.tree.nodes[instruction.id])
+            case Signal():
+                self.workers.signal(instruction.id, instruction.incarnation, instruction.how)
+            case Send():
+                self._perform_send(instruction)
+            case Timer():
+                self._perform_timer(instruction)
+            case Notify():
+                self._perform_notify(instruction)
+
+    def _perform_send(self, send: Send) -> None:
+        if send.body is not None:
+            # What cannot be handed over now (a full disk) is not lost: it is on record, and said to the next process.
+            with contextlib.suppress(OrchError):
+                self.workers.send(send.id, send.kind, send.body, send.query_id)
+            return
+        node, budgeted = self.tree.nodes[send.id], self.budgets.kinds_for(send.id)
+        limit = node.spec.limits.turn_seconds
+        prompt, seconds = self._turns.send(send.query_id, send.id, node.incarnation, limit)
+        try:
+            query = Query(
+                prompt,
+                seconds,
+                stream=self.watchers.begins(node, send.query_id, prompt),
+                budgeted=budgeted,
+                observed=self.watchers.observing,
+                ended=node.was_ended,
+                died=manner_of(node),
+                local=node.spec.local,
+                hooks=self.hooks.rows,
+                marks=node.spec.marks,
+            )
+            self.workers.send(send.id, "query", query, send.query_id)
+            if "seconds" in budgeted:
+                self._overtime.look()
+        except OrchError as error:
+            # Later, so that whoever asks can begin to wait for it.
+            failed = Finish(send.id, send.query_id, error=error_info(error))
+            self._loop.call_soon(self.handle, failed)
+
+    def _perform_timer(self, timer: Timer) -> None:
+        seconds, event = timer.seconds * (1 + timer.spread * self._luck.uniform(-1, 1)), timer.event
+        act = partial(self._relaunch, event) if isinstance(event, Relaunch) else partial(self.handle, event)
+        self.timers.later(seconds, act, event if isinstance(event, BootOverdue) else None)
+
+    def _relaunch(self, event: Relaunch) -> None:
+        try:
+            self.workers.require_room()
+            self.budgets.require_process(event.id)
+        except OrchError as error:
+            event = msgspec.structs.replace(event, refused=str(error))
+        self.handle(event)
+
+    def _perform_notify(self, notify: Notify) -> None:
+        kind, _, rest = notify.topic.partition(":")
+        if kind == "wake":
+            if rest not in self._waking:
+                self._waking.add(rest)
+                self._loop.call_soon(self._wake, rest)
+            return
+        if kind == "up":
+            self.timers.call_off(BootOverdue(rest, self.tree.nodes[rest].incarnation))
+        elif kind == "query":
+            self._turns.forget(rest)
+            self.watchers.ended(rest, notify.value, notify.error)
+        self.waiters.tell(notify.topic, notify.value, notify.error)
+
+    def note(self, entry: Entry) -> None:
+        """Let `entry` be on record, and true. Raises StoreError."""
+        self._journal.append([entry])
+        self.tree.apply([entry])
+
+    def budgets_changed(self) -> None:
+        """Let those who wait for more, or are to end when time is over, look again."""
+        self.waiters.tell(SETTLED)
+        self._overtime.look()
+
+    def _end_for_budget(self, id: str, query_id: str, short: str) -> None:
+        self._turns.end_now(query_id)
+        with contextlib.suppress(OrchError):  # what cannot be told to end is ended
+            self.workers.send(id, "cancel", Cancel(short), query_id)
+
+    # What callers wait for.
+
+    def ask(
+        self,
+        node: Node,
+        prompt: str,
+        *,
+        asker: str | None = None,
+        waits: bool = False,
+        wake: str | int | None = None,
+        from_inbox: bool = False,
+        request_id: str | None = None,
+        watcher: Watcher | None = None,
+        stays: bool = False,
+    ) -> str:
+        """Put `prompt` to the agent, reviving it if need be, and return the query's id. Raises AgentError.
+
+        `watcher` is called with each TurnEvent of the turn, until its end. Must not raise. With `stays` the answer is
+        there until somebody collects it.
+        """
+        self.budgets.require_time(node.spec.id)
+        query_id, prompt = new_id(), scrub(prompt)
+        self.watchers.attend(query_id, watcher)
+        # Who waits does so in a turn of its own, and what it waits for is to end before that.
+        within = self.tree.nodes[asker].pending if asker is not None and waits else None
+        self._turns.accept(query_id, prompt, within.query_id if within else None)
+        try:
+            accepted: str = self.handle(
+                Ask(node.spec.id, query_id, head_of(prompt), asker, waits, wake, from_inbox, request_id, stays)
+            )
+        except BaseException:
+            self._turns.forget(query_id)
+            self.watchers.leave(query_id)
+            raise
+        if accepted != query_id:
+            self._turns.forget(query_id)
+            self.watchers.leave(query_id)
+        return accepted
+
+    async def ping(self, node: Node, payload: bytes = b"", seconds: float = 10.0) -> None:
+        """Wait until the agent's process has answered. Raises AgentDiedError when it has none, or keeps silent."""
+        peer = self.workers.peer(node.spec.id)
+        if peer is None:
+            raise AgentDiedError(f"agent {node.spec.name!r} ({node.spec.id}) has no process; a query starts one")
+        try:
+            await self._pings.ping(peer, payload, seconds)
+        except TimeoutError:
+            raise AgentDiedError(f"agent {node.spec.name!r} did not answer a ping within {seconds:g} s") from None
+
+    # Workers.
+
+    def _on_ended(self, id: str, incarnation: int) -> None:
+        if self.tree.nodes[id].status == "busy":
+            # Its last words may still be in the socket; the transcript knows better, but later.
+            self.timers.later(DRAIN_SECONDS, partial(self._bury, id, incarnation))
+        else:
+            self._bury(id, incarnation)
+
+    def _bury(self, id: str, incarnation: int) -> None:
+        if (end := self.workers.bury(id, incarnation)) is None:
+            return  # its last word came while it was waited for
+        self.activity.pop(id, None)
+        self._calls.cancel_all(id)
+        node = self.tree.nodes[id]
+        remains, taker = Remains(), None
+        if node.pending is not None and node.status == "busy":
+            remains, taker = remains_of(node), self.waiters.taker(f"query:{node.pending.query_id}")
+        said = remains.reply, remains.begun, taker, end.detail, remains.usage, end.late, end.oom
+        self.handle(Gone(id, incarnation, end.code, *said))
+
+    def _check_turns(self) -> None:
+        """End the processes that are stuck, or do not end their turns: nobody should wait for ever.
+
+        For how long this root was asleep itself (a suspended machine), nobody else could work either.
+        """
+        self.workers.ooms.look()
+        self._turns.grant(self._pulses.slept())
+        for node in self._pulses.look(self.tree.nodes.pending.values()):
+            self.workers.end_stuck(node.spec.id)
+        for query_id, id, incarnation in self._turns.overdue():
+            self.workers.blame(id, "its turn did not end when its time was over")
+            self.handle(TurnOverdue(id, incarnation, query_id))
+        self.timers.later(CHECK_SECONDS, self._check_turns)
+
+    def _ask_for_life(self, id: str) -> None:
+        if (peer := self.workers.peer(id)) is not None:
+            peer.send("ping", Ping(), reliable=False)
+
+    def _on_frame(self, peer: Peer, kind: str, id: str, body: Struct) -> None:
+        agent_id = peer.agent_id
+        self._pulses.beat(agent_id, peer.incarnation)
+        match body:
+            case Ready():
+                self.handle(WorkerUp(agent_id, peer.incarnation, peer.pid or 0, body))
+            case Finished() if id == "init":
+                self.workers.blame(agent_id, body.error.message if body.error else "")
+            case Finished():
+                self._on_finished(peer, id, body)
+            case Progress():
+                self.activity[agent_id] = body
+            case TurnEvent() | TurnSoFar():
+                self.watchers.happened(id, body)
+            case Called():
+                self.watchers.called(self.tree.nodes, agent_id, id, body)
+            case Steered():
+                self.handle(Hear(agent_id, id))
+            case Unsaid():
+                self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
+            case RootCall():
+                if self._calls.under_way(agent_id) < MOST_CALLS:
+                    self._calls.start(agent_id, id, self._answer_call(peer, id, body))
+                else:
+                    full = ProtocolError(f"{MOST_CALLS} calls of this agent are under way: wait for one of them")
+                    peer.send("root_reply", RootReply(error=error_info(full)), id)
+            case ErrorInfo():
+                self._on_unreadable(peer, kind, id, body)
+            case _ if kind in ANSWERS:
+                self.waiters.tell(f"{kind}:{agent_id}:{id}", body, getattr(body, "error", None))
+            case _ if kind == "hello":
+                try:
+                    peer.send("init", Init(self.tree.nodes[agent_id].spec, self.lanes.names()), "init")
+                except OrchError as error:
+                    self.workers.end(agent_id, str(error))
+            case _ if kind == "pong":
+                self._pings.heard(id)
+            case _ if kind == "cancel":
+                self._calls.cancel(agent_id, id)
+            case _:
+                self.counters["unexpected_kind"] += 1
+
+    def _on_finished(self, peer: Peer, id: str, body: Finished) -> None:
+        agent_id = peer.agent_id
+        self.activity.pop(agent_id, None)
+        reply, error = body.reply, body.error
+        if reply is not None and (reply.id != agent_id or reply.query_id != id):
+            reply = msgspec.structs.replace(reply, id=agent_id, query_id=id)  # whose it is, the line knows
+        if reply is None and error is None:
+            error = error_info(ProtocolError(f"the worker ended query {id} with neither reply nor error"))
+        taker = self.waiters.taker(f"query:{id}")
+        with self.waiters.handing_over():
+            self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker))
+            if self.workers.has_ended(agent_id):
+                self._bury(agent_id, peer.incarnation)  # that was its last word
+
+    def _on_unreadable(self, peer: Peer, kind: str, id: str, error: ErrorInfo) -> None:
+        """A frame arrived without its body, and will not come again."""
+        if kind == "finished":
+            left = remains_of(self.tree.nodes[peer.agent_id])
+            self._on_finished(peer, id, Finished(left.reply) if left.reply else Finished(error=error, usage=left.usage))
+        elif kind == "root_call":
+            peer.send("root_reply", RootReply(error=error), id)
+        elif kind == "ready":
+            self.workers.end(peer.agent_id, error.message)
+
+    async def _answer_call(self, peer: Peer, id: str, call: RootCall) -> None:
+        try:
+            payload = await self._serve(self, peer.agent_id, call)
+            peer.send("root_reply", RootReply(payload), id)
+        except Exception as error:
+            peer.send("root_reply", RootReply(error=error_info(error)), id)
+
+    def _wake(self, id: str) -> None:
+        node = self.tree.nodes[id]
+        self._waking.discard(id)
+        if not node.inbox or node.pending is not None or self._closed:
+            return
+        try:
+            self.ask(node, "\n\n".join(node.inbox), from_inbox=True)
+        except AgentGoneError:
+            pass  # killed in the meantime: the news waits for its first turn after that
+        except OrchError:
+            # No room to revive it just now, or none on the disk.
+            self._waking.add(id)
+            self.timers.later(WAKE_RETRY_SECONDS, partial(self._wake, id))

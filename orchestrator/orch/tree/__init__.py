@@ -1,0 +1,1 @@
+"""The agent tree as a pure state machine."""

@@ -1,0 +1,1 @@
+"""The agents of a run: records, table, references."""

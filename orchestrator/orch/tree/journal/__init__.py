@@ -1,0 +1,1 @@
+"""Events and journal entries of a run, and the file they are kept in."""

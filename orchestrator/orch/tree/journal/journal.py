@@ -1,0 +1,163 @@
+"""The root's journal: what happened to its agents, one entry a line. The tree is the fold of these entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from orch_protocol.agent.spec import Durability
+from orch_protocol.core.errors import StoreError
+from orch_protocol.wire.frames import DECODE_ERRORS
+from orch_worker.session.log.append_log import AppendLog, scan
+from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
+from orch_worker.session.log.record_format import Sealed
+
+from .entries import (
+    Budgeted,
+    Collected,
+    Entry,
+    Killed,
+    Localised,
+    Marked,
+    Narrowed,
+    PlanApproved,
+    PlanBegun,
+    RootBudgeted,
+    Spawned,
+    decoded,
+    decoder,
+    encoded,
+    encoder,
+)
+
+__all__ = ["HEADER", "Journal"]
+
+HEADER = b'{"type":"orch_journal","version":1}'
+LARGE = 4 << 20
+"""Bytes from which on a journal is written anew at the start of a root, when no more than `WORTH` of it is left."""
+WORTH = 0.5
+
+
+class Journal:
+    """The open journal of a run. Its owner holds the run folder's lock."""
+
+    def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str], synced: tuple[type[Entry], ...]) -> None:
+        self.log = log
+        self._synced = frozenset(synced)
+        self.entries = entries
+        self.notes = notes
+        self._owed: list[Entry] = []
+        self._unkept: set[str] = set()
+
+    @classmethod
+    def open(cls, path: Path, *, durability: Durability = "process") -> Journal:
+        """Open or create the journal at `path`. Lines that are damaged or unknown are kept, skipped and noted."""
+        log, loaded = AppendLog.open(path, header=HEADER)
+        entries: list[Entry] = []
+        notes = [f"{path}: {loaded.report}"] if loaded.report else []
+        for number, line in enumerate(loaded.objects):
+            try:
+                entries.append(decoder.decode(line))
+            except DECODE_ERRORS as error:
+                notes.append(f"{path}: entry {number + 1} skipped: {error}")
+        synced = (Budgeted, Collected, Killed, Localised, Marked, Narrowed, PlanApproved, PlanBegun, RootBudgeted)
+        return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
+
+    def append(self, entries: list[Entry]) -> None:
+        """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
+
+        A collect, a kill, a budget, an approved plan, what was taken from an agent and where a conversation may be read
+        are on the disk when this returns, with durability "power" a spawn too: no transcript has it.
+        """
+        entries = self._owed + [entry for entry in entries if self._is_kept(entry)]
+        if entries:
+            sync = not self._synced.isdisjoint(map(type, entries))
+            self.log.append(*map(encoded, entries), sync=sync)
+            self._owed = []
+
+    def _is_kept(self, entry: Entry) -> bool:
+        """Whether `entry` is about an agent that is kept, or about none."""
+        if isinstance(entry, Spawned) and not entry.spec.persist:
+            self._unkept.add(entry.id)
+        return getattr(entry, "id", None) not in self._unkept
+
+    def record(self, entries: list[Entry]) -> None:
+        """Write what is a fact already. When that fails (a full disk) it is owed, and written with what comes next."""
+        try:
+            self.append(entries)
+        except StoreError:
+            self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]
+
+    def taken(self) -> list[Entry]:
+        """Return the entries that were in the file when it was opened; they are not kept here any longer."""
+        entries, self.entries = self.entries, []
+        return entries
+
+    def shorten(self, kept: Callable[[], Sequence[Entry]]) -> bool:
+        """Let the file hold what `kept` returns alone, to which all that it holds came, if that halves a large one;
+        return whether it did. The old file is whole until the new one is.
+
+        What follows is numbered as if nothing had been left out. A file with lines that are damaged or not known, or
+        for which there is no room, stays as it is. No `sync` may be under way. Raises StoreError when it is gone then.
+        """
+        if self.log.end < LARGE or self.notes or self._owed:
+            return False
+        try:
+            lines = [encoder.encode(entry) for entry in kept()]
+        except UnicodeEncodeError:  # half a character, which has been in no file so far
+            return False
+        if sum(map(len, lines)) > WORTH * self.log.end or len(lines) >= self.log.seq:
+            return False
+        first = self.log.seq - len(lines)
+        try:
+            self.sync()
+            with self._anew() as new:
+                new.append(HEADER, Sealed(b"", 0, 1, b"", more=False))
+                for number, line in enumerate(lines, first + 1):
+                    new.append(line, Sealed(b"", 0, number, b"", more=False))
+        except StoreError:
+            self.log.append()  # says so when it is not open
+            return False
+        return True
+
+    @contextmanager
+    def _anew(self) -> Iterator[Rewriting]:
+        """Yield what is to be the file, which is closed meanwhile."""
+        log, on_dirty = self.log, self.log.on_dirty
+        log.close()
+        try:
+            with rewriting(log.path) as new:
+                yield new
+        finally:
+            self.log, _ = AppendLog.open(log.path, header=HEADER)
+            self.log.on_dirty = on_dirty
+
+    def rewrite(self, change: Callable[[Sequence[Entry]], Sequence[Entry]]) -> None:
+        """Let the entries be what `change` makes of them, one for one: the old file is whole until the new one is.
+
+        What is owed or cannot be read stays as it is. No `sync` may be under way. Raises StoreError.
+        """
+        self.sync()
+        with open(self.log.path, "rb") as file:
+            lines = list(scan(file))
+        entries = {at: it for at, (_, _, line, _) in enumerate(lines) if line and (it := decoded(line.object))}
+        changed = dict(zip(entries, change(list(entries.values())), strict=True))
+        if all(changed[place] is entry for place, entry in entries.items()):
+            return
+        with self._anew() as new:
+            for place, (_, line, sealed, _) in enumerate(lines):
+                if sealed is None:
+                    new.keep(line)
+                    continue
+                same = place not in entries or changed[place] is entries[place]
+                new.append(sealed.object if same else encoded(changed[place]), sealed)
+
+    def sync(self) -> None:
+        """Bring everything to the disk; may run in another thread than `append`. Raises StoreError."""
+        if self.log.dirty:
+            self.log.sync()
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.log.close()

@@ -1,0 +1,1 @@
+"""What follows from an event: limits, restarts, results, steering and deletions."""

@@ -1,0 +1,176 @@
+"""What a root forgets when archives are deleted: in its tree, and in its journal, where nothing may tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import AgentBusyError, error_info
+from orch_worker.conversation.stubs import marker
+
+from ..agents.agent_record import Node, bare, bury, forget, refusal, silent
+from ..agents.agent_record import discard as empty
+from ..agents.state import Nodes, iso
+from ..journal.entries import (
+    Answered,
+    Archived,
+    Asked,
+    Chosen,
+    Entry,
+    Heard,
+    Kept,
+    Localised,
+    Moved,
+    Pruned,
+    Spawned,
+    Steered,
+    Titled,
+    Woken,
+)
+from ..journal.events import Decision, Deleted, Discard, Instruction, Notify, Signal
+from .query_results import settle
+
+__all__ = ["decide", "discard", "redacted"]
+
+
+def decide(nodes: Nodes, event: Deleted, now: float) -> Decision:
+    """Return what follows when archives are deleted: their holders answer nobody any more."""
+    node = nodes[event.id]
+    known = {id for id in event.holders if (holder := nodes.get(id)) is not None and holder.deleted}
+    known |= {id for id in event.holders if id in node.archives and not node.archives[id] and id not in nodes.by_id}
+    holders = {id: when for id, when in event.holders.items() if id not in known}
+    turns = {id: when for id, when in event.turns.items() if id not in node.forgotten}
+    if not holders and not turns:
+        return Decision()
+    answers: list[Answered] = []
+    instructions: list[Instruction] = []
+    for id, when in holders.items():
+        holder = nodes.get(id)
+        if holder is None:
+            continue
+        why = error_info(refusal(id, when))
+        if holder.pending is not None:
+            answers.append(Answered(at=now, id=id, query_id=holder.pending.query_id, error=why))
+        if holder.status == "starting":
+            instructions.append(Notify(f"up:{id}", None, why))
+        if holder.running:
+            instructions.append(Signal(id, holder.incarnation, "kill"))
+    settled = settle(nodes, answers)
+    pruned = Pruned(at=now, id=event.id, holders=holders, turns=turns)
+    return Decision([*settled.entries, pruned], [*settled.instructions, *instructions])
+
+
+def discard(nodes: Nodes, event: Discard, now: float) -> Decision:
+    """Return what follows when all that was said to an agent is to be deleted: it answers nobody any more, and neither
+    does what holds its archives. Raises AgentBusyError, SessionDeletedError."""
+    node = nodes[event.id]
+    if node.deleted:
+        raise node.refusal()
+    holders = {id: holder for id in node.children if (holder := nodes[id]).is_holder}
+    for each in (node, *holders.values()):
+        if each.running or each.pending is not None:
+            raise AgentBusyError(f"agent {each.spec.name!r} ({each.spec.id}) has a process: its session stays")
+    if node.status not in ("killed", "failed"):
+        raise AgentBusyError(f"agent {node.spec.name!r} ({node.spec.id}) was resumed: its session stays")
+    when = dict.fromkeys((*node.archives, *holders), iso(now))
+    return Decision([Pruned(at=now, id=event.id, holders=when, session="going")])
+
+
+def redacted(entries: Sequence[Entry]) -> list[Entry]:
+    """Return a journal's `entries` without what they tell of what others among them say was deleted.
+
+    Folded they make the same tree. An entry that stays as it is is the same object.
+    """
+    redaction = _Redaction(entries)
+    return [redaction.of(entry) for entry in entries]
+
+
+class _Redaction:
+    """Goes through the entries in order, knowing all of them."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        pruned = [entry for entry in entries if isinstance(entry, Pruned)]
+        self._pruned = pruned
+        self._holders = {id: when for entry in pruned for id, when in entry.holders.items()}
+        self._turns = {(entry.id, turn): when for entry in pruned for turn, when in entry.turns.items()}
+        self._sessions = {entry.id: iso(entry.at) for entry in pruned if entry.session == "going"}
+        self._moved = {entry.id: entry for entry in entries if isinstance(entry, Moved)}
+        self._asked: dict[str, str] = {}
+        """The query that each agent was last asked."""
+        heard = set()
+        turn: dict[str, str] = {}
+        for entry in entries if self._turns else ():
+            if isinstance(entry, Asked):
+                turn[entry.id] = entry.query_id
+            elif isinstance(entry, Heard) and (entry.id, turn.get(entry.id, "")) in self._turns:
+                heard.add(entry.steer_id)
+        self._heard = heard
+
+    def of(self, entry: Entry) -> Entry:
+        """Return the entry as it may be kept."""
+        match entry:
+            case Spawned(spec=spec) if (kept := self._spec(spec)) != spec:
+                return msgspec.structs.replace(entry, spec=kept)
+            case Kept(id=id, state=state):
+                return self._kept(id, state, entry)
+            case Moved(id=id, source=source) if source is not None and (
+                id in self._holders or self._moved[id] is not entry
+            ):
+                return msgspec.structs.replace(entry, source=None)
+            case Archived(holders=told) if any(task and id in self._holders for id, task in told):
+                holders = tuple((id, "" if id in self._holders else task) for id, task in told)
+                return msgspec.structs.replace(entry, holders=holders)
+            case Asked(id=id, query_id=turn, head=head) if (when := self._when(id, turn)) and head != marker(when):
+                return msgspec.structs.replace(entry, head=marker(when))
+            case Answered(id=id, query_id=turn, reply=reply) if reply is not None and (when := self._when(id, turn)):
+                kept_reply = silent(reply, when)
+                return msgspec.structs.replace(entry, reply=kept_reply) if kept_reply != reply else entry
+            case Steered(id=id, steer_id=steered, text=text) if text and (
+                steered in self._heard or id in self._holders or id in self._sessions
+            ):
+                return msgspec.structs.replace(entry, text="")
+            case Titled(id=id, title=title) if title and id in self._sessions:
+                return msgspec.structs.replace(entry, title="")
+            case Woken(id=id, text=text) if text and id in self._sessions:
+                return msgspec.structs.replace(entry, text="")
+            case Localised(id=id, backend=backend) if id in self._sessions and _given(backend) != backend:
+                return msgspec.structs.replace(entry, backend=_given(backend))
+            case Chosen(id=id, answers=answers) if id in self._sessions and _given(answers.backend) != answers.backend:
+                answers = msgspec.structs.replace(answers, backend=_given(answers.backend))
+                return msgspec.structs.replace(entry, answers=answers)
+        return entry
+
+    def _kept(self, id: str, state: msgspec.Raw, entry: Kept) -> Kept:
+        node = msgspec.json.decode(state, type=Node)
+        for pruned in self._pruned:
+            if pruned.id == id:
+                forget(node, pruned)
+            if id in pruned.holders:
+                bury(node, pruned.holders[id])
+        if (when := self._sessions.get(id)) is not None:
+            empty(node, when)
+        node.spec = self._spec(node.spec)
+        for steer_id, steered in node.unheard.items():
+            if steer_id in self._heard:
+                node.unheard[steer_id] = msgspec.structs.replace(steered, text="")
+        kept = msgspec.json.encode(node)
+        return entry if kept == bytes(state) else msgspec.structs.replace(entry, state=msgspec.Raw(kept))
+
+    def _when(self, id: str, turn: str) -> str:
+        """Return when what agent `id` was asked by the query `turn` was deleted, "" when it was not."""
+        return self._holders.get(id) or self._sessions.get(id) or self._turns.get((id, turn), "")
+
+    def _spec(self, spec: AgentSpec) -> AgentSpec:
+        if (when := self._holders.get(spec.id)) is not None:
+            return msgspec.structs.replace(spec, task=marker(when), source=None)
+        if (when := self._sessions.get(spec.id)) is not None:
+            return bare(spec, when)
+        return msgspec.structs.replace(spec, source=None) if spec.id in self._moved else spec
+
+
+def _given(backend: BackendSpec) -> BackendSpec:
+    """Return `backend` without what it is given to say, and with what the tree goes by."""
+    options = {name: backend.options[name] for name in ("api", "context") if name in backend.options}
+    return msgspec.structs.replace(backend, options=options)

@@ -1,0 +1,78 @@
+"""What follows when queries are over: their waiters hear of it, and whoever asked to be woken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orch_protocol.core.errors import AgentBusyError, NoResultError
+
+from ..agents.state import Node, Nodes, Result, iso
+from ..agents.wake_messages import News
+from ..journal.entries import Answered, Collected, Entry
+from ..journal.events import Collect, Decision, Instruction, Notify
+
+__all__ = ["at_hand", "collect", "settle", "uncollected"]
+
+
+def settle(nodes: Nodes, answers: Iterable[Answered]) -> Decision:
+    """Settle pending queries, tell their waiters, and wake whoever asked to be woken."""
+    entries: list[Entry] = []
+    instructions: list[Instruction] = []
+    news = News(nodes)
+    for answered in answers:
+        node = nodes[answered.id]
+        entries.append(answered)
+        instructions.append(Notify(f"query:{answered.query_id}", answered.reply, answered.error))
+        if node.pending is not None and node.pending.wake is not None:
+            woken = news.of(node, answered)
+            if woken is not None:
+                entries.append(woken)
+                if nodes[woken.id].pending is None:
+                    instructions.append(Notify(f"wake:{woken.id}"))
+        if node.inbox:
+            instructions.append(Notify(f"wake:{node.spec.id}"))
+    return Decision(entries, instructions)
+
+
+# --- Who takes which answer ---
+
+
+def uncollected(node: Node, asker: str | None) -> list[Result]:
+    """Return the answers that wait for `asker` to take them, the oldest first, also while the agent is at work."""
+    return [result for result in _known(node) if result.stays and result.taken_by is None and result.asker == asker]
+
+
+def at_hand(node: Node, asker: str | None, *, again: bool = False) -> Result | None:
+    """Return the answer that `asker` gets now, with `again` one that was taken last; None when it has to wait."""
+    known = _known(node)
+    taken = [result for result in known if result.taken_by is not None]
+    if again and taken and (node.earlier or node.pending is None):
+        return max(taken, key=lambda result: result.taken_at or 0.0)
+    if own := uncollected(node, asker):
+        return own[0]
+    return next((result for result in reversed(known) if result.taken_by is None), None) if not node.pending else None
+
+
+def collect(nodes: Nodes, event: Collect, now: float) -> Decision:
+    """Let somebody have an answer. Raises AgentBusyError, NoResultError."""
+    node = nodes[event.id]
+    who = f"agent {node.spec.name!r} ({event.id})"
+    result = at_hand(node, event.asker, again=event.again)
+    if result is not None and result.taken_by is not None:
+        return Decision([], [], result)
+    if result is not None:
+        return Decision([Collected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
+    if node.deleted:
+        raise node.refusal()
+    if node.pending is not None:
+        raise AgentBusyError(f"{who} is still at work on: {node.pending.head}")
+    if node.last is None:
+        raise NoResultError(f"{who} has nothing to collect: no query was put to it")
+    raise NoResultError(
+        f"the last answer of {who} was taken by {node.last.taken_by} at {iso(node.last.taken_at or now)}; "
+        "`--again` (again=True) returns it once more"
+    )
+
+
+def _known(node: Node) -> list[Result]:
+    return [*node.earlier, *([node.last] if node.last is not None else [])]

@@ -1,0 +1,1 @@
+"""What an agent is started with: its specification and configuration."""

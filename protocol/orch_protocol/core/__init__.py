@@ -1,0 +1,1 @@
+"""Types that every layer shares: ids, errors, messages, policy and budget."""

@@ -1,0 +1,1 @@
+"""Events, patches and options of hooks."""

@@ -1,0 +1,1 @@
+"""Skills, memory, extensions, slash commands and key bindings as data."""

@@ -1,0 +1,1 @@
+"""Parameters and results of the services of a root."""

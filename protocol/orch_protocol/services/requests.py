@@ -1,0 +1,451 @@
+"""What can be asked of a root: the parameters and results of each service.
+
+One table serves workers (RootCall), the CLI and every other door. `caller` is never a parameter: the root knows who
+asks. A `ref` is a sequence number, an id, a unique prefix of an id, a name, or `latest`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from ..agent.models import Answers, FindModel, ListModels, Localise, ModelRow, Thinking
+from ..agent.plan import Task
+from ..agent.project import ContextConfig, ProjectContext, Surveyed
+from ..agent.spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
+from ..core.approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
+from ..core.budget import (
+    Amounts,
+    Budget,
+    BudgetChange,
+    BudgetShown,
+    ChangeBudget,
+    Reserve,
+    Reserved,
+    Settle,
+    Settled,
+    Spent,
+)
+from ..core.errors import Outcome
+from ..core.messages import Message, Reply, Usage
+from ..core.policy import PolicyCall, PolicySpec, Verdict
+from ..core.prompts import PromptShown, PromptSpec, ShowPrompt
+from ..core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from ..core.sandbox import Level, SandboxConfig
+from ..core.taint import Mark
+from ..core.values import Taken, TakeValue
+from ..core.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
+from ..hooks.stages import HooksRan, HooksSaid, HooksSpec, RunHooks
+from ..resources.skills import SkillsConfig, SkillSpec
+from ..resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
+from ..session.tree import (
+    Changed,
+    ChangeSession,
+    Compacted,
+    CompactSession,
+    Forked,
+    ForkSession,
+    FsckSession,
+    Kept,
+    ListKept,
+    PrunedSessions,
+    PruneSessions,
+    SessionChecked,
+    SessionShown,
+    SetPlanning,
+    ShowSession,
+)
+from ..wire.watch_events import WatchAgent
+from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, SummaryRequest, SummaryStep
+from .import_export import Imported, ImportSession
+from .recall import ArchiveRow, Hit, ListArchives, MarksOf, Prune, Pruned, ReadArchive, SearchArchive
+from .run_events import EventsSince, RunEvent
+from .steering_queue import AgentSteered, ClearQueue, QueueShown, SetQueue, SteerAgent
+
+__all__ = [
+    "SERVICES",
+    "AgentRow",
+    "Archive",
+    "ArchivePlan",
+    "ArchiveRow",
+    "Archived",
+    "CancelTurn",
+    "Collect",
+    "Empty",
+    "Hit",
+    "Kill",
+    "Killed",
+    "List",
+    "ListArchives",
+    "LiveAgent",
+    "MapAgents",
+    "Mapped",
+    "MarksOf",
+    "NarrowAgent",
+    "Prune",
+    "Pruned",
+    "QueryAgent",
+    "ReadArchive",
+    "Ref",
+    "Resume",
+    "RunTool",
+    "SearchArchive",
+    "Show",
+    "Spawn",
+    "Spawned",
+    "Status",
+    "Submitted",
+    "Summarise",
+    "SummaryOrder",
+    "SummaryRequest",
+    "SummaryStep",
+    "ToolRan",
+    "Wait",
+    "Waited",
+]
+
+Status = Literal["starting", "idle", "busy", "cold", "died", "failed", "killed"]
+
+
+class Empty(Struct, frozen=True, forbid_unknown_fields=True):
+    """No parameters, or nothing to say."""
+
+
+class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
+    """Start an agent. `tools` beats `preset`; neither means the configured default.
+
+    `script` makes the backend the scripted one, with its `summaries`; else `model` ("provider:model") or the configured
+    one. `request_id` makes a repeated spawn return the first one's agent. `template` is the process image to fork; None
+    is the one that the backend needs. Each limit of `budget` beats that of `limits`; neither means the configured one.
+    `policy`, `hooks`, `prompt` and `sandbox` are the user's to say, None: as configured for programs; what an agent
+    spawns has that agent's, but for who that is, and a sandbox at least as strict.
+    With `plan` it begins in plan mode, which an agent that plans cannot but pass on.
+    `context` is what it is told of its project, None: what `context_rules` have for its preset; these too are the
+    user's to say, and None are the configured ones. `marks` are those of the conversation that the task comes from.
+    Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with its root.
+    `skills` names those it has, None: as configured for its preset, all there are. Where these are looked for,
+    `skill_rules` say, None: as configured; `own_skills` are the program's. What an agent spawns has some of its own.
+    Its model is to think as much as `thinking` says, None: as its parent's does, else as `usual_thinking` says, None:
+    as configured; where nobody asked for it, only a model that can be told.
+    `umask` is what files that it makes are kept from, None: as its parent's are, or its root's.
+    At `depth` 0 it is one that a person talks to, nobody's subagent. An agent cannot say so: what it spawns is deeper.
+    """
+
+    task: str
+    preset: str | None = None
+    tools: tuple[str, ...] | None = None
+    root_tools: tuple[ToolSpec, ...] = ()
+    model: str | None = None
+    script: tuple[Any, ...] | None = None
+    summaries: tuple[Any, ...] = ()
+    name: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    umask: int | None = None
+    history: tuple[Message, ...] = ()
+    limits: Limits | None = None
+    budget: Budget = Budget()
+    template: Template | None = None
+    queue_mode: QueueMode = "one-at-a-time"
+    follow_up_mode: QueueMode | None = None
+    policy: PolicySpec | None = None
+    plan: bool = False
+    context: ProjectContext | None = None
+    context_rules: ContextConfig | None = None
+    hooks: HooksSpec | None = None
+    prompt: PromptSpec | None = None
+    marks: tuple[Mark, ...] = ()
+    sandbox: SandboxConfig | None = None
+    persist: bool = True
+    depth: Literal[0, 1] = 1
+    skills: tuple[str, ...] | None = None
+    skill_rules: SkillsConfig | None = None
+    own_skills: tuple[SkillSpec, ...] = ()
+    request_id: str | None = None
+    thinking: str | None = None
+    usual_thinking: Thinking | None = None
+
+
+class Spawned(Struct, frozen=True):
+    """The agent is up. `note` is what is to be said of its sandbox, or of what is not kept of it, if anything."""
+
+    id: str
+    seq: int
+    name: str
+    preset: str
+    depth: int
+    pid: int | None
+    note: str = ""
+
+
+class Ref(Struct, frozen=True, forbid_unknown_fields=True):
+    """One agent."""
+
+    ref: str
+
+
+class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask `ref`. `wake` (for `submit` by an agent): tell the asker when its submitted queries are done; `any`, `all`
+    or how many. With `approve` whoever asks is asked what needs approval meanwhile; with `progress` it is told of
+    each call, as CallEvent, of the agent and of those below it. `marks` are those of the conversation that the prompt
+    comes from."""
+
+    ref: str
+    prompt: str
+    timeout: float | None = None
+    wake: Literal["any", "all"] | int | None = None
+    stream: bool = False
+    approve: bool = False
+    progress: bool = False
+    marks: tuple[Mark, ...] = ()
+    request_id: str | None = None
+
+
+class Submitted(Struct, frozen=True):
+    """The query is under way. So many earlier answers (`uncollected`) have yet to be collected, and are taken first."""
+
+    id: str
+    query_id: str
+    uncollected: int = 0
+
+
+class Collect(Struct, frozen=True, forbid_unknown_fields=True):
+    """Take an answer of `ref`, once: the oldest to what the caller has submitted, else the last.
+
+    `timeout` 0 asks without waiting; `again` reads the one that was collected last anew.
+    """
+
+    ref: str
+    timeout: float | None = None
+    again: bool = False
+
+
+class Wait(Struct, frozen=True, forbid_unknown_fields=True):
+    """Wait until `any`, `all` or `mode` of the agents `refs` are not busy."""
+
+    refs: tuple[str, ...]
+    mode: Literal["any", "all"] | int = "all"
+    timeout: float | None = None
+
+
+class Waited(Struct, frozen=True):
+    """Ids of the agents whose turn is over, and of those still busy."""
+
+    done: tuple[str, ...]
+    pending: tuple[str, ...]
+
+
+class Kill(Struct, frozen=True, forbid_unknown_fields=True):
+    """End agents and everything below them. `refs` empty with `all` means every one."""
+
+    refs: tuple[str, ...] = ()
+    all: bool = False
+    dry_run: bool = False
+
+
+class Killed(Struct, frozen=True):
+    """Ids of the agents that are (or with `dry_run` would be) killed, children before parents."""
+
+    ids: tuple[str, ...]
+
+
+class CancelTurn(Struct, frozen=True, forbid_unknown_fields=True):
+    """End the turn of `ref` at its next safe point; `hard` kills its process, and the next query starts another."""
+
+    ref: str
+    hard: bool = False
+
+
+class NarrowAgent(Struct, frozen=True, forbid_unknown_fields=True):
+    """Let `ref` keep of its tools no more than `tools` (names, and categories), and everybody below it no more than
+    that. Nothing gives them back."""
+
+    ref: str
+    tools: tuple[str, ...]
+
+
+class Resume(Struct, frozen=True, forbid_unknown_fields=True):
+    """Let a killed or failed agent answer again; what `budget` sets is what it, or any other, may use in all."""
+
+    ref: str
+    budget: BudgetChange = BudgetChange()
+
+
+class List(Struct, frozen=True, forbid_unknown_fields=True):
+    """List agents by sequence number; `all` includes killed ones."""
+
+    all: bool = False
+
+
+class Show(Struct, frozen=True, forbid_unknown_fields=True):
+    """One agent with the last `messages` messages of its transcript, a holder with as many of those it holds."""
+
+    ref: str
+    messages: int = 20
+
+
+class AgentRow(Struct, frozen=True):
+    """One agent as the root sees it. Times are ISO 8601 UTC; `pending` is the head of the prompt under way.
+
+    `spent` is what it and everything below it used, turns under way included as far as they are counted; of `budget`,
+    as far as it has limits of its own. `planning`: nobody has approved its plan yet.
+    `title` is what its session is called. `outcome` is how its last
+    query ended, "" before and while one is under way. `deleted` is when its session, or what it held, was deleted for
+    good, "" when it was not.
+    """
+
+    id: str
+    seq: int
+    name: str
+    parent_id: str | None
+    depth: int
+    kind: str
+    status: Status
+    task: str
+    model: str
+    preset: str
+    pid: int | None
+    created_at: str
+    last_activity: str
+    pending: str | None
+    context_tokens: int
+    context_limit: int
+    queries: int
+    usage: Usage
+    tree_usage: Usage = Usage()
+    cwd: str = ""
+    folder: str = ""
+    tools: tuple[str, ...] = ()
+    activity: str = ""
+    error: str | None = None
+    repaired: str = ""
+    budget: Budget = Budget()
+    spent: Amounts = Amounts()
+    outcome: Outcome | Literal[""] = ""
+    planning: bool = False
+    title: str = ""
+    sandbox: Level = "L0"
+    deleted: str = ""
+
+
+class Shown(Struct, frozen=True):
+    """An agent, the tail of its conversation, its last reply, and what its conversation is marked with. Of a holder
+    also its archive, and the first messages that it holds. `compactions` is how many summaries took the place of what
+    was said."""
+
+    agent: AgentRow
+    messages: tuple[Message, ...]
+    reply: Reply | None = None
+    archive: ArchiveRow | None = None
+    held: tuple[Message, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    compactions: int = 0
+
+
+class LiveAgent(Struct, frozen=True):
+    """An agent that its parent can ask."""
+
+    id: str
+    task: str
+
+
+class MapAgents(Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask all of `refs` the same; `timeout` is for all of them together. `marks` are as in QueryAgent."""
+
+    refs: tuple[str, ...]
+    prompt: str
+    timeout: float | None = None
+    marks: tuple[Mark, ...] = ()
+
+
+class Mapped(Struct, frozen=True):
+    """What one of them said. Exactly one of `reply` and `error` is set."""
+
+    ref: str
+    reply: Reply | None = None
+    error: str | None = None
+
+
+class RunTool(Struct, frozen=True):
+    """Run the root tool `name` of the calling agent with `input`."""
+
+    name: str
+    input: dict[str, Any]
+
+
+class ToolRan(Struct, frozen=True):
+    """What a root tool returned, as text."""
+
+    text: str
+    is_error: bool = False
+
+
+SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
+    "spawn": (Spawn, Spawned),
+    "query": (QueryAgent, Reply),
+    "submit": (QueryAgent, Submitted),
+    "collect": (Collect, Reply),
+    "value": (TakeValue, Taken),
+    "wait": (Wait, Waited),
+    "kill": (Kill, Killed),
+    "steer": (SteerAgent, AgentSteered),
+    "cancel": (CancelTurn, AgentRow),
+    "resume": (Resume, AgentRow),
+    "narrow": (NarrowAgent, AgentRow),
+    "import": (ImportSession, Imported),
+    "list": (List, list[AgentRow]),
+    "events": (EventsSince, list[RunEvent]),
+    "show": (Show, Shown),
+    "session": (ShowSession, SessionShown),
+    "change_session": (ChangeSession, Changed),
+    "compact": (CompactSession, Compacted),
+    "kept": (ListKept, list[Kept]),
+    "workspace": (ShowWorkspace, WorkspaceShown),
+    "arrange_workspace": (ArrangeWorkspace, Arranged),
+    "fork": (ForkSession, Forked),
+    "set_planning": (SetPlanning, AgentRow),
+    "fsck_session": (FsckSession, SessionChecked),
+    "state": (Ref, AgentRow),
+    "watch": (WatchAgent, Empty),
+    "prompt": (ShowPrompt, PromptShown),
+    "commands": (ShowCommands, CommandCatalog),
+    "execute": (Execute, Executed),
+    "catalogs": (Empty, list[str]),
+    "survey": (Empty, Surveyed),
+    "queue": (Ref, QueueShown),
+    "clear_queue": (ClearQueue, QueueShown),
+    "set_queue": (SetQueue, QueueShown),
+    "spec": (Ref, AgentSpec),
+    "run_tool": (RunTool, ToolRan),
+    "judge": (PolicyCall, Verdict),
+    "approve": (ApproveCall, Approved),
+    "answer": (AnswerQuestion, Answered),
+    "permissions": (ListPermissions, list[Permission]),
+    "revoke": (Revoke, list[Permission]),
+    "run_hooks": (RunHooks, HooksSaid),
+    "hooks_ran": (HooksRan, Empty),
+    "reserve": (Reserve, Reserved),
+    "settle": (Settle, Settled),
+    "spent": (Spent, Empty),
+    "budget": (ChangeBudget, BudgetShown),
+    "refused": (LaneRefused, Empty),
+    "admit": (Admit, Admitted),
+    "left": (LaneLeft, Empty),
+    "models": (ListModels, list[ModelRow]),
+    "find_model": (FindModel, BackendSpec),
+    "localise": (Localise, BackendSpec),
+    "answers": (Empty, Answers),
+    "archive": (Archive, ArchivePlan),
+    "archived": (Archived, Empty),
+    "summarise": (Summarise, SummaryStep),
+    "live": (Empty, list[LiveAgent]),
+    "archives": (ListArchives, list[ArchiveRow]),
+    "search_archive": (SearchArchive, list[Hit]),
+    "marks": (MarksOf, list[Mark]),
+    "read_archive": (ReadArchive, list[Message]),
+    "prune": (Prune, Pruned),
+    "prune_sessions": (PruneSessions, PrunedSessions),
+    "map": (MapAgents, list[Mapped]),
+}

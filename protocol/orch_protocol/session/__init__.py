@@ -1,0 +1,1 @@
+"""Entries of session files, and the shapes of session trees."""

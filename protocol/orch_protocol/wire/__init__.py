@@ -1,0 +1,1 @@
+"""Frames, and the messages that processes exchange."""

@@ -1,0 +1,1 @@
+"""The runtime of an agent: turns, phases, steering and hooks."""

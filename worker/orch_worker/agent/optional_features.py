@@ -1,0 +1,62 @@
+"""What some agents have and most do not: extensions, memory, skills, a workspace. Imported where one has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orch_protocol.agent.spec import AgentSpec
+
+from ..policy.taint import Marks
+from ..session.transcript import Transcript
+from ..tools.api.base import ToolContext
+
+if TYPE_CHECKING:
+    from ..extensions.loader import Loaded
+    from ..memory.memory_session import Recollection
+    from ..skills.catalog import Shelf
+    from ..workspace.workspace import Workbench
+
+__all__ = ["extensions_of", "memory_of", "shelf_of", "workbench_of"]
+
+
+def extensions_of(spec: AgentSpec) -> Loaded | None:
+    """Return what its extensions brought, None without any; those that are left out are told of in its log."""
+    if not spec.extensions:
+        return None
+    from ..extensions.loader import load_all
+
+    found = load_all(spec.extensions, Path(spec.cwd))
+    for line in found.left_out:
+        print(line, flush=True)
+    return found
+
+
+def memory_of(spec: AgentSpec, marks: Marks, bound: Callable[[], bool]) -> Recollection | None:
+    """Return what it remembers; `bound` says whether its conversation is to stay on this machine."""
+    if spec.memory is None:
+        return None
+    from ..memory.memory_session import Recollection
+
+    return Recollection(spec.memory, spec.id, marks, bound)
+
+
+def shelf_of(spec: AgentSpec, transcript: Transcript) -> Shelf | None:
+    """Return its skills."""
+    if not spec.skills.skills:
+        return None
+    from ..skills.catalog import Shelf
+
+    return Shelf(spec.skills, transcript)
+
+
+def workbench_of(
+    spec: AgentSpec, context: ToolContext, transcript: Transcript, size: Callable[[str], int]
+) -> Workbench | None:
+    """Return what keeps track of what it has at hand; `size` says how many tokens a text has."""
+    if spec.workspace is None:
+        return None
+    from ..workspace.workspace import Workbench
+
+    return Workbench(spec.workspace, context, transcript, size)

@@ -1,1 +1,0 @@
-"""What an agent has at hand, and what of it a request is told."""

@@ -1,0 +1,1 @@
+"""Requests to models over HTTP: transport, retries and classified failures."""

@@ -1,0 +1,131 @@
+"""What a provider's complaint means: which error it is, and whether asking again may help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from msgspec import Struct
+
+from orch_protocol.core.errors import (
+    BackendError,
+    BackendTimeoutError,
+    ContextOverflowError,
+    RateLimitError,
+    TruncatedReplyError,
+)
+
+from .retry import Failure
+
+__all__ = ["Complaint", "Who", "garbled", "judge", "silent", "truncated", "unreachable"]
+
+# By status code, and by the word for it where a stream had begun and the status was 200.
+BUSY: Final = frozenset({408, 409, 425, 429})
+FINAL: Final = re.compile(
+    r"invalid|not_found|permission|authentication|billing|unsupported|empty_|failed_to_|image_|data_residency|\w*policy"
+)
+RATE: Final = frozenset({"rate_limit_error", "rate_limit_exceeded"})
+OVERLOADED: Final = frozenset({"overloaded_error", "server_overloaded"})
+OVERLOADED_STATUS: Final = 529
+SPENT: Final = re.compile(
+    r"insufficient_quota|billing|credit balance|spend(ing)? limit|exceeded your current quota", re.I
+)
+OVERFLOW: Final = re.compile(
+    r"context_length_exceeded|prompt is too long|maximum context length|context window|exceeds? the context"
+    r"|exceed(s|ed)? context limit|input is too long|too many (input )?tokens|request_too_large"
+    r"|exceeded model token limit",
+    re.I,
+)
+LONGEST: Final = 2000
+
+
+class Who(Struct, frozen=True):
+    """Whom was asked, for messages to people."""
+
+    provider: str
+    model: str
+    base_url: str
+    keys: tuple[str, ...] = ()
+    local: bool = False
+
+
+class Complaint(Struct, frozen=True):
+    """What a provider said. `status` 200 or 0: it said so within a stream. `kinds` are its own words for it."""
+
+    text: str
+    status: int = 0
+    kinds: tuple[str, ...] = ()
+    headers: Mapping[str, str] = {}
+
+
+def judge(who: Who, complaint: Complaint) -> Failure:
+    """Return the error that a complaint is, and whether it passes."""
+    status, words = complaint.status, " ".join((*complaint.kinds, complaint.text))
+    said = f"{who.provider} said{f' {status}' if status >= 300 else ''}: {complaint.text[:LONGEST]}"
+    in_stream = status < 300
+    if status in (401, 403) or (in_stream and {"authentication_error", "permission_error"} & set(complaint.kinds)):
+        how = f"set {' or '.join(who.keys)} to a key that may use {who.model}" if who.keys else "it wants a key"
+        return Failure(BackendError(f"{said} ({how})"), transient=False)
+    if SPENT.search(words) and status in (0, 200, 400, 402, 429):
+        return Failure(BackendError(f"{said} (no credit is left: see your account at {who.provider})"), transient=False)
+    if status == 413 or (status in (0, 200, 400, 422) and OVERFLOW.search(words)):
+        return Failure(ContextOverflowError(f"{said} (the conversation is too long for {who.model})"), transient=False)
+    if status == 404:
+        return Failure(
+            BackendError(f"{said} (is {who.model!r} the right name, {who.base_url} the right address?)"),
+            transient=False,
+        )
+    wait = _retry_after(complaint.headers)
+    again = complaint.headers.get("x-should-retry", "").lower()
+    passing = status in BUSY or status >= 500 or (in_stream and not any(map(FINAL.match, complaint.kinds)))
+    transient = {"true": True, "false": False}.get(again, passing)
+    if status == 429 or RATE & set(complaint.kinds):
+        return Failure(RateLimitError(said), transient=transient, wait=wait, crowded=True)
+    if status in (408, 504) or "timeout_error" in complaint.kinds:
+        return Failure(BackendTimeoutError(said), transient=transient, wait=wait)
+    crowded = status == OVERLOADED_STATUS or bool(OVERLOADED & set(complaint.kinds))
+    return Failure(BackendError(said), transient=transient, wait=wait, crowded=crowded)
+
+
+def truncated(who: Who) -> Failure:
+    """Return that the stream ended as if all were well, without saying why the response ends."""
+    message = f"{who.provider}: the stream of {who.model} ended without a stop reason"
+    return Failure(TruncatedReplyError(message), transient=True)
+
+
+def garbled(who: Who, error: ValueError) -> Failure:
+    """Return that something came that is no event of a stream."""
+    return Failure(BackendError(f"{who.provider}: {who.base_url} sent what cannot be read: {error}"), transient=True)
+
+
+def silent(who: Who) -> Failure:
+    """Return that nothing was heard for too long."""
+    message = f"{who.provider}: nothing was heard of {who.model} at {who.base_url} for too long"
+    return Failure(BackendTimeoutError(message), transient=True)
+
+
+def unreachable(who: Who, error: BaseException, *, refused: bool) -> Failure:
+    """Return that the connection was not made, or was lost. `refused`: nobody listens there."""
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    hint = ": is it running?" if refused and who.local else ""
+    message = f"{who.provider}: the connection to {who.base_url} failed ({what}){hint}"
+    return Failure(BackendError(message), transient=not (refused and who.local))
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that the provider asks to wait."""
+    try:
+        if milliseconds := headers.get("retry-after-ms"):
+            return max(0.0, float(milliseconds) / 1000)
+        if text := headers.get("retry-after"):
+            return max(0.0, float(text)) if text[0].isdigit() else _until(text, headers.get("date", ""))
+    except (ValueError, TypeError):
+        pass  # a header that says nothing
+    return None
+
+
+def _until(text: str, now: str) -> float | None:
+    # By the provider's own clock, which is the one that the date was read from.
+    return max(0.0, (parsedate_to_datetime(text) - parsedate_to_datetime(now)).total_seconds()) if now else None

@@ -1,0 +1,350 @@
+"""A conversation with a model somewhere else: one request, made again until it succeeds, in the words of a dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.agent.spec import BackendSpec, ToolSpec
+from orch_protocol.core.budget import Amounts, amounts_of
+from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError
+from orch_protocol.core.messages import INVALID_INPUT, Block, Message, StopReason, ToolUse, Usage
+from orch_protocol.core.text import scrub
+
+from ...conversation.tokens import input_tokens
+from ...system.secrets import masked
+from ..base import AssistantTurn, BackendInfo, Conversation, OnText, Prefix, Quote
+from ..cost_estimate import Fare, fare, narrowed
+from ..model_families import ratios_of
+from ..models import Model, cost, headers_for
+from ..normalize_messages import whole
+from ..thinking import thinking
+from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
+from .retry import Failure, Policy, Sleep, persist
+from .transport import Deadlines, Ear, trouble
+
+__all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encoded", "parse_input"]
+
+MOST_OUTPUT: Final = 64_000
+NO_KEY: Final = "none"
+PASSWORD: Final = re.compile(r"//[^/@]*@")
+SENDABLE: Final = re.compile(r"[\t -~]*")
+"""What the value of a header may be."""
+CLOSE_SECONDS: Final = 2.0
+
+
+class Ask(Struct, frozen=True):
+    """What is asked of a model, and the `tail` it ends with, which is no part of the conversation.
+
+    What of it is the same in the requests after it is said by `prefix`.
+    `most_output` is the most tokens it may answer with; 0 leaves that to the provider.
+    """
+
+    provider: str
+    name: str
+    model: Model
+    system: str
+    tools: tuple[ToolSpec, ...]
+    messages: tuple[Message, ...]
+    tail: str
+    prefix: Prefix
+    most_output: int
+
+
+class Complained(Exception):
+    """The provider said within a stream that something is wrong."""
+
+    def __init__(self, complaint: Complaint) -> None:
+        super().__init__(complaint.text)
+        self.complaint = complaint
+
+
+class Reading(Protocol):
+    """One response as its events come in. `stop` is None until it is known, `done` false until all was said."""
+
+    usage: Usage
+    stop: StopReason | None
+    done: bool
+
+    def feed(self, event: Any) -> str:
+        """Take the next event in and return the text that it adds. Raises Complained."""
+
+    def blocks(self) -> list[Block]:
+        """Return what the response consists of."""
+
+
+class Stream(Protocol):
+    """Events of an SDK, and the HTTP response they come in."""
+
+    response: Any
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Iterate over the events."""
+
+    async def close(self) -> None:
+        """Give the response up."""
+
+
+class Dialect(Protocol):
+    """One API of one SDK."""
+
+    def request(self, ask: Ask) -> dict[str, Any]:
+        """Return the body of the request, as JSON data."""
+
+    def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
+        """Return a client that never tries anything twice."""
+
+    async def open(self, client: Any, body: bytes) -> Stream:
+        """Send the encoded request and return the stream of its response."""
+
+    def reading(self, provider: str) -> Reading:
+        """Return what reads one response."""
+
+    def complaint(self, error: Exception) -> Complaint | None:
+        """Return what the provider said when `error` was raised; None if it said nothing."""
+
+
+class Remote(Conversation):
+    """A conversation with the model that `spec` names; its options are a `models.Model`, `keys` the secrets by name.
+
+    The client is made by the first request, in the process and event loop that use it. Raises ConfigError when the
+    options do not fit or no key is there.
+    """
+
+    def __init__(self, spec: BackendSpec, keys: Mapping[str, str], dialect: Dialect) -> None:
+        super().__init__(ratios_of(spec))
+        self.policy = Policy()
+        self.deadlines = Deadlines()
+        self.sleep: Sleep = asyncio.sleep
+        try:
+            self.model = thinking(msgspec.convert(spec.options, Model), spec.thinking)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the options of {spec.provider}:{spec.model} do not fit: {error}") from error
+        key = next((keys[name] for name in self.model.keys if name in keys), None)
+        if key is None and self.model.keys:
+            raise ConfigError(f"{spec.provider}:{spec.model} needs a key: set {' or '.join(self.model.keys)}")
+        self._key = NO_KEY if key is None else key
+        self._headers = _headers(keys.get(self.model.headers_variable, ""))
+        self._headers |= headers_for(self.model, keys, self._key)
+        sent = {"key": self._key} | {f"header {name!r}": value for name, value in self._headers.items()}
+        if wrong := [what for what, value in sent.items() if not SENDABLE.fullmatch(value)]:
+            raise ConfigError(
+                f"the {wrong[0]} of {spec.provider}:{spec.model} cannot be sent: its value is to be one line "
+                "of plain ASCII; change the variable, or what models.json says"
+            )
+        address = PASSWORD.sub("//", self.model.base_url)
+        self._who = Who(spec.provider, spec.model, address, self.model.keys, self.model.flags.local)
+        self._dialect = dialect
+        self._client: Any = None
+        self._unclaimed = Usage()
+        self._longest = min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2))
+        self._shortened = False
+
+    def quote(self, *, priced: bool) -> Quote:
+        """Return what the next response may take. Raises ConfigError when its price is to be told and not known."""
+        return self._fare(priced=priced).quote(amounts_of(self._unclaimed))
+
+    def info(self) -> BackendInfo:
+        """Return who answers."""
+        return BackendInfo(self._who.provider, self._who.model, self.model.context)
+
+    async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
+        """Return the next response. Its usage holds that of the failed attempts since the one before."""
+        raw = self._raw_request()
+        reading = await persist(partial(self._passed, on_text), self.policy, self.on_retry, self.sleep)
+        self.estimator.observe(raw, input_tokens(reading.usage))
+        message = Message("assistant", tuple(reading.blocks()))
+        stop = reading.stop or "error"
+        if stop == "end_turn" and any(isinstance(block, ToolUse) for block in message.content):
+            stop = "tool_use"  # some servers say that they are done either way
+        if stop == "max_tokens" and self._shortened:
+            stop = "budget"
+        usage, self._unclaimed = self._unclaimed + self._used(reading, message), Usage()
+        return AssistantTurn(message, stop, usage)
+
+    def lost(self) -> Usage:
+        """Return what failed attempts used since the last response, and those that were given up."""
+        lost, self._unclaimed = self._unclaimed, Usage()
+        return lost
+
+    async def close(self) -> None:
+        """Give the connections up."""
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await client.close()
+            except (TimeoutError, OSError):
+                pass  # the other end is gone, or will notice
+
+    def _ask(self) -> Ask:
+        if not self.messages:
+            raise BackendError("there is nothing to answer: the conversation is empty")
+        model, longest = self._covered()
+        system, messages, tail = self._request()
+        return Ask(
+            provider=self._who.provider,
+            name=self._who.model,
+            model=model,
+            system=system,
+            tools=self.tools,
+            messages=tuple(messages),
+            tail=tail if tail.strip() else "",
+            prefix=self.prefix,
+            most_output=longest,
+        )
+
+    def _covered(self) -> tuple[Model, int]:
+        """Return the model and the length of answer to ask it for, as `most` covers them; 0 is as long as it likes.
+
+        Raises BudgetExceededError when no answer is covered, which may be so after failed attempts.
+        """
+        self._shortened = False
+        if self.most is None:
+            return self.model, self._longest
+        # What nobody counts nothing was put aside of; a response that costs something takes more than nothing.
+        kinds = frozenset(kind for kind in ("usd", "tokens") if getattr(self.most, kind))
+        fare, lost = self._fare(priced="usd" in kinds), amounts_of(self._unclaimed)
+        left = Amounts(usd=max(0.0, self.most.usd - lost.usd), tokens=max(0.0, self.most.tokens - lost.tokens))
+        tokens = fare.longest(left, kinds)
+        if tokens == fare.most:
+            return self.model, self._longest
+        if not tokens:
+            raise BudgetExceededError(
+                f"failed requests took ${lost.usd:.6f} and {lost.tokens:g} tokens of the ${self.most.usd:.6f} and "
+                f"{self.most.tokens:g} tokens that were put aside for this response: what is left does not cover "
+                "another one"
+            )
+        self._shortened = True
+        return narrowed(self.model), tokens
+
+    def _fare(self, *, priced: bool) -> Fare:
+        try:
+            sent = self.estimator.most_of_request(self._raw_request())
+            return fare(self.model, sent, self._longest, priced=priced)
+        except ConfigError as error:
+            raise ConfigError(f"{self._who.provider}:{self._who.model} cannot have a budget: {error}") from error
+
+    def _used(self, reading: Reading, message: Message) -> Usage:
+        """Return what the response took, by its provider's count; of a budget one that tells nothing takes a guess."""
+        if self.most is None or input_tokens(reading.usage) or reading.usage.output_tokens:
+            return cost(self.model, reading.usage)
+        guess = cost(self.model, Usage(self.context_tokens(), self.estimator.message(message)))
+        return msgspec.structs.replace(guess, cost_known=False)
+
+    async def _passed(self, on_text: OnText | None) -> Reading:
+        if self.gate is None:
+            return await self._attempt(on_text)
+        return await self.gate.through(f"{self._who.provider}:{self._who.model}", partial(self._attempt, on_text))
+
+    async def _attempt(self, on_text: OnText | None) -> Reading:
+        """Return one whole response. Raises Failure."""
+        body = encoded(self._dialect.request(self._ask()))
+        reading, ear = self._dialect.reading(self._who.provider), Ear(self.deadlines)
+        try:
+            await self._read(body, reading, on_text, ear)
+        except asyncio.CancelledError:
+            self._claim(reading, sent=ear.sent)
+            raise
+        except Exception as error:
+            if reading.stop is None:
+                self._claim(reading)
+                if (failure := self._failure(error)) is None:
+                    raise
+                raise failure from None  # a traceback would show what the server said, word for word
+            # All of the response is there; how its connection ended is nobody's concern.
+        if reading.stop is None:
+            self._claim(reading)
+            raise truncated(self._who)
+        return reading
+
+    async def _read(self, body: bytes, reading: Reading, on_text: OnText | None, ear: Ear) -> None:
+        if self._client is None:
+            self._client = self._dialect.client(self._key, self.model.base_url, self._headers, self.deadlines)
+        async with ear.listening():
+            stream = await self._dialect.open(self._client, body)
+            try:
+                ear.on(stream.response)
+                async for event in stream:
+                    text = reading.feed(event)
+                    if text and on_text is not None:
+                        on_text(whole(text))
+                    if reading.done:
+                        ear.last()
+            finally:
+                await stream.close()
+
+    def _failure(self, error: Exception) -> Failure | None:
+        complaint = error.complaint if isinstance(error, Complained) else self._dialect.complaint(error)
+        if complaint is not None:
+            # A server may repeat what it was sent, and what it says is shown, logged and kept.
+            said = masked(complaint.text, (self._key, *self._headers.values()))
+            return judge(self._who, msgspec.structs.replace(complaint, text=said))
+        if isinstance(error, TimeoutError):
+            return silent(self._who)
+        if (found := trouble(error)) is not None:
+            what, cause = found
+            return silent(self._who) if what == "silent" else unreachable(self._who, cause, refused=what == "refused")
+        if isinstance(error, ValueError):
+            return garbled(self._who, error)
+        return None
+
+    def _claim(self, reading: Reading, *, sent: bool = False) -> None:
+        """Keep what an attempt used that came to nothing: it is paid for, as far as it was told.
+
+        Of a budget it takes as much as its request holds and as was heard of the answer, where that is more than was
+        told; if anything was heard, or when it was `sent` and given up.
+        """
+        told, heard = reading.usage, reading.blocks()
+        used = cost(self.model, told)
+        if self.most is not None and (heard or sent):
+            answer = self.estimator.message(Message("assistant", tuple(heard))) if heard else 0
+            asked = told.input_tokens if input_tokens(told) else self.context_tokens()
+            least = msgspec.structs.replace(told, input_tokens=asked, output_tokens=max(told.output_tokens, answer))
+            if least != told:
+                used = msgspec.structs.replace(cost(self.model, least), cost_known=False)
+        if used != Usage():
+            self._unclaimed += used
+
+
+def encoded(body: dict[str, Any]) -> bytes:
+    """Return `body` as JSON; what no encoding carries is replaced.
+
+    SDKs take their arguments apart, copy them and encode them slowly, in every request: with a long conversation that
+    costs more than everything else together. What is encoded already they send as it is.
+    """
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(scrub(body))
+
+
+def parse_input(text: str) -> dict[str, Any]:
+    """Return the arguments of a call from their JSON text.
+
+    What is no JSON object comes back whole under a name that no tool knows: the call is refused, and the model sees
+    what it wrote.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = scrub(json.loads(text))
+        msgspec.json.encode(value)
+    except (ValueError, OverflowError, RecursionError):
+        value = text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {INVALID_INPUT: whole(text)}
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Return the headers that a variable holds, one `name: value` a line."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon and name.strip()}

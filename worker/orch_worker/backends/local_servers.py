@@ -1,0 +1,106 @@
+"""What `local` means: the first candidate that a model server of this machine has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ConfigError
+
+from .models import Models, Provider
+
+__all__ = ["LOCAL", "installed", "locate"]
+
+LOCAL: Final = "local"
+SECONDS: Final = 2.0
+MOST_BYTES: Final = 4 << 20
+
+
+class _Tag(Struct):
+    name: str
+
+
+class _Tags(Struct):
+    models: list[_Tag]
+
+
+async def locate(spec: BackendSpec, known: Models, env: Mapping[str, str], *, seconds: float = SECONDS) -> BackendSpec:
+    """Return `spec`, or the model that it means when it is `local`, within `seconds` a server.
+
+    Raises ConfigError when no server answers, or none lists a candidate.
+    """
+    if spec.provider != LOCAL:
+        return spec
+    if spec.model:
+        raise ConfigError(f"`local` stands alone, not with {spec.model!r}: name the model's provider, or no model")
+    problems = []
+    for name, about in known.providers.items():
+        if not about.candidates:
+            continue
+        url = _url(about, env)
+        try:
+            listed = await installed(about, env, seconds)
+        except TimeoutError:
+            problems.append(_silent(name, about, url, f"nothing within {seconds:g} s"))
+        except (OSError, ValueError) as error:
+            problems.append(_silent(name, about, url, str(error)))
+        else:
+            if (model := _first(about.candidates, listed)) is not None:
+                return BackendSpec(name, model, spec.options)
+            problems.append(
+                f"{name} at {url} lists {', '.join(listed) or 'no model'}, and none of {', '.join(about.candidates)}: "
+                "pull one, or set `candidates` of that provider in $ORCH_HOME/models.json"
+            )
+    raise ConfigError("`local`: " + ("; ".join(problems) or "models.json names no candidates"))
+
+
+async def installed(about: Provider, env: Mapping[str, str], seconds: float = SECONDS) -> list[str]:
+    """Return the names of the models that the server has. Raises OSError (TimeoutError after `seconds`), ValueError."""
+    async with asyncio.timeout(seconds):
+        return await asyncio.to_thread(_listed, _url(about, env), seconds)
+
+
+def _url(about: Provider, env: Mapping[str, str]) -> str:
+    return about.address(env).removesuffix(about.base_path) + about.listing
+
+
+def _first(candidates: Sequence[str], listed: Sequence[str]) -> str | None:
+    """Return the first candidate as it is listed; one without a tag is any of that name."""
+    for candidate in candidates:
+        for name in listed:
+            if candidate in (name, name.partition(":")[0]):
+                return name
+    return None
+
+
+def _silent(name: str, about: Provider, url: str, why: str) -> str:
+    elsewhere = f", or set {about.base_url_variable} if it is elsewhere" if about.base_url_variable else ""
+    return f"{name} does not list its models at {url} ({why}): start it{elsewhere}"
+
+
+def _listed(url: str, seconds: float) -> list[str]:
+    """Return the names of the models that the server has. Raises OSError, ValueError."""
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+    target = urlsplit(url)
+    if target.hostname is None:
+        raise ValueError("that is no address")
+    connect = HTTPSConnection if target.scheme == "https" else HTTPConnection
+    connection = connect(target.hostname, target.port, timeout=seconds)
+    try:
+        connection.request("GET", target.path)
+        response = connection.getresponse()
+        body = response.read(MOST_BYTES)
+        if response.status != 200:
+            raise ValueError(f"HTTP status {response.status}")
+        return [tag.name for tag in msgspec.json.decode(body, type=_Tags).models]
+    except (HTTPException, msgspec.MsgspecError) as error:
+        raise ValueError(f"that is no list of models: {error}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,1 @@
+"""Backends without a model: scripted answers, and quotations from files."""

@@ -1,0 +1,268 @@
+"""Finding the passages that answer a question: BM25 over texts, by counting the question's terms alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ["Passage", "Source", "Term", "count", "paths_of", "rank", "terms_of"]
+
+
+# --- What a question is about ---
+
+MAX_TEXT: Final = 20_000
+MAX_TERMS: Final = 16
+PART_WEIGHT: Final = 0.4
+GENERIC_WEIGHT: Final = 0.25
+IDENTIFIER_WEIGHT: Final = 1.5
+
+_CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_WORD: Final = re.compile(rf"(?P<cjk>[{_CJK}]+)|(?P<word>(?:(?![{_CJK}])[\w./-])+)")
+_PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_HIRAGANA: Final = re.compile("[\u3040-\u309f]+")
+_PATH: Final = re.compile(r"[\w.-]*(?:/[\w.-]+)+|[\w-]+\.[A-Za-z]\w{0,7}")
+
+_STOP_WORDS: Final = """
+    a about above after again against all also am an and any are as at be because been before being below between
+    both but by can could did do does doing don down during each either else every few for from further get gets had
+    has have having he her here hers him his how i if in into is it its itself just let like may me might more most
+    must my myself neither no nor not now of off on once only or other our ours out over own please same shall she
+    should so some such than that the their theirs them then there these they this those through to too under until up
+    upon us very was way we were what when where whether which while who whom whose why will with within without would
+    yes yet you your yours eg ie etc vs
+    什么 怎么 如何 哪里 哪些 为什 请问 이것 무엇 어디"""
+_GENERIC_WORDS: Final = """
+    call called calls carry code codebase contain contains content contents declared define defined defines
+    definition describe description details directory document documents everything exist exists explain explore
+    file files find folder folders give happen happens implement implemented implements information investigate know
+    list located location look main make makes mean means mention name named names overview part project query
+    question read repo report repository result say says search see show summarise summarize summary task tell thing
+    things understand use used uses using work works"""
+_STOP: Final = frozenset(_STOP_WORDS.split())
+_GENERIC: Final = frozenset(_GENERIC_WORDS.split())
+
+
+class Term(Struct, frozen=True):
+    """One thing to look for: `text` is what is counted, in lower case; `word` is how the question put it.
+
+    Short ones count as whole words only. `usable` terms say what the question is about; the rest lend weight.
+    """
+
+    text: str
+    word: str
+    weight: float = 1.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth a search by itself."""
+        return self.weight >= 1.0
+
+    @property
+    def regex(self) -> str:
+        """A regular expression that finds it, to be used without regard to case."""
+        escaped = re.escape(self.text)
+        return rf"(?<![a-zA-Z0-9]){escaped}(?![a-zA-Z0-9])" if _is_short(self.text) else escaped
+
+
+def terms_of(text: str) -> tuple[Term, ...]:
+    """Return what to look for to answer `text`, at most 16 terms, those in front that say most."""
+    found: dict[str, Term] = {}
+    for term in _terms(text[:MAX_TEXT]):
+        if term.text not in found or found[term.text].weight < term.weight:
+            found[term.text] = term
+    return tuple(sorted(found.values(), key=lambda term: -term.weight)[:MAX_TERMS])
+
+
+def paths_of(text: str) -> tuple[str, ...]:
+    """Return what in `text` looks like the path of a file."""
+    return tuple(dict.fromkeys(match[0].rstrip(".") for match in _PATH.finditer(text[:MAX_TEXT])))
+
+
+def count(term: Term, lowered: str) -> int:
+    """Return how often `term` occurs in `lowered`, a text in lower case."""
+    return len(_compiled(term.regex).findall(lowered)) if _is_short(term.text) else lowered.count(term.text)
+
+
+@lru_cache(maxsize=256)
+def _compiled(regex: str) -> re.Pattern[str]:
+    return re.compile(regex)
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= 3 and text.isascii()
+
+
+def _terms(text: str) -> Iterator[Term]:
+    for match in _WORD.finditer(text):
+        if match["cjk"]:
+            yield from _cjk_terms(match["cjk"])
+        else:
+            yield from _word_terms(match["word"].strip("./-"))
+
+
+def _cjk_terms(run: str) -> Iterator[Term]:
+    """Runs have no spaces, so every two neighbouring characters are a term, but not the hiragana between words."""
+    for pair in [run] if len(run) < 2 else [run[start : start + 2] for start in range(len(run) - 1)]:
+        if not _HIRAGANA.fullmatch(pair) and pair not in _STOP:
+            yield Term(pair, pair)
+
+
+def _word_terms(word: str) -> Iterator[Term]:
+    lowered = word.lower()
+    if len(word) < 2 or lowered in _STOP:
+        return
+    parts = _PARTS.findall(word)
+    if len(parts) < 2 or lowered.isdecimal():
+        yield Term(_stem(lowered), word, GENERIC_WEIGHT if lowered in _GENERIC else 1.0)
+        return
+    yield Term(lowered, word, IDENTIFIER_WEIGHT)
+    names = word.split(".") if "/" not in word else []
+    if len(names) > 1:
+        for name in names:
+            yield from _word_terms(name)
+        return
+    for part in parts:
+        if len(part) > 2 and part.lower() not in _STOP:
+            yield Term(_stem(part.lower()), part, PART_WEIGHT)
+
+
+def _stem(word: str) -> str:
+    """Return the beginning that `word` shares with its other forms: `queries` and `query` both contain `quer`."""
+    for ending, least in (("ies", 3), ("sses", 3), ("ing", 4), ("ed", 4), ("s", 4)):
+        kept = word[: -len(ending)]
+        if word.endswith(ending) and len(kept) >= least and not word.endswith(("ss", "us", "is")):
+            return f"{kept}ss" if ending == "sses" else kept
+    return word
+
+
+K1: Final = 1.2
+B: Final = 0.75
+LABEL_SHARE: Final = 0.5
+NAME_SHARE: Final = 3.0
+DEFINITION_FACTOR: Final = 1.6
+EACH_FURTHER_TERM: Final = 0.3
+MAX_SOURCES: Final = 24
+FIRST_CHUNKS: Final = 3
+MAX_LINES: Final = 6
+MAX_CHARS: Final = 500
+USUAL_CHARS: Final = 200
+MAX_LINE: Final = 300
+
+_HEADING: Final = re.compile(r"\s*(?:#+ |(?:async )?(?:def|class|function|fn|func|struct|interface|type|enum)\b)")
+_DEFINES: Final = re.compile(rf"(?:{_HEADING.pattern})[^(:={{]*|[A-Za-z_]\w*(?=\s*(?::[^=]*)?=[^=])")
+
+
+class Source(Struct, frozen=True):
+    """A text to quote from. `numbers` are its lines' numbers in the file `label`; without, `label` is cited alone."""
+
+    label: str
+    text: str
+    numbers: tuple[int, ...] = ()
+
+
+class Passage(Struct, frozen=True):
+    """A few neighbouring lines, where they are (`label:line` or `label`) and how well they fit."""
+
+    label: str
+    where: str
+    text: str
+    score: float
+
+
+class _Scorer:
+    """BM25 with what is known of all sources: how many there are, how long, and how many contain each term."""
+
+    def __init__(self, terms: Sequence[Term], counts: list[list[int]], total: int) -> None:
+        self.terms = terms
+        self._weights = [
+            term.weight * math.log(1 + (total - found + 0.5) / (found + 0.5))
+            for term, found in zip(terms, (sum(map(bool, column)) for column in zip(*counts, strict=True)), strict=True)
+        ]
+
+    def score(self, counts: Sequence[int], length: int, usual: float) -> float:
+        """Return how well a text of `length` characters fits in which the terms occur `counts` times."""
+        damping = K1 * (1 - B + B * length / usual)
+        found = [weight * n * (K1 + 1) / (n + damping) for weight, n in zip(self._weights, counts, strict=True) if n]
+        return sum(found) * (1 + EACH_FURTHER_TERM * (len(found) - 1)) if found else 0.0
+
+    def label_score(self, label: str) -> float:
+        """Return what it is worth that the name of a source contains terms."""
+        lowered = label.lower()
+        stem = lowered.rpartition("/")[2].partition(".")[0]
+        found = [pair for pair in zip(self._weights, self.terms, strict=True) if count(pair[1], lowered)]
+        return sum(weight * (NAME_SHARE if term.text == stem else LABEL_SHARE) for weight, term in found)
+
+
+def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> list[Passage]:
+    """Return the passages of `sources` in which `terms` occur, best first; a source named by a term gives its first.
+
+    `total` is how many sources there are, when `sources` are only those among them in which a term was found.
+    """
+    if not sources or not terms:
+        return []
+    counts = [[count(term, lowered) for term in terms] for lowered in (source.text.lower() for source in sources)]
+    scorer = _Scorer(terms, counts, max(total, len(sources)))
+    usual = sum(len(source.text) for source in sources) / len(sources) or 1.0
+    scored = [
+        (scorer.score(found, len(source.text), usual) + scorer.label_score(source.label), -index, source)
+        for index, (source, found) in enumerate(zip(sources, counts, strict=True))
+    ]
+    best = sorted((entry for entry in scored if entry[0] > 0), reverse=True, key=lambda entry: entry[:2])[:MAX_SOURCES]
+    passages = [passage for _, _, source in best for passage in _passages(source, scorer)]
+    return sorted(passages, key=lambda passage: -passage.score)
+
+
+def _passages(source: Source, scorer: _Scorer) -> Iterator[Passage]:
+    by_name = scorer.label_score(source.label)
+    for index, (number, lines) in enumerate(_chunks(source)):
+        lowered = "\n".join(lines).lower()
+        counts = [count(term, lowered) for term in scorer.terms]
+        score = scorer.score(counts, max(len(lowered), USUAL_CHARS), USUAL_CHARS)
+        if score and any(_defines(line, scorer.terms) for line in lines):
+            score *= DEFINITION_FACTOR
+        bare_heading = len(lines) == 1 and lines[0].startswith("#")
+        if score or (by_name and index < FIRST_CHUNKS and not bare_heading):
+            where = f"{source.label}:{number}" if source.numbers else source.label
+            shown = "\n".join(_cut(line, scorer.terms) for line in lines)
+            yield Passage(source.label, where, shown, score + by_name)
+
+
+def _chunks(source: Source) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line and the lines of each passage: up to a blank line, a gap or a full one."""
+    begin, lines, size, last = 0, list[str](), 0, 0
+    all_lines = source.text.split("\n")
+    for number, line in zip(source.numbers or range(1, len(all_lines) + 1), all_lines, strict=False):
+        full = len(lines) >= MAX_LINES or size + len(line) > MAX_CHARS
+        if lines and (full or number != last + 1 or not line.strip() or _HEADING.match(line)):
+            yield begin, lines
+            lines, size = [], 0
+        if line.strip():
+            if not lines:
+                begin = number
+            lines.append(line.rstrip())
+            size += len(line)
+        last = number
+    if lines:
+        yield begin, lines
+
+
+def _defines(line: str, terms: Sequence[Term]) -> bool:
+    """Return whether `line` is a heading or definition of something called by one of the terms worth a search."""
+    match = _DEFINES.match(line)
+    return match is not None and any(count(term, match[0].lower()) for term in terms if term.usable)
+
+
+def _cut(line: str, terms: Sequence[Term]) -> str:
+    """Return a long line's part around the first term in it."""
+    if len(line) <= MAX_LINE:
+        return line
+    lowered = line.lower()
+    places = [place for place in (lowered.find(term.text) for term in terms) if place >= 0]
+    begin = max(0, min(min(places, default=0) - MAX_LINE // 3, len(line) - MAX_LINE))
+    end = begin + MAX_LINE
+    return f"{'[...] ' if begin else ''}{line[begin:end]}{' [...]' if end < len(line) else ''}"

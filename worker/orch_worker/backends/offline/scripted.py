@@ -1,0 +1,236 @@
+"""A backend that says what it was told to say: for tests, examples and benchmarks. No model, no network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from orch_protocol.agent.spec import BackendSpec, ToolSpec
+from orch_protocol.core.budget import Amounts
+from orch_protocol.core.errors import BackendError, ConfigError, ErrorInfo, OrchError, error_from
+from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of, tool_uses
+
+from ...conversation.framing import split_first_prompt
+from ..base import AssistantTurn, BackendInfo, Conversation, OnText, Quote
+
+__all__ = ["Request", "ScriptedBackend", "from_spec"]
+
+
+class _Call(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call: the tool's name, its arguments, and its id unless one is to be made up."""
+
+    tool: str
+    input: dict[str, Any] = {}
+    id: str | None = None
+
+
+class _Item(Struct, frozen=True, forbid_unknown_fields=True):
+    """One response, or a loop of them."""
+
+    text: str | None = None
+    echo: bool = False
+    tool: str | None = None
+    input: dict[str, Any] = {}
+    tools: tuple[_Call, ...] = ()
+    stop_reason: StopReason | None = None
+    sleep: Annotated[float, Meta(ge=0)] = 0.0
+    error: str | None = None
+    message: str = ""
+    loop: tuple[Any, ...] | None = None
+    times: Annotated[int, Meta(ge=1)] | None = None
+
+    def calls(self) -> tuple[_Call, ...]:
+        return (*([_Call(self.tool, self.input)] if self.tool else []), *self.tools)
+
+
+class _Loop(Struct, frozen=True):
+    items: tuple[_Item, ...]
+    times: int | None
+
+
+class Request(Struct, frozen=True):
+    """What a model would have got: system text, tools on offer, messages, and what the request ends with."""
+
+    system: str
+    tools: tuple[ToolSpec, ...]
+    messages: tuple[Message, ...]
+    tail: str
+
+
+OnRequest: TypeAlias = Callable[[Request], None]
+
+
+class ScriptedBackend(Conversation):
+    """Answers with `items`, one a response:
+
+    - `"text"` or `{"text": "..."}`: says it. `{"echo": true}`: says the last query.
+    - `{"tool": "read_file", "input": {"path": "x"}}`: calls a tool; with `text` too. `{"tools": [{...}, {...}]}`:
+      calls several at once.
+    - `{"error": "RateLimitError", "message": "..."}`: raises that error of `orch_protocol.core.errors`.
+    - `{"loop": [...]}`: says these items over and over; `"times": n` goes on with the next item after n rounds.
+
+    Any response may have `sleep` (seconds it takes) and `stop_reason`. A script that is used up raises BackendError.
+    Where the script goes on follows from the number of assistant messages in the conversation, so a revived agent
+    says the next item, not the first; an error that was raised just before it died may be raised once more.
+
+    `summaries` are what it says, from the first for each archive, when it is asked what was archived; without any it is
+    not asked. Raises ConfigError for an item that is none of these.
+    """
+
+    def __init__(self, items: Sequence[Any], summaries: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self._parts = _parse(items)
+        self._fails = any(item.error is not None for part in self._parts for item in part.items)
+        _parse(summaries)
+        self._items = tuple(items)
+        self._summaries = tuple(summaries)
+        self._next = 0
+        self._raised: set[int] = set()
+        """Where the errors stand that were raised."""
+        self.on_request: OnRequest | None = None
+        """Told of each request before it is answered."""
+
+    def spec(self) -> BackendSpec:
+        """Return the script as data, for `spawn` and the worker."""
+        summaries = {"summaries": list(self._summaries)} if self._summaries else {}
+        return BackendSpec("scripted", options={"items": list(self._items), **summaries})
+
+    async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
+        """Return the next item as a response."""
+        if self.on_request is not None:
+            system, messages, tail = self._request()
+            self.on_request(Request(system, self.tools, tuple(messages), tail))
+        item = self._at(self._next)
+        if item is None:
+            raise BackendError(
+                f"the script is used up: its {len(self._items)} items gave {self._next} responses, "
+                "and one more was asked for"
+            )
+        if item.sleep:
+            await asyncio.sleep(item.sleep)
+        if item.error is not None:
+            self._raised.add(self._next)
+            self._next += 1
+            raise error_from(ErrorInfo(item.error, item.message or f"scripted {item.error}"))
+        message = self._message(item)
+        calls = bool(tool_uses(message))
+        if on_text is not None and (text := text_of(message)):
+            on_text(text)
+        usage = Usage(self.context_tokens(), self.estimator.message(message))
+        return AssistantTurn(message, item.stop_reason or ("tool_use" if calls else "end_turn"), usage)
+
+    def quote(self, *, priced: bool) -> Quote:  # noqa: ARG002
+        """Return what the next response takes: that is written down."""
+        item = self._at(self._next)
+        said = self.estimator.message(self._message(item)) if item is not None else 0
+        takes = Amounts(tokens=self.context_tokens() + said)
+        return Quote(takes, takes, takes)
+
+    def append_assistant(self, message: Message) -> None:
+        """Add an assistant message; the script is one item further."""
+        super().append_assistant(message)
+        self._advance(1)
+
+    def load(self, messages: Sequence[Message], responses: int | None = None) -> None:
+        """Replace the conversation; the script goes on after the first `responses` items."""
+        super().load(messages)
+        self._next = 0
+        self._advance(sum(message.role == "assistant" for message in messages) if responses is None else responses)
+        while self._next in self._raised:
+            self._next += 1  # the same conversation in other words, to be asked again
+
+    def info(self) -> BackendInfo:
+        """Return who answers."""
+        return BackendInfo("scripted", "")
+
+    def _message(self, item: _Item) -> Message:
+        content: list[Block] = []
+        text = self._last_user_text() if item.echo else item.text
+        if text is not None:
+            content.append(Text(text))
+        content += [
+            ToolUse(call.id or f"call_{self._next + 1}_{number}", call.tool, call.input)
+            for number, call in enumerate(item.calls(), 1)
+        ]
+        return Message("assistant", tuple(content))
+
+    def _last_user_text(self) -> str:
+        texts = (text_of(message) for message in reversed(self._request()[1]) if message.role == "user")
+        return split_first_prompt(next(filter(None, texts), ""))[1]
+
+    def _at(self, position: int) -> _Item | None:
+        for part in self._parts:
+            length = len(part.items)
+            if part.times is None or position < length * part.times:
+                return part.items[position % length]
+            position -= length * part.times
+        return None
+
+    def _advance(self, responses: int) -> None:
+        """Move past `responses` items that are responses, and past the errors before each."""
+        if not self._fails:
+            self._next += responses
+            return
+        for _ in range(responses):
+            errors = 0
+            while (item := self._at(self._next)) is not None and item.error is not None and errors < len(self._items):
+                self._next, errors = self._next + 1, errors + 1
+            self._next += 1
+
+
+def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ScriptedBackend:  # noqa: ARG001
+    """Return the backend of `spec`, whose option `items` is the script."""
+    items = spec.options.get("items")
+    if not isinstance(items, (list, tuple)) or spec.options.keys() - {"items", "summaries"}:
+        raise ConfigError(f"the scripted backend takes items and summaries, lists; not {sorted(spec.options)}")
+    return ScriptedBackend(items, spec.options.get("summaries", ()))
+
+
+def _parse(items: Sequence[Any]) -> tuple[_Loop, ...]:
+    if not isinstance(items, (list, tuple)):
+        raise ConfigError("a script is a list of items, one a response")
+    parts = tuple(_parts(items))
+    if any(part.times is None for part in parts[:-1]):
+        raise ConfigError("a loop without times never ends: it must be the last item of the script")
+    return parts
+
+
+def _parts(items: Sequence[Any]) -> Iterator[_Loop]:
+    for number, raw in enumerate(items, 1):
+        item = _item(raw, f"script item {number}")
+        if item.loop is None:
+            yield _Loop((item,), 1)
+        else:
+            where = f"script item {number}, loop item"
+            yield _Loop(tuple(_item(inner, f"{where} {place}") for place, inner in enumerate(item.loop, 1)), item.times)
+
+
+def _item(raw: Any, where: str) -> _Item:
+    try:
+        item = _Item(text=raw) if isinstance(raw, str) else msgspec.convert(raw, _Item)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    kinds = [
+        name
+        for name, given in {
+            "text": item.text is not None or bool(item.calls()),
+            "echo": item.echo,
+            "error": item.error is not None,
+            "loop": item.loop is not None,
+        }.items()
+        if given
+    ]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or "neither"
+        raise ConfigError(f"{where}: one of text or tools, echo, error, loop; found {found}")
+    if item.times is not None and item.loop is None:
+        raise ConfigError(f"{where}: times belongs to a loop")
+    if item.loop is not None and ("loop item" in where or not item.loop):
+        raise ConfigError(f"{where}: a loop holds responses, at least one and no other loop")
+    if item.error is not None and type(error_from(ErrorInfo(item.error, ""))).__name__ != item.error:
+        raise ConfigError(f"{where}: {item.error!r} is no error of {OrchError.__module__}")
+    return item

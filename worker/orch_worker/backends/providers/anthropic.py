@@ -1,0 +1,264 @@
+"""The Messages API, by Anthropic's SDK: streamed, cached by markers, its thinking returned byte for byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Final
+
+import anthropic
+
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.messages import (
+    Block,
+    Image,
+    Message,
+    Opaque,
+    StopReason,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Usage,
+    text_of,
+)
+from orch_protocol.core.text import scrub
+
+from ..base import UNKNOWN_ANSWER
+from ..http.failures import Complaint
+from ..http.remote import Ask, Reading, Remote, Stream, parse_input
+from ..http.transport import Deadlines, client_options, timeout
+from ..normalize_messages import Wants, arrange, whole
+
+__all__ = ["Messages", "from_spec"]
+
+IDS: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+STOPS: Final[dict[str, StopReason]] = {
+    "end_turn": "end_turn",
+    "tool_use": "tool_use",
+    "stop_sequence": "stop_sequence",
+    "refusal": "refusal",
+    "max_tokens": "max_tokens",
+    "model_context_window_exceeded": "max_tokens",  # cut off just the same, by the window instead of the limit
+}
+MARKER: Final = {"type": "ephemeral"}
+CAN_BE_MARKED: Final = frozenset({"text", "image", "tool_use", "tool_result"})
+
+
+class Messages:
+    """The dialect of `POST /v1/messages`."""
+
+    def request(self, ask: Ask) -> dict[str, Any]:
+        """Return the body of the request."""
+        flags = ask.model.flags
+        wants = Wants(ask.provider, IDS, images=flags.images, system=flags.system_messages)
+        messages = arrange(ask.messages, wants)
+        stable, rest = _stable(ask)
+        system = [text for text in (stable, rest) if text.strip()]
+        while messages and messages[0].role == "system":
+            system.append(text_of(messages.pop(0)))
+        parts: list[dict[str, Any]] = [{"type": "text", "text": text} for text in system]
+        tools: list[dict[str, Any]] = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+            for tool in ask.tools
+        ]
+        wire = [{"role": message.role, "content": _content(message)} for message in messages]
+        if flags.cache_markers:
+            _mark(parts[:1] if stable.strip() and rest else parts or tools)
+            _mark_messages(wire, ask.prefix.context)
+        if ask.tail:
+            _end_with(wire, {"type": "text", "text": ask.tail})
+        request = {
+            "model": ask.name,
+            "max_tokens": ask.most_output or UNKNOWN_ANSWER,
+            "messages": wire,
+            "system": parts,
+            "tools": tools,
+            "stream": True,
+        }
+        kept = {name: value for name, value in request.items() if value}
+        return kept | ask.model.body
+
+    def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
+        """Return a client that never tries anything twice."""
+        client = anthropic.AsyncAnthropic(
+            api_key=key,
+            base_url=base_url,
+            default_headers=headers,
+            max_retries=0,
+            timeout=timeout(deadlines),
+            http_client=anthropic.DefaultAsyncHttpxClient(**client_options(base_url)),
+        )
+        client._custom_headers = headers  # without those of the program's environment, which may be for somebody else
+        return client
+
+    async def open(self, client: Any, body: bytes) -> Stream:
+        """Send the request and return the stream of its response."""
+        stream: Stream = await client.post(
+            "/v1/messages",
+            content=body,
+            cast_to=object,
+            stream=True,
+            stream_cls=anthropic.AsyncStream[anthropic.types.RawMessageStreamEvent],
+        )
+        return stream
+
+    def reading(self, provider: str) -> Reading:
+        """Return what reads one response."""
+        return _Reading(provider)
+
+    def complaint(self, error: Exception) -> Complaint | None:
+        """Return what the API said; within a stream it says so under status 200."""
+        if not isinstance(error, anthropic.APIStatusError):
+            return None
+        kinds = tuple(filter(None, (error.type, error.error_code)))
+        return Complaint(error.api_message or error.message, error.status_code, kinds, error.response.headers)
+
+
+def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> Remote:
+    """Return the backend for the model that `spec` names."""
+    return Remote(spec, keys, Messages())
+
+
+def _content(message: Message) -> list[dict[str, Any]]:
+    return [part for block in message.content if (part := _part(block)) is not None]
+
+
+def _part(block: Block) -> dict[str, Any] | None:
+    match block:
+        case Text(text):
+            return {"type": "text", "text": text}
+        case Thinking(thinking, signature):
+            # Without a signature it is a fragment of a response that was cut off, and no one would believe it.
+            return {"type": "thinking", "thinking": thinking, "signature": signature} if signature else None
+        case Image(media_type, data):
+            return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+        case ToolUse(id, name, input):
+            return {"type": "tool_use", "id": id, "name": name, "input": input}
+        case ToolResult(id, content, is_error):
+            result = {"type": "tool_result", "tool_use_id": id, "content": [_part(part) for part in content]}
+            return result | ({"is_error": True} if is_error else {})
+        case Opaque(raw=raw):
+            return dict(raw)
+
+
+def _mark(parts: list[dict[str, Any]]) -> None:
+    """Let the request be cached up to the last of `parts` that can carry a marker."""
+    for part in reversed(parts):
+        if part.get("type", "text") in CAN_BE_MARKED:
+            part["cache_control"] = MARKER
+            return
+
+
+def _stable(ask: Ask) -> tuple[str, str]:
+    """Return what of the system text stays the same, and the rest of it; where nothing does, all of it is taken so."""
+    stable = ask.prefix.system
+    if not stable or not ask.system.startswith(stable):
+        return ask.system, ""
+    return stable, ask.system[len(stable) :].lstrip("\n")
+
+
+def _mark_messages(wire: list[dict[str, Any]], context: str) -> None:
+    """Mark the end of the conversation, where the request before this one ended, and what siblings have in common.
+
+    A cached prefix is looked for some twenty blocks back from a marker only; a step with many calls is longer. The
+    `context` that an agent was told before its task is the same for all in its folder.
+    """
+    users = [message["content"] for message in wire if message["role"] == "user"]
+    if context:
+        told = (part for content in users for part in content if part.get("text") == context)
+        _mark(list(islice(told, 1)))
+    for content in users[-2:]:
+        _mark(content)
+
+
+def _end_with(wire: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Let `part` be the last that the user says: behind the markers, and behind any results."""
+    last = next((message for message in reversed(wire) if message["role"] != "system"), None)
+    if last is not None and last["role"] == "user":
+        last["content"].append(part)
+    else:
+        wire.append({"role": "user", "content": [part]})
+
+
+class _Reading:
+    def __init__(self, provider: str) -> None:
+        self.usage = Usage()
+        self.stop: StopReason | None = None
+        self.done = False
+        self._provider = provider
+        self._parts: dict[int, _Part] = {}
+
+    def feed(self, event: Any) -> str:
+        match event.type:
+            case "content_block_delta":
+                return self._parts[event.index].add(event.delta)
+            case "content_block_start":
+                self._parts[event.index] = part = _Part(event.content_block.to_dict(mode="json"))
+                return str(part.raw["text"]) if part.raw["type"] == "text" else ""
+            case "message_start":
+                self._count(event.message.usage)
+            case "message_delta":
+                self._count(event.usage)
+                if event.delta.stop_reason is not None:
+                    self.stop = STOPS.get(event.delta.stop_reason, "error")
+            case "message_stop":
+                self.done = True
+        return ""
+
+    def blocks(self) -> list[Block]:
+        """Return what the response consists of, in order."""
+        parts = (part.block(self._provider) for _, part in sorted(self._parts.items()))
+        return [block for block in parts if block != Text("")]
+
+    def _count(self, told: Any) -> None:
+        """Take the counts in; each is the total so far, and one that is missing has not changed."""
+        old = self.usage
+        self.usage = Usage(
+            input_tokens=_or(told.input_tokens, old.input_tokens),
+            output_tokens=_or(told.output_tokens, old.output_tokens),
+            cache_read_tokens=_or(told.cache_read_input_tokens, old.cache_read_tokens),
+            cache_write_tokens=_or(told.cache_creation_input_tokens, old.cache_write_tokens),
+        )
+
+
+class _Part:
+    """One block as it grows: how it began, and what was added."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+        self._added: list[str] = []
+        self._signature = str(raw.get("signature") or "")
+
+    def add(self, delta: Any) -> str:
+        """Take an addition in and return the text that it adds."""
+        match delta.type:
+            case "text_delta":
+                self._added.append(delta.text)
+                return str(delta.text)
+            case "input_json_delta":
+                self._added.append(delta.partial_json)
+            case "thinking_delta":
+                self._added.append(delta.thinking)
+            case "signature_delta":
+                self._signature += delta.signature
+        return ""
+
+    def block(self, provider: str) -> Block:
+        """Return the block as it is now."""
+        raw, added = self.raw, "".join(self._added)
+        match raw["type"]:
+            case "text":
+                return Text(whole(raw["text"] + added))
+            case "thinking":
+                return Thinking(whole(raw["thinking"] + added), self._signature or None, provider)
+            case "tool_use":
+                return ToolUse(raw["id"], raw["name"], parse_input(added) if added else scrub(raw["input"]))
+        if added:
+            raw = raw | {"input": parse_input(added)}
+        return Opaque(provider, scrub(raw))
+
+
+def _or(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value

@@ -1,0 +1,97 @@
+"""OpenAI's SDK, and what its two APIs have in common: for OpenAI, and for everybody who speaks like it.
+
+Stateless either way: nothing is stored at the provider, and the whole conversation is in every request, encrypted
+reasoning included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import openai
+
+from orch_protocol.core.messages import Image, Message, ToolResult, ToolUse, text_of
+from orch_protocol.core.text import scrub
+
+from ..http.failures import Complaint
+from ..http.remote import Ask, Stream
+from ..http.transport import Deadlines, client_options, timeout
+
+__all__ = ["Sdk", "arguments", "cache_key", "data_url", "functions", "result_text"]
+
+FAILED: Final = "Error: "
+STREAMS: Final[dict[str, Any]] = {
+    "/chat/completions": openai.AsyncStream[openai.types.chat.ChatCompletionChunk],
+    "/responses": openai.AsyncStream[openai.types.responses.ResponseStreamEvent],
+}
+"""What the answers of each API come as."""
+
+
+class Sdk:
+    """What both dialects share. `path` is where requests of the API go."""
+
+    path = ""
+
+    def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
+        """Return a client that never tries anything twice."""
+        client = openai.AsyncOpenAI(
+            api_key=key,
+            base_url=base_url,
+            default_headers=headers,
+            max_retries=0,
+            timeout=timeout(deadlines),
+            http_client=openai.DefaultAsyncHttpxClient(**client_options(base_url)),
+        )
+        # What they took from the environment of the program may be for somebody else: all that is sent is in `headers`.
+        client.organization = client.project = None
+        client._custom_headers = headers
+        return client
+
+    async def open(self, client: Any, body: bytes) -> Stream:
+        """Send the encoded request and return the stream of its response."""
+        stream: Stream = await client.post(
+            self.path, content=body, cast_to=object, stream=True, stream_cls=STREAMS[self.path]
+        )
+        return stream
+
+    def complaint(self, error: Exception) -> Complaint | None:
+        """Return what the API said; within a stream it comes without a status."""
+        if not isinstance(error, openai.APIError) or isinstance(error, openai.APIConnectionError):
+            return None
+        body = error.body if isinstance(error.body, dict) else {}
+        text = str(body.get("message") or error.message)
+        kinds = tuple(filter(None, (error.type, error.code)))
+        if isinstance(error, openai.APIStatusError):
+            return Complaint(text, error.status_code, kinds, error.response.headers)
+        return Complaint(text, 0, kinds)
+
+
+def functions(ask: Ask) -> list[dict[str, Any]]:
+    """Return the tools on offer, as both APIs describe them."""
+    return [{"name": tool.name, "description": tool.description, "parameters": tool.input_schema} for tool in ask.tools]
+
+
+def cache_key(ask: Ask) -> str:
+    """Return a name for the prefix that agents of a kind share, so that their requests go to where it is cached."""
+    stable = ask.prefix.system if ask.system.startswith(ask.prefix.system) else ""
+    prefix = msgspec.json.encode((scrub(stable or ask.system), scrub(msgspec.to_builtins(ask.tools))))
+    return hashlib.sha256(prefix).hexdigest()[:32]
+
+
+def data_url(image: Image) -> str:
+    """Return the image as an address that holds it."""
+    return f"data:{image.media_type};base64,{image.data}"
+
+
+def arguments(call: ToolUse) -> str:
+    """Return the arguments of a call as JSON text."""
+    return msgspec.json.encode(scrub(call.input)).decode()
+
+
+def result_text(result: ToolResult) -> str:
+    """Return the text of a result; there is no other place to say that it is an error."""
+    text = text_of(Message("user", result.content))
+    return f"{FAILED}{text}" if result.is_error and not text.startswith(FAILED) else text

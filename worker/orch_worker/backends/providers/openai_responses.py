@@ -1,0 +1,168 @@
+"""The Responses API: items in and items out, reasoning among them, and no state at the provider."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.messages import Block, Image, Message, Opaque, StopReason, Text, ToolResult, ToolUse, Usage
+from orch_protocol.core.text import scrub
+
+from ..http.failures import Complaint
+from ..http.remote import Ask, Complained, Reading, Remote, parse_input
+from ..normalize_messages import Wants, arrange, whole
+from .openai import Sdk, arguments, cache_key, data_url, functions, result_text
+
+__all__ = ["Responses", "from_spec"]
+
+IDS: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+INCOMPLETE: Final[dict[str, StopReason]] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
+
+
+class Responses(Sdk):
+    """The dialect of `POST /responses`."""
+
+    path = "/responses"
+
+    def request(self, ask: Ask) -> dict[str, Any]:
+        """Return the body of the request."""
+        flags = ask.model.flags
+        wire: list[dict[str, Any]] = []
+        for message in arrange(ask.messages, Wants(ask.provider, IDS, images=flags.images)):
+            wire += _items(message)
+        if ask.tail:
+            wire.append({"type": "message", "role": "user", "content": list(_input_parts([Text(ask.tail)]))})
+        request = {
+            "model": ask.name,
+            "instructions": ask.system if ask.system.strip() else "",
+            "input": wire,
+            "tools": [{"type": "function", "strict": False, **function} for function in functions(ask)],
+            "max_output_tokens": ask.most_output,
+            "include": ["reasoning.encrypted_content"] if flags.reasoning else [],
+            "prompt_cache_key": cache_key(ask) if flags.prompt_cache_key else "",
+            "stream": True,
+        }
+        kept = {name: value for name, value in request.items() if value}
+        return kept | {"store": False} | ask.model.body
+
+    def reading(self, provider: str) -> Reading:
+        """Return what reads one response."""
+        return _Reading(provider)
+
+
+def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> Remote:
+    """Return the backend for the model that `spec` names."""
+    return Remote(spec, keys, Responses())
+
+
+def _items(message: Message) -> Iterator[dict[str, Any]]:
+    if message.role == "assistant":
+        yield from _output_items(message.content)
+        return
+    parts: list[dict[str, Any]] = []
+    for block in message.content:
+        if isinstance(block, ToolResult):
+            yield {"type": "function_call_output", "call_id": block.tool_use_id, "output": _output(block)}
+        else:
+            parts += _input_parts([block])
+    if parts:
+        yield {"type": "message", "role": message.role, "content": parts}
+
+
+def _output_items(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+    held: list[dict[str, Any]] = []
+    phase: dict[str, Any] = {}
+    for block in blocks:
+        if isinstance(block, Opaque):
+            if block.raw.get("type") == "message":
+                phase = {"phase": block.raw["phase"]}
+            else:
+                held.append(block.raw)
+            continue
+        # Reasoning is refused without the item that it led to, as in a response that was cut off.
+        yield from held
+        held = []
+        if isinstance(block, ToolUse):
+            yield {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments(block)}
+        elif isinstance(block, Text):
+            content = [{"type": "output_text", "text": block.text}]
+            yield {"type": "message", "role": "assistant", "content": content, **phase}
+            phase = {}
+
+
+def _output(result: ToolResult) -> str | list[dict[str, Any]]:
+    if not any(isinstance(part, Image) for part in result.content):
+        return result_text(result)
+    return list(_input_parts(result.content))
+
+
+def _input_parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+    for block in blocks:
+        if isinstance(block, Text):
+            yield {"type": "input_text", "text": block.text}
+        elif isinstance(block, Image):
+            yield {"type": "input_image", "image_url": data_url(block), "detail": "auto"}
+
+
+class _Reading:
+    def __init__(self, provider: str) -> None:
+        self.usage = Usage()
+        self.stop: StopReason | None = None
+        self.done = False
+        self._provider = provider
+        self._items: dict[int, dict[str, Any]] = {}
+        self._refused = False
+
+    def feed(self, event: Any) -> str:
+        match event.type:
+            case "response.output_text.delta" | "response.refusal.delta":
+                return str(event.delta)
+            case "response.output_item.done":
+                self._items[event.output_index] = event.item.to_dict(mode="json")
+            case "response.completed" | "response.incomplete":
+                self._end(event.response)
+            case "response.failed":
+                self._count(event.response.usage)
+                error = event.response.error
+                raise Complained(Complaint(error.message, 0, (error.code,)) if error else Complaint("it failed"))
+            case "error":
+                raise Complained(Complaint(event.message or "error", 0, (event.code,) if event.code else ()))
+        return ""
+
+    def blocks(self) -> list[Block]:
+        """Return what the response consists of, in order."""
+        return [block for _, item in sorted(self._items.items()) for block in self._blocks(item)]
+
+    def _blocks(self, item: dict[str, Any]) -> Iterator[Block]:
+        if item["type"] == "function_call":
+            yield ToolUse(item["call_id"], item["name"], parse_input(item["arguments"]))
+        elif item["type"] == "message":
+            text = "".join(part.get("text") or part.get("refusal") or "" for part in item["content"])
+            if not text:
+                return
+            if item.get("phase"):
+                # Which part of the work a text belongs to is for the provider alone, and must come back to it.
+                yield Opaque(self._provider, {"type": "message", "phase": item["phase"]})
+            yield Text(whole(text))
+        else:
+            yield Opaque(self._provider, scrub(item))
+
+    def _end(self, response: Any) -> None:
+        self._count(response.usage)
+        self.done = True
+        if response.status == "incomplete":
+            reason = response.incomplete_details.reason if response.incomplete_details else "max_output_tokens"
+            self.stop = INCOMPLETE.get(reason, "error")
+        elif any(part.get("type") == "refusal" for item in self._items.values() for part in item.get("content") or ()):
+            self.stop = "refusal"
+        else:
+            self.stop = "end_turn"
+
+    def _count(self, told: Any) -> None:
+        if told is not None:
+            details = told.input_tokens_details
+            read = getattr(details, "cached_tokens", 0) or 0
+            written = getattr(details, "cache_write_tokens", 0) or 0
+            self.usage = Usage(max(0, told.input_tokens - read - written), told.output_tokens, read, written)

@@ -1,1 +1,0 @@
-"""Hooks that come with orch. Each is off until `hooks.load` names it."""

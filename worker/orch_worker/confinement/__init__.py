@@ -1,1 +1,0 @@
-"""What a tool's process is kept from: rights, files, the network, other processes. Linux."""

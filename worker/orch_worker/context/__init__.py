@@ -1,0 +1,1 @@
+"""Compaction, archiving and summaries of a conversation."""

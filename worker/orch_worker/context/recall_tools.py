@@ -1,0 +1,79 @@
+"""Getting archived detail back, cheapest first: search, read, ask the holders."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from orch_protocol.core.taint import Mark, passed_on
+from orch_protocol.services.requests import Hit, MapAgents, Mapped, MarksOf, ReadArchive, SearchArchive
+
+from ..conversation.recalled import shown_entries, shown_hits
+from ..conversation.tokens import clip
+from ..tools.api.base import ToolContext, ToolOutput, tool
+
+__all__ = ["map_subagents", "read_archive", "search_archive"]
+
+ANSWER_CHARS: Final = 4_000
+Number = Annotated[int, Meta(ge=1)]
+
+
+def _archives(context: ToolContext) -> bool:
+    return context.archives
+
+
+@tool(category="archive", available=_archives)
+async def search_archive(context: ToolContext, query: str, limit: Number = 10) -> ToolOutput:
+    """Find text in archived turns of this conversation: words, paths, figures, errors. Gives id, entry, passage.
+
+    Args:
+        query: What to look for, the more exactly the better.
+        limit: The most places to return.
+    """
+    hits: list[Hit] = await context.call_root("search_archive", SearchArchive(query, limit), context.seconds)
+    return ToolOutput(shown_hits(hits), marks=await _marks(context, *(hit.id for hit in hits)))
+
+
+@tool(category="archive", available=_archives)
+async def read_archive(context: ToolContext, id: str, first: Number = 1, last: Number | None = None) -> ToolOutput:
+    """Show entries of an archived turn exactly as they were. Without first and last, from the beginning.
+
+    Args:
+        id: The id of the archived turn, as in its record.
+        first: The first entry to show.
+        last: The last entry to show.
+    """
+    asked = ReadArchive(id, first, last)
+    entries = await context.call_root("read_archive", asked, context.seconds)
+    return ToolOutput(shown_entries(first, entries), marks=await _marks(context, id))
+
+
+@tool(category="archive", available=_archives)
+async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str) -> ToolOutput:
+    """Ask several holders of archived turns, or other subagents, the same question.
+
+    Args:
+        ids: Whom to ask.
+        prompt: The question.
+    """
+    asked = MapAgents(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.told)
+    answers: list[Mapped] = await context.call_root("map", asked, context.seconds)
+    text = "\n\n".join(
+        f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"
+        if each.reply is not None
+        else f"{each.ref}: no answer: {each.error}"
+        for each in answers
+    )
+    replies = [each.reply for each in answers if each.reply is not None]
+    return ToolOutput(
+        text,
+        local=any(reply.local for reply in replies),
+        marks=tuple(mark for reply in replies for mark in passed_on(reply.marks, reply.id)),
+    )
+
+
+async def _marks(context: ToolContext, *ids: str) -> tuple[Mark, ...]:
+    """Return what is brought back from these archives."""
+    marks: list[Mark] = await context.call_root("marks", MarksOf(ids), context.seconds) if ids else []
+    return tuple(marks)

@@ -1,0 +1,239 @@
+"""What a stretch of work left behind, computed from its calls and results: no model is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from orch_protocol.core.messages import Message, Text
+
+from .subagent_calls import Asked, asked_in, latest, named
+from .turns import Call, calls_of
+
+__all__ = ["NUMBER", "Command", "Receipt", "merge", "receipt_of", "render"]
+
+MOST: Final = 40
+LINE: Final = 160
+RESULT_EDGE: Final = 20_000
+
+_PATH_KEYS: Final = (
+    "path",
+    "file_path",
+    "filepath",
+    "file",
+    "filename",
+    "notebook_path",
+    "target_file",
+    "paths",
+    "files",
+)
+_COMMAND_KEYS: Final = ("command", "cmd", "script", "code")
+_CHANGES: Final = re.compile(r"write|edit|replace|create|patch|append|insert|move|rename|delete|remove|update", re.I)
+_EXIT: Final = re.compile(
+    r"\bexit(?:ed)?(?:\s+(?:with|code|status))*\s*[:=]?\s*(-?\d{1,3})\b"
+    r"|\"?(?:exit_?code|return_?code)\"?\s*[:=]\s*(-?\d{1,3})\b",
+    re.I,
+)
+_ERROR: Final = re.compile(
+    r"(?:.{0,80}?\b\w*(?:Error|Exception)\b: .+|(?:.{0,60}?\b)?(?:error|fatal|panic)(?:\[\w+\])?: .+)", re.I
+)
+_ERROR_WORDS: Final = ("error", "exception", "fatal", "panic")
+NUMBER: Final = re.compile(
+    r"(?<![\w.,/-])[-+]?\d[\d,]*(?:\.\d+)?\s?(?:%|(?:ms|µs|us|ns|s|min|h|[kKMGT]i?B|bytes?|tokens?|px|x|USD|°C|bar)\b|€)"
+    r"|(?<![\w.,/-])\$?(?:\d{1,3}(?:,\d{3})+|\d{3,})(?:\.\d+)?(?![\w/-])"
+)
+"""A number of three digits or more, or with a unit."""
+
+_BACKGROUND: Final = re.compile(r"\bnohup\b|(?<!&)&\s*$|\bdisown\b|\bdocker (?:run|compose up)\b.*\s-d\b", re.M)
+_MOVES: Final = re.compile(r"^\s*(?:cd|pushd)\s+([^\s;&|]+)\s*$", re.M)
+_BINDS: Final = re.compile(r"^\s*export\s+(\w+)=", re.M)
+_INSTALLS: Final = re.compile(
+    r"\b(?:(?:pip3?|uv|npm|pnpm|yarn|apt(?:-get)?|brew|cargo|gem|go)\s+(?:-\S+\s+)*(?:install|add|get)\b[^\n;&|]*)"
+)
+_GIT: Final = re.compile(r"\bgit\s+(?:commit|push|merge|rebase|checkout|switch|reset|tag|stash)\b[^\n;&|]*")
+
+
+class Command(Struct, frozen=True, omit_defaults=True):
+    """A command that ran, and how it ended: its exit code where the result tells, else whether it failed."""
+
+    line: str
+    exit_code: int | None = None
+    failed: bool = False
+
+    def __str__(self) -> str:
+        if self.exit_code is not None:
+            return f"{self.line} (exit {self.exit_code})"
+        return f"{self.line} (failed)" if self.failed else self.line
+
+
+class Receipt(Struct, frozen=True, omit_defaults=True):
+    """What was done. Each list holds at most 40 entries, without repeats, in order; `more` counts what is left out."""
+
+    read: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    commands: tuple[Command, ...] = ()
+    tools: dict[str, int] = {}
+    errors: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    more: int = 0
+    asked: tuple[Asked, ...] = ()
+
+
+def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
+    """Return the receipt of `messages`, which were asked for by `task`. Never raises on odd input."""
+    calls = calls_of(messages)
+    tools: dict[str, int] = {}
+    read: list[str] = []
+    changed: list[str] = []
+    commands: list[Command] = []
+    errors: list[str] = []
+    effects: list[str] = []
+    for call in calls:
+        tools[call.name] = tools.get(call.name, 0) + 1
+        (changed if _CHANGES.search(call.name) else read).extend(_values(call.input, _PATH_KEYS))
+        for line in _values(call.input, _COMMAND_KEYS):
+            commands.append(_command(line, call))
+            effects += _effects(line, call)
+        errors += _errors(call)
+    said = "\n".join(
+        block.text
+        for message in messages
+        if message.role == "assistant"
+        for block in message.content
+        if isinstance(block, Text)
+    )
+    numbers = [match[0].strip() for match in NUMBER.finditer(said)]
+    return _bounded(
+        read=[path for path in read if path not in changed],
+        changed=changed,
+        commands=commands,
+        tools=tools,
+        errors=errors,
+        numbers=numbers,
+        effects=effects,
+        tasks=[task] if task else [],
+        asked=asked_in(calls),
+    )
+
+
+def merge(receipts: Sequence[Receipt]) -> Receipt:
+    """Return one receipt for several, the latest entries kept where there are too many."""
+    tools: dict[str, int] = {}
+    lists: dict[str, list[Any]] = {name: [] for name in _LISTS}
+    more = 0
+    for receipt in receipts:
+        more += receipt.more
+        for name, times in receipt.tools.items():
+            tools[name] = tools.get(name, 0) + times
+        for name in _LISTS:
+            lists[name] += getattr(receipt, name)
+    asked = latest(each for receipt in receipts for each in receipt.asked)
+    lists["read"] = [path for path in lists["read"] if path not in lists["changed"]]
+    return _bounded(tools=tools, more=more, asked=asked, **lists)
+
+
+def render(receipt: Receipt, chars: int) -> str:
+    """Return `receipt` in at most `chars` characters: what changed and what failed first, what was looked at last."""
+    counted = ", ".join(f"{name} x{times}" if times > 1 else name for name, times in receipt.tools.items())
+    lines = [
+        ("Tasks", "; ".join(receipt.tasks) if len(receipt.tasks) > 1 else ""),
+        ("Subagents", named(receipt.asked, chars // 2)),
+        ("Changed", ", ".join(receipt.changed)),
+        ("Commands", "; ".join(map(_flat, map(str, receipt.commands)))),
+        ("Errors", "; ".join(map(_flat, receipt.errors))),
+        ("Lasting", "; ".join(map(_flat, receipt.effects))),
+        ("Read", ", ".join(receipt.read)),
+        ("Tools", counted),
+        ("Numbers", ", ".join(receipt.numbers)),
+    ]
+    told = [(label, value) for label, value in lines if value]
+    if not told:
+        return _cut("No tool was used.", chars)
+    shares = _shares([len(label) + len(value) + 3 for label, value in told], chars)
+    return "\n".join(
+        _cut(f"{label}: {value}", share - 1) for (label, value), share in zip(told, shares, strict=True) if share > 12
+    )[: max(chars, 0)]
+
+
+_LISTS: Final = ("read", "changed", "commands", "errors", "numbers", "effects", "tasks")
+
+
+def _bounded(*, tools: dict[str, int], asked: tuple[Asked, ...], more: int = 0, **lists: list[Any]) -> Receipt:
+    kept: dict[str, Any] = {}
+    for name, values in lists.items():
+        distinct = list(dict.fromkeys(values))
+        more += max(0, len(distinct) - MOST)
+        kept[name] = tuple(distinct[-MOST:])
+    more += max(0, len(asked) - MOST)
+    kept["asked"] = asked[-MOST:]
+    return Receipt(tools=dict(sorted(tools.items(), key=lambda item: -item[1])[:MOST]), more=more, **kept)
+
+
+def _values(input: Any, keys: Sequence[str]) -> Iterator[str]:
+    if not isinstance(input, dict):
+        return
+    for key in keys:
+        value = input.get(key)
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, str) and item.strip():
+                yield item.strip()
+
+
+def _command(line: str, call: Call) -> Command:
+    flat = _cut(" ".join(line.split()), LINE)
+    result = call.result or ""
+    # The code stands at the edge of what a tool returns; in the middle it may be anybody's words.
+    edge = result if len(result) <= 800 else f"{result[:400]}\n{result[-400:]}"
+    codes = [int(match[1] or match[2]) for match in _EXIT.finditer(edge)]
+    return Command(flat, codes[-1] if codes else None, call.is_error)
+
+
+def _errors(call: Call) -> list[str]:
+    result = (call.result or "")[-RESULT_EDGE:]
+    # Most results have none of the words in them, and to look for these is a hundred times as fast as matching.
+    lines = (line for line in result.split("\n") if _names_error(line)) if _names_error(result) else ()
+    found = [line.strip()[:LINE] for line in lines if _ERROR.fullmatch(line)]
+    if call.is_error and not found:
+        found = [result.strip().partition("\n")[0][:LINE] or f"{call.name} failed"]
+    return found[:3]
+
+
+def _names_error(text: str) -> bool:
+    lowered = text.lower()
+    return any(word in lowered for word in _ERROR_WORDS)
+
+
+def _effects(line: str, call: Call) -> list[str]:
+    if call.is_error:
+        return []
+    found = []
+    if call.input.get("run_in_background") is True or call.input.get("background") is True or _BACKGROUND.search(line):
+        found.append(f"job left running: {_cut(' '.join(line.split()), LINE)}")
+    found += [f"moved to {place}" for place in _MOVES.findall(line)]
+    found += [f"set {name}" for name in _BINDS.findall(line)]
+    found += [_cut(" ".join(match[0].split()), LINE) for match in _INSTALLS.finditer(line)]
+    found += [_cut(" ".join(match[0].split()), LINE) for match in _GIT.finditer(line)]
+    return found
+
+
+def _shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Return how much of `total` each gets: the small what they need, the large equal parts of the rest."""
+    shares = [0] * len(sizes)
+    left = total
+    for number, place in enumerate(sorted(range(len(sizes)), key=lambda place: sizes[place])):
+        shares[place] = min(sizes[place], left // (len(sizes) - number))
+        left -= shares[place]
+    return shares
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[: max(chars - 3, 0)]}..."[: max(chars, 0)]

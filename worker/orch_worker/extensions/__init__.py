@@ -1,0 +1,1 @@
+"""Extensions: folders that add hooks, tools and commands."""

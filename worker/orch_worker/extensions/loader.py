@@ -1,0 +1,221 @@
+"""Extensions of one process: hooks, tools and commands, all of one or nothing, no more than its manifest permits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.hooks.stages import EVERYTHING
+from orch_protocol.resources.extensions import ExtensionSpec, Manifest
+from orch_protocol.resources.key_bindings import why_not
+
+from ..hooks.hook import Handler, Hook, make_hook, stage_of
+from ..system import atomic_json
+from ..system.files import bytes_of
+from ..system.folder_digest import Contents, contents_of, hash_of
+from ..system.importing import module_at
+from ..tools.api.base import Tool, tool
+from ..tools.dispatch.presets import BUILTIN
+from .audit import PROMPT_STAGES, Grip, held_to_tiers, hold
+from .slash_commands import Function, SlashCommand, make_command
+
+__all__ = ["CODE", "MANIFEST", "Extension", "Loaded", "load", "load_all", "read_manifest"]
+
+CODE: Final = "extension.py"
+MANIFEST: Final = "extension.toml"
+
+
+class Loaded(Struct, frozen=True):
+    """What extensions brought: hooks, tools, commands, and a line about each one that was left out."""
+
+    hooks: tuple[Hook, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    commands: tuple[SlashCommand, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+class Extension:
+    """What the function `register(extension)` of an extension registers with. Nothing counts before it has returned.
+
+    With a `grip` what it registers is held to its permissions when it runs.
+    """
+
+    def __init__(self, manifest: Manifest, grip: Grip | None = None) -> None:
+        self.manifest = manifest
+        self._grip = grip
+        self.hooks: list[Hook] = []
+        self.tools: list[Tool] = []
+        self.commands: list[SlashCommand] = []
+        self.prompts: dict[str, str] = {}
+
+    def hook(self, *stages: str, **options: Any) -> Callable[[Handler], Handler]:
+        """Make a hook of a function, as `orch.hook` does."""
+
+        def make(function: Handler) -> Handler:
+            self.register_hook(function, *stages, **options)
+            return function
+
+        return make
+
+    def register_hook(self, function: Handler, *stages: str, **options: Any) -> None:
+        """Let `function` be called at `stages`. Raises ConfigError for what the manifest does not permit."""
+        allowed = self.manifest.permissions.stages
+        for name in stages:
+            stage = name if name == EVERYTHING else stage_of(name)
+            if stage not in allowed and EVERYTHING not in allowed:
+                raise ConfigError(f"permissions.stages has no {stage!r}: it may not be called there")
+        own = self.manifest.name
+        called = options.pop("name", None) or getattr(function, "__name__", "hook")
+        held = self._grip.held(function) if self._grip is not None else function
+        if any(name != EVERYTHING and stage_of(name) in PROMPT_STAGES for name in stages):
+            held = held_to_tiers(held, self.manifest)
+        made = make_hook(held, *stages, name=f"{own}.{called}", source=f"extension: {own}", **options)
+        if any(each.row.name == made.row.name for each in self.hooks):
+            raise ConfigError(f"it brings two hooks {called!r}: give one another name (name=)")
+        self.hooks.append(made)
+
+    def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a tool of a function, as `orch.tool` does, for agents that are granted it."""
+        if function is None:
+            return lambda each: self.tool(each, **options)
+        self.register_tool(tool(**options)(function))
+        return function
+
+    def register_tool(self, made: Tool) -> None:
+        """Bring a tool. Raises ConfigError for one that the manifest does not permit."""
+        if made.name not in self.manifest.permissions.tools:
+            raise ConfigError(f"permissions.tools has no {made.name!r}: it may not bring it")
+        if any(each.name == made.name for each in self.tools):
+            raise ConfigError(f"it brings two tools {made.name!r}")
+        held = msgspec.structs.replace(made, call=self._grip.held(made.call)) if self._grip is not None else made
+        self.tools.append(held)
+
+    def command(self, name: str, **options: Any) -> Callable[[Function], Function]:
+        """Make a command of a session of a function; see `register_slash_command`."""
+
+        def make(function: Function) -> Function:
+            self.register_slash_command(name, function, **options)
+            return function
+
+        return make
+
+    def register_prompt_template(self, name: str, text: str) -> None:
+        """Bring the template EXTENSION:NAME, whose text has `{{variables}}`.
+
+        Raises ConfigError for one that the manifest does not permit.
+        """
+        if name not in self.manifest.permissions.prompts:
+            raise ConfigError(f"permissions.prompts has no {name!r}: it may not bring it")
+        if not isinstance(text, str) or name in self.prompts:
+            raise ConfigError(f"template {name!r} is a text, and is brought once")
+        self.prompts[name] = text
+
+    def register_slash_command(self, name: str, function: Function, **options: Any) -> None:
+        """Bring the command `/name`, which calls `function(args, ctx)` in the agent's process; see `make_command`.
+
+        Raises ConfigError for one that the manifest does not permit.
+        """
+        if name not in self.manifest.permissions.commands:
+            raise ConfigError(f"permissions.commands has no {name!r}: it may not bring it")
+        held = self._grip.held(function) if self._grip is not None else function
+        made = make_command(name, held, source=f"extension {self.manifest.name}", **options)
+        if twice := {made.row.name, *made.row.aliases} & {
+            n for c in self.commands for n in (c.row.name, *c.row.aliases)
+        }:
+            raise ConfigError(f"it brings two commands {min(twice)!r}")
+        self.commands.append(made)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return what the extension in `folder` says of itself. Raises ConfigError, which names the file."""
+    file = folder / MANIFEST
+    try:
+        found = msgspec.toml.decode(bytes_of(file), type=Manifest)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    if found.name != folder.name:
+        raise ConfigError(f"{file}: name is {found.name!r}, and its folder is {folder.name!r}: they are to be the same")
+    for name in found.permissions.stages:
+        try:
+            stage = name if name == EVERYTHING else stage_of(name)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: permissions.stages: {error}") from error
+        if stage != name:
+            raise ConfigError(f"{file}: permissions.stages: write {stage!r} for {name!r}")
+    for name in found.permissions.tools:
+        if name in BUILTIN:
+            raise ConfigError(f"{file}: permissions.tools: {name!r} is the name of a built-in tool")
+    for key in found.keys:
+        if why := why_not(key):
+            raise ConfigError(f"{file}: keys: {why}")
+    for line in (*found.keys.values(), *(widget.command for widget in found.widgets)):
+        if not line.startswith("/"):
+            raise ConfigError(f"{file}: {line!r} is no command: one begins with a slash")
+    return found
+
+
+def load(spec: ExtensionSpec, cwd: Path | None = None) -> Extension:
+    """Return the extension with all that it registers, for an agent that works in `cwd`, None: this folder.
+
+    From here on it is held to its permissions. Raises ConfigError when it cannot be had whole.
+    """
+    folder = Path(spec.path)
+    try:
+        sources = _trusted(spec) if spec.trust else None
+        if read_manifest(folder) != spec.manifest:
+            raise ConfigError("its manifest was changed since the agent was spawned")
+        grip = Grip(spec.manifest, folder, cwd or Path.cwd())
+        hold(grip)
+        register = getattr(_imported(folder, sources), "register", None)
+        if not callable(register):
+            raise ConfigError(f"{folder / CODE} has no function register(extension)")
+        extension = Extension(spec.manifest, grip)
+        grip.held(register)(extension)
+    except (Exception, SystemExit) as error:
+        why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"extension {spec.manifest.name!r} is left out: {why}") from error
+    return extension
+
+
+def load_all(specs: Iterable[ExtensionSpec], cwd: Path | None = None) -> Loaded:
+    """Return what the extensions bring, in order, for an agent that works in `cwd`; see `load`. One that cannot be had
+    whole is left out, whole."""
+    hooks: list[Hook] = []
+    tools: list[Tool] = []
+    commands: list[SlashCommand] = []
+    left_out: list[str] = []
+    for spec in specs:
+        try:
+            found = load(spec, cwd)
+        except ConfigError as error:
+            left_out.append(str(error))
+            continue
+        hooks += found.hooks
+        tools += (each for each in found.tools if each.name in spec.tools)
+        commands += found.commands
+    return Loaded(tuple(hooks), tuple(tools), tuple(commands), tuple(left_out))
+
+
+def _trusted(spec: ExtensionSpec) -> Contents:
+    """Return what is in the extension's folder. Raises ConfigError unless it was trusted."""
+    known = atomic_json.read(Path(spec.trust), dict[str, str], {}, "trust again what you need")
+    found = contents_of(Path(spec.path))
+    if known.get(os.path.realpath(spec.path)) != hash_of(found):
+        raise ConfigError("it was changed since it was trusted: orch extensions trust " + spec.manifest.name)
+    return found
+
+
+def _imported(folder: Path, only: Contents | None) -> ModuleType:
+    place = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+    name = f"orch_extension_{folder.name.replace('-', '_')}_{place}"
+    return module_at(folder / CODE, name, package=True, only=only)

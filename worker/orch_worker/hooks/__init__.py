@@ -1,0 +1,1 @@
+"""Declaration, dispatch and observation of hooks."""

@@ -1,0 +1,1 @@
+"""The hooks that come with orch, one a module."""

@@ -1,0 +1,117 @@
+"""Takes secrets and payment data out of tool results and replies, before anybody else sees or keeps them.
+
+Precise rather than eager: whatever carries a checksum is looked at only when that is right, and what has no shape of
+its own (an e-mail address, a version that looks like an IP address) is left alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from orch_protocol.core.errors import ConfigError
+from orch_protocol.hooks.events import Output, ToolReturn
+from orch_protocol.hooks.options import HookOptions
+from orch_protocol.hooks.patches import Patch
+
+from ..hook import Hook, make_hook
+
+__all__ = ["KINDS", "make", "redacted"]
+
+NAME: Final = "content_safety"
+BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+CARD_LENGTHS: Final = ((r"4", (13, 16, 19)), (r"5[1-5]|2[2-7]", (16,)), (r"3[47]", (15,)), (r"6011|65", (16,)))
+
+
+class Pattern(Struct, frozen=True):
+    """What something secret looks like, and how to tell it from what only looks so."""
+
+    regex: re.Pattern[str]
+    check: Callable[[str], bool] = bool
+
+
+def _crc(token: str) -> bool:
+    """Say whether the last six characters are the base-62 CRC-32 of what lies between the prefix and them."""
+    body, given = token.partition("_")[2][:-6], token[-6:]
+    number, digits = binascii.crc32(body.encode()), ""
+    while number:
+        number, rest = divmod(number, 62)
+        digits = BASE62[rest] + digits
+    return digits.rjust(6, "0") == given
+
+
+def _luhn(text: str) -> bool:
+    """Say whether the digits of `text` are those of a card: its network's length, and the right check digit."""
+    digits = re.sub(r"\D", "", text)
+    if not any(re.match(prefix, digits) and len(digits) in lengths for prefix, lengths in CARD_LENGTHS):
+        return False
+    total = 0
+    for place, digit in enumerate(map(int, reversed(digits))):
+        doubled = 2 * digit if place % 2 else digit
+        total += doubled - 9 if doubled > 9 else doubled
+    return total % 10 == 0 and len(set(digits)) > 2
+
+
+def _mod97(text: str) -> bool:
+    """Say whether `text` is an IBAN whose check digits are right."""
+    plain = text.replace(" ", "")
+    return 15 <= len(plain) <= 34 and int("".join(str(int(each, 36)) for each in plain[4:] + plain[:4])) % 97 == 1
+
+
+def _jwt(text: str) -> bool:
+    """Say whether the first part of `text` is the header of a signed token."""
+    head = text.partition(".")[0]
+    try:
+        return "alg" in json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
+    except (ValueError, TypeError):
+        return False
+
+
+KINDS: Final[dict[str, Pattern]] = {
+    "private_key": Pattern(
+        re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----[\s\S]{40,}?(?:-----END (?:[A-Z]+ )*PRIVATE KEY-----|\Z)")
+    ),
+    "aws_key": Pattern(re.compile(r"\b(?:AKIA|ASIA)[A-Z2-7]{16}\b")),
+    "github_token": Pattern(re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36}\b"), _crc),
+    "google_key": Pattern(re.compile(r"\bAIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])")),
+    "model_key": Pattern(re.compile(r"\bsk-(?:ant-[a-z0-9]+-[\w-]{80,}|proj-[\w-]{40,}|[A-Za-z0-9]{48}\b)")),
+    "slack_token": Pattern(re.compile(r"\bxox[abprs]-\d{8,}-[0-9A-Za-z-]{10,}")),
+    "stripe_key": Pattern(re.compile(r"\b[rs]k_live_[0-9A-Za-z]{24,}\b")),
+    "jwt": Pattern(re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"), _jwt),
+    "card": Pattern(re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{2,6}){2,4}(?![\w-]|\.\d)"), _luhn),
+    "iban": Pattern(re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"), _mod97),
+}
+"""What is looked for, by name."""
+
+
+def redacted(text: str, kinds: tuple[str, ...] = tuple(KINDS)) -> str:
+    """Return `text` with everything of `kinds` in it replaced by what it was."""
+    for kind in kinds:
+        text = KINDS[kind].regex.sub(_replaced(kind), text)
+    return text
+
+
+def make(options: HookOptions) -> tuple[Hook, ...]:
+    """Return the hook, as `options` have it. Raises ConfigError for a kind that does not exist."""
+    kinds = options.content_safety.kinds if options.content_safety.kinds is not None else tuple(KINDS)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"hooks.content_safety.kinds: there is no {kind!r}; there are {', '.join(KINDS)}")
+
+    def redact(event: ToolReturn | Output, ctx: Any) -> Patch | None:  # noqa: ARG001
+        text = redacted(event.text, kinds)
+        return event.patch(text=text) if text != event.text else None
+
+    stages = ("tool_result", "before_output")
+    return (make_hook(redact, *stages, name=NAME, kind="transform", priority=10, does=["text"], on_error="closed"),)
+
+
+def _replaced(kind: str) -> Callable[[re.Match[str]], str]:
+    pattern = KINDS[kind]
+    return lambda found: f"[redacted: {kind}]" if pattern.check(found[0]) else found[0]

@@ -1,0 +1,86 @@
+"""What models and tools were used for, day by day: one file of sums that all agents of a user add to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from orch_protocol.core.messages import Usage
+
+from ...system.atomic_json import locked, read, write
+
+__all__ = ["Day", "Ledger", "OfModel", "OfTool", "added", "day_of"]
+
+KEPT_DAYS: Final = 400
+
+
+class OfModel(Struct, frozen=True, omit_defaults=True):
+    """What the requests to one model took. `usage.cost_usd` is a floor while a price was missing."""
+
+    requests: int = 0
+    usage: Usage = Usage()
+
+    def __add__(self, other: OfModel) -> OfModel:
+        return OfModel(self.requests + other.requests, self.usage + other.usage)
+
+
+class OfTool(Struct, frozen=True, omit_defaults=True):
+    """How often one tool ran, failed, and how many seconds that took."""
+
+    calls: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: OfTool) -> OfTool:
+        return OfTool(self.calls + other.calls, self.errors + other.errors, self.seconds + other.seconds)
+
+
+class Day(Struct, frozen=True):
+    """The sums of one day: models as `provider:name`, tools by name."""
+
+    models: dict[str, OfModel] = {}
+    tools: dict[str, OfTool] = {}
+
+    @property
+    def cost_usd(self) -> float:
+        """Return the dollars of all models."""
+        return sum(each.usage.cost_usd for each in self.models.values())
+
+
+def day_of(at: float) -> str:
+    """Return the day of `at` (Unix time, seconds), by UTC, as in 2026-01-31."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def added(one: Day, other: Day) -> Day:
+    """Return the sums of both."""
+    models, tools = dict(one.models), dict(one.tools)
+    for name, model in other.models.items():
+        models[name] = models.get(name, OfModel()) + model
+    for name, tool in other.tools.items():
+        tools[name] = tools.get(name, OfTool()) + tool
+    return Day(models, tools)
+
+
+class Ledger:
+    """The sums in the file at `path`, of the last 400 days with any."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def days(self) -> dict[str, Day]:
+        """Return the sums by day, the last one first. Raises ConfigError when they cannot be read."""
+        found = read(self._path, dict[str, Day], {}, "counting begins anew")
+        return dict(sorted(found.items(), reverse=True))
+
+    def add(self, day: str, sums: Day) -> Day:
+        """Add `sums` to those of `day`, and return that. Raises ConfigError, StoreError, OSError."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(self._path.with_name(f"{self._path.name}.lock")):
+            days = self.days()
+            days[day] = added(days.get(day, Day()), sums)
+            write(self._path, dict(sorted(days.items(), reverse=True)[:KEPT_DAYS]), durable=False)
+        return days[day]

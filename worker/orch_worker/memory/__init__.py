@@ -1,0 +1,1 @@
+"""Long-term memory of an agent, and its tools."""

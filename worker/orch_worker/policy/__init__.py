@@ -1,0 +1,1 @@
+"""Permission rules, path rules and taint labels."""

@@ -1,0 +1,1 @@
+"""The life of a worker process: zygote, shim and initialization."""

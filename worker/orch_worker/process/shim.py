@@ -1,0 +1,95 @@
+"""The process between a root and its zygotes: it adopts whatever they lose, and ends all of it when the root is gone.
+
+Called as `shim <control> <root pidfd>`, both descriptors. The root sends packets of NUL-separated words: `start` and
+an argument vector (descriptors beside it, whose numbers are added to the vector), `sweep` (end what was adopted),
+`stop`. `start` is answered, in order, with `started` and a pidfd, or with `failed <text>`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+
+from ..system import linux
+
+__all__ = ["main"]
+
+RELIST_MS = 50
+
+
+class Shim:
+    def __init__(self, control: socket.socket, root: int) -> None:
+        self.control, self.root, self.wake = control, root, linux.wake_on_child()
+        self.started: set[int] = set()
+        self.sweeping = False
+        self.poller = select.poll()
+        for descriptor in (control.fileno(), root, self.wake):
+            os.set_inheritable(descriptor, False)
+            self.poller.register(descriptor, select.POLLIN)
+
+    def serve(self) -> None:
+        """Do what the root asks for until it is gone, says stop, or hangs up."""
+        while True:
+            ready = dict(self.poller.poll(RELIST_MS if self.sweeping else None))
+            if self.root in ready or (self.control.fileno() in ready and not self.obey()):
+                return
+            self.reap()
+            if self.sweeping:
+                self.sweeping = self.end(linux.children() - self.started)
+
+    def obey(self) -> bool:
+        packet, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 8, socket.MSG_CMSG_CLOEXEC)
+        verb, *words = packet.split(b"\0")
+        if verb == b"start":
+            self.start(words, descriptors)
+        self.sweeping |= verb == b"sweep"
+        return verb not in (b"stop", b"")
+
+    def start(self, argv: list[bytes], descriptors: list[int]) -> None:
+        try:
+            pid = linux.start_tied(argv, descriptors)
+            self.started.add(pid)
+            pidfd = os.pidfd_open(pid)
+            socket.send_fds(self.control, [b"started"], [pidfd])
+            os.close(pidfd)
+        except BlockingIOError as error:  # no more processes
+            self.control.send(b"failed\0" + str(error).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def reap(self) -> bool:
+        """Bury the dead; False when no child is left at all."""
+        try:
+            os.read(self.wake, 4096)
+        except BlockingIOError:
+            pass
+        try:
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self.started.discard(pid)
+        except ChildProcessError:
+            return False
+        return True
+
+    def end(self, pids: set[int]) -> bool:
+        for pid in pids:  # a child keeps its pid until it is reaped here
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:
+                pass  # it became another user
+        return bool(pids)
+
+
+def main(control: str, root: str) -> None:
+    # Its life is the root's: a polite signal to everybody must not end the workers before the root has had its say.
+    linux.reset_signals(ignore=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    linux.subreap()
+    shim = Shim(socket.socket(fileno=int(control)), int(root))
+    try:
+        shim.serve()
+    except OSError:
+        pass  # the root hung up in the middle of an answer
+    while shim.reap():
+        shim.end(linux.children())
+        select.select([shim.wake], [], [], RELIST_MS / 1000)

@@ -1,0 +1,355 @@
+"""A process that has imported everything once and forks workers that start with it.
+
+Called as `zygote <template> <entry> <run folder> <control> <lifeline> <root pidfd>`. It holds no thread, no socket but
+its control end, no zmq context and no secret: a worker inherits all of it. What it says is in `orch_protocol.wire.zygote_messages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, Birth
+from orch_protocol.wire.frames import Channel
+from orch_protocol.wire.worker_messages import Init, Nothing, Ping, Query
+from orch_protocol.wire.zygote_messages import (
+    Booted,
+    BootFailed,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Report,
+    decode_fork,
+    encode,
+)
+
+from ..backends.registry import APIS, PROVIDERS
+from ..session.log.append_log import unsynced
+from ..system import linux
+from ..system.importing import Entry, load
+from ..tools.dispatch.presets import BUILTIN, resolve
+from ..transport.worker_endpoint import Host
+from . import worker_init
+
+__all__ = ["filled", "main", "rehearse"]
+
+
+# --- The holes that a process has in its memory when it has imported much, filled before it forks ---
+
+LARGE: Final = (*range(16_384, 4096, -512), *range(4096, 1024, -64), *range(1024, 512, -16))
+"""Sizes, in bytes, of what Python asks the C library for: first what only the larger holes have room for."""
+SMALL: Final = range(16, 513, 16)
+"""Sizes of what Python keeps in pools of its own, one size in each."""
+ROW_BYTES: Final = 12 << 10
+"""Where the C library lays so much side by side, it has no smaller hole left: it takes those first."""
+POOL_BYTES: Final = 16 << 10
+"""Pools that have been begun are filled before another is, in any order."""
+POOL_HEAD: Final = 48
+NEW_POOLS: Final = 2
+"""So many that hold nothing else: one may be old, and nearly empty."""
+NEAR: Final = 4
+"""What lies so many sizes from what came before it is its neighbour; a few others of that size may come between."""
+MOST_BYTES: Final = 1 << 20
+"""More than goes into the holes of any one size: an allocator that takes it never lays things side by side."""
+HEAD: Final = b"".__sizeof__()
+
+
+def filled() -> list[object]:
+    """Return objects that take the room of all holes of up to 16 KiB, for as long as they are kept."""
+    kept = [each for size in LARGE for each in _in_rows(size)]
+    return kept + [each for size in SMALL for each in _in_pools(size)]
+
+
+def _in_rows(size: int) -> list[object]:
+    make, row, last = _maker(size), 0, 0
+    kept: list[object] = []
+    while len(kept) < MOST_BYTES // size:
+        made = make()
+        row = row + 1 if abs(id(made) - last) < NEAR * size else 1
+        kept.append(made)
+        last = id(made)
+        if row * size > ROW_BYTES:
+            return kept[:-row]
+    return []  # as one that looks for mistakes does: nothing is gained, and no fork is to carry that
+
+
+def _in_pools(size: int) -> list[object]:
+    make, whole = _maker(size), (POOL_BYTES - POOL_HEAD) // size - NEAR
+    kept: list[object] = []
+    held: dict[int, int] = {}
+    new: set[int] = set()
+    while len(kept) < MOST_BYTES // size:
+        made = make()
+        kept.append(made)
+        pool = id(made) // POOL_BYTES
+        held[pool] = count = held.get(pool, 0) + 1
+        if count >= whole:
+            new.add(pool)
+            if len(new) == NEW_POOLS:
+                return [each for each in kept if id(each) // POOL_BYTES not in new]
+    return []
+
+
+def _maker(size: int) -> Callable[[], object]:
+    if size == 16:
+        return object
+    if size == 32:
+        return lambda: float("0.5")
+    return lambda: bytes(size - HEAD)
+
+
+# --- A worker's part, played in the zygote before it forks ---
+
+TIMES: Final = 10
+"""Python rewrites a function after eight calls."""
+SECONDS: Final = 10.0
+"""So long may one life last, which is over in some milliseconds."""
+TOOL: Final = "list_files"
+
+
+def rehearse(folder: Path) -> None:
+    """Play a short life of an agent some times, in `folder`, which is made for it and removed.
+
+    Where that cannot be done, or takes too long, only the head start is lost.
+    """
+    there = {*threading.enumerate()}
+    shutil.rmtree(folder, ignore_errors=True)  # a zygote that was killed could not
+    try:
+        with unsynced():
+            for number in range(TIMES):
+                if asyncio.run(_play(folder / str(number))):
+                    break
+    except Exception:
+        traceback.print_exc()
+    finally:
+        for thread in {*threading.enumerate()} - there:  # those of its tools: none may be there when there are forks
+            thread.join(SECONDS)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _play(folder: Path) -> int:
+    host = Host(lambda on_data: _Root(on_data, folder), birth=Birth(b""), incarnation=1, spool=folder)
+    async with asyncio.timeout(SECONDS):
+        return await host.serve()
+
+
+class _Root:
+    """The other end of a host's line: makes it an agent in `folder`, pings it, asks it something and lets it leave."""
+
+    def __init__(self, on_data: Callable[[bytes], None], folder: Path) -> None:
+        self._on_data = on_data
+        self._channel = Channel(1, folder)
+        script = BackendSpec("scripted", options={"items": [{"tool": TOOL, "input": {}}, "done"]})
+        spec = AgentSpec("a1", 1, "agent", "task", script, str(folder), str(folder.parent), tools=resolve(None, None))
+        self._answers: dict[str, tuple[str, Struct]] = {
+            "hello": ("init", Init(spec)),
+            "ready": ("ping", Ping(b"1")),
+            "pong": ("query", Query("Begin")),
+            "finished": ("stop", Nothing()),
+        }
+
+    def send(self, data: bytes) -> None:
+        """Take a frame from the host, and answer it a moment later."""
+        received = self._channel.decode(data)
+        if received is not None and (answer := self._answers.get(received[0].kind)):
+            kind, body = answer
+            frame = self._channel.encode(kind, body, kind, now=0.0)
+            asyncio.get_running_loop().call_soon(self._on_data, frame)
+
+    def close(self) -> None:
+        """Do nothing: what was sent is there."""
+
+
+# What runs in every worker but is not imported with the entry's module.
+EVERY_WORKER: Final = ("orch_worker.process.main", "resource")
+PACKET_BYTES: Final = 1 << 16
+TEXT_CHARACTERS: Final = 8000
+# Its life is the root's: a polite signal to everybody must not end it, and its workers, before that has had its say.
+IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def worker_process() -> type[Any]:
+    """Return a multiprocess Process that forks without the pipes of the stock one.
+
+    Those cost two descriptors for each living worker, in the zygote and in every later sibling; and the stock class
+    reaps behind our back, which loses exit codes. Nor does the child set multiprocess up for itself: a worker does not
+    see it. Relied upon: `_Popen`, `_children`. What is imported for it is hidden again: whoever imports multiprocess
+    in a worker gets all of it, dill included.
+    """
+    # multiprocess falls back to pickle without dill, which is two thirds of its import time. Forking pickles nothing.
+    dill = sys.modules.get("dill")
+    sys.modules["dill"] = None  # type: ignore[assignment]
+    try:
+        from multiprocess import get_context
+    finally:
+        del sys.modules["dill"]
+        if dill is not None:
+            sys.modules["dill"] = dill
+
+    class Popen:
+        method = "fork"
+        sentinel = -1
+
+        def __init__(self, process: Any) -> None:
+            self.returncode: int | None = None
+            zygote = os.getpid()
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    linux.die_with_parent(zygote)
+                    process.run()
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)
+
+        def poll(self, _flag: int = 0) -> int | None:
+            return self.returncode
+
+        def close(self) -> None:
+            pass
+
+    class WorkerProcess(get_context("fork").Process):  # type: ignore[misc]
+        siblings = sys.modules["multiprocess.process"]._children
+
+        @staticmethod
+        def _Popen(process: Any) -> Popen:  # noqa: N802
+            return Popen(process)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "multiprocess"]:
+        del sys.modules[name]
+    return WorkerProcess
+
+
+class Zygote:
+    """Forks on request and reports every exit, until the root is gone."""
+
+    def __init__(self, control: socket.socket, entry: Entry, process: type[Any]) -> None:
+        self._control = control
+        self._entry = entry
+        self._process = process
+        self._alive: dict[int, tuple[int, Any]] = {}
+
+    def serve(self, root: int, wake: int) -> None:
+        """Work until the process behind the pidfd `root` has ended or has hung up."""
+        poller = select.poll()
+        for descriptor in (self._control.fileno(), root, wake):
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if root in ready:
+                return
+            if wake in ready:
+                os.read(wake, 4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                if not packet:
+                    return
+                self._fork(decode_fork(packet), descriptors[0])
+                os.close(descriptors[0])
+
+    def _fork(self, fork: Fork, pipe: int) -> None:
+        process = self._process(target=self._be, args=(fork, pipe))
+        try:
+            process.start()
+        except OSError as error:
+            self._tell(ForkFailed(fork.req, str(error)))
+            return
+        self._alive[process.pid] = fork.req, process
+        pidfd = os.pidfd_open(process.pid)
+        self._tell(Forked(fork.req, process.pid), pidfd)
+        os.close(pidfd)
+
+    def _be(self, fork: Fork, pipe: int) -> None:
+        """Turn from a fork of the zygote into a worker."""
+        signal.set_wakeup_fd(-1)
+        linux.default_signals((*IGNORED, signal.SIGCHLD))
+        self._control.detach()
+        worker_init.live(lambda: self._entry, fork, pipe)
+
+    def _reap(self) -> None:
+        """Report every ended worker, in the order of their ends."""
+        while self._alive and (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            _, status = os.waitpid(dead.si_pid, 0)
+            req, process = self._alive.pop(dead.si_pid)
+            process._popen.returncode = os.waitstatus_to_exitcode(status)
+            self._process.siblings.discard(process)
+            self._tell(Exited(req, process._popen.returncode))
+
+    def _tell(self, report: Report, *descriptors: int) -> None:
+        socket.send_fds(self._control, [encode(report)], descriptors)
+
+
+def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, type[Any], list[object]]:
+    """Import what workers of `template` run, and settle the heap, so that forks share all of it.
+
+    The last of what is returned is to be kept.
+    """
+    gc.disable()  # what is imported stays, and there is much of it to look through
+    worker_init.prepare()
+    function, process = load(entry), worker_process()
+    for module in _modules(template):
+        importlib.import_module(module)
+    if template == "sdk":
+        from ..backends.http import warm_connection
+
+        warm_connection.warm()
+    sys._clear_type_cache()  # of what importing looked up: each would be let go by a fork that looks up something else
+    rehearse(folder / f"rehearsal-{template}")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    gc.enable()
+    gc.collect()
+    kept = filled()
+    gc.freeze()
+    linux.huge_pages()
+    tasks = len(os.listdir("/proc/self/task"))
+    if tasks != 1:
+        raise RuntimeError(f"the template {template!r} left {tasks - 1} threads behind, which no fork would have")
+    return function, process, kept
+
+
+def _modules(template: str) -> list[str]:
+    backends = (*PROVIDERS.values(), *APIS.values())
+    providers = [backend.module for backend in backends if backend.template in ("lean", template)]
+    return [*EVERY_WORKER, *providers, *(tool.module for tool in BUILTIN.values())]
+
+
+def main(template: str, entry: str, folder: str, control: str, lifeline: str, root: str) -> None:
+    """Boot and serve. A failed boot is told to the root and raised."""
+    linux.reset_signals(ignore=IGNORED)
+    os.setpgid(0, 0)
+    for descriptor in (control, lifeline, root):
+        os.set_inheritable(int(descriptor), False)
+    linux.arm_lifeline(int(lifeline))
+    with socket.socket(fileno=int(control)) as line:
+        try:
+            function, process, _kept = _boot(template, entry, Path(folder))
+        except BaseException:
+            line.send(encode(BootFailed(traceback.format_exc()[-TEXT_CHARACTERS:])))
+            raise
+        linux.reset_signals(ignore=IGNORED)  # whatever was imported may have had ideas of its own
+        wake = linux.wake_on_child()
+        zygote = Zygote(line, function, process)
+        line.send(encode(Booted(os.getpid(), len(os.listdir("/proc/self/fd")) - 1)))
+        try:
+            zygote.serve(int(root), wake)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the root hung up in the middle of an answer
+    os._exit(0)

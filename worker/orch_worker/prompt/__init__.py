@@ -1,0 +1,1 @@
+"""The parts of a request that are not the conversation."""

@@ -1,0 +1,97 @@
+"""A prompt as it stands, for people and programs: part by part, with what has changed since the last request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from orch_protocol.agent.spec import AgentSpec
+from orch_protocol.core.messages import text_of
+from orch_protocol.core.prompts import TIERS, PartRow, PromptPart, PromptShown, Tier
+
+from ..backends.model_families import ratios_of
+from ..conversation.framing import is_project
+from ..conversation.prompt_parts import fitted, rendered
+from ..conversation.tokens import Estimator
+from ..session.session import Session
+from ..tools.api.base import ToolContext
+from ..tools.dispatch.presets import make_toolbox
+from .instructions import stable_parts, volatile_parts
+from .project import context_parts
+from .working_folder import today, workspace_text
+
+__all__ = ["described", "standing"]
+
+NO_PROCESS = "it has no process: what its last request said is not known"
+HOOKED = "hooks have their say when a turn begins"
+REMEMBERED = "what is remembered is chosen when a turn begins"
+AT_HAND = "what of the workspace it is told of is chosen when a turn begins"
+NOT_TOLD = "what it is told of its project is looked up when it is first asked"
+
+
+def described(
+    id: str,
+    parts: Iterable[PromptPart],
+    texts: dict[Tier, str],
+    estimator: Estimator,
+    *,
+    before: Sequence[PromptPart] | None,
+    notes: Iterable[str] = (),
+) -> PromptShown:
+    """Return `parts` as rows, each with what has become of it since `before`; None is that nobody knows."""
+    last = {part.name: part for part in before or ()}
+    rows = []
+    for part in parts:
+        there = last.pop(part.name, None)
+        change = "" if before is None or there == part else "new" if there is None else "changed"
+        rows.append(
+            PartRow(
+                part.name,
+                part.tier,
+                part.text,
+                part.source,
+                part.owner,
+                part.size,
+                estimator.text(part.text),
+                part.hash,
+                change,  # type: ignore[arg-type]
+            )
+        )
+    rows.sort(key=lambda row: TIERS.index(row.tier))
+    return PromptShown(id, tuple(rows), texts, before is not None, tuple(last), tuple(notes))
+
+
+def standing(spec: AgentSpec, session: Session, live: str, *, hooked: bool = False) -> PromptShown:
+    """Return the prompt of an agent without a process, whose `session` that is; `live` tells of its subagents.
+
+    `hooked`: there are hooks that may change it.
+    """
+    rules, estimator = spec.prompt.rules, Estimator(ratios_of(spec.backend))
+    context = ToolContext(Path(spec.cwd), spec.env, folder=Path(spec.folder))
+    toolbox = make_toolbox(spec.tools, spec.root_tools, context)
+    toolbox.withdraw(spec.withdrawn)
+    notes = [NO_PROCESS, *([HOOKED] if hooked else [])]
+    if spec.memory is not None:
+        notes.append(REMEMBERED)
+    if spec.workspace is not None:
+        notes.append(AT_HAND)
+    stable, cut = fitted(stable_parts(spec, [tool.name for tool in toolbox.specs()]), "stable", rules, estimator)
+    told = next((text_of(message) for message in session.view if is_project(message)), "")
+    if not told and not session.asked and spec.context.level != "none":
+        notes.append(NOT_TOLD)
+    volatile, more = fitted(
+        volatile_parts(
+            date=today() if rules.time else "",
+            workspace=workspace_text(spec.cwd, session.replies.values()) if rules.workspace else "",
+            taken=toolbox.withdrawn,
+            planning=spec.plan and spec.plan_id not in session.plans_approved,
+            tasks=session.tasks,
+            live=live,
+        ),
+        "volatile",
+        rules,
+        estimator,
+    )
+    texts: dict[Tier, str] = {"stable": rendered(stable), "context": told, "volatile": rendered(volatile)}
+    parts = (*stable, *context_parts(told, spec.context.rules.files), *volatile)
+    return described(spec.id, parts, texts, estimator, before=None, notes=(*notes, *cut, *more))

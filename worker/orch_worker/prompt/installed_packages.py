@@ -1,0 +1,57 @@
+"""What installed Python packages say of themselves: from their metadata, and nothing of them is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from orch_protocol.agent.project import Page
+
+from ..tools.files.gitignore import Note
+
+__all__ = ["pages_of"]
+
+MOST: Final = 8
+MOST_CHARS: Final = 4_000
+ENVIRONMENTS: Final = (".venv", "venv")
+_DECORATION: Final = re.compile(r"\s*(<|\[?!\[|\.\. |:\w+: |[=~^-]{3,}\s*$)")
+"""Lines of pictures, badges and HTML, which tell a model nothing."""
+_GAPS: Final = re.compile(r"\n{3,}")
+NOT_INSTALLED: Final = "it is not installed"
+
+
+def pages_of(folder: Path, names: Iterable[str], note: Note) -> tuple[Page, ...]:
+    """Return a page for each package called so: in the environment of the project in `folder`, or where orch is."""
+    places = list(_places(folder))
+    for place in places:
+        note(Path(place))
+    return tuple(_page(name, places) for name in list(names)[:MOST])
+
+
+def _places(folder: Path) -> Iterator[str]:
+    for environment in ENVIRONMENTS:
+        yield from map(str, sorted((folder / environment).glob("lib/python3*/site-packages")))
+
+
+def _page(name: str, places: list[str]) -> Page:
+    try:
+        found = next(iter(metadata.distributions(name=name, path=places)), None) if places else None
+        found = found or next(iter(metadata.distributions(name=name)), None)
+        return Page(name, _said(found)) if found is not None else Page(name, problem=NOT_INSTALLED)
+    except (OSError, ValueError, KeyError) as error:
+        return Page(name, problem=f"its metadata cannot be read: {error}")
+
+
+def _said(found: metadata.Distribution) -> str:
+    summary = "".join(found.metadata.get_all("Summary") or ())
+    written = found.metadata.get_all("Description") or [(found.read_text("METADATA") or "").partition("\n\n")[2]]
+    head = f"{found.name} {found.version}: {summary}".removesuffix(": ")
+    text = _GAPS.sub("\n\n", "\n".join(_told(written[0])))
+    return f"{head}\n\n{text.strip()[:MOST_CHARS]}".strip()
+
+
+def _told(description: str) -> Iterator[str]:
+    return (line.rstrip() for line in description.splitlines() if not _DECORATION.match(line))

@@ -1,0 +1,1 @@
+"""Landlock, seccomp and bubblewrap."""

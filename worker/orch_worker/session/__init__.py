@@ -1,0 +1,1 @@
+"""Session files: transcript, entry tree and what is read back from them."""

@@ -1,0 +1,1 @@
+"""The append-only file behind a session: lines, checksums, rewriting and its lock."""

@@ -1,0 +1,93 @@
+"""What is known of the beginning of a durable file since somebody looked at each of its lines: so many bytes, whose
+checksum is this.
+
+Whoever opens the file reads all of these bytes again and compares; it is their lines that need not be looked at one by
+one. So nothing is believed that the file does not say itself, and what is not as it was is looked at line by line.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.core.errors import StoreError
+
+from ...system.files import bytes_of, cannot, open_regular
+
+__all__ = ["LEAST", "Known", "Mistaken", "Stretch", "known_of", "remember"]
+
+LEAST: Final = 1 << 20
+"""Bytes: of a shorter file, or for fewer bytes more, nothing is noted."""
+
+
+class Mistaken(Exception):
+    """The file is not what is known of it."""
+
+
+class Known(Struct, frozen=True):
+    """The first `end` bytes of a file are whole, sound lines and have the CRC-32 `sum`.
+
+    The last of the lines has the number `seq` and states `checksum`.
+    """
+
+    end: int
+    seq: int
+    checksum: int
+    sum: int
+
+
+class Stretch(Struct, frozen=True, gc=False):
+    """Sound lines from `start` to `stop` of a file, all of which up to there has the CRC-32 `before`, and `after`."""
+
+    start: int
+    stop: int
+    before: int
+    after: int
+
+    def read(self, path: Path) -> bytes:
+        """Return these lines of the file at `path`. Raises StoreError when they are not there as they were."""
+        try:
+            with open(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
+                lines = os.pread(file.fileno(), self.stop - self.start, self.start)
+        except OSError as error:
+            raise cannot("read", path, error) from error
+        if crc32(lines, self.before) != self.after:
+            raise StoreError(f"{path} was changed by somebody else while it was open: run `orch fsck`")
+        return lines
+
+
+_decoder = msgspec.json.Decoder(Known)
+
+
+def known_of(path: Path) -> Known | None:
+    """Return what is known of the file at `path`, None: nothing."""
+    try:
+        return _decoder.decode(bytes_of(_beside(path)))
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def remember(path: Path, known: Known) -> None:
+    """Note what is known of the file at `path`; where that cannot be, its lines are looked at again next time."""
+    beside = _beside(path)
+    fresh = beside.with_name(f"{beside.name}.new")
+    try:
+        # Whatever is there in its place is neither followed nor waited for: what is appended does not wait for a note.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(fresh, flags, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(known))
+        fresh.replace(beside)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.known")

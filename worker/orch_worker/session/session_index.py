@@ -1,0 +1,311 @@
+"""What is in a session file, entry by entry: which branches there are, where the conversation is, what has a name.
+
+Read without decoding what was said, and without keeping it: a head of each entry is enough to find it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from orch_protocol.core.errors import AmbiguousRefError, EntryNotFoundError
+from orch_protocol.core.messages import ToolResult, text_of
+from orch_protocol.session.entries import MessageEntry, SessionHeader
+from orch_protocol.session.tree import Branch, EntryRow
+
+from ..conversation.framing import question_in
+from ..conversation.stubs import marker
+from .entry_tree import Lineage
+from .transcript import read_lines
+
+__all__ = ["BEGINNING", "Outline", "question", "read_outline"]
+
+BEGINNING: Final = "root"
+"""What a person calls the place before the first entry."""
+HEAD: Final = 80
+LEAST_PREFIX: Final = 2
+ASIDE: Final = frozenset({"checkout", "label", "session_info", "model_change", "thinking_level_change", "custom"})
+"""Entries with which nothing was said."""
+
+_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
+
+
+class _Block(Struct):
+    type: str = ""
+    text: str = ""
+    name: str = ""
+
+
+class _Said(Struct):
+    role: str = ""
+    content: list[_Block] = []
+
+
+class _Reply(Struct):
+    text: str = ""
+
+
+class _Collapse(Struct):
+    task: str = ""
+    holder: str = ""
+
+
+class _Line(Struct, rename="camel"):
+    id: str
+    parent_id: str | None = None
+    type: str = ""
+    timestamp: str = ""
+    turn: str = ""
+    message: _Said | None = None
+    content: list[_Block] = []
+    summary: str = ""
+    reply: _Reply | None = None
+    collapse: _Collapse | None = None
+    target_id: str = ""
+    label: str | None = None
+    name: str | None = None
+    provider: str = ""
+    model_id: str = ""
+    thinking_level: str = ""
+    own: bool = False
+    custom_type: str = ""
+    deleted: str = ""
+
+
+class _Place(Struct, rename="camel"):
+    id: str
+    parent_id: str | None = None
+    type: str = ""
+
+
+_line: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
+_place: msgspec.json.Decoder[_Place] = msgspec.json.Decoder(_Place)
+_message: msgspec.json.Decoder[MessageEntry] = msgspec.json.Decoder(MessageEntry)
+_header: msgspec.json.Decoder[SessionHeader] = msgspec.json.Decoder(SessionHeader)
+
+
+class Outline:
+    """The tree of a session, as the fold of its lines. Attributes are read, never assigned."""
+
+    def __init__(self, lines: Iterable[bytes] = ()) -> None:
+        self.header: SessionHeader | None = None
+        self.lineage = Lineage()
+        """Which entry follows which, those whose line is damaged included."""
+        self.labels: dict[str, str] = {}
+        """The label of each entry that has one, by its id."""
+        self.name = ""
+        """What the session was called last."""
+        self._rows: list[EntryRow] = []
+        self._own: set[str] = set()
+        for line in lines:
+            self._take(line)
+
+    @property
+    def leaf(self) -> str | None:
+        """Id of the last entry, where the conversation goes on; None in an empty session."""
+        return self.lineage.leaf
+
+    def rows(self) -> list[EntryRow]:
+        """Return every entry, in file order."""
+        path = self.lineage.path(len(self._rows) - 1)
+        return [
+            msgspec.structs.replace(row, on_path=bool(on), label=self.labels.get(row.id))
+            if on or row.id in self.labels
+            else row
+            for row, on in zip(self._rows, path, strict=True)
+        ]
+
+    def branches(self) -> list[Branch]:
+        """Return the branches, in the order of what was said last on each; the current one may end anywhere."""
+        parents = self.lineage.parents
+        last = len(self._rows) - 1
+        path = self.lineage.path(last)
+        followed = bytearray(len(parents))
+        for parent in parents:
+            if parent >= 0:
+                followed[parent] = 1
+        here = self._said_at(last)
+        tips = {here} if last >= 0 else set()
+        inner = bytearray(len(parents))
+        for end in (self._said_at(place) for place in range(last, -1, -1) if not followed[place]):
+            if end >= 0 and not inner[end]:
+                tips.add(end)
+                above = parents[end]
+                while above >= 0 and not inner[above]:
+                    inner[above] = 1
+                    above = parents[above]
+        # One whose end something else was said behind is none of its own.
+        return [self._branch(tip, path, current=tip == here) for tip in sorted(tips) if tip == here or not inner[tip]]
+
+    def answers(self, at: str | None) -> tuple[str, str]:
+        """Return the model (`provider:name`) that the path to the entry `at` has on record as the agent's own, and how
+        much it is to think; "" for what it does not say."""
+        model, level = "", ""
+        for place in self.lineage.back(self.lineage.places[at] if at is not None else -1):
+            row = self._rows[place]
+            if row.id in self._own:
+                model = model or row.head
+            elif row.type == "thinking_level_change":
+                level = level or row.head
+            if model and level:
+                break
+        return model, level
+
+    def find(self, ref: str) -> str | None:
+        """Return the id of the entry that `ref` means: an id, a label, the beginning of one id, or `root`: None.
+
+        Raises EntryNotFoundError, AmbiguousRefError.
+        """
+        if self._is_there(ref):
+            return ref
+        labelled = [id for id, label in self.labels.items() if label == ref]
+        if labelled:
+            return labelled[-1]
+        if ref == BEGINNING:
+            return None
+        found = [id for id in self.lineage.places if len(ref) >= LEAST_PREFIX and id.startswith(ref)]
+        if len(found) > 1:
+            raise AmbiguousRefError(f"{ref!r} is the beginning of {len(found)} entries: {', '.join(found[:8])}")
+        if not found or not self._is_there(found[0]):
+            raise EntryNotFoundError(
+                f"the session has no entry {ref[:80]!r}: give an id, the beginning of one, a label, or "
+                f"{BEGINNING!r}; `orch session tree` shows them"
+            )
+        return found[0]
+
+    def row(self, id: str) -> EntryRow:
+        """Return the entry with that id, which is there."""
+        return self._rows[self.lineage.places[id]]
+
+    def _is_there(self, id: str) -> bool:
+        place = self.lineage.places.get(id)
+        return place is not None and self._rows[place].type != "lost"
+
+    def _said_at(self, place: int) -> int:
+        """Return the last entry on the path to `place` with which something was said or done, -1 for none."""
+        return next((each for each in self.lineage.back(place) if self._rows[each].type not in ASIDE), -1)
+
+    def _branch(self, tip: int, path: bytearray, *, current: bool) -> Branch:
+        if tip < 0:
+            return Branch(id=None, from_id=None, entries=0, head="", timestamp="", current=current)
+        own: list[int] = []
+        for place in self.lineage.back(tip):
+            if path[place] and not current:
+                break
+            own.append(place)
+        fork = self.lineage.parents[own[-1]] if own else tip
+        asked = (self._rows[place] for place in own if self._rows[place].role == "user")
+        row = self._rows[tip]
+        return Branch(
+            id=row.id,
+            from_id=self._rows[fork].id if fork >= 0 else None,
+            entries=len(own),
+            head=next((each.head for each in asked), row.head),
+            timestamp=row.timestamp,
+            label=self.labels.get(row.id),
+            current=current,
+        )
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b'{"type":"session",'):
+            try:
+                self.header = self.header or _header.decode(line)
+            except _ERRORS:
+                pass  # whoever opens the file for writing is told
+            return
+        try:
+            entry = _line.decode(line)
+        except _ERRORS:
+            try:
+                place = _place.decode(line)
+            except _ERRORS:
+                return
+            entry = _Line(place.id, place.parent_id, place.type)
+        lineage = self.lineage
+        if entry.parent_id is not None and lineage.missing(entry.parent_id):
+            self._rows.append(EntryRow(entry.parent_id, lineage.leaf, "lost"))
+            lineage.add(entry.parent_id, lineage.leaf)
+        lineage.add(entry.id, entry.parent_id)
+        role, head = _shown(entry)
+        self._rows.append(
+            EntryRow(entry.id, entry.parent_id, entry.type, entry.timestamp, role, _clipped(head), entry.turn)
+        )
+        if entry.type == "label" and entry.label:
+            self.labels[entry.target_id] = entry.label
+        elif entry.type == "label":
+            self.labels.pop(entry.target_id, None)
+        elif entry.own:
+            self._own.add(entry.id)
+        elif entry.type == "session_info":
+            self.name = entry.name or ""
+
+
+def read_outline(folder: Path) -> Outline:
+    """Return what is in the session in `folder` as its file stands; nothing if there is none.
+
+    Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
+    """
+    return Outline(read_lines(folder))
+
+
+def question(folder: Path, id: str) -> str | None:
+    """Return what was asked in the entry `id` of the session in `folder`, None when that is no question.
+
+    Raises as `read_outline` does.
+    """
+    wanted = b'"id":"%b"' % id.encode()
+    for line in read_lines(folder):
+        if wanted not in line[:64] or not line.startswith(b'{"type":"message"'):
+            continue
+        try:
+            message = _message.decode(line).message
+        except _ERRORS:
+            return None
+        results = any(isinstance(block, ToolResult) for block in message.content)
+        return question_in(text_of(message)) if message.role == "user" and not results else None
+    return None
+
+
+def _shown(entry: _Line) -> tuple[str, str]:
+    """Return who speaks in an entry, and what it says in short."""
+    match entry.type:
+        case "message" if entry.message is not None:
+            content = entry.message.content
+            results = any(block.type == "tool_result" for block in content)
+            return "tool" if results else entry.message.role, _words(content)
+        case "custom_message":
+            return "user", _words(entry.content)
+        case "branch_summary":
+            return "user", entry.summary
+        case "compaction":
+            return "", entry.summary
+        case "turn_end" if entry.reply is not None:
+            return "", entry.reply.text
+        case "archive" if entry.collapse is not None:
+            about = marker(entry.deleted) if entry.deleted else entry.collapse.task
+            return "", f"{entry.collapse.holder}: {about}"
+        case "label":
+            return "", f"{entry.target_id}: {entry.label or ''}"
+        case "session_info":
+            return "", entry.name or ""
+        case "model_change":
+            return "", f"{entry.provider}:{entry.model_id}" if entry.model_id else entry.provider
+        case "thinking_level_change":
+            return "", entry.thinking_level
+        case "custom":
+            return "", entry.custom_type
+    return "", ""
+
+
+def _words(content: list[_Block]) -> str:
+    texts: list[Any] = [block.text or block.name for block in content]
+    return " ".join(filter(None, texts)) or ", ".join(block.type for block in content)
+
+
+def _clipped(text: str) -> str:
+    line = " ".join(text[: HEAD * 4].split())
+    return line if len(line) <= HEAD else f"{line[: HEAD - 3]}..."

@@ -1,0 +1,1 @@
+"""Skill files, the catalog of skills and the tool that reads them."""

@@ -1,0 +1,1 @@
+"""Files, threads, imports and Linux system calls."""

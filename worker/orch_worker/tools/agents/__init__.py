@@ -1,0 +1,1 @@
+"""Tools that start, query and plan agents."""

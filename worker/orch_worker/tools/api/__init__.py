@@ -1,0 +1,1 @@
+"""The contract of tools, and how they call the root."""

@@ -1,0 +1,33 @@
+"""What an agent can say to its root, whoever carries it there."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from orch_protocol.wire.tool_events import Called
+
+__all__ = ["Root"]
+
+
+class Root(Protocol):
+    """What an agent can say to its root."""
+
+    def report(self, phase: str, detail: str, step: int) -> None:
+        """Tell what the agent does just now."""
+
+    async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
+        """Ask for a service and return its result."""
+
+    def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
+        """Tell what happened in a turn, if somebody watches it or comes to."""
+
+    def called(self, query_id: str, called: Called) -> None:
+        """Tell what became of a call in a turn whose calls somebody observes."""
+
+    def heard(self, steer_id: str) -> None:
+        """Tell that what was said to the agent is in its conversation."""
+
+    def stop(self, code: int = 0) -> None:
+        """End this agent's process with exit code `code`."""

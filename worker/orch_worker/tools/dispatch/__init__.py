@@ -1,0 +1,1 @@
+"""Which tools an agent has, and how a call is checked and run."""

@@ -1,0 +1,1 @@
+"""Tools that read, write and search files."""

@@ -1,0 +1,1 @@
+"""The Python tool and its namespace."""

@@ -1,0 +1,75 @@
+"""Letting a value of an agent go to another one, or to its user's program: by name, as a file of data."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orch_protocol.core.errors import NoValueError
+from orch_protocol.core.taint import bits_in, joined
+from orch_protocol.core.values import Value
+
+from ..api.base import ToolContext, ToolError
+from ..values.codec import NotMovable
+from ..values.store import SPELLING
+from ..values.values import Values
+
+if TYPE_CHECKING:
+    from .namespace import Namespace
+
+__all__ = ["export", "stored"]
+
+RUN: frozenset[str] = frozenset({"run_python"})
+
+
+async def export(context: ToolContext, name: str) -> Value:
+    """Return what `name` stands for in the agent of `context`, stored: a handle, or what its code has bound.
+
+    Raises NoValueError, which says what is wrong with the name or the value and what to do.
+    """
+    if SPELLING.fullmatch(name.strip()):
+        return await asyncio.to_thread(stored, context, name)
+    if not name.isidentifier():
+        raise NoValueError(f"{name!r} is no simple name and no handle such as .h_001: let the agent bind it to a name")
+    if context.granted.isdisjoint(RUN):
+        raise NoValueError(f"there is no {name!r}: the agent has no run_python, so there are handles alone")
+    from .namespace import Namespace
+
+    return await asyncio.to_thread(_bound, context, context.own(Namespace), name)
+
+
+def stored(context: ToolContext, handle: str) -> Value:
+    """Return what is stored under `handle`. Raises NoValueError."""
+    values = context.own(Values)
+    try:
+        kept, file = values.get(handle), values.file(handle)
+    except ToolError as error:
+        raise NoValueError(str(error)) from error
+    except OSError as error:
+        raise NoValueError(f"{handle} cannot be read: {error.strerror}") from error
+    note, marks = kept.note, values.marks(handle)
+    return Value(
+        handle=kept.handle,
+        type=note.type,
+        extent=note.extent,
+        size=note.size,
+        lines=note.lines,
+        kind=note.kind,
+        file=file.path.name,
+        digest=file.digest,
+        marks=joined(marks, context.told),
+        local=note.local,
+    )
+
+
+def _bound(context: ToolContext, space: Namespace, name: str) -> Value:
+    marks, local = space.brought
+    try:
+        kept = context.own(Values).store(space.value(name), bits=bits_in(marks), local=local)
+    except ToolError as error:
+        raise NoValueError(str(error)) from error
+    except NotMovable as error:
+        raise NoValueError(f"{name!r} cannot leave its process: {error}") from error
+    except OSError as error:
+        raise NoValueError(f"{name!r} could not be written to a file: {error.strerror}") from error
+    return stored(context, kept.handle)

@@ -1,0 +1,1 @@
+"""Tools that run commands and git."""

@@ -1,0 +1,29 @@
+"""The environment of what tools start: what the agent was given, without secrets."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from ...system.secrets import is_secret
+from ..api.base import ToolContext
+from .sandboxed_exec import Cell
+
+__all__ = ["tool_environment"]
+
+INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "ORCH_HOME", "ORCH_RUN")
+FIXED: Final = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def tool_environment(context: ToolContext, tool: str) -> dict[str, str]:
+    """Return the variables of `context`, on top of the few every program needs; none that looks like a secret.
+
+    What `tool` starts has a home of its own, and with it one of orch's, where it cannot reach the user's.
+    """
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    given = {name: value for name, value in context.env.items() if not is_secret(name)}
+    own = context.own(Cell).environment() if context.sandbox.of(tool) >= "L2" else {}
+    if own:
+        inherited.pop("ORCH_HOME", None)
+    return {"PATH": DEFAULT_PATH, **inherited, **given, **FIXED, **own}

@@ -1,0 +1,1 @@
+"""Large values: storage, encoding and representation."""

@@ -1,0 +1,1 @@
+"""The channel between a worker and its root."""

@@ -1,0 +1,1 @@
+"""Files and values that an agent keeps at hand."""
