@@ -12,7 +12,7 @@ import pytest
 from sources import ROOT, Module, broken, called, modules, nodes, parsed
 
 pytestmark = pytest.mark.timeout(240)  # each looks through all there is
-MOST_LINES = 500
+MOST_LINES = 1000
 UNIT_FOLDERS = ("tests/protocol", "tests/worker", "tests/orchestrator")
 TESTS = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
 UNIT_TESTS = [path for path in TESTS if str(path.relative_to(ROOT)).startswith(UNIT_FOLDERS)]
@@ -91,7 +91,7 @@ class TestEveryModule:
     """Rules of the code."""
 
     def test_is_small(self) -> None:
-        """A module is one noun, and fits in 500 lines."""
+        """A module is one noun, and fits in 1,000 lines."""
         lengths = {module.name: len(module.source.splitlines()) for module in modules()}
         assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
 

@@ -41,7 +41,7 @@ PROVIDERS = re.compile(
     r"anthropic|openai|claude(?!\.md\b)|\bgpt-|ollama|moonshot|\bkimi|cache_control|reasoning_content|max_completion_tokens",
     re.IGNORECASE,
 )
-HOMES_OF_PROVIDERS = ("orch_worker.backends.", "orch.archival.adapters")
+HOMES_OF_PROVIDERS = ("orch_worker.backends.", "orch.archival.adapters", "orch.sessions.", "orch_worker.system.secrets")
 
 
 def outside_layer(module: Module) -> list[str]:
@@ -180,7 +180,7 @@ def made_up(source: str, name: str) -> Module:
             ["orch_worker.session.log.append_log"],
         ),
         ("import zmq", "orch_protocol.wire.frames", ["zmq"]),
-        ("from ..orch import tree", "orch_worker.agent.turn", ["orch.tree.tree"]),
+        ("from ...orch import tree", "orch_worker.agent.turn", ["orch.tree"]),
         ("import importlib\nimportlib.import_module('orch.tree.tree')", "orch_worker.agent.turn", ["orch.tree.tree"]),
         ("import json, msgspec\nfrom .ids import new_id", "orch_protocol.wire.frames", []),
         ("from orch_worker.session.log.append_log import Store", "orch.supervisor.supervisor", []),
@@ -211,8 +211,8 @@ def test_provider_rule_catches() -> None:
 
 def test_imports_for_types_are_told_apart() -> None:
     """What is imported for type checkers alone counts for layers, and not for cycles."""
-    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .tree import Tree\nelse:\n    import json\n"
-    source += "def f():\n    import ast\n"
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..tree import Tree\n"
+    source += "else:\n    import json\ndef f():\n    import ast\n"
     assert "orch.tree.tree.Tree" in imports_of(source, "orch.tree.agents.agent_refs")
     assert imports_of(source, "orch.tree.agents.agent_refs", executed="some time") == (
         "typing.TYPE_CHECKING",

@@ -172,7 +172,7 @@ MUTANTS: Final = (
     Mutant(
         "a worker hangs on one tie alone: the lifeline is not armed",
         "worker/orch_worker/process/worker_init.py",
-        "    kernel.arm_lifeline(LIFELINE)\n",
+        "    linux.arm_lifeline(LIFELINE)\n",
         "",
         "tests/integration/test_ends.py::TestEnd::test_lifeline_alone_is_enough",
     ),
@@ -207,8 +207,8 @@ MUTANTS: Final = (
     Mutant(
         "a device is a file",
         "worker/orch_worker/system/files.py",
-        "    if not stat.S_ISREG(os.fstat(descriptor).st_mode):",
-        "    if False:",
+        "from error\n    if not stat.S_ISREG(os.fstat(descriptor).st_mode):",
+        "from error\n    if False:",
         "tests/worker/test_store.py::test_what_is_no_regular_file_is_refused",
     ),
     Mutant(

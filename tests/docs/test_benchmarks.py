@@ -193,7 +193,7 @@ def test_hooks_are_compiled_out(monkeypatch: pytest.MonkeyPatch) -> None:
     left = "stay()\nsaid = [text]\nif other is not None:\n    go()"
     assert importlib.import_module("ast").unparse(hooks.without_hooks(source)) == left
     assert "hooks.step_end" not in importlib.import_module("ast").unparse(
-        hooks.without_hooks((ROOT / "worker" / "orch_worker" / "loop.py").read_text())
+        hooks.without_hooks((ROOT / "worker" / "orch_worker" / "agent" / "turn.py").read_text())
     )
 
 

@@ -1,6 +1,7 @@
 """The archives of a root's agents: what is to leave which conversation, and how all of it is found again.
 
-An agent's process asks (see `orch_worker.context.archiving`); what follows is worked out in threads, from its session file.
+An agent's process asks (see `orch_worker.context.archiving`); what follows is worked out in threads, from its
+session file.
 """
 
 from __future__ import annotations

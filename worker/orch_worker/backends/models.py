@@ -71,7 +71,7 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     local: bool = False
     """Runs on this machine: nobody listening there will not be cured by waiting."""
     thinks: tuple[str, ...] = ()
-    """The levels of thinking that it takes, as `orch_protocol.agent.models.THINKING` has them; none: it is told none."""
+    """The levels of thinking that it takes, of `orch_protocol.agent.models.THINKING`; none: it is told none."""
     thinking_in_tokens: bool = False
     """Takes a number of tokens to think in, rather than a level."""
 

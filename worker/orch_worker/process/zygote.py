@@ -1,7 +1,8 @@
 """A process that has imported everything once and forks workers that start with it.
 
 Called as `zygote <template> <entry> <run folder> <control> <lifeline> <root pidfd>`. It holds no thread, no socket but
-its control end, no zmq context and no secret: a worker inherits all of it. What it says is in `orch_protocol.wire.zygote_messages`.
+its control end, no zmq context and no secret: a worker inherits all of it. Its messages are in
+`orch_protocol.wire.zygote_messages`.
 """
 
 from __future__ import annotations
