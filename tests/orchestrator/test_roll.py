@@ -73,6 +73,18 @@ def test_whoever_has_one_sees_what_happens_to_it(forest: Forest) -> None:
     assert ids[0] in awake(forest)
 
 
+def test_agent_held_while_it_is_packed_stays_the_same_object(forest: Forest) -> None:
+    """A caller that got the agent before it was packed sees later changes."""
+    held = resolve(forest.tree.nodes, ended(forest))
+    assert held.spec.id in awake(forest)
+    for _ in range(6):
+        ended(forest)
+    assert held.spec.id not in awake(forest)
+    assert forest.tree.nodes[held.spec.id] is held
+    forest.handle(Resume(held.spec.id))
+    assert held.status == "cold"
+
+
 def test_many_that_one_entry_is_about_may_be_packed_meanwhile(forest: Forest) -> None:
     """As archives that are deleted together: one that is packed on the way is not lost when its turn comes."""
     ids = [ended(forest) for _ in range(9)]
