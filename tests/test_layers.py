@@ -34,9 +34,6 @@ DOORS: dict[str, set[str]] = {
 IMPORTED_AS = {"ipython": "IPython", "pyyaml": "yaml", "pyzmq": "zmq"}
 """Packages that are imported by another name than they are installed by."""
 
-COMES_ALONG = {"httpx2": "both SDKs take and return its clients, and depend on it"}
-"""Packages that are imported though pyproject.toml does not name them, and why that is right."""
-
 PROVIDERS = re.compile(
     r"anthropic|openai|claude(?!\.md\b)|\bgpt-|ollama|moonshot|\bkimi|cache_control|reasoning_content|max_completion_tokens",
     re.IGNORECASE,
@@ -73,7 +70,7 @@ def declared() -> set[str]:
     extras = (wanted for extra, wanted in project["optional-dependencies"].items() if extra != "test")
     wanted = map(distribution, chain(project["dependencies"], *extras))
     names = {IMPORTED_AS.get(name, name) for name in wanted}
-    return {*names, *COMES_ALONG, *OURS, *sys.stdlib_module_names}
+    return {*names, *OURS, *sys.stdlib_module_names}
 
 
 def distribution(requirement: str) -> str:

@@ -1,8 +1,13 @@
-"""Which orch this is."""
+"""The name and version of the installed distribution."""
 
 from __future__ import annotations
 
-__all__ = ["version"]
+from typing import Final
+
+__all__ = ["DISTRIBUTION", "version"]
+
+DISTRIBUTION: Final = "orch-agents"
+"""The name of the project on a package index. The import package and the command are called `orch`."""
 
 
 def version() -> str:
@@ -11,6 +16,6 @@ def version() -> str:
     from importlib.metadata import version as of
 
     try:
-        return of("orch")
+        return of(DISTRIBUTION)
     except PackageNotFoundError:
         return "source"

@@ -24,6 +24,7 @@ from orch_worker.tools.web.web import SEARCH_KEY
 
 from ...api.arguments import keys_in
 from ...config import config, paths
+from ...config.version import DISTRIBUTION
 from ...daemon.client import Connection
 from ...daemon.failure import Failure, explain
 from ...policy import sandbox as sandboxing
@@ -273,7 +274,7 @@ def _examine(check: Callable[[], Finding]) -> Finding:
 
 def _requirements() -> list[str]:
     try:
-        lines = importlib.metadata.requires("orch") or []
+        lines = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return []
     return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
