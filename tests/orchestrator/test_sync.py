@@ -17,7 +17,7 @@ import pytest
 from orch import Orchestrator, ScriptedBackend, Subagent
 from orch.processes.base import LaunchRequest
 from orch.testing import FakeLauncher, FakeWorker
-from orch_protocol.core.errors import AgentDiedError, ConfigError, LaunchError
+from orch_protocol.core.errors import AgentBusyError, AgentDiedError, ConfigError, LaunchError
 
 Open = Callable[..., Orchestrator]
 
@@ -311,6 +311,31 @@ def test_who_waits_in_another_thread_is_told_of_the_end(open_one: Open) -> None:
             with pytest.raises(AgentDiedError, match="closed"):
                 future.result(timeout=10)
     done.set()
+
+
+def test_submit_to_a_busy_agent_raises_at_the_call(open_one: Open) -> None:
+    """The second call raises; the first query's future is unaffected."""
+    with open_one() as o:
+        agent = scripted(o, {"text": "late", "sleep": 60})
+        first = agent.submit("go")
+        with pytest.raises(AgentBusyError, match="is busy with: go"):
+            agent.submit("again")
+        assert not first.done()
+
+
+def test_submit_from_a_hook_on_the_loop_thread_does_not_wait(open_one: Open) -> None:
+    """Asynchronous hooks run on the orchestrator's own thread."""
+    asked: list[Any] = []
+    with open_one() as o:
+        other = scripted(o, "fine")
+
+        @o.on("before_system_prompt")
+        async def ask_other(*_: object) -> None:
+            if not asked:
+                asked.append(other.submit("go"))
+
+        assert scripted(o, "done").query("start").text == "done"
+        assert asked[0].result(timeout=10).text == "fine"
 
 
 def test_a_closed_root_says_so(open_one: Open) -> None:

@@ -116,8 +116,14 @@ class Subagent:
         return self._orchestrator._wait(self._agent.value(name))
 
     def submit(self, prompt: str) -> Future[Reply]:
-        """Ask and return a future of the reply. The answer can be collected as well, once."""
-        return self._orchestrator._start(self._submit(prompt))
+        """Start a query and return a future of its reply. The reply can also be collected, once.
+
+        Raises AgentBusyError at once if a query is running already.
+        """
+        owner = self._orchestrator
+        on_loop_thread = threading.current_thread() is owner._thread
+        reply = self._agent.submit(prompt) if on_loop_thread else owner._wait(self._submit(prompt))
+        return owner._start(_result(reply))
 
     def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
         """Take the reply to the last query, once; None when it is not there within `timeout` seconds.
@@ -308,8 +314,8 @@ class Subagent:
         forked = self._orchestrator._wait(self._agent.fork(entry, name=name, model=model))
         return Subagent(self._orchestrator, forked)
 
-    async def _submit(self, prompt: str) -> Reply:
-        return await self._agent.submit(prompt)
+    async def _submit(self, prompt: str) -> asyncio.Future[Reply]:
+        return self._agent.submit(prompt)
 
 
 class Session(Subagent):
@@ -721,6 +727,10 @@ class Orchestrator(Hookable, Templated, Skilled):
                 "hooks and approvers, `on_event`, and what is called when a future is done. Let a tool be a plain "
                 "function; elsewhere, start a thread"
             )
+
+
+async def _result(future: asyncio.Future[T]) -> T:
+    return await future
 
 
 async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float) -> set[asyncio.Task[Any]]:
