@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import Shell
+from integration.shell import MAIN, SECONDS, Shell
 
 PROGRAM = """
 import asyncio, resource, sys
@@ -25,7 +25,7 @@ async def main(home, limit):
         refused = [str(each) for each in came if type(each).__name__ == "ConcurrencyLimitError"]
         agents = [each for each in came if not isinstance(each, Exception)]
         assert len(agents) + len(refused) == 60, came
-        assert all(f"{limit} files" in text and "ulimit -n" in text for text in refused)
+        assert all(f"most {limit} file descriptors" in text and "ulimit -n" in text for text in refused)
         answers = await asyncio.gather(*[agent.query("?") for agent in agents])
         assert [answer.text for answer in answers] == ["yes"] * len(agents)
         await o.kill(all=True)
@@ -57,3 +57,16 @@ def test_the_daemon_takes_the_descriptors_it_may_have(shell: Shell) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] >= min(most, 1 << 14)
     assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
+
+
+@pytest.mark.parametrize("argv", [["list"], ["spawn", "x"]], ids=" ".join)
+def test_too_few_descriptors_for_the_daemon_are_an_error_with_a_fix(argv: list[str], shell: Shell) -> None:
+    """`ulimit -n 20` before any orch command."""
+    main = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)); {MAIN}"
+    command = shell.start(*argv, main=main)
+    _, stderr = command.communicate(timeout=SECONDS)
+    assert command.returncode == 1
+    (line,) = stderr.decode().splitlines()
+    assert line.startswith("orch: cannot start an orchestrator: ")
+    assert "of at most 20 file descriptors" in line
+    assert "ulimit -n 1024" in line

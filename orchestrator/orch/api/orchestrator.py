@@ -65,6 +65,7 @@ from ..policy.budget_rules import budget_of, change_of
 from ..policy.root_hooks import Hookable, RootHooks
 from ..processes import default_launcher
 from ..processes.base import Launcher
+from ..processes.descriptors import require_room
 from ..processes.router import Deliver, Router, Switchboard
 from ..resources.extensions import templates_for
 from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvider, Templates
@@ -359,6 +360,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             return self
         self._loop = asyncio.get_running_loop()
         sandbox.check(self.config.sandbox, machine)
+        require_room()
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         chosen = self.config.session_dir
         sessions = paths.private_dir(

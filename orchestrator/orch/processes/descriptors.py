@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Final, TypeVar
 
-from orch_protocol.core.errors import ConcurrencyLimitError
+from orch_protocol.core.errors import ConcurrencyLimitError, LaunchError
 
 __all__ = ["held", "hold", "release", "require_room"]
 
@@ -52,10 +52,11 @@ def release(descriptor: int | socket.socket) -> None:
             descriptor.close()
 
 
-def require_room(starting: int) -> None:
-    """Raise ConcurrencyLimitError unless `starting` agents can be launched at once with the descriptors that are left.
+def require_room(agents: int = 0) -> None:
+    """Raise unless enough file descriptors are left to launch `agents` at once; 0: to start the root itself.
 
-    The socket library ends the process, the user's program, when it finds none for a worker that connects.
+    Raises ConcurrencyLimitError for agents, LaunchError for the root. ZeroMQ would abort the user's program if it found
+    no descriptor for a connecting worker.
     """
     import resource
 
@@ -63,14 +64,19 @@ def require_room(starting: int) -> None:
     if limit == resource.RLIM_INFINITY or limit >= PLENTY:
         return
     try:
-        taken = len(os.listdir("/dev/fd")) - 1
-    except OSError:  # there is none to look with
-        taken = limit
-    if taken + EACH * starting + SPARE > limit:
-        raise ConcurrencyLimitError(
-            f"{taken} of the {limit} files that process {os.getpid()} may have open are open, too many to launch "
-            f"{starting} agents: raise the limit (ulimit -n), or wait for agents to end"
-        )
+        used = len(os.listdir("/dev/fd")) - 1
+    except OSError:  # /dev/fd does not exist, or no descriptor is left to list it
+        used = limit
+    needed = EACH * agents + SPARE
+    if used + needed <= limit:
+        return
+    why = (
+        f"{used} of at most {limit} file descriptors of process {os.getpid()} are in use, {needed} more are needed: "
+        "raise the limit, for example with `ulimit -n 1024`"
+    )
+    if agents:
+        raise ConcurrencyLimitError(f"cannot launch {agents} agents: {why}, or wait until other agents have ended")
+    raise LaunchError(f"cannot start an orchestrator: {why}")
 
 
 def _release_all() -> None:
