@@ -399,13 +399,14 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
     assert run(["list"]) == 0
     assert "abc" in capsys.readouterr().out
     assert run(["list", "--tree", "--all"]) == 0
-    assert desk.asked[1] == ("list", {"all": True})
+    assert desk.asked[1] == ("list", {"all": True, "runs": True})
     capsys.readouterr()
     run(["list", "--json"])
+    assert desk.asked[2] == ("list", {"all": False, "runs": False})
     [row] = json.loads(capsys.readouterr().out)
     assert " ".join(row) == (
         "id seq name parent_id depth kind status task model preset pid created_at last_activity pending "
-        "context_tokens context_limit queries usage budget spent outcome"
+        "context_tokens context_limit queries usage budget spent outcome run"
     )
 
 

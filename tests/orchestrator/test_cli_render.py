@@ -220,6 +220,15 @@ def test_who_has_a_budget_is_listed_with_the_part_that_is_used() -> None:
     assert "budget:        $0.2500 of $1.0000 used, 900 of 1,000 tokens used, 5.0 of 10.0 s used" in page
 
 
+def test_agents_of_programs_are_listed_with_their_run() -> None:
+    """Without any there is no such column; numbers are those of the daemon's agents."""
+    assert "RUN" not in terminal.table([row(1)], NOON)
+    head, ours, theirs = terminal.table([row(1), row(1, id="theirs", run="talks")], NOON).splitlines()
+    assert head.split()[:4] == ["#", "ID", "RUN", "NAME"]
+    assert theirs.split()[:3] == ["-", "theirs", "talks"]
+    assert ours.split()[0] == "1"
+
+
 def test_the_budget_of_all_is_shown_kind_by_kind() -> None:
     """What was set anew is told from what is configured."""
     spent = {"usd": 0.5, "tokens": 7.0, "tool_seconds": 1.25, "model_calls": 3.0}

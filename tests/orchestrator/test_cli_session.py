@@ -219,10 +219,20 @@ class TestTree:
         desk.answers["list"] = [ROW, late, ROW | {"id": "held", "kind": "holder"}]
         assert run(["session", "list", "--all", "--json"]) == 0
         assert [row["id"] for row in json.loads(capsys.readouterr().out)] == ["late", "abc"]
-        assert desk.asked == [("list", {"all": True})]
+        assert desk.asked == [("list", {"all": True, "runs": False})]
         assert run(["session", "list"]) == 0
         head, *rows = capsys.readouterr().out.splitlines()
         assert (head.split()[:3], [row.split()[1] for row in rows]) == (["SEQ", "ID", "NAME"], ["late", "abc"])
+
+    def test_list_names_the_run_of_a_program(self, desk: Desk, capsys: Captured) -> None:
+        """Its agents have no number that a command of this home takes."""
+        desk.answers["list"] = [ROW, ROW | {"id": "theirs", "run": "talks", "last_activity": "2026-02-01"}]
+        assert run(["session", "list"]) == run(["session", "list", "--runs", "--json"]) == 0
+        assert desk.asked == [("list", {"all": False, "runs": True})] * 2
+        head, theirs, ours, _ = capsys.readouterr().out.splitlines()
+        assert head.split()[:4] == ["SEQ", "ID", "RUN", "NAME"]
+        assert theirs.split()[:3] == ["-", "theirs", "talks"]
+        assert ours.split()[1] == "abc"
 
     def test_list_of_nothing(self, desk: Desk, capsys: Captured) -> None:
         """Stdout is empty, and a person is told what to do."""

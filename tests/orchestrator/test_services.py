@@ -351,3 +351,58 @@ async def test_what_an_unfinished_turn_used_counts(tmp_path: Path, end: str) -> 
         row = await (await world.get(agent.id)).state()
         assert row.usage.output_tokens > 0
         assert row.usage == read_session(Path(row.folder)).usage
+
+
+class TestAgentsOfOtherRuns:
+    """The list of one root can include the agents of other runs of the same home, such as those of programs."""
+
+    async def test_running_and_ended_runs_are_listed(self, tmp_path: Path) -> None:
+        """A run that has ended shows its agents as cold."""
+        async with opened(tmp_path, run="ended") as ended:
+            await (await ended.scripted("fine")).query("go")
+        async with opened(tmp_path, run="running") as running, opened(tmp_path, run="daemon") as daemon:
+            theirs, own = await running.scripted(), await daemon.scripted()
+            rows = await call(daemon.supervisor, None, "list", List(runs=True))
+            assert [(row.run, row.status, row.queries) for row in rows] == [
+                ("", "idle", 0),
+                ("ended", "cold", 1),
+                ("running", "idle", 0),
+            ]
+            assert (rows[0].id, rows[2].id) == (own.id, theirs.id)
+            assert [row.pid is None for row in rows] == [False, True, False]
+            assert [row.run for row in await call(daemon.supervisor, None, "list", List())] == [""]
+            await theirs.kill()
+            assert [row.run for row in await call(daemon.supervisor, None, "list", List(runs=True))] == ["", "ended"]
+            everything = await call(daemon.supervisor, None, "list", List(all=True, runs=True))
+            assert [(row.run, row.status) for row in everything][1:] == [("ended", "cold"), ("running", "killed")]
+
+    async def test_temporary_run_is_listed_only_while_it_runs(self, tmp_path: Path) -> None:
+        """A program that named no run removes it at its end; one that was killed leaves it to be removed."""
+        async with opened(tmp_path, run="daemon") as daemon:
+            async with opened(tmp_path) as program:
+                await program.scripted()
+                folder = program.supervisor.happenings.path.parent
+                kept = {name: (folder / name).read_bytes() for name in ("journal.jsonl", "lock")}
+                assert len(await call(daemon.supervisor, None, "list", List(runs=True))) == 1
+            folder.mkdir()
+            (folder / "journal.jsonl").write_bytes(kept["journal.jsonl"])
+            (folder / "lock").write_bytes(b"0\n")
+            assert await call(daemon.supervisor, None, "list", List(runs=True)) == []
+
+    async def test_unreadable_journal_does_not_fail_the_list(self, tmp_path: Path) -> None:
+        """A foreign file and a folder without a journal are left out."""
+        async with opened(tmp_path, run="daemon") as daemon:
+            for name, data in {"foreign": b"\0\1\2\n", "empty": b"", "folder": None}.items():
+                (tmp_path / "runs" / name).mkdir()
+                if data is not None:
+                    (tmp_path / "runs" / name / "journal.jsonl").write_bytes(data)
+            (tmp_path / "runs" / "folder" / "journal.jsonl").mkdir()
+            assert await call(daemon.supervisor, None, "list", List(runs=True)) == []
+
+    async def test_agent_does_not_see_other_runs(self, tmp_path: Path) -> None:
+        """An agent that sets `runs` gets the agents of its own run."""
+        async with opened(tmp_path, run="other") as other, opened(tmp_path, run="daemon", config=nesting()) as daemon:
+            await other.scripted()
+            agent = await daemon.scripted(tools=NEST)
+            rows = await ask_root(daemon, agent.id, "list", List(all=True, runs=True))
+            assert {row["run"] if isinstance(row, dict) else row.run for row in rows} <= {""}

@@ -77,7 +77,7 @@ from ..supervisor.recovery.deletion import finish
 from ..supervisor.recovery.orphan_cleanup import end_leftovers
 from ..supervisor.supervisor import Supervisor
 from ..supervisor.watchers import Observer, Watchers
-from ..tree.journal.journal import Journal
+from ..tree.journal.journal import JOURNAL, Journal
 from .agent import AsyncSubagent, OnEvent
 from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, listed, names_of, script_of, split_tools
 from .shared_namespace import lend
@@ -379,7 +379,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
             stack.callback(shutil.rmtree, spool, ignore_errors=True)
             stack.callback(self._hooks.close)
-            journal = Journal.open(folder / "journal.jsonl", durability=self.config.durability)
+            journal = Journal.open(folder / JOURNAL, durability=self.config.durability)
             stack.callback(journal.close)
             launcher = self._make_launcher(str(folder), folder)
             stack.push_async_callback(launcher.stop)

@@ -22,6 +22,7 @@ __all__ = [
     "hide",
     "home",
     "home_text",
+    "is_in_use",
     "own_folder",
     "passing",
     "path_of",
@@ -146,6 +147,20 @@ def runs_dir(home: Path) -> Path:
 def run_dir(home: Path, run: str) -> Path:
     """Return the folder of the root called `run`."""
     return runs_dir(home) / run
+
+
+def is_in_use(folder: Path) -> bool:
+    """Return whether the process that locked `folder` last is still running."""
+    try:
+        pid = int((folder / "lock").read_text())
+        if pid <= 0:  # os.kill would address a process group
+            return False
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def passing(home: Path) -> list[Path]:

@@ -35,10 +35,10 @@ __all__ = [
 
 # What moves the cursor, colours, rings, or turns the direction of reading, but for tab and newline.
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-HEAD = ("#", "ID", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET", "")
-RIGHT = frozenset({0, 4, 5, 6, 7, 8})
-BUDGET = HEAD.index("BUDGET")
-"""Where that column is, which is there when somebody has a budget."""
+HEAD = ("#", "ID", "RUN", "NAME", "STATUS", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET", "")
+RIGHT = frozenset({"#", "AGE", "CONTEXT", "TOKENS", "COST", "BUDGET"})
+OPTIONAL = frozenset({"RUN", "BUDGET"})
+"""Columns that are left out if no agent has a value for them."""
 WIDTH = 60
 HOLDER = "(archive)"
 FULL = ((95, "nearly full"), (90, "high"), (75, "getting full"))
@@ -225,7 +225,9 @@ def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | N
     # A holder has no name but its id.
     name = lead + (HOLDER if row.get("kind") == "holder" else line(row["name"], 24))
     return [
-        *(str(row["seq"]), row["id"], name, status(row), age(row["created_at"], now)),
+        # A number refers to an agent of the daemon's own run.
+        *("-" if row.get("run") else str(row["seq"]), row["id"], line(row.get("run", ""), 24)),
+        *(name, status(row), age(row["created_at"], now)),
         *(context(row), _tokens(usage), _cost(usage), _share(row), doing),
     ]
 
@@ -233,9 +235,9 @@ def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | N
 def _agents(cells: list[list[str]]) -> str:
     if not cells:
         return "no agents; start one: orch spawn TASK"
-    if any(each[BUDGET] for each in cells):
-        return columns([list(HEAD), *cells], RIGHT)
-    return columns([[*each[:BUDGET], *each[BUDGET + 1 :]] for each in [list(HEAD), *cells]], RIGHT - {BUDGET})
+    shown = [at for at, name in enumerate(HEAD) if name not in OPTIONAL or any(each[at] for each in cells)]
+    right = frozenset(place for place, at in enumerate(shown) if HEAD[at] in RIGHT)
+    return columns([[each[at] for at in shown] for each in [HEAD, *cells]], right)
 
 
 def columns(lines: list[list[str]], right: frozenset[int]) -> str:

@@ -273,9 +273,13 @@ class Resume(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class List(Struct, frozen=True, forbid_unknown_fields=True):
-    """List agents by sequence number; `all` includes killed ones."""
+    """List agents by sequence number; `all` includes killed ones.
+
+    `runs` adds the agents of other runs in the same home, such as those of programs. Only a user may ask for them.
+    """
 
     all: bool = False
+    runs: bool = False
 
 
 class Show(Struct, frozen=True, forbid_unknown_fields=True):
@@ -290,6 +294,8 @@ class AgentRow(Struct, frozen=True):
 
     `spent` is what it and everything below it used, turns under way included as far as they are counted; of `budget`,
     as far as it has limits of its own. `planning`: nobody has approved its plan yet.
+    `run` names the run that it belongs to if that is another run of the same home, whose journal this root only reads;
+    otherwise it is "".
     `title` is what its session is called. `outcome` is how its last
     query ended, "" before and while one is under way. `deleted` is when its session, or what it held, was deleted for
     good, "" when it was not.
@@ -327,6 +333,7 @@ class AgentRow(Struct, frozen=True):
     title: str = ""
     sandbox: Level = "L0"
     deleted: str = ""
+    run: str = ""
 
 
 class Shown(Struct, frozen=True):

@@ -18,16 +18,20 @@ __all__ = ["ROW", "VERBS"]
 ROW = (
     *("id", "seq", "name", "parent_id", "depth", "kind", "status", "task", "model", "preset", "pid", "created_at"),
     *("last_activity", "pending", "context_tokens", "context_limit", "queries", "usage", "budget", "spent", "outcome"),
+    "run",
 )
 
 
 def _list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="killed ones too")
+    parser.add_argument(
+        "--runs", action="store_true", help="with --json: agents of programs too, as the table has them"
+    )
     parser.add_argument("--tree", action="store_true", help="children below their parents, usage of whole branches")
 
 
 def _list(arguments: Namespace) -> int:
-    rows = Connection().call("list", {"all": arguments.all})
+    rows = Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json})
     if arguments.json:
         print(dump([{key: row[key] for key in ROW} for row in rows]))
     else:
@@ -106,7 +110,12 @@ def _narrow(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "list": Verb("List agents, oldest first.", "orch list --tree", _list_arguments, _list),
+    "list": Verb(
+        "List agents, oldest first; agents of programs show the name of their run.",
+        "orch list --tree",
+        _list_arguments,
+        _list,
+    ),
     "show": Verb("Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show),
     "kill": Verb(
         "End agents and everything below them, and print their ids. Their transcripts stay.",

@@ -48,10 +48,11 @@ def _change(arguments: Namespace, change: dict[str, Any], *, ask_anew: bool = Fa
 
 def _list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="those of killed agents too")
+    parser.add_argument("--runs", action="store_true", help="with --json: those of programs too, as the table has them")
 
 
 def _list(arguments: Namespace) -> int:
-    rows = latest(Connection().call("list", {"all": arguments.all}))
+    rows = latest(Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json}))
     command.say(arguments, rows, listing(command.without_deleted(rows)) if rows else "")
     if not rows and not arguments.json:
         print("orch: there is no session yet; orch spawn TASK begins one", file=sys.stderr)
@@ -65,15 +66,19 @@ def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def listing(rows: list[dict[str, Any]]) -> str:
     """Return sessions as a table, one a line."""
+    runs = any(row.get("run") for row in rows)
     cells = [
         [
-            *(str(row["seq"]), row["id"], terminal.line(row["name"], 24), terminal.status(row)),
+            *("-" if row.get("run") else str(row["seq"]), row["id"]),
+            *((terminal.line(row.get("run", ""), 24),) if runs else ()),
+            *(terminal.line(row["name"], 24), terminal.status(row)),
             *(terminal.age(row["last_activity"] or row["created_at"]), str(row["queries"])),
             terminal.line(row["title"] or row["task"]),
         ]
         for row in rows
     ]
-    return terminal.columns([list(HEAD), *cells], RIGHT)
+    head = [*HEAD[:2], *(("RUN",) if runs else ()), *HEAD[2:]]
+    return terminal.columns([head, *cells], frozenset(at + runs if at > 1 else at for at in RIGHT))
 
 
 def _show(arguments: Namespace) -> int:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import os
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from orch_protocol.agent.project import Surveyed
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.budget import budget_in
-from orch_protocol.core.errors import ConfigError
+from orch_protocol.core.budget import Amounts, budget_in
+from orch_protocol.core.errors import ConfigError, OrchError
 from orch_protocol.services.requests import AgentRow, Empty, List, Ref, Show, Shown
 from orch_protocol.services.run_events import EventsSince, RunEvent
 from orch_worker.conversation.history import without_lost
 from orch_worker.session.transcript import read_session
 
+from ...config import paths
 from ...supervisor.run_events import RECORDED, read_events
-from ...tree.agents.state import Node, iso
+from ...tree.agents.state import Node, Nodes, iso
+from ...tree.journal.journal import JOURNAL, read_entries
 from ..archives.recall import archive_row, found
 from ..checks.local_only import kept_from
 
@@ -33,19 +36,25 @@ KEPT = "(for local models alone)"
 
 
 async def list_agents(root: Supervisor, caller: str | None, params: List) -> list[AgentRow]:
-    """Return the agents in the order they were spawned; killed ones and holders only when all are asked for."""
-    nodes = list(root.tree.nodes) if params.all else _listed(root)
+    """Return the agents in the order they were spawned; killed ones and holders only if `all` is set.
+
+    Agents of other runs come last, by run.
+    """
+    nodes = list(root.tree.nodes) if params.all else _listed(root.tree.nodes)
     rows = [row(root, node) for node in nodes]
-    return [
+    rows = [
         msgspec.structs.replace(each, task=KEPT, title="", pending=None, activity="", error=None)
         if kept_from(root, caller, node)
         else each
         for each, node in zip(rows, nodes, strict=True)
     ]
+    if params.runs and caller is None:
+        rows += await root.disk.do(agents_of_other_runs, root.happenings.path.parent, params.all)
+    return rows
 
 
-def _listed(root: Supervisor) -> list[Node]:
-    awake = (node for node in root.tree.nodes.by_id.awake() if node.status != "killed" and not node.is_holder)
+def _listed(nodes: Nodes) -> list[Node]:
+    awake = (node for node in nodes.by_id.awake() if node.status != "killed" and not node.is_holder)
     return sorted(awake, key=lambda node: node.spec.seq)
 
 
@@ -109,10 +118,14 @@ async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
 
 
 def row(root: Supervisor, node: Node) -> AgentRow:
-    """Return `node` as its row."""
+    """Return the row of an agent of this root."""
+    activity = root.activity.get(node.spec.id)
+    doing = f"{activity.phase}: {activity.detail}" if activity else ""
+    return _row(node, root.tree.nodes, activity=doing, spent=root.budgets.spent(node))
+
+
+def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None = None) -> AgentRow:
     spec = node.spec
-    activity = root.activity.get(spec.id)
-    tree_usage = root.tree.nodes.tree_usage(spec.id)
     return AgentRow(
         id=spec.id,
         seq=spec.seq,
@@ -132,17 +145,17 @@ def row(root: Supervisor, node: Node) -> AgentRow:
         context_limit=node.context_limit,
         queries=node.queries,
         usage=node.usage,
-        tree_usage=tree_usage,
+        tree_usage=nodes.tree_usage(spec.id),
         cwd=spec.cwd,
         folder=spec.folder,
         tools=spec.active,
-        activity=f"{activity.phase}: {activity.detail}" if activity else "",
+        activity=activity,
         error=_gone(node) if node.deleted else node.error,
         repaired=node.repaired,
         budget=budget_in(spec.limits),
         planning=spec.plan,
         title=node.title,
-        spent=root.budgets.spent(node),
+        spent=spent if spent is not None else Amounts(),
         outcome=node.last.outcome if node.last is not None and node.pending is None else "",
         sandbox=spec.sandbox.level,
         deleted=node.deleted,
@@ -151,6 +164,56 @@ def row(root: Supervisor, node: Node) -> AgentRow:
 
 def _gone(node: Node) -> str:
     return f"its {'archive' if node.is_holder else 'session'} was deleted on {node.deleted[:10]}"
+
+
+# --- Agents of other runs in the same home, read from their journals ---
+
+MOST_RUNS: Final = 64
+
+
+def agents_of_other_runs(own: Path, everything: bool = False) -> list[AgentRow]:
+    """Return the agents of the runs beside the run folder `own`, ordered by run and agent number.
+
+    Includes killed agents and holders if `everything` is set. Temporary runs that have ended are left out, and so are
+    runs whose journal cannot be read: `orch fsck` reports these. Of more than 64 runs, the last changed are read.
+    """
+    found: list[tuple[float, Path, os.stat_result]] = []
+    for journal in own.parent.glob(f"*/{JOURNAL}"):
+        try:
+            stat = journal.stat()
+        except OSError:
+            continue  # removed since it was listed
+        if journal.parent.name != own.name:
+            found.append((stat.st_mtime, journal, stat))
+    rows: list[AgentRow] = []
+    newest = sorted(found, key=lambda each: each[0], reverse=True)[:MOST_RUNS]
+    for _, journal, stat in sorted(newest, key=lambda each: each[1]):
+        running = paths.is_in_use(journal.parent)
+        if not running and journal.parent.name.startswith(paths.OWN_RUN):
+            continue
+        try:
+            agents = _agents_in(journal, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        except (OrchError, OSError):
+            continue
+        shown = [each for each in agents if everything or (each.status != "killed" and each.kind != "holder")]
+        rows += shown if running else map(_not_running, shown)
+    return rows
+
+
+@lru_cache(maxsize=MOST_RUNS)
+def _agents_in(journal: Path, _inode: int, _modified: int, _size: int) -> tuple[AgentRow, ...]:
+    """Return all agents of the run of `journal`. The file's state is part of the key, so a changed file is read again.
+
+    Raises StoreError, OSError.
+    """
+    nodes = Nodes(read_entries(journal))
+    return tuple(msgspec.structs.replace(_row(node, nodes), run=journal.parent.name) for node in nodes)
+
+
+def _not_running(row: AgentRow) -> AgentRow:
+    """Return `row` of a run whose program has ended: its journal still names the processes that ended with it."""
+    status = "cold" if row.status in ("starting", "idle", "busy") else row.status
+    return msgspec.structs.replace(row, status=status, pid=None, pending=None)
 
 
 # --- What is in the folder that an agent works in ---

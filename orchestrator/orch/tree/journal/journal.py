@@ -31,7 +31,10 @@ from .entries import (
     encoder,
 )
 
-__all__ = ["HEADER", "Journal"]
+__all__ = ["HEADER", "JOURNAL", "Journal", "read_entries"]
+
+JOURNAL = "journal.jsonl"
+"""The name of the file in a run folder."""
 
 HEADER = b'{"type":"orch_journal","version":1}'
 LARGE = 4 << 20
@@ -161,3 +164,13 @@ class Journal:
     def close(self) -> None:
         """Sync and close."""
         self.log.close()
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """Return the entries of the journal at `path`, which another root may be writing. Damaged lines are left out.
+
+    Raises OSError.
+    """
+    with open(path, "rb") as file:
+        sealed = [each for _, _, each, _ in scan(file) if each is not None]
+    return [entry for each in sealed[1:] if (entry := decoded(each.object)) is not None]
