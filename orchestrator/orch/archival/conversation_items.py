@@ -76,8 +76,8 @@ class Pieces:
         if piece.raw is piece.message:
             said = piece.message.content[: -len(piece.holders)]
             return self.piece(Message(piece.message.role, said))
-        # The first phase was archived with the prompt as it was.
-        return self.piece(self.contents(self.archive.records[piece.holders[0]])[0])
+        # The first phase was archived with the prompt as it was, or with the records that it merged.
+        return self.bare(self.piece(self.contents(self.archive.records[piece.holders[0]])[0]))
 
     def upgraded(self, piece: Piece) -> Piece | None:
         """Return `piece` with the summaries that came since its stubs were written; None when there is none."""

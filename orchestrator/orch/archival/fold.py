@@ -11,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.messages import Message, StopReason, Text, assistant, text_of, user
 from orch_worker.conversation.receipt import Receipt, merge, receipt_of, render
-from orch_worker.conversation.stubs import era_prompt, stub_text
+from orch_worker.conversation.stubs import era_prompt, is_summary, stub_text
 from orch_worker.conversation.tokens import clip
 from orch_worker.conversation.turns import responses, task_of, turns_of
 
@@ -73,9 +73,10 @@ class Folding:
         now: bool = False,
     ) -> tuple[list[Piece], list[Folded]]:
         """Archive everything that the rules let go: finished turns, then stubs too many, then the past of long turns.
-        With `now` all finished turns go that become smaller by that.
 
-        Returns the pieces that go on, and what was done. Raises StoreError.
+        With `now` all finished turns go that become smaller by that. If the conversation was past the high water, or
+        something was archived, the bound of the profile holds afterwards. Returns the pieces that go on, and what was
+        done. Raises StoreError.
         """
 
         def view() -> plan.View:
@@ -92,7 +93,15 @@ class Folding:
             pieces, done = self._fold(pieces, [merging])
             folded += done
         pieces, done = self._fold(pieces, plan.phases(view(), self._rules, prices))
-        return pieces, [*folded, *done]
+        folded += done
+        now_seen = view()
+        if (folded or seen.live > self._rules.high) and plan.is_over_bound(now_seen, self._rules):
+            pieces, done = self._fold(pieces, plan.all_finished(now_seen, self._rules, trigger, depth=depth))
+            folded += done
+            while plan.is_over_bound(over := view(), self._rules) and (next_fold := plan.bounding(over, self._rules)):
+                pieces, done = self._fold(pieces, [next_fold])
+                folded += done
+        return pieces, folded
 
     def _fold(self, pieces: list[Piece], collapses: Sequence[Collapse]) -> tuple[list[Piece], list[Folded]]:
         means = {"turn": self._turn, "era": self._era, "phase": self._phase}
@@ -141,14 +150,16 @@ class Folding:
         part = pieces[start : collapse.stop]
         task = task_of([pieces[place].message for place in asked])
         said = [piece.message for piece in part[bool(asked) :]]
-        # The stubs in the prompt are of phases before this one, and no part of it.
-        record = self._record(collapse, part[bool(asked) :], said, task, stands=1)
+        merges = collapse.merges and bool(asked) and not is_summary(part[0].message)
+        # The stubs in the prompt stand for earlier phases: they are a part of this one only if it replaces them.
+        record = self._record(collapse, part if merges else part[bool(asked) :], said, task, stands=1)
         text = self._text(record.receipt, RECEIPT_TOKENS)
         record = msgspec.structs.replace(record, prompts=int(bool(asked)), turns=0, record=text)
         known = self._store(record, part, said, collapse.summarise)
         stub = stub_text("phase", known.id, known.record)
         format = self._pieces.format
-        raw = format.with_text(part[0].raw, stub) if asked else format.write(user(stub))
+        prompt = self._pieces.bare(part[0]) if merges else part[0]
+        raw = format.with_text(prompt.raw, stub) if asked else format.write(user(stub))
         return [*pieces[:start], self._pieces.piece(raw), *pieces[collapse.stop :]], [_told(known)]
 
     def _prompt(self, piece: Piece) -> Piece:

@@ -32,6 +32,14 @@ class Rules(Struct, frozen=True):
     block_entries: int
     tail_block: bool
 
+    @property
+    def bounded(self) -> bool:
+        """Whether a conversation stays bounded: past the high water, at most `low` plus the record budget `rollup` stay.
+
+        The system prompt, the current turn's prompt and its last step are not counted.
+        """
+        return self.turns and self.phase and self.rollup > 0 and self.high < NEVER
+
 
 _PROFILES: Final = {
     "seed": Rules("seed", True, False, False, NEVER, NEVER, 0, 400, NEVER, 4, True),

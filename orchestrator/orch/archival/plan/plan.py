@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from orch_worker.conversation.turns import Turn, groups_of, is_answered, is_unfi
 
 from ...config.archival_profiles import Rules
 from .economics import Change, Gain, Prices, expected_calls, gain_of, summary_cost
-from .rollup import Stub, era_tokens, merge_of
+from .rollup import Stub, era_tokens, merges_of, phase_budget
 from .triggers import decide, facts_of
 
 __all__ = [
@@ -25,14 +26,18 @@ __all__ = [
     "Collapse",
     "View",
     "all_finished",
+    "bounded_tokens",
+    "bounding",
     "eras",
     "finished_turns",
     "fresh_from",
+    "is_over_bound",
     "phases",
     "upgrades",
 ]
 
 HEAD_TOKENS: Final = 25
+ERA_PROMPT_TOKENS: Final = 15
 RECEIPT_TOKENS: Final = 220
 SUMMARY_TOKENS: Final = 220
 SUMMARY_LEAST: Final = 1500
@@ -74,7 +79,8 @@ class View(Struct):
 class Collapse(Struct, frozen=True):
     """Messages `start` to `stop` are to be archived; those before `body` are what was asked.
 
-    With `summarise` a model is to be asked for a summary. `level` is an era's, 0 otherwise.
+    With `summarise` a model is to be asked for a summary. `level` is an era's, 0 otherwise. With `merges` the record of
+    a phase replaces those of the turn's earlier phases.
     """
 
     kind: ArchiveKind
@@ -85,10 +91,14 @@ class Collapse(Struct, frozen=True):
     summarise: bool = False
     level: int = 0
     gain: Gain | None = None
+    merges: bool = False
 
 
 class _Part(Struct, frozen=True):
-    """A part of a turn that could go: messages `start` to `stop`, `removed` tokens, with `added` in their place."""
+    """A part of a turn that could go: messages `start` to `stop`, `removed` tokens, with `added` in their place.
+
+    With `merges` the records of the turn's earlier phases go too.
+    """
 
     start: int
     body: int
@@ -96,6 +106,7 @@ class _Part(Struct, frozen=True):
     removed: int
     added: int
     summary: int
+    merges: bool = False
 
 
 def finished_turns(
@@ -132,7 +143,10 @@ def all_finished(view: View, rules: Rules, trigger: TriggerConfig, *, depth: int
 
 
 def eras(view: View, rules: Rules, prices: Prices) -> Collapse | None:
-    """Return which stubs are to merge, with the small turns between them; None while they fit their budget."""
+    """Return which records to merge next, with the small turns between them; None while they fit their budget.
+
+    A merge that frees nothing, or does not pay yet, is skipped for the next choice.
+    """
     run: list[tuple[Turn, Stub]] = []
     for turn in turns_of(view.messages):
         small = _is_over(view, turn) and not _candidate(view, turn, rules)
@@ -140,18 +154,16 @@ def eras(view: View, rules: Rules, prices: Prices) -> Collapse | None:
             break
         level = view.levels.get(turn.stop - 1, 0)
         run.append((turn, Stub(sum(view.tokens[turn.start : turn.stop]), level)))
-    merge = merge_of([stub for _, stub in run], rules.rollup)
-    if merge is None:
-        return None
-    start, stop = run[merge.start][0].start, run[merge.stop - 1][0].stop
-    removed = sum(view.tokens[start:stop])
-    change = Change(removed, HEAD_TOKENS + era_tokens(rules.rollup), sum(view.tokens[stop:]))
-    gain = gain_of(change, expected_calls(view.calls), prices)
     total = sum(stub.tokens for _, stub in run)
-    if removed <= change.added or (rules.gate and not gain.pays and total <= 2 * rules.rollup):
-        return None
-    reason = f"stubs of {total} tokens, the budget is {rules.rollup}"
-    return Collapse("era", start, start, stop, reason, level=merge.level, gain=gain)
+    for merge in merges_of([stub for _, stub in run], rules.rollup):
+        start, stop = run[merge.start][0].start, run[merge.stop - 1][0].stop
+        removed = sum(view.tokens[start:stop])
+        change = Change(removed, HEAD_TOKENS + era_tokens(rules.rollup), sum(view.tokens[stop:]))
+        gain = gain_of(change, expected_calls(view.calls), prices)
+        if removed > change.added and (gain.pays or not rules.gate or total > 2 * rules.rollup):
+            reason = f"stubs of {total} tokens, the budget is {rules.rollup}"
+            return Collapse("era", start, start, stop, reason, level=merge.level, gain=gain)
+    return None
 
 
 def phases(view: View, rules: Rules, prices: Prices) -> list[Collapse]:
@@ -168,7 +180,7 @@ def phases(view: View, rules: Rules, prices: Prices) -> list[Collapse]:
         excess = live - sum(part.removed - part.added for part in chosen) - rules.low
         if excess <= 0:
             break
-        if not view.archived(turn) and (part := _part(view, turn, excess)):
+        if not view.archived(turn) and (part := _part(view, turn, rules, excess)):
             chosen.append(part)
     if not chosen:
         return []
@@ -178,6 +190,56 @@ def phases(view: View, rules: Rules, prices: Prices) -> list[Collapse]:
         return []
     reason = f"{live} tokens are live, the most is {rules.high}"
     return [_collapse("phase", part, reason, gain) for part in chosen]
+
+
+def bounded_tokens(view: View) -> int:
+    """Return the tokens that the profile bounds: all but the head, the current turn's prompts and its last step."""
+    turns = turns_of(view.messages)
+    if not turns:
+        return 0
+    last, total = turns[-1], sum(view.tokens[turns[0].start :])
+    if view.archived(last):
+        return total
+    ends = groups_of(view.messages, last.body, last.stop)
+    step = ends[-1] if ends else last.body
+    return total - sum(view.own[last.start : last.body]) - sum(view.tokens[step : last.stop])
+
+
+def is_over_bound(view: View, rules: Rules) -> bool:
+    """Return whether `view` holds more than the low water plus the record budget, for a profile that bounds it."""
+    return rules.bounded and bounded_tokens(view) > rules.low + rules.rollup
+
+
+def bounding(view: View, rules: Rules) -> Collapse | None:
+    """Return what leaves next, whether it pays or not, to bring `view` down to the low water.
+
+    First the oldest steps of the current turn, then the oldest finished turns, merged into one era. None if nothing
+    would become smaller.
+    """
+    turns = turns_of(view.messages)
+    excess = bounded_tokens(view) - rules.low
+    reason = f"{excess + rules.low} tokens are left, the bound is {rules.low + rules.rollup}"
+    if not turns or excess <= 0:
+        return None
+    if not view.archived(turns[-1]) and (part := _part(view, turns[-1], rules, excess)):
+        return _collapse("phase", part, reason, None)
+    finished = [turn for turn in turns if view.archived(turn) or _is_over(view, turn)]
+    # The latest finished turn stays if merging the others is enough.
+    return _oldest(view, rules, finished[:-1], excess, reason) or _oldest(view, rules, finished, excess, reason)
+
+
+def _oldest(view: View, rules: Rules, finished: Sequence[Turn], excess: int, reason: str) -> Collapse | None:
+    """Return the merge of the oldest of `finished` that frees `excess` tokens, or of all; None if it frees nothing."""
+    added, removed, level, stop = HEAD_TOKENS + ERA_PROMPT_TOKENS + era_tokens(rules.rollup), 0, 0, 0
+    for turn in finished:
+        removed += sum(view.tokens[turn.start : turn.stop])
+        level, stop = max(level, view.levels.get(turn.stop - 1, 0)), turn.stop
+        if removed - added >= excess:
+            break
+    if removed <= added:
+        return None
+    start = finished[0].start
+    return Collapse("era", start, start, stop, reason, level=level + 1)
 
 
 def fresh_from(messages: Sequence[Message]) -> int:
@@ -236,20 +298,27 @@ def _candidate(view: View, turn: Turn, rules: Rules) -> _Part | None:
     return _Part(turn.start, turn.body, turn.stop, removed, added, summary) if removed > added else None
 
 
-def _part(view: View, turn: Turn, excess: int) -> _Part | None:
+def _part(view: View, turn: Turn, rules: Rules, excess: int) -> _Part | None:
     """Return the oldest complete groups of `turn` that are `excess` tokens together, or all; None if that is little."""
     ends = groups_of(view.messages, turn.body, turn.stop)
     if not ends:
         return None
-    stop = next((end for end in ends if sum(view.tokens[turn.body : end]) >= excess), ends[-1])
+    sizes = accumulate(view.tokens[turn.body : turn.stop])
+    reached = turn.body + next((place + 1 for place, size in enumerate(sizes) if size >= excess), turn.stop)
+    stop = next((end for end in ends if end >= reached), ends[-1])
     removed = sum(view.tokens[turn.body : stop])
     summary = SUMMARY_TOKENS if view.summaries and removed > SUMMARY_LEAST else 0
     added = HEAD_TOKENS + (summary or min(RECEIPT_TOKENS, removed // 4))
-    return _Part(turn.start, turn.body, stop, removed, added, summary) if removed > added else None
+    records = sum(view.tokens[turn.start : turn.body]) - sum(view.own[turn.start : turn.body])
+    merges = 0 < phase_budget(rules.rollup) < records
+    part = _Part(turn.start, turn.body, stop, removed + (records if merges else 0), added, summary, merges)
+    return part if removed > added else None
 
 
 def _collapse(kind: ArchiveKind, part: _Part, reason: str, gain: Gain | None) -> Collapse:
-    return Collapse(kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain)
+    return Collapse(
+        kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain, merges=part.merges
+    )
 
 
 def _gain(view: View, rules: Rules, prices: Prices, chosen: Sequence[_Part]) -> Gain:

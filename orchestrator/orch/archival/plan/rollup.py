@@ -6,13 +6,13 @@ highest level, so any number of turns stays within the budget, at a depth that g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["FAN", "Merge", "Stub", "era_tokens", "merge_of"]
+__all__ = ["FAN", "Merge", "Stub", "era_tokens", "merge_of", "merges_of", "phase_budget"]
 
 FAN: Final = 4
 
@@ -37,33 +37,50 @@ def era_tokens(budget: int) -> int:
     return max(40, min(budget // 20, 400))
 
 
+def phase_budget(budget: int) -> int:
+    """Return how many tokens the records of one turn's phases may take of `budget` before they merge; 0: never."""
+    return budget // 2
+
+
 def merge_of(stubs: Sequence[Stub], budget: int) -> Merge | None:
-    """Return which of `stubs`, oldest first, are to merge next; None while they fit `budget`, or nothing would help."""
+    """Return the preferred merge of `stubs`, oldest first; None if they fit `budget` or no two of them can merge."""
+    return next(merges_of(stubs, budget), None)
+
+
+def merges_of(stubs: Sequence[Stub], budget: int) -> Iterator[Merge]:
+    """Yield the possible merges of `stubs`, oldest first, in order of preference; none if they fit `budget`.
+
+    A caller that refuses one merge, because it frees nothing, takes the next.
+    """
     total = sum(stub.tokens for stub in stubs)
     if not budget or total <= budget or len(stubs) < 2:
-        return None
-    runs: list[tuple[int, int, int]] = []
-    for level, group in groupby(range(len(stubs)), key=lambda place: stubs[place].level):
-        places = list(group)
-        runs.append((level, places[0], places[-1] + 1))
-    crowded = [run for run in runs if run[0] > 0 and run[2] - run[1] >= FAN]
-    if crowded:
-        level, start, stop = crowded[-1]
-        return Merge(start, stop, level + 1)
+        return
+    runs = _runs(stubs)
+    eras = [run for run in runs if run[0] > 0]
+    for level, start, stop in reversed(eras):
+        if stop - start >= FAN:
+            yield Merge(start, stop, level + 1)
     level, start, stop = runs[-1]
     if level == 0 and stop - start > 2:
-        # The latest stays as it is: it is what the conversation is about just now.
+        # The latest stub stays: it is what the conversation is about now.
         left, end = total - budget // 2, start
         while end < stop - 1 and left > 0:
             left -= stubs[end].tokens
             end += 1
         if end - start >= 2:
-            return Merge(start, end, 1)
-    eras = [run for run in runs if run[0] > 0]
-    same = [run for run in eras if run[2] - run[1] >= 2]
-    if same:
-        level, start, stop = same[-1]
-        return Merge(start, stop, level + 1)
-    if len(eras) >= 2:
-        return Merge(eras[-2][1], eras[-1][2], max(eras[-2][0], eras[-1][0]) + 1)
-    return None
+            yield Merge(start, end, 1)
+    for level, start, stop in reversed(eras):
+        if 2 <= stop - start < FAN:
+            yield Merge(start, stop, level + 1)
+    for older, newer in reversed(list(pairwise(runs))):
+        if older[0] and newer[0]:
+            yield Merge(older[1], newer[2], max(older[0], newer[0]) + 1)
+
+
+def _runs(stubs: Sequence[Stub]) -> list[tuple[int, int, int]]:
+    """Return the runs of neighbors of one level, each as its level, start and stop."""
+    runs = []
+    for level, group in groupby(range(len(stubs)), key=lambda place: stubs[place].level):
+        places = list(group)
+        runs.append((level, places[0], places[-1] + 1))
+    return runs

@@ -158,7 +158,7 @@ class Archive(SearchableShelf):
         return ["" if place in hidden else message_text(message) for place, message in enumerate(messages)]
 
     def entry(self, record: Record, place: int) -> int:
-        if not record.members:
+        if record.kind == "phase" or not record.members:  # what it merged stands in its prompt, read without that
             return place + 1
         before: list[Stored] = self.messages(record.id)[:place]
         return len(unfold(self, before, _message, lambda each: self.messages(each.id))) + 1
