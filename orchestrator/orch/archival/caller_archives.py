@@ -8,6 +8,7 @@ from orch_protocol.agent.config import SummaryConfig
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message
 from orch_protocol.services.requests import SummaryRequest
+from orch_worker.conversation.receipt import with_summary
 
 from .adapters import pack, plain
 from .conversation_items import Piece, Pieces
@@ -42,14 +43,14 @@ class Filing:
         known = self._archive.add(record, [Stored(*pack(self._pieces.format, raw)) for raw in raws])
         self._told(known)
         if summarise and self._asker and not known.summarised and (text := self._asker.ask(known.id, said)):
-            return self._archive.summarise(known.id, text)
+            return self._archive.summarise(known.id, with_summary(known.receipt, text))
         return known
 
     def late(self) -> None:
         """Take in, durably, the summaries that came after their time. Never raises; what cannot be written is noted."""
         for id, text in self._asker.late() if self._asker else ():
             try:
-                self._archive.summarise(id, text)
+                self._archive.summarise(id, with_summary(self._archive.records[id].receipt, text))
             except StoreError as error:
                 self._archive.notes.append(f"the late summary of archive {id} is lost: {error}")
 

@@ -20,6 +20,7 @@ from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message
 from orch_protocol.services.requests import Archive, ArchivePlan, Hit, Summarise, SummaryOrder, SummaryRequest
 from orch_worker.backends.model_families import ratios_of
+from orch_worker.conversation.receipt import with_summary
 from orch_worker.conversation.stubs import stub_text
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.session.log_reader import digest, read_spans
@@ -318,7 +319,9 @@ class Archives:
         try:
             request = next(asking) if step.answer is None else asking.send(step.answer)
         except StopIteration as over:
-            return stub_text(record.kind, record.id, over.value, record.answer) if over.value else None
+            if not over.value:
+                return None
+            return stub_text(record.kind, record.id, with_summary(record.receipt, over.value), record.answer)
         shelves.asking[record.id] = asking
         return request
 

@@ -34,7 +34,7 @@ class Rules(Struct, frozen=True):
 
     @property
     def bounded(self) -> bool:
-        """Whether a conversation stays bounded: past the high water, at most `low` plus the record budget `rollup` stay.
+        """Whether conversations are bounded: folded past the high water, `low` plus the record budget `rollup` stay.
 
         The system prompt, the current turn's prompt and its last step are not counted.
         """

@@ -13,10 +13,12 @@ from orch_protocol.core.messages import Message, Text
 from .subagent_calls import Asked, asked_in, latest, named
 from .turns import Call, calls_of
 
-__all__ = ["NUMBER", "Command", "Receipt", "merge", "receipt_of", "render"]
+__all__ = ["NUMBER", "Command", "Receipt", "merge", "receipt_of", "render", "with_summary"]
 
 MOST: Final = 40
 LINE: Final = 160
+KEPT_CHARS: Final = 800
+"""So much of a receipt stays at most when a model's summary takes its place."""
 RESULT_EDGE: Final = 20_000
 
 _PATH_KEYS: Final = (
@@ -62,6 +64,11 @@ class Command(Struct, frozen=True, omit_defaults=True):
     line: str
     exit_code: int | None = None
     failed: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self.failed or bool(self.exit_code)
 
     def __str__(self) -> str:
         if self.exit_code is not None:
@@ -138,26 +145,81 @@ def merge(receipts: Sequence[Receipt]) -> Receipt:
 
 
 def render(receipt: Receipt, chars: int) -> str:
-    """Return `receipt` in at most `chars` characters: what changed and what failed first, what was looked at last."""
+    """Return `receipt` in at most `chars` characters: what changed and what failed first, what was looked at last.
+
+    If that is too much, changes, failures, errors and lasting effects get most of the room, the latest of each first.
+    """
     counted = ", ".join(f"{name} x{times}" if times > 1 else name for name, times in receipt.tools.items())
+    commands = sorted(receipt.commands, key=lambda command: command.has_failed)
     lines = [
-        ("Tasks", "; ".join(receipt.tasks) if len(receipt.tasks) > 1 else ""),
-        ("Subagents", named(receipt.asked, chars // 2)),
-        ("Changed", ", ".join(receipt.changed)),
-        ("Commands", "; ".join(map(_flat, map(str, receipt.commands)))),
-        ("Errors", "; ".join(map(_flat, receipt.errors))),
-        ("Lasting", "; ".join(map(_flat, receipt.effects))),
-        ("Read", ", ".join(receipt.read)),
-        ("Tools", counted),
-        ("Numbers", ", ".join(receipt.numbers)),
+        _Line("Tasks", receipt.tasks if len(receipt.tasks) > 1 else ()),
+        _Line("Subagents", (named(receipt.asked, chars // 2),) if receipt.asked else ()),
+        _Line("Changed", receipt.changed, ", ", lasting=True),
+        _Line("Commands", tuple(map(str, commands)), lasting=any(command.has_failed for command in commands)),
+        _Line("Errors", receipt.errors, lasting=True),
+        _Line("Lasting", receipt.effects, lasting=True),
+        _Line("Read", receipt.read, ", "),
+        _Line("Tools", (counted,) if counted else ()),
+        _Line("Numbers", receipt.numbers, ", "),
     ]
-    told = [(label, value) for label, value in lines if value]
-    if not told:
-        return _cut("No tool was used.", chars)
-    shares = _shares([len(label) + len(value) + 3 for label, value in told], chars)
-    return "\n".join(
-        _cut(f"{label}: {value}", share - 1) for (label, value), share in zip(told, shares, strict=True) if share > 12
-    )[: max(chars, 0)]
+    return _laid_out([line for line in lines if line.items], chars) or _cut("No tool was used.", chars)
+
+
+def with_summary(receipt: Receipt, summary: str, chars: int = KEPT_CHARS) -> str:
+    """Return the record of an archive that a model has summarized: `summary` behind what must not be lost.
+
+    That is changed files, failed commands, errors and lasting effects in at most `chars` characters, the latest first,
+    without what `summary` says itself.
+    """
+
+    def unsaid(items: Sequence[str]) -> tuple[str, ...]:
+        return tuple(item for item in items if _flat(item) not in said)
+
+    said = _flat(summary)
+    failed = unsaid([str(command) for command in receipt.commands if command.has_failed])
+    errors = [error for error in unsaid(receipt.errors) if not any(_flat(error) in _flat(line) for line in failed)]
+    lines = [
+        _Line("Changed", unsaid(receipt.changed), ", ", lasting=True),
+        _Line("Failed", failed, lasting=True),
+        _Line("Errors", tuple(errors), lasting=True),
+        _Line("Lasting", unsaid(receipt.effects), lasting=True),
+    ]
+    kept = _laid_out([line for line in lines if line.items], chars)
+    return f"{kept}\n{summary}" if kept else summary
+
+
+class _Line(Struct, frozen=True):
+    """One line of a record. One that is `lasting` gets its room before the others."""
+
+    label: str
+    items: tuple[str, ...]
+    separator: str = "; "
+    lasting: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.label) + 3 + len(self.separator.join(map(_flat, self.items)))
+
+    def fitted(self, chars: int) -> str:
+        """Return the line in at most `chars` characters: the latest items, and how many earlier ones are left out."""
+        items, left = list(map(_flat, self.items)), 0
+        text = self.separator.join(items)
+        while len(items) > 1 and len(self.label) + 2 + len(text) > chars:
+            items, left = items[1:], left + 1
+            text = self.separator.join([f"({left} more)", *items])
+        return _cut(f"{self.label}: {text}", chars)
+
+
+def _laid_out(lines: Sequence[_Line], chars: int) -> str:
+    """Return `lines` in at most `chars` characters. Lasting ones get up to three quarters before the others."""
+    first, rest = ([line for line in lines if line.lasting is lasting] for lasting in (True, False))
+    wanted = sum(line.size for line in rest)
+    room = min(sum(line.size for line in first), max(chars - wanted, chars * 3 // 4))
+    shares: dict[str, int] = {}
+    for part, total in ((first, room), (rest, chars - room)):
+        shares |= zip((line.label for line in part), _shares([line.size for line in part], total), strict=True)
+    told = [line.fitted(shares[line.label] - 1) for line in lines if shares[line.label] > 12]
+    return "\n".join(told)[: max(chars, 0)]
 
 
 _LISTS: Final = ("read", "changed", "commands", "errors", "numbers", "effects", "tasks")
@@ -167,11 +229,22 @@ def _bounded(*, tools: dict[str, int], asked: tuple[Asked, ...], more: int = 0, 
     kept: dict[str, Any] = {}
     for name, values in lists.items():
         distinct = list(dict.fromkeys(values))
-        more += max(0, len(distinct) - MOST)
-        kept[name] = tuple(distinct[-MOST:])
+        if len(distinct) > MOST:
+            more += len(distinct) - MOST
+            distinct = _latest(values)
+        kept[name] = tuple(distinct)
     more += max(0, len(asked) - MOST)
     kept["asked"] = asked[-MOST:]
     return Receipt(tools=dict(sorted(tools.items(), key=lambda item: -item[1])[:MOST]), more=more, **kept)
+
+
+def _latest(values: Sequence[Any]) -> list[Any]:
+    """Return the last `MOST` of `values` without repeats, in order; commands that failed count as later than others."""
+    distinct = list(dict.fromkeys(reversed(values)))[::-1]
+    failed = [value for value in distinct if isinstance(value, Command) and value.has_failed][-MOST:]
+    others = [value for value in distinct if value not in failed]
+    kept = {*failed, *others[max(0, len(others) - (MOST - len(failed))) :]}
+    return [value for value in distinct if value in kept]
 
 
 def _values(input: Any, keys: Sequence[str]) -> Iterator[str]:

@@ -92,10 +92,15 @@ def _lines(path: Path, file: BinaryIO, offset: int, end: int) -> Iterator[Line]:
         line = file.readline(end - offset)
         sealed = unseal(line[:-1]) if line.endswith(b"\n") else None
         sound, _ = chain.take(line[:-1], sealed)
-        if not sound and not (sealed and line.startswith(KNOWN)):
+        if not sound and (not (sealed and line.startswith(KNOWN)) or _hides_message(line)):
             raise DamagedError(f"{path} at byte {offset} is damaged: what was archived there cannot be made out")
         yield Line(offset, sealed.object if sealed else b"", line.startswith(MESSAGES), sound)
         offset += len(line)
+
+
+def _hides_message(line: bytes) -> bool:
+    """Return whether `line` is another entry's with a message behind it: the newline between them was lost."""
+    return not line.startswith(MESSAGES) and any(head in line for head in MESSAGES)
 
 
 def entries_in(
