@@ -316,9 +316,7 @@ def _part(view: View, turn: Turn, rules: Rules, excess: int) -> _Part | None:
 
 
 def _collapse(kind: ArchiveKind, part: _Part, reason: str, gain: Gain | None) -> Collapse:
-    return Collapse(
-        kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain, merges=part.merges
-    )
+    return Collapse(kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain, merges=part.merges)
 
 
 def _gain(view: View, rules: Rules, prices: Prices, chosen: Sequence[_Part]) -> Gain:

@@ -1,0 +1,183 @@
+"""Every profile but the seed's keeps a conversation bounded, whatever the sizes of its prompts, results and replies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orch.api.archiver import Archiver
+from orch.archival.adapters import format_named
+from orch.archival.conversation_items import Piece, Pieces
+from orch.archival.fold import Folding
+from orch.archival.plan.economics import Prices
+from orch.archival.store.catalog import Record, Shelf, Stored
+from orch.config.archival_profiles import Rules, rules_of
+from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_worker.conversation.stubs import holder_of, holders_in
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.turns import is_prompt
+from past import Life
+
+BOUNDED: tuple[Profile, ...] = ("economy", "balanced", "roomy")
+CALLS = {"no tools": (0, 0), "many tools": (0, 12), "one endless turn": (40, 40)}
+ESTIMATOR = Estimator()
+
+
+class MemoryShelf(Shelf):
+    """Archives in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("memory"))
+        self._messages: dict[str, list[Stored]] = {}
+
+    def store(self, record: Record, part: Sequence[Piece], said: Sequence[Message], summarise: bool) -> Record:
+        """Store `part` under `record`."""
+        del said, summarise
+        full = msgspec.structs.replace(record, id=new_id(), number=len(self.records) + 1, count=len(part))
+        self._messages[full.id] = [Stored(piece.message) for piece in part]
+        self.keep(full)
+        return full
+
+    def messages(self, id: str) -> list[Stored]:
+        """Return what was stored as `id`."""
+        return self._messages[id]
+
+
+def sized(chance: random.Random, largest: int) -> str:
+    """Return a text of 1 to `largest` tokens, small ones as likely as large ones."""
+    return "word" * int(largest ** chance.random())
+
+
+def turn(chance: random.Random, name: str, calls: int, largest: int) -> Iterator[Message]:
+    """Yield the messages of one turn."""
+    yield user(sized(chance, largest))
+    for number in range(calls):
+        id = f"{name}.{number}"
+        yield Message("assistant", (ToolUse(id, "write_file", {"path": id}),))
+        yield Message("user", (ToolResult(id, (Text(sized(chance, largest)),)),))
+    yield assistant(sized(chance, largest))
+
+
+def counted(messages: Sequence[Message]) -> int:
+    """Return the tokens of `messages` without the current turn's prompt and its last step."""
+    total = ESTIMATOR.messages(messages)
+    if messages[-1].role == "assistant" and holders_in(messages[-1]):
+        return total
+    prompt = max(place for place, message in enumerate(messages) if is_prompt(message))
+    steps = [place for place in range(prompt, len(messages)) if messages[place].role == "assistant"]
+    asked = [block for block in messages[prompt].content if not (isinstance(block, Text) and holder_of(block.text))]
+    return (
+        total
+        - ESTIMATOR.message(Message("user", tuple(asked)))
+        - ESTIMATOR.messages(messages[max(steps, default=len(messages)) :])
+    )
+
+
+def assert_bounded(rules: Rules, before: int, folded: bool, live: Sequence[Message]) -> None:
+    """Check what a fold left of a conversation of `before` tokens."""
+    if folded or before > rules.high:
+        assert counted(live) <= rules.low + rules.rollup
+    else:
+        assert ESTIMATOR.messages(live) <= rules.high
+
+
+def reachable(shelf: Shelf, live: Sequence[Message]) -> set[str]:
+    """Return the archives that the records in `live` lead to."""
+    found = {id for message in live for id in shelf.holders(message)}
+    return found | {record.id for id in found for record in shelf.below(shelf.records[id])}
+
+
+@pytest.mark.parametrize("profile", BOUNDED)
+@pytest.mark.parametrize("shape", CALLS)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 1 << 32), largest=st.sampled_from([20, 800, 8_000, 100_000]), summaries=st.booleans())
+def test_live_conversation_stays_within_low_water_and_record_budget(
+    shape: str, profile: Profile, seed: int, largest: int, summaries: bool
+) -> None:
+    """After each fold, without the current turn's prompt and its last step; and every message can be had again."""
+    chance, rules, shelf = random.Random(seed), rules_of(ArchivalConfig(profile=profile)), MemoryShelf()
+    pieces = Pieces(format_named("orch"), shelf, ESTIMATOR)
+    folding = Folding(pieces, rules, shelf.store)
+    live: list[Piece] = []
+    said: list[Message] = []
+    fewest, most = CALLS[shape]
+    for number in range(1 if fewest else 40):
+        for message in turn(chance, str(number), chance.randint(fewest, most), largest):
+            said.append(message)
+            live.append(pieces.piece(message))
+            before = sum(piece.tokens for piece in live)
+            was = live
+            live, folded = folding.fold_all(live, TriggerConfig(), Prices(), None, beside=0, summaries=summaries)
+            assert_bounded(rules, before, bool(folded), [piece.message for piece in live])
+            assert folded or live == was
+            pieces.keep(live)
+    raws = [piece.message for piece in live]
+    assert pieces.unfold(raws) == said
+    assert reachable(shelf, raws) == set(shelf.records)
+
+
+@pytest.mark.parametrize("words", [12, 600])
+def test_many_turns_without_tools_stay_bounded_and_searchable(tmp_path: Path, words: int) -> None:
+    """Through the archiver: short turns and long prompts, 200 of them."""
+    with Archiver(tmp_path, "openai", "balanced") as archiver:
+        live: list[dict[str, str]] = []
+        whole: list[dict[str, str]] = []
+        sizes = []
+        for number in range(200):
+            new = [
+                {"role": "user", "content": f"question{number} " + "alpha beta " * (words // 2)},
+                {"role": "assistant", "content": f"answer{number} " + "gamma " * 12},
+            ]
+            whole += new
+            live = archiver.fold([*live, *new])
+            sizes.append(sum(len(message["content"]) // 4 for message in live))
+        assert max(sizes) < (8_000 if words < 100 else 40_000)
+        assert archiver.unfold(live) == whole
+        hit = archiver.search("question7")[0]
+        assert "question7 " in str(archiver.read_archive(hit.id)[hit.entry - 1])
+
+
+def test_merged_phases_are_read_and_searched(tmp_path: Path) -> None:
+    """The records of one endless turn merge; each phase is still an archive that is found and read by entry."""
+    config = ArchivalConfig(profile="economy", high_tokens=2_000, low_tokens=500, rollup_tokens=600)
+    with Archiver(tmp_path, "anthropic", config=config) as archiver:
+        whole: list[dict[str, object]] = [{"role": "user", "content": "Read it all"}]
+        live = list(whole)
+        for number in range(80):
+            call = {"type": "tool_use", "id": f"c{number}", "name": "read", "input": {"path": f"file{number}.txt"}}
+            result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"fact{number} " + "line " * 300}
+            new: list[dict[str, object]] = [
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result]},
+            ]
+            whole += new
+            live = archiver.fold([*live, *new])
+        assert any(record.members for record in archiver.archives())
+        assert len(archiver.live(live)) < 6
+        assert archiver.unfold(live) == whole
+        hit = archiver.search("fact3")[0]
+        assert "fact3 " in str(archiver.read_archive(hit.id)[hit.entry - 1])
+
+
+def test_agent_with_long_prompts_stays_bounded(tmp_path: Path, no_disk: None) -> None:
+    """Through the engine that serves running agents: nothing is lost, and both sides agree on what is shown."""
+    del no_disk
+    config = ArchivalConfig(enabled=True, profile="economy", high_tokens=4_000, low_tokens=1_500, rollup_tokens=800)
+    life = Life(tmp_path, config)
+    sizes = []
+    for number in range(60):
+        life.turn(asked=f"question{number} " + "alpha beta " * 300, answer="noted")
+        life.archive()
+        sizes.append(ESTIMATOR.messages(life.transcript.session.messages))
+    life.check()
+    assert max(sizes) <= 4_000
+    assert "question3 " in str(life.read(life.search("question3")[0].id))
+    life.close()
