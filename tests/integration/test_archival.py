@@ -165,6 +165,9 @@ async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:
     assert reply.archived_to is None
     assert (await agent.query("more?")).text == "second"
     await until(lambda: bool(o.supervisor.tree.nodes[agent.id].archives))
+    (event,) = [each for each in await o.events(ref=agent.id) if each.kind == "archived"]
+    (row,) = await o.archives()
+    assert (event.data["holders"], event.data["turns"]) == ([row.id], {row.id: reply.query_id})
     assert (await agent.query("and?")).text == "third"
     texts = said((await agent.show()).messages)
     assert texts[1].startswith("[archived turn]")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_worker.conversation.receipt import Command, Receipt, merge, receipt_of, render
+from orch_worker.conversation.receipt import Command, Receipt, merge, receipt_of, render, with_summary
 
 
 def turn(*calls: tuple[str, dict[str, Any], str], error: bool = False, answer: str = "done") -> list[Message]:
@@ -127,6 +127,44 @@ def test_receipts_merge() -> None:
     assert both.tools == {"read_file": 2, "write_file": 1}
     many = merge([Receipt(read=(f"f{n}",)) for n in range(100)])
     assert (many.read[-1], len(many.read), many.more) == ("f99", 40, 60)
+
+
+def test_summary_keeps_changes_failures_errors_and_effects() -> None:
+    """A model's summary stands behind them, without repeating what it says itself."""
+    receipt = Receipt(
+        read=("looked.py",),
+        changed=("a.py", "b.py"),
+        commands=(Command("pytest", 1), Command("ls", 0)),
+        errors=("ValueError: no port",),
+        effects=("job left running: serve &",),
+    )
+    record = with_summary(receipt, "Outcome: rewrote a.py.")
+    assert record == (
+        "Changed: b.py\nFailed: pytest (exit 1)\nErrors: ValueError: no port\n"
+        "Lasting: job left running: serve &\nOutcome: rewrote a.py."
+    )
+    assert with_summary(Receipt(read=("looked.py",)), "Fine.") == "Fine."
+
+
+def test_too_many_changes_keep_the_latest_beside_failures_and_effects() -> None:
+    """A bounded record has something of each, the latest first, and counts what is left out."""
+    receipt = Receipt(
+        read=tuple(f"read{number}.py" for number in range(40)),
+        changed=tuple(f"changed{number}.py" for number in range(40)),
+        commands=(Command("make test", 2), *(Command(f"run {number}", 0) for number in range(39))),
+        effects=("set OLD", "job left running: serve &"),
+    )
+    for text in (render(receipt, 300), with_summary(receipt, "Done.", 300)):
+        assert len(text) <= 310
+        for kept in (" more), ", "changed39.py", "make test (exit 2)", "job left running: serve &"):
+            assert kept in text
+        assert "changed0.py" not in text
+
+
+def test_failed_commands_outlast_later_ones_in_a_merge() -> None:
+    """Where there are too many commands, those that succeeded go first."""
+    many = merge([Receipt(commands=(Command("make", 2),)), *(Receipt(commands=(Command(f"c{n}"),)) for n in range(90))])
+    assert (many.commands[0], many.commands[-1], len(many.commands)) == (Command("make", 2), Command("c89"), 40)
 
 
 @given(

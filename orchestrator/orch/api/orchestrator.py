@@ -100,7 +100,7 @@ class AsyncSession(AsyncSubagent):
     async def run(self, text: str, *, timeout: float | None = None, on_event: OnEvent | None = None) -> Reply:
         """Say `text`, and return what the agent says to it; see `query`.
 
-        Where its turn goes to an archive, `archived_to` of the reply is who holds it.
+        With `archival.async = false`, `archived_to` of the reply is the holder if the turn was archived.
         """
         return await self.query(text, timeout=timeout, on_event=on_event)
 

@@ -124,5 +124,5 @@ def _row(entry: Entry, n: int, run: str) -> RunEvent:
         if entry.error is not None:
             data["error"] = entry.error.type
     if holders := told.get("holders"):
-        data["holders"] = [holder for holder, *_ in holders] if isinstance(holders, list) else list(holders)
+        data["holders"] = list(holders) if isinstance(holders, dict) else [holder for holder, *_ in holders]
     return RunEvent(n, entry.at, run, str(told["type"]), id, told.get("query_id", ""), data)

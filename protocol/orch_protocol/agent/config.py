@@ -170,7 +170,7 @@ class ArchivalConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"a
     high_tokens: Count | None = None
     low_tokens: Count | None = None
     rollup_tokens: Amount | None = None
-    """What archived turns may keep in the conversation before the oldest merge; 0 never merges."""
+    """The record budget: what archived turns may keep in the conversation before the oldest merge; 0 never merges."""
     answer_tokens: Amount = 400
     """Of a final answer, this much stays word for word."""
     prompt_tokens: Count | None = None

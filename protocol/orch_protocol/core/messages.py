@@ -155,7 +155,8 @@ class Reply(Struct, frozen=True, gc=False):
 
     `id` is the agent's, `query_id` the turn's. `steps` counts model responses, `tool_calls` the calls that ran: a
     "done" with zero of them is visible as such. `files_changed` are paths relative to the agent's cwd. `archived_to` is
-    the holder of the turn, once there is one. `unfinished` names the tools whose calls the end of the turn cut off, or
+    the holder of the turn if it was archived before the reply was given: with asynchronous archival it is None, and the
+    event `archived` names holder and query. `unfinished` names the tools whose calls the end of the turn cut off, or
     kept from running. A `local` one is for models of this machine alone. `warning` says what was wrong with the agent's
     transcript when it was opened for this turn: what it does not remember any more. `marks` are what its conversation
     holds that is untrusted or sensitive, which whoever takes the reply over then holds too. A text that was too long is

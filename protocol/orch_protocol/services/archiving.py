@@ -47,12 +47,13 @@ class ArchivePlan(Struct, frozen=True):
 class Archived(Struct, frozen=True):
     """These archives of the calling agent are on record, and its next request has `context_tokens`.
 
-    None are when `problem` says why not.
+    None are when `problem` says why not. `turns` has the query ids of archived turns, by holder.
     """
 
     holders: tuple[str, ...] = ()
     context_tokens: int = 0
     problem: str = ""
+    turns: dict[str, str] = {}
 
 
 class SummaryRequest(Struct, frozen=True):

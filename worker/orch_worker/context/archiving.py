@@ -230,7 +230,8 @@ class Archiving:
                 return
             requests = await self._carry_out(collapses)
             done = tuple(collapse.holder for collapse in collapses)
-            await self._call("archived", Archived(done, self._backend.context_tokens()), PLAN_SECONDS)
+            archived = Archived(done, self._backend.context_tokens(), turns=self._turns_of(done))
+            await self._call("archived", archived, PLAN_SECONDS)
             if (hooks := self._hooks()) is not None:
                 for collapse in collapses:
                     hooks.archived(collapse)
@@ -247,6 +248,12 @@ class Archiving:
                 self._on_fault()
         except Exception:
             traceback.print_exc()
+
+    def _turns_of(self, holders: Sequence[str]) -> dict[str, str]:
+        """Return the query ids of the turns that went to `holders`, by holder."""
+        replies = self._transcript.session.replies
+        archived = {reply.archived_to: id for id, reply in replies.items() if reply.archived_to}
+        return {holder: archived[holder] for holder in holders if holder in archived}
 
     async def _looked_at(self, plan: ArchivePlan) -> tuple[tuple[Collapse, ...], tuple[SummaryOrder, ...]]:
         """Return what hooks let go on record of `plan`, and what a model is still to write."""

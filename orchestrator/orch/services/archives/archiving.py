@@ -39,7 +39,7 @@ async def archive(root: Supervisor, caller: str | None, params: Archive) -> Arch
 async def archived(root: Supervisor, caller: str | None, params: Archived) -> Empty:
     """Take note of the archives that the caller has put on record: they can be asked from now on."""
     node = _caller(root, caller)
-    await note(root, node, params.context_tokens, params.problem)
+    await note(root, node, params.context_tokens, params.problem, params.turns)
     return Empty()
 
 
@@ -67,12 +67,17 @@ async def live(root: Supervisor, caller: str | None, _: Empty) -> list[LiveAgent
     ]
 
 
-async def note(root: Supervisor, node: Node, context_tokens: int = 0, problem: str = "") -> None:
-    """Let the root know of every archive that the agent has on record."""
+async def note(
+    root: Supervisor, node: Node, context_tokens: int = 0, problem: str = "", turns: dict[str, str] | None = None
+) -> None:
+    """Let the root know of every archive that the agent has on record.
+
+    `turns` has the query ids of the turns that were archived now, by holder.
+    """
     size = root.archives.size(node.spec)
     records = await root.archives.known(node.spec)
     holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
-    root.handle(events.Archived(node.spec.id, holders, context_tokens, problem, looked=True))
+    root.handle(events.Archived(node.spec.id, holders, context_tokens, problem, looked=True, turns=turns or {}))
     root.archives.told(node.spec, size)
 
 

@@ -264,6 +264,8 @@ class Archived(_Agent, frozen=True, gc=False, kw_only=True, tag="archived"):
     context_tokens: int = 0
     problem: str = ""
     looked: bool = False
+    turns: dict[str, str] = {}
+    """The query ids of archived turns, by holder: `archived_to` of their replies."""
 
 
 class Spent(_Agent, frozen=True, gc=False, kw_only=True, tag="spent"):

@@ -189,6 +189,8 @@ class Archived(Struct, frozen=True, gc=False):
     context_tokens: int = 0
     problem: str = ""
     looked: bool = False
+    turns: dict[str, str] = {}
+    """The query ids of archived turns, by holder."""
 
 
 class Spend(Struct, frozen=True, gc=False):

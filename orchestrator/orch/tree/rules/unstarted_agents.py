@@ -38,5 +38,8 @@ def archived(nodes: Nodes, event: Archived, now: float) -> Decision:
     looked = event.looked and event.id in nodes.unlooked
     if not (new or looked or problem) and tokens in (0, node.context_tokens):
         return Decision()
-    said = entries.Archived(at=now, id=event.id, holders=new, context_tokens=tokens, problem=problem, looked=looked)
+    turns = {holder: event.turns[holder] for holder, _ in new if holder in event.turns}
+    said = entries.Archived(
+        at=now, id=event.id, holders=new, context_tokens=tokens, problem=problem, looked=looked, turns=turns
+    )
     return Decision([said])
