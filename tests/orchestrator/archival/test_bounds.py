@@ -16,11 +16,14 @@ from orch.archival.adapters import format_named
 from orch.archival.conversation_items import Piece, Pieces
 from orch.archival.fold import Folding
 from orch.archival.plan.economics import Prices
+from orch.archival.plan.plan import View, eras
+from orch.archival.plan.rollup import Merge, Stub, merge_of
 from orch.archival.store.catalog import Record, Shelf, Stored
 from orch.config.archival_profiles import Rules, rules_of
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.services.requests import Summarise
 from orch_worker.conversation.stubs import holder_of, holders_in
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.conversation.turns import is_prompt
@@ -181,3 +184,76 @@ def test_agent_with_long_prompts_stays_bounded(tmp_path: Path, no_disk: None) ->
     assert max(sizes) <= 4_000
     assert "question3 " in str(life.read(life.search("question3")[0].id))
     life.close()
+
+
+# What a model's summary leaves of the receipt.
+
+
+def working_turn(number: int) -> list[Message]:
+    """Return a turn that writes a file, fails a test run and leaves a job running."""
+    inputs = (
+        ("write_file", {"path": f"src/file{number}.py"}, "written"),
+        ("bash", {"command": f"pytest tests/{number}"}, "exit code 1"),
+        ("bash", {"command": f"serve {number} &"}, "started"),
+    )
+    messages = [user(f"Work on {number}")]
+    for place, (name, input, result) in enumerate(inputs):
+        id = f"c{number}.{place}"
+        messages.append(Message("assistant", (ToolUse(id, name, input),)))
+        messages.append(Message("user", (ToolResult(id, (Text(f"{result}\n" + "line\n" * 4_000),)),)))
+    return [*messages, assistant("Done.")]
+
+
+KEPT = ("src/file0.py", "pytest tests/0 (exit 1)", "job left running: serve 0 &")
+
+
+def test_summary_of_a_loop_keeps_what_the_turn_changed(tmp_path: Path) -> None:
+    """The record names changed files, failed commands and jobs beside what the model says."""
+    with Archiver(tmp_path, "orch", "seed", lambda _: '{"outcome": "All quiet."}') as archiver:
+        record = str(archiver.fold(working_turn(0)))
+    assert "Outcome: All quiet." in record
+    for kept in KEPT:
+        assert kept in record
+
+
+def test_summary_of_an_agent_keeps_what_the_turn_changed(life: Life) -> None:
+    """The engine puts them in front of the summary; what the summary names itself is not repeated."""
+    life.turn(*working_turn(0)[1:-1])
+    (holder,) = life.archive()
+    life.loop.run(life.archives.summarise(life.spec, Summarise(holder)))
+    answer = '{"outcome": "Wrote src/file0.py."}'
+    stub = life.loop.run(life.archives.summarise(life.spec, Summarise(holder, answer)))
+    assert isinstance(stub, str)
+    assert stub.count("src/file0.py") == 1
+    for kept in KEPT:
+        assert kept in stub
+
+
+def test_merged_records_keep_the_latest_changes_failures_and_jobs(tmp_path: Path) -> None:
+    """However many summarized turns merge, the record of each merge names the latest that it stands for."""
+    config = ArchivalConfig(profile="economy", rollup_tokens=1_000)
+    with Archiver(tmp_path, "orch", config=config, summarise=lambda _: '{"outcome": "All quiet."}') as archiver:
+        live: list[Message] = []
+        for number in range(30):
+            live = archiver.fold([*live, *working_turn(number)])
+        merged = [record for record in archiver.archives() if record.kind == "era"]
+    assert merged
+    for era in merged:
+        latest = era.receipt.changed[-1]
+        assert latest in era.record
+        assert "(exit 1)" in era.record
+        assert "job left running" in era.record
+
+
+# Which records merge.
+
+
+def test_refused_merge_has_a_next_choice() -> None:
+    """Eras so small that merging them frees nothing do not keep later records from merging."""
+    messages = [message for number in range(40) for message in (user(f"q{number}"), assistant("a" * 400))]
+    sizes, rules = [15, 15] * 4 + [100, 100] * 36, rules_of(ArchivalConfig(profile="economy"))
+    levels = {place: int(place < 8) for place in range(1, 80, 2)}
+    assert merge_of([Stub(30, 1)] * 4 + [Stub(200)] * 36, rules.rollup) == Merge(0, 4, 2)
+    era = eras(View(messages, sizes, sizes, levels, calls=40), rules, Prices())
+    assert era is not None
+    assert era.start == 8

@@ -17,7 +17,7 @@ __all__ = ["NUMBER", "Command", "Receipt", "merge", "receipt_of", "render", "wit
 
 MOST: Final = 40
 LINE: Final = 160
-KEPT_CHARS: Final = 800
+KEPT_CHARS: Final = 600
 """So much of a receipt stays at most when a model's summary takes its place."""
 RESULT_EDGE: Final = 20_000
 
