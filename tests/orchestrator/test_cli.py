@@ -307,6 +307,7 @@ def test_query_prints_the_answer(desk: Desk, capsys: Captured) -> None:
     run(["query", "n", "why?", "--json"])
     assert json.loads(capsys.readouterr().out) == {
         "id": "abc",
+        "query_id": "q1",
         "text": "42",
         "stop_reason": "end_turn",
         "usage": {"input_tokens": 10, "output_tokens": 5, "cost_usd": 0.0},

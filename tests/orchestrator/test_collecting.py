@@ -63,6 +63,34 @@ def test_who_collects_gets_first_what_it_asked_itself() -> None:
     assert forest.handle(Collect(id, "the user")).query_id == "q0"
 
 
+def test_answer_is_collected_by_the_id_of_its_query() -> None:
+    """In any order; one that was taken is returned again only when asked for, as long as it is kept."""
+    forest, id = asked_in_a_row(True, True, True)
+
+    def taken(query: str, *, again: bool = False) -> str:
+        return str(forest.handle(Collect(id, "the user", again, query=query)).query_id)
+
+    assert [taken("q2"), taken("q0")] == ["q2", "q0"]
+    with pytest.raises(NoResultError, match=r"to query q0 was taken already; `--again`"):
+        taken("q0")
+    assert [taken("q0", again=True), taken("q2", again=True), taken("q1", again=True)] == ["q0", "q2", "q1"]
+    assert [result.query_id for result in uncollected(forest.tree.nodes[id], None)] == []
+
+
+def test_error_names_the_answers_that_are_kept() -> None:
+    """When the query is unknown, or its answer gave way to others; not while it is the one under way."""
+    forest, id = asked_in_a_row(*[True] * 3)
+    forest.handle(Collect(id, "the user", query="q2"))
+    with pytest.raises(NoResultError, match=r"to query nope is kept; the answers that are kept: q0, q1, q2 \(taken\)$"):
+        forest.handle(Collect(id, "the user", True, query="nope"))
+    forest.ask(id, "q3", stays=True)
+    with pytest.raises(AgentBusyError):
+        forest.handle(Collect(id, "the user", query="q3"))
+    with pytest.raises(NoResultError, match="to query nope is kept"):
+        forest.handle(Collect(id, "the user", query="nope"))
+    assert forest.handle(Collect(id, "the user", query="q1")).query_id == "q1"
+
+
 def test_no_more_answers_wait_than_may_be_kept() -> None:
     """The oldest go; a run that is opened anew knows the same."""
     forest, id = asked_in_a_row(*[True] * 20)

@@ -93,6 +93,22 @@ def test_what_is_not_deleted_is_told_as_before() -> None:
     assert all(one is two for one, two in zip(once, redacted(once), strict=True))
 
 
+@pytest.mark.parametrize("shortened", [False, True])
+def test_prompt_is_dropped_when_its_query_is_over(shortened: bool) -> None:
+    """While the query is pending the journal keeps the prompt; afterwards the transcript has it."""
+    past = Past()
+    past.ask(past.agent, "q3", stays=True, prompt="all of it")
+    if shortened:
+        past.journal = past.tree.nodes.kept(past.now)
+    assert b"all of it" in msgspec.json.encode(redacted(past.journal))
+    past.finish(past.agent, "q3")
+    after = redacted(past.journal)
+    assert b"all of it" not in msgspec.json.encode(after)
+    tree = Forest()
+    tree.tree.apply(after)
+    assert tree.tree.nodes.by_id == past.tree.nodes.by_id
+
+
 def test_where_a_holder_found_what_it_holds_is_told_once() -> None:
     """The latest place counts: of an era it has texts, which may be of what is deleted."""
     past = Past()

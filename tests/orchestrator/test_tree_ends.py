@@ -15,6 +15,7 @@ from orch.tree.journal.events import (
     Kill,
     LaunchFailed,
     Recover,
+    Rest,
     Resume,
     Steer,
     StopOverdue,
@@ -22,7 +23,7 @@ from orch.tree.journal.events import (
 )
 from orch_protocol.core.errors import AgentBusyError, AgentGoneError, OrchError
 from orch_protocol.core.messages import Reply, Usage
-from orchestrator.forest import Ask, Forest, Gone, Launch, Notify, Send, Signal, WorkerUp
+from orchestrator.forest import Ask, Forest, Gone, Launch, Notify, Send, Signal, Timer, WorkerUp
 
 # Ending.
 
@@ -224,6 +225,66 @@ def test_news_of_a_run_that_ended_waits_for_its_reader() -> None:
     forest.handle(Recover(1))
     assert forest.last == []
     assert "cut short" in forest.tree.nodes[parent].inbox[0]
+
+
+def test_accepted_query_is_asked_again_by_the_next_root() -> None:
+    """The journal has its whole prompt; one that nobody can ask again is the asynchronous one alone."""
+    forest = Forest()
+    cold, starting, waited = forest.spawn(), forest.spawn(up=False), forest.spawn()
+    forest.handle(Rest(cold))
+    forest.gone(cold, code=0)
+    for id, prompt in ((cold, "all of it"), (starting, "all of that"), (waited, "")):
+        forest.ask(id, f"q-{id}", stays=True, prompt=prompt)
+    forest.tree = forest.refold()
+    forest.handle(Recover(1))
+    assert [forest.status(id) for id in (cold, starting, waited)] == ["starting", "starting", "died"]
+    relaunches = [timer.event for timer in forest.told(Timer)]
+    assert [event.id for event in relaunches] == [cold, starting]
+    assert [node.pending.prompt for node in forest.tree.nodes.pending.values()] == ["all of it", "all of that"]
+    for event in relaunches:
+        forest.handle(event)
+        assert forest.told(Launch) == [Launch(event.id, event.incarnation + 1)]
+        forest.up(event.id)
+        assert forest.told(Send) == [Send(event.id, f"q-{event.id}")]
+        forest.finish(event.id, f"q-{event.id}")
+        assert forest.handle(Collect(event.id, "the user")).reply.text == "done"
+
+
+def test_query_is_asked_again_by_as_many_roots_as_end_before_it() -> None:
+    """Also when the journal was shortened in between."""
+    forest = Forest()
+    id = forest.spawn(up=False)
+    forest.ask(id, "q", stays=True, prompt="all of it")
+    for _ in range(3):
+        forest.tree = forest.refold()
+        forest.handle(Recover(1))
+        forest.journal = forest.tree.nodes.kept(forest.now)
+        forest.tree = forest.refold()
+    pending = forest.tree.nodes[id].pending
+    assert pending is not None
+    assert (pending.query_id, pending.prompt) == ("q", "all of it")
+    forest.back(id)
+    forest.up(id)
+    assert forest.told(Send) == [Send(id, "q")]
+
+
+def test_accepted_query_that_was_begun_is_not_asked_again() -> None:
+    """Its prompt is in the transcript: the turn was cut short, and whoever collects is told so."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.ask(id, "q", stays=True, prompt="all of it")
+    forest.tree = forest.refold()
+    forest.handle(Recover(1, begun=frozenset({"q"})))
+    assert (forest.status(id), forest.told(Timer)) == ("died", [])
+    assert forest.handle(Collect(id, "the user")).error.type == "AgentDiedError"
+
+
+def test_prompt_of_an_agent_that_is_not_kept_is_in_no_journal() -> None:
+    """persist=False: nothing of it outlives the root."""
+    forest = Forest()
+    id = forest.spawn(persist=False)
+    forest.ask(id, "q", stays=True, prompt="all of it")
+    assert "all of it" not in str(forest.journal)
 
 
 def test_a_process_that_was_killed_is_forgotten_with_its_root() -> None:

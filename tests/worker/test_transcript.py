@@ -399,11 +399,27 @@ def test_last_turn_is_told_from_its_first_message_on(folder: Path) -> None:
     transcript.seed([user("before")])
     assert read_last_turn(folder) is None
     transcript.message(user("hi"), "q1")
-    assert read_last_turn(folder) == ("q1", None)
+    assert read_last_turn(folder) == ("q1", None, True)
     transcript.turn_end("q1", reply("q1"))
-    assert read_last_turn(folder) == ("q1", reply("q1"))
+    assert read_last_turn(folder) == ("q1", reply("q1"), True)
     transcript.turn_start("q2", "q1")
-    assert read_last_turn(folder) == ("q2", None)
+    assert read_last_turn(folder) == ("q2", None, False)
+    transcript.close()
+
+
+def test_last_turn_tells_whether_its_prompt_is_recorded(folder: Path) -> None:
+    """The results that close the calls of an interrupted turn come before the prompt of the next one."""
+    transcript = opened(folder)
+    transcript.message(user("hi"), "q1")
+    transcript.message(Message("assistant", (ToolUse("a", "bash", {}),)), "q1")
+    transcript.turn_start("q2", "q1")
+    transcript.message(Message("user", (ToolResult("a", (Text("no result"),)),)), "q2")
+    assert read_last_turn(folder) == ("q2", None, False)
+    transcript.message(user("go on"), "q2")
+    assert read_last_turn(folder) == ("q2", None, True)
+    transcript.message(Message("assistant", (ToolUse("b", "bash", {}),)), "q2")
+    transcript.message(Message("user", (ToolResult("b", (Text("done"),)),)), "q2")
+    assert read_last_turn(folder) == ("q2", None, True)
     transcript.close()
 
 

@@ -186,13 +186,15 @@ class AsyncSubagent:
         reply.add_done_callback(_retrieve)
         return reply
 
-    async def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
+    async def collect(self, *, timeout: float | None = None, again: bool = False, query: str = "") -> Reply | None:
         """Take the reply to the last query, once; None when it is not there within `timeout` seconds.
 
         Answers to queries that were put without waiting (`orch query --no-wait`) come first, the oldest before others.
+        `query` is the id of the query whose answer is wanted instead. `again` returns an answer that was taken. Raises
+        NoResultError when no such answer is kept.
         """
         try:
-            reply: Reply = await self._call("collect", Collect(self.id, timeout, again))
+            reply: Reply = await self._call("collect", Collect(self.id, timeout, again, query))
         except QueryTimeoutError:
             return None
         return reply

@@ -125,12 +125,14 @@ class Subagent:
         reply = self._agent.submit(prompt) if on_loop_thread else owner._wait(self._submit(prompt))
         return owner._start(_result(reply))
 
-    def collect(self, *, timeout: float | None = None, again: bool = False) -> Reply | None:
+    def collect(self, *, timeout: float | None = None, again: bool = False, query: str = "") -> Reply | None:
         """Take the reply to the last query, once; None when it is not there within `timeout` seconds.
 
         Answers to queries that were put without waiting (`orch query --no-wait`) come first, the oldest before others.
+        `query` is the id of the query whose answer is wanted instead. `again` returns an answer that was taken. Raises
+        NoResultError when no such answer is kept.
         """
-        return self._orchestrator._wait(self._agent.collect(timeout=timeout, again=again))
+        return self._orchestrator._wait(self._agent.collect(timeout=timeout, again=again, query=query))
 
     def state(self) -> AgentRow:
         """Return what the agent is and does just now."""

@@ -16,18 +16,21 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.core.errors import DamagedError, LockedError, OrchError, StoreError
-from orch_protocol.session.entries import Entry, MessageEntry, SessionHeader
+from orch_protocol.session.entries import Entry, MessageEntry, SessionHeader, TranscriptPosition
 from orch_protocol.session.tree import Finding
-from orch_worker.session.log.append_log import BLOCK, AppendLog, Loaded, load, scan
+from orch_worker.session.log.append_log import BLOCK, AppendLog, Loaded, load, objects, scan
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.log_reader import KNOWN
 from orch_worker.session.transcript import NAME as SESSION
+from orch_worker.session.transcript import missing_lines
 from orch_worker.system.files import open_regular
 
 from ..archival.store.index import NAME as INDEX
 from ..archival.store.index import index_fault, set_aside
 from ..archival.store.session_archives import Ledger
 from ..config import paths
+from ..tree.agents.state import Node, Nodes
+from ..tree.journal.entries import decoded
 from ..tree.journal.journal import HEADER
 from .formats.conversation import DECODE_ERRORS, fitting
 
@@ -35,6 +38,7 @@ __all__ = [
     "JOURNAL",
     "SESSION_HEADER",
     "examine",
+    "in_acknowledged",
     "in_archives",
     "in_index",
     "in_lines",
@@ -59,8 +63,11 @@ class _Place(Struct, rename="camel"):
 _place: msgspec.json.Decoder[_Place] = msgspec.json.Decoder(_Place)
 
 
-def in_session(path: Path, agent: str = "") -> Iterator[Finding]:
-    """Yield what is wrong with the session file at `path`; of the agent `agent`, if that is known."""
+def in_session(path: Path, agent: str = "", acknowledged: TranscriptPosition | None = None) -> Iterator[Finding]:
+    """Yield what is wrong with the session file at `path`.
+
+    `agent` is the id of the agent whose it should be, `acknowledged` the line that it must contain, if they are known.
+    """
     found = list(in_lines(path, SESSION_HEADER))
     yield from found
     if any(each.kind == "foreign" for each in found):
@@ -70,7 +77,24 @@ def in_session(path: Path, agent: str = "") -> Iterator[Finding]:
     except OrchError as error:
         yield _foreign(path, error)
         return
+    if acknowledged is not None:
+        yield from in_acknowledged(path, acknowledged)
     yield from in_archives(path)
+
+
+def in_acknowledged(path: Path, acknowledged: TranscriptPosition) -> Iterator[Finding]:
+    """Yield that the session file at `path` does not contain the line `acknowledged`, if it does not."""
+    try:
+        missing = missing_lines(path, acknowledged)
+    except OrchError as error:
+        yield _foreign(path, error)
+        return
+    if missing:
+        do = (
+            "put a copy from before in its place; `orch session fsck AGENT --repair`, or a query to the agent, goes on "
+            "with what is left"
+        )
+        yield Finding(str(path), "truncated", missing, do)
 
 
 def in_lines(path: Path, header: bytes) -> Iterator[Finding]:
@@ -210,12 +234,28 @@ def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
     for path in sorted({home, *home.rglob("*"), *(path for each in folders for path in (each, *each.rglob("*")))}):
         if not path.is_symlink() and path.exists() and stat.S_IMODE(path.stat().st_mode) & MODE:
             yield Finding(str(path), "open", "other users may read it", "chmod go-rwx, or --repair")
+    known: dict[str, Node] = {}
     for path in sorted(paths.runs_dir(home).glob(f"*/{JOURNAL}")):
         yield from in_lines(path, HEADER)
+        known |= _acknowledged(path)
     for path in sorted(path for each in folders for path in each.rglob(SESSION)):
-        yield from in_session(path)
+        agent = path.parent.name if AGENT.fullmatch(path.parent.name) else ""
+        node = known.pop(agent, None)
+        yield from in_session(path, agent, node.transcript if node is not None else None)
+    for node in known.values():
+        if node.transcript is not None:
+            yield from in_acknowledged(Path(node.spec.folder, SESSION), node.transcript)
     for path in sorted(path for each in folders for path in each.rglob(INDEX)):
         yield from in_index(path)
+
+
+def _acknowledged(journal: Path) -> dict[str, Node]:
+    """Return the agents of a run of whose transcripts the journal knows a line, by id."""
+    try:
+        nodes = Nodes(entry for line in objects(journal, header=HEADER) if (entry := decoded(line)) is not None)
+    except OrchError:
+        return {}  # that it cannot be read is found already
+    return {node.spec.id: node for node in nodes if node.transcript is not None}
 
 
 def _of_agents(sessions: Path) -> Iterator[Path]:

@@ -27,7 +27,21 @@ __all__ = ["RECORDED", "Happenings", "read_events"]
 RECORDED: Final = "recorded"
 """The topic of there being more in the journal."""
 SAID: Final = frozenset(
-    {"type", "at", "id", "query_id", "spec", "reply", "text", "head", "holders", "error", "entries"}
+    {
+        "type",
+        "at",
+        "id",
+        "query_id",
+        "spec",
+        "reply",
+        "text",
+        "head",
+        "prompt",
+        "holders",
+        "error",
+        "entries",
+        "transcript",
+    }
 )
 """What of an entry is told elsewhere in an event, or is not told because it is what somebody said."""
 

@@ -164,6 +164,9 @@ class Supervisor:
     def start(self) -> None:
         """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
         self.handle(recovery(self.tree.nodes.pending.values()))
+        for node in self.tree.nodes.pending.values():  # asked again, as soon as it has a process
+            assert node.pending is not None
+            self._turns.accept(node.pending.query_id, node.pending.prompt)
         if self._journal.notes:  # of whom it does not tell any more, nobody knows
             self.tree.nodes.unlooked.update(self.tree.nodes.by_id)
         self._journal.shorten(partial(self.tree.nodes.kept, self.clock()))
@@ -330,7 +333,8 @@ class Supervisor:
         """Put `prompt` to the agent, reviving it if need be, and return the query's id. Raises AgentError.
 
         `watcher` is called with each TurnEvent of the turn, until its end. Must not raise. With `stays` the answer is
-        there until somebody collects it.
+        there until somebody collects it, and the whole prompt is in the journal when this returns: the next root asks
+        it again if this one ends before the agent's transcript has it.
         """
         self.budgets.require_time(node.spec.id)
         query_id, prompt = new_id(), scrub(prompt)
@@ -340,7 +344,18 @@ class Supervisor:
         self._turns.accept(query_id, prompt, within.query_id if within else None)
         try:
             accepted: str = self.handle(
-                Ask(node.spec.id, query_id, head_of(prompt), asker, waits, wake, from_inbox, request_id, stays)
+                Ask(
+                    node.spec.id,
+                    query_id,
+                    head_of(prompt),
+                    asker,
+                    waits,
+                    wake,
+                    from_inbox,
+                    request_id,
+                    stays,
+                    prompt if stays or from_inbox else "",
+                )
             )
         except BaseException:
             self._turns.forget(query_id)
@@ -432,7 +447,8 @@ class Supervisor:
                 self.waiters.tell(f"{kind}:{agent_id}:{id}", body, getattr(body, "error", None))
             case _ if kind == "hello":
                 try:
-                    peer.send("init", Init(self.tree.nodes[agent_id].spec, self.lanes.names()), "init")
+                    node = self.tree.nodes[agent_id]
+                    peer.send("init", Init(node.spec, self.lanes.names(), node.transcript), "init")
                 except OrchError as error:
                     self.workers.end(agent_id, str(error))
             case _ if kind == "pong":
@@ -452,7 +468,7 @@ class Supervisor:
             error = error_info(ProtocolError(f"the worker ended query {id} with neither reply nor error"))
         taker = self.waiters.taker(f"query:{id}")
         with self.waiters.handing_over():
-            self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker))
+            self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker, body.transcript))
             if self.workers.has_ended(agent_id):
                 self._bury(agent_id, peer.incarnation)  # that was its last word
 

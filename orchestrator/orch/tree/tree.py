@@ -153,6 +153,7 @@ class Tree:
             context_tokens=ready.context_tokens,
             context_limit=ready.context_limit,
             repaired=repaired,
+            transcript=ready.transcript,
         )
         instructions: list[Instruction] = [Notify(f"up:{event.id}")]
         instructions += [*inherited_rights.reminder(node), *steering.reminder(node)]
@@ -201,6 +202,7 @@ class Tree:
             from_inbox=event.from_inbox,
             request_id=event.request_id,
             stays=event.stays,
+            prompt=event.prompt if spec.persist else "",
         )
         if node.status == "idle" and not node.stopping:
             return Decision([asked], [Send(spec.id, event.query_id)], event.query_id)
@@ -253,6 +255,7 @@ class Tree:
             usage=event.reply.usage if event.reply else event.usage,
             context_tokens=event.context_tokens,
             taken_by=event.taken_by,
+            transcript=event.transcript,
         )
         settled = settle(self.nodes, [answered])
         if not node.is_holder:
@@ -433,9 +436,15 @@ class Tree:
     def _on_recover(self, event: Recover, now: float) -> Decision:
         answers: list[Answered] = []
         ended: list[Entry] = []
+        instructions: list[Instruction] = []
         for node in self.nodes.by_id.awake():
             id = node.spec.id
             status: Status = "killed" if node.status == "killed" else "cold"
+            if node.pending is not None and node.pending.prompt and node.pending.query_id not in event.begun:
+                # The query was accepted, and nobody waits who could ask it again.
+                ended.append(Ended(at=now, id=id, incarnation=node.incarnation, status="starting"))
+                instructions.append(Timer(0.0, Relaunch(id, node.incarnation)))
+                continue
             if node.pending is not None:
                 reply = event.replies.get(node.pending.query_id)
                 lost = AgentDiedError(
@@ -456,4 +465,4 @@ class Tree:
             if node.running or node.status == "starting":
                 ended.append(Ended(at=now, id=id, incarnation=node.incarnation, status=status))
         # News waits for its reader's next turn: nobody starts to work because a root did.
-        return Decision([Opened(at=now, pid=event.pid), *settle(self.nodes, answers).entries, *ended])
+        return Decision([Opened(at=now, pid=event.pid), *settle(self.nodes, answers).entries, *ended], instructions)

@@ -213,12 +213,14 @@ class Submitted(Struct, frozen=True):
 class Collect(Struct, frozen=True, forbid_unknown_fields=True):
     """Take an answer of `ref`, once: the oldest to what the caller has submitted, else the last.
 
-    `timeout` 0 asks without waiting; `again` reads the one that was collected last anew.
+    `timeout` 0 asks without waiting; `again` reads the one that was collected last anew. `query` is the id of the query
+    whose answer is wanted, "" for any; with `again` it may have been collected.
     """
 
     ref: str
     timeout: float | None = None
     again: bool = False
+    query: str = ""
 
 
 class Wait(Struct, frozen=True, forbid_unknown_fields=True):

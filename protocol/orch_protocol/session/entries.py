@@ -41,6 +41,7 @@ __all__ = [
     "TasksEntry",
     "Telling",
     "ThinkingLevelChange",
+    "TranscriptPosition",
     "TurnEnd",
     "TurnStart",
     "UpgradeEntry",
@@ -52,6 +53,13 @@ CompactionReason: TypeAlias = Literal["size", "refused", "asked", "hook"]
 somebody asked for it."""
 CompactionWriter: TypeAlias = Literal["model", "extract", "hook"]
 LEFT_BRANCH = "[What came of a branch of this conversation that was left:]"
+
+
+class TranscriptPosition(Struct, frozen=True, gc=False, array_like=True):
+    """One line of a session file: its sequence number (`s`) and its checksum (`c`) as an integer."""
+
+    seq: int
+    checksum: int
 
 
 class SessionHeader(Struct, frozen=True, gc=False, tag="session", tag_field="type", rename="camel"):

@@ -310,8 +310,8 @@ class Finding(Struct, frozen=True):
     """One thing that is wrong with the file or folder at `path`, and what to do about it.
 
     `kind` is `torn` (a write that did not end), `damaged` (a line), `tree` (what a line follows), `entry` (what a line
-    says), `archive`, `index` (of a search), `owner`, `foreign`, or `open` (to other users). `mended` says what was
-    done, if something was.
+    says), `truncated` (acknowledged lines are missing), `archive`, `index` (of a search), `owner`, `foreign`, or `open`
+    (to other users). `mended` says what was done, if something was.
     """
 
     path: str

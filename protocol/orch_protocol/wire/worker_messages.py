@@ -22,6 +22,7 @@ from ..core.taint import Mark
 from ..core.values import Export, Exported
 from ..hooks.stages import HookRow
 from ..resources.slash_commands import Did, Do
+from ..session.entries import TranscriptPosition
 from ..session.tree import Compact, Condensed, Edit, Edited
 from .tool_events import Called
 
@@ -68,14 +69,21 @@ class Hello(Struct, frozen=True, gc=False):
 
 
 class Init(Struct, frozen=True, gc=False):
-    """Who the worker is, and the models that refuse requests for being too many just now; see Limit."""
+    """Who the worker is, and the models that refuse requests for being too many just now; see Limit.
+
+    `transcript` is the last acknowledged line of its transcript, None when none is known.
+    """
 
     spec: AgentSpec
     crowded: tuple[str, ...] = ()
+    transcript: TranscriptPosition | None = None
 
 
 class Ready(Struct, frozen=True, gc=False):
-    """The worker has opened its transcript. `interrupted` names the query that a death cut short, if one was."""
+    """The worker has opened its transcript. `interrupted` names the query that a death cut short, if one was.
+
+    `transcript` is the last line of the transcript.
+    """
 
     entries: int = 0
     interrupted: str | None = None
@@ -83,6 +91,7 @@ class Ready(Struct, frozen=True, gc=False):
     context_limit: int = 0
     model: str = ""
     repaired: str = ""
+    transcript: TranscriptPosition | None = None
 
 
 class Ping(Struct, frozen=True, gc=False):
@@ -223,13 +232,15 @@ class TurnSoFar(Struct, frozen=True, gc=False):
 class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
     """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set.
 
-    `usage` is what a failed turn used before it failed; a reply carries its own.
+    `usage` is what a failed turn used before it failed; a reply carries its own. `transcript` is the last line of the
+    transcript.
     """
 
     reply: Reply | None = None
     error: ErrorInfo | None = None
     usage: Usage = Usage()
     context_tokens: int = 0
+    transcript: TranscriptPosition | None = None
 
 
 class Cancel(Struct, frozen=True, gc=False):

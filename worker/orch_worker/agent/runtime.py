@@ -16,7 +16,7 @@ from orch_protocol.core.errors import ConfigError, StoreError, error_info
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Reply, Usage
 from orch_protocol.core.prompts import PromptShown
-from orch_protocol.session.entries import CompactionReason
+from orch_protocol.session.entries import CompactionReason, TranscriptPosition
 from orch_protocol.session.tree import Compact, Compacted, Edit, Edited, Move
 from orch_protocol.wire.worker_messages import Finished, Happened, Query, Ready, Summed, SumUp
 
@@ -161,16 +161,22 @@ class Runtime:
         live = await self._archiving.block() if self._archiving is not None else ""
         return await self._prompt.shown(live, fresh=self._fresh)
 
-    def ready(self) -> Ready:
-        """Return what the root wants to know of an agent that is up."""
+    def ready(self, acknowledged: TranscriptPosition | None = None) -> Ready:
+        """Return what the root wants to know of an agent that is up.
+
+        `acknowledged` is the line that the transcript must contain. Raises StoreError when that cannot be checked.
+        """
         session, info = self.transcript.session, self.backend.info()
+        missing = self.transcript.missing_lines(acknowledged) if acknowledged is not None else ""
+        damage = [self.transcript.repaired, f"{self.transcript.path}: {missing}" if missing else ""]
         return Ready(
             entries=len(session.entries),
             interrupted=session.interrupted,
             context_tokens=self.backend.context_tokens(),
             context_limit=info.context_limit,
             model=f"{info.provider}:{info.model}" if info.model else info.provider,
-            repaired=self.transcript.repaired,
+            repaired="; ".join(filter(None, damage)),
+            transcript=self.transcript.log.position,
         )
 
     def begin(self) -> Brake:
@@ -241,7 +247,12 @@ class Runtime:
             if hooks is not None:
                 await hooks.error(error)
             usage = getattr(error, "usage", None) or (reply.usage if reply is not None else Usage())
-            return Finished(error=error_info(error), usage=usage, context_tokens=self.backend.context_tokens())
+            return Finished(
+                error=error_info(error),
+                usage=usage,
+                context_tokens=self.backend.context_tokens(),
+                transcript=self.transcript.log.position,
+            )
         finally:
             if archiving is not None:
                 ended = session.replies.get(query_id)
@@ -250,7 +261,11 @@ class Runtime:
             self._leave_if_broken()
             if hooks is not None:
                 await self.hooks_done(hooks)
-        return Finished(reply=session.replies[query_id], context_tokens=self.backend.context_tokens())
+        return Finished(
+            reply=session.replies[query_id],
+            context_tokens=self.backend.context_tokens(),
+            transcript=self.transcript.log.position,
+        )
 
     def hooks_for(self, query_id: str, query: Query) -> AgentHooks | None:
         """Return the hooks of this turn, None when there are none. Raises ConfigError."""

@@ -40,17 +40,27 @@ from orch_protocol.session.entries import (
     SessionInfo,
     TasksEntry,
     ThinkingLevelChange,
+    TranscriptPosition,
     TurnEnd,
     TurnStart,
     UpgradeEntry,
 )
 from orch_protocol.session.tree import Arrange, Choose, DropTasks, Edit, Inform, Keep, Move, Relabel, Rename, Think
 
-from .log.append_log import AppendLog, FolderLock, load, newest_first, objects
+from .log.append_log import AppendLog, FolderLock, find_position, load, newest_first, objects
 from .log.verified_prefix import Stretch
 from .session import LostEntry, Quiet, Row, Session, UnknownEntry
 
-__all__ = ["NAME", "Transcript", "read_last_turn", "read_lines", "read_session", "read_usage", "timestamp"]
+__all__ = [
+    "NAME",
+    "Transcript",
+    "missing_lines",
+    "read_last_turn",
+    "read_lines",
+    "read_session",
+    "read_usage",
+    "timestamp",
+]
 
 NAME: Final = "session.jsonl"
 
@@ -110,6 +120,10 @@ class Transcript:
     def broken(self) -> bool:
         """Whether what the file holds is uncertain, or could not be read again: the next process reads it anew."""
         return self.log.broken or self.session.hollow
+
+    def missing_lines(self, acknowledged: TranscriptPosition) -> str:
+        """Return what is wrong if the line `acknowledged` is not in the file, "" if it is. Raises StoreError."""
+        return "" if self.log.position == acknowledged else missing_lines(self.path, acknowledged)
 
     def append(self, *entries: Entry, sync: bool = False) -> list[Entry]:
         """Record `entries`, which follow each other, in one write: all or none. Return them as they are on disk.
@@ -299,11 +313,32 @@ def read_lines(folder: Path) -> Iterator[bytes]:
     return objects(folder / NAME, header=_HEADER)
 
 
+def missing_lines(path: Path, acknowledged: TranscriptPosition) -> str:
+    """Return what is wrong if the line `acknowledged` is not in the session file at `path`, "" if it is.
+
+    Detects a file that was truncated, emptied or replaced. Raises StoreError when it cannot be read.
+    """
+    found = find_position(path, acknowledged.seq)
+    if found == acknowledged:
+        return ""
+    if found is not None and found.seq == acknowledged.seq:
+        return (
+            f"line {found.seq} has the checksum {found.checksum:08x}, and the one that was acknowledged had "
+            f"{acknowledged.checksum:08x}: the file was truncated and continued, or another was put in its place"
+        )
+    lines = f"ends at line {found.seq}" if found is not None else "is empty or missing"
+    return f"acknowledged entries are missing: the file {lines}, line {acknowledged.seq} was acknowledged"
+
+
 class LastTurn(NamedTuple):
-    """The last turn that a transcript tells of, and its reply if it is finished."""
+    """The last turn that a transcript tells of, and its reply if it is finished.
+
+    `prompted` says whether its prompt is in the transcript: what comes before the prompt may be there alone.
+    """
 
     query_id: str
     reply: Reply | None
+    prompted: bool = True
 
 
 def read_last_turn(folder: Path) -> LastTurn | None:
@@ -311,13 +346,26 @@ def read_last_turn(folder: Path) -> LastTurn | None:
 
     Reads the end of the file alone, without lock. Raises StoreError when it cannot be read.
     """
+    last = ""
     for line in newest_first(folder / NAME):
         entry = _decode(line)
+        if not isinstance(entry, (TurnEnd, MessageEntry, TurnStart)):
+            continue
+        if last and entry.turn != last:
+            break
         if isinstance(entry, TurnEnd):
             return LastTurn(entry.turn, entry.reply)
-        if isinstance(entry, (MessageEntry, TurnStart)):
-            return LastTurn(entry.turn, None) if entry.turn else None
-    return None
+        if not entry.turn:
+            return None
+        if isinstance(entry, MessageEntry) and _follows_prompt(entry.message):
+            return LastTurn(entry.turn, None)
+        last = entry.turn
+    return LastTurn(last, None, prompted=False) if last else None
+
+
+def _follows_prompt(message: Message) -> bool:
+    """Whether `message` is its turn's prompt, or comes after it: before it only tool results of an earlier turn may."""
+    return message.role == "assistant" or any(isinstance(block, Text) for block in message.content)
 
 
 class _Used(msgspec.Struct, gc=False):

@@ -251,7 +251,7 @@ class Host:
             self._courier.send("finished", Finished(error=error_info(error)), id)
             self.stop(71)
         else:
-            self._courier.send("ready", self._runtime.ready())
+            self._courier.send("ready", self._runtime.ready(body.transcript))
 
     def _on_ping(self, id: str, _: Ping) -> None:
         self._courier.send("pong", Nothing(), id, reliable=False)

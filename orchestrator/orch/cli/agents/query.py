@@ -140,7 +140,7 @@ def _width() -> int:
         return NARROW
 
 
-REPLY = ("id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning")
+REPLY = ("id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning")
 VALUE = ("type", "extent", "kind", "handle", "lines")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
 WHOLE = ("end_turn", "stop_sequence")
@@ -332,6 +332,7 @@ def _say(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
 def _collect_arguments(parser: ArgumentParser) -> None:
     command.ref(parser)
     parser.add_argument("--again", action="store_true", help="print an answer that was already taken")
+    parser.add_argument("--query", metavar="ID", default="", help="the answer to this query; --json prints query ids")
     _timeout_argument(parser)
     parser.add_argument("--no-wait", action="store_true", help="exit with 4 at once when there is no answer yet")
     _return_argument(parser)
@@ -341,6 +342,8 @@ def _collect(arguments: Namespace) -> int:
     _check_timeout(arguments)
     timeout = 0 if arguments.no_wait else arguments.timeout
     params = {"ref": arguments.ref, "timeout": timeout, "again": arguments.again}
+    if arguments.query:
+        params["query"] = arguments.query
     connection = Connection()
     reply = wait(connection, "collect", params, quiet=arguments.json)
     arguments.stream = False

@@ -111,25 +111,25 @@ async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Su
 async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
     """Take an answer, once: that of the last query, but first those to queries that the caller submitted before it.
 
-    Raises QueryTimeoutError while it is not there, NoResultError later.
+    With `params.query` it is the answer to that query. Raises QueryTimeoutError while it is not there, NoResultError
+    later.
     """
-    node = await found(root, params.ref)
-    waiting = at_hand(node, caller, again=params.again)
+    node, query = await found(root, params.ref), params.query
+    waiting = at_hand(node, caller, again=params.again, query=query)
     asked = waiting or node.pending or node.last
     if asked is None or asked.asker != caller:  # who asked may have the answer, wherever it stands in the tree
         own_subtree(root, caller, node, "collect from")
-    pending = node.pending
+    pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
     if pending is not None and waiting is None and params.timeout != 0:
         try:
             await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
             pass  # out of time, which is told below, or failed, which is the answer to collect
     with Keeping(root, caller, node):
-        if node.pending is not None and at_hand(node, caller, again=params.again) is None:
-            raise QueryTimeoutError(
-                f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {node.pending.head}"
-            )
-        result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again, caller))
+        pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
+        if pending is not None and at_hand(node, caller, again=params.again, query=query) is None:
+            raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {pending.head}")
+        result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again, caller, query))
         return _reply(result)
 
 

@@ -14,6 +14,7 @@ from ...tree.agents.state import Node, iso
 from ...tree.journal import events
 from ...tree.rules.deletions import redacted
 from ..checks.idle import AtWork, holders_of, rest
+from ..checks.transcripts import rewriting_transcripts
 from .recall import archive_row, look_up, owners_in_sight
 
 if TYPE_CHECKING:
@@ -86,9 +87,11 @@ async def _prune_one(root: Supervisor, owner: Node, before: str, when: str) -> P
     doomed = {record.id for record in going.records}
     with root.holds.hold(owner.spec.id):
         holders = holders_of(root, owner)
-        await rest(root, [owner, *(holder for holder in holders if holder.spec.id in doomed)], holders)
-        done = await root.archives.delete(owner.spec, before, when)
-        root.handle(events.Deleted(owner.spec.id, done.archives, done.turns))
+        rewritten = [owner, *(holder for holder in holders if holder.spec.id in doomed)]
+        await rest(root, rewritten, holders)
+        async with rewriting_transcripts(root, rewritten):
+            done = await root.archives.delete(owner.spec, before, when)
+            root.handle(events.Deleted(owner.spec.id, done.archives, done.turns))
         for holder in holders_of(root, owner):
             if not holder.deleted:
                 await look_up(root, holder, eras=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import AgentBusyError
+from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.session.tree import Finding, FsckSession, SessionChecked
 from orch_worker.session.transcript import NAME
 
@@ -15,6 +16,7 @@ from ...sessions.repair import mend
 from ...tree.agents.state import Node
 from ..archives.recall import look_up
 from ..checks.idle import AtWork, holders_of, rest
+from ..checks.transcripts import rewriting_transcripts
 from .sessions import session_of
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ async def fsck_session(root: Supervisor, _: str | None, params: FsckSession) -> 
     """
     node = session_of(root, params.ref)
     path = Path(node.spec.folder, NAME)
-    found = await root.disk.do(_found, path, node.spec.id)
+    found = await root.disk.do(_found, path, node.spec.id, node.transcript)
     if not found or not params.repair:
         return SessionChecked(node.spec.id, str(path), found)
     async with root.holds.turn:
@@ -45,12 +47,13 @@ async def _mended(root: Supervisor, node: Node, path: Path, found: tuple[Finding
         await rest(root, [node, *holders], holders)
     except AtWork as error:
         raise AgentBusyError(str(error)) from None
-    done, kept = await root.archives.renew(node.spec, partial(mend, path.parent, node.spec.id))
+    async with rewriting_transcripts(root, [node]):
+        done, kept = await root.archives.renew(node.spec, partial(mend, path.parent, node.spec.id))
     for holder in holders:
         if not holder.deleted:
             await look_up(root, holder, eras=True)
     return SessionChecked(node.spec.id, str(path), found, tuple(done), str(kept))
 
 
-def _found(path: Path, agent: str) -> tuple[Finding, ...]:
-    return tuple(in_session(path, agent))
+def _found(path: Path, agent: str, acknowledged: TranscriptPosition | None) -> tuple[Finding, ...]:
+    return tuple(in_session(path, agent, acknowledged))

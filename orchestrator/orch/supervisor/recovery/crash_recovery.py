@@ -30,7 +30,7 @@ def remains_of(node: Node) -> Remains:
     folder = Path(node.spec.folder)
     try:
         last = read_last_turn(folder)
-        if node.pending is None or last is None or last.query_id != node.pending.query_id:
+        if node.pending is None or last is None or last.query_id != node.pending.query_id or not last.prompted:
             return Remains(begun=False)
         return Remains(True, last.reply, last.reply.usage if last.reply else read_usage(folder, last.query_id))
     except OrchError:
@@ -41,7 +41,8 @@ def recovery(nodes: Iterable[Node]) -> Recover:
     """Return what a root that takes over, or gives up, is to know of the pending queries of the agents."""
     found = {node.pending.query_id: remains_of(node) for node in nodes if node.pending is not None}
     replies = {id: remains.reply for id, remains in found.items() if remains.reply is not None}
-    return Recover(os.getpid(), replies, {id: remains.usage for id, remains in found.items()})
+    begun = frozenset(id for id, remains in found.items() if remains.begun)
+    return Recover(os.getpid(), replies, {id: remains.usage for id, remains in found.items()}, begun)
 
 
 def used_by(nodes: Iterable[Node]) -> dict[str, Usage]:

@@ -19,6 +19,7 @@ from orch_protocol.core.messages import Message, Reply, Text, Usage
 from orch_protocol.core.policy import EXIT_PLAN
 from orch_protocol.core.taint import bare as taint_bare
 from orch_protocol.services.requests import Status
+from orch_protocol.session.entries import TranscriptPosition
 from orch_worker.conversation.stubs import marker
 
 from ..journal.entries import Asked, Pruned, Steered
@@ -162,6 +163,8 @@ class Node:
     """What was found wrong with its transcript, the last time that anything was."""
     untold: str = ""
     """That, until it was told to somebody who asks the agent."""
+    transcript: TranscriptPosition | None = None
+    """The last acknowledged line of its transcript, None when none is known."""
     unheard: dict[str, Steered] = field(default_factory=dict)
     title: str = ""
     """What was said to it and is not in its conversation yet, by id, in order."""
@@ -231,6 +234,7 @@ def forget(node: Node, pruned: Pruned) -> None:
 def bury(holder: Node, when: str) -> None:
     """Let the holder be one whose archive was deleted."""
     holder.status, holder.deleted, holder.last = "killed", when, None
+    holder.transcript = None
     holder.earlier.clear()
     holder.unheard.clear()
     holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)
@@ -239,7 +243,7 @@ def bury(holder: Node, when: str) -> None:
 def discard(node: Node, when: str) -> None:
     """Let the agent be one whose session was deleted: its number, its name and what it used are left."""
     node.status, node.deleted, node.last, node.title = "killed", when, None, ""
-    node.error, node.end, node.repaired, node.untold = None, "", "", ""
+    node.error, node.end, node.repaired, node.untold, node.transcript = None, "", "", "", None
     for said in (node.earlier, node.unheard, node.inbox, node.news, node.watching, node.forgotten, node.requests):
         said.clear()
     node.archives = dict.fromkeys(node.archives, "")

@@ -16,6 +16,7 @@ from orch_protocol.core.messages import Usage
 from orch_worker.backends.registry import template_for
 
 from ..journal.entries import (
+    Acknowledged,
     Answered,
     Archived,
     Asked,
@@ -298,6 +299,7 @@ class Nodes:
         node.last_activity = entry.at
         node.repaired = entry.repaired or node.repaired
         node.untold = entry.repaired or node.untold
+        node.transcript = entry.transcript or node.transcript
         # The transcript holds the seeded history from here on.
         node.spec = msgspec.structs.replace(node.spec, history=())
 
@@ -352,11 +354,15 @@ class Nodes:
         if entry.reply is not None and entry.reply.warning:
             node.untold = ""
         node.context_tokens = entry.context_tokens or node.context_tokens
+        node.transcript = entry.transcript or node.transcript
         if node.status == "busy":
             node.status = "idle"
         asker = self._own(asked_by)
         if asker is not None and asker.watching.pop(entry.id, None) is not None:
             asker.news.append(news_line(node, entry))
+
+    def _apply_acknowledged(self, node: Node, entry: Acknowledged) -> None:
+        node.transcript = entry.transcript
 
     def _apply_collected(self, node: Node, entry: Collected) -> None:
         node.earlier = [result for result in node.earlier if result.taken_by is None]

@@ -1,6 +1,7 @@
 """What a root's journal can say: what happened to its agents, one entry a line.
 
-Times are seconds since the epoch. Prompts stay in the agents' transcripts; here is their head alone.
+Times are seconds since the epoch. Prompts are in the agents' transcripts; here is their head, and the whole prompt of
+an asynchronous query, which is asked again if its root dies before the transcript has it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.core.taint import Mark
 from orch_protocol.core.text import scrub
+from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.frames import DECODE_ERRORS
 
 __all__ = [
+    "Acknowledged",
     "Answered",
     "Archived",
     "Asked",
@@ -104,12 +107,14 @@ class Up(_Agent, frozen=True, gc=False, kw_only=True, tag="up"):
     context_tokens: int = 0
     context_limit: int = 0
     repaired: str = ""
+    transcript: TranscriptPosition | None = None
 
 
 class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
     """A query was accepted. `asker` is the agent that asks, None for the user's program.
 
-    `stays` says that the answer is there until somebody takes it, however many queries follow.
+    `stays` says that the answer is there until somebody takes it, however many queries follow. `prompt` is the whole
+    prompt of an asynchronous query, "" for others and once the query is over.
     """
 
     query_id: str
@@ -120,12 +125,14 @@ class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
     from_inbox: bool = False
     request_id: str | None = None
     stays: bool = False
+    prompt: str = ""
 
 
 class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):
     """A query is over, one way or the other. `taken_by` says who waited and so got the answer.
 
-    `ended` says that the user ended it together with the agent's process.
+    `ended` says that the user ended it together with the agent's process. `transcript` is the last line of the agent's
+    transcript then.
     """
 
     query_id: str
@@ -135,6 +142,13 @@ class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):
     context_tokens: int = 0
     taken_by: str | None = None
     ended: bool = False
+    transcript: TranscriptPosition | None = None
+
+
+class Acknowledged(_Agent, frozen=True, gc=False, kw_only=True, tag="acknowledged"):
+    """The transcript was rewritten, and `transcript` is its last line; None while it is being rewritten."""
+
+    transcript: TranscriptPosition | None = None
 
 
 class Collected(_Agent, frozen=True, gc=False, kw_only=True, tag="collected"):
@@ -331,6 +345,7 @@ Entry: TypeAlias = (
     | Up
     | Asked
     | Answered
+    | Acknowledged
     | Collected
     | Stopping
     | Ended

@@ -12,6 +12,7 @@ from orch_protocol.core.budget import BudgetChange
 from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.core.taint import Mark
+from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.worker_messages import Ready
 
 from .entries import Entry
@@ -83,7 +84,8 @@ class Spawn(Struct, frozen=True, gc=False):
 
 class Ask(Struct, frozen=True, gc=False):
     """`asker` puts a query to agent `id`. `waits` says that it will block until the answer, `stays` that the answer is
-    there until somebody takes it."""
+    there until somebody takes it. `prompt` is the whole prompt of a query that is asked again if the root dies before
+    the agent's transcript has it."""
 
     id: str
     query_id: str
@@ -94,6 +96,7 @@ class Ask(Struct, frozen=True, gc=False):
     from_inbox: bool = False
     request_id: str | None = None
     stays: bool = False
+    prompt: str = ""
 
 
 class WorkerUp(Struct, frozen=True, gc=False):
@@ -106,7 +109,8 @@ class WorkerUp(Struct, frozen=True, gc=False):
 
 
 class Finish(Struct, frozen=True, gc=False):
-    """The worker reports the end of a query; `taken_by` names a waiter that gets it now."""
+    """The worker reports the end of a query; `taken_by` names a waiter that gets it now, `transcript` the last line of
+    the agent's transcript."""
 
     id: str
     query_id: str
@@ -115,6 +119,7 @@ class Finish(Struct, frozen=True, gc=False):
     usage: Usage = Usage()
     context_tokens: int = 0
     taken_by: str | None = None
+    transcript: TranscriptPosition | None = None
 
 
 class LaunchFailed(Struct, frozen=True, gc=False):
@@ -232,12 +237,16 @@ class Deleted(Struct, frozen=True, gc=False):
 
 
 class Collect(Struct, frozen=True, gc=False):
-    """`by`, which is agent `asker` or the user's program, wants an answer of agent `id`."""
+    """`by`, which is agent `asker` or the user's program, wants an answer of agent `id`.
+
+    `query` is the id of the query whose answer that is, "" for any.
+    """
 
     id: str
     by: str
     again: bool = False
     asker: str | None = None
+    query: str = ""
 
 
 class Kill(Struct, frozen=True, gc=False):
@@ -364,12 +373,14 @@ class BeginPlan(Struct, frozen=True, gc=False):
 class Recover(Struct, frozen=True, gc=False):
     """A root takes over: no process of the last one is left.
 
-    `replies` and what was `used` are found in transcripts, by query id.
+    `replies` and what was `used` are found in transcripts, by query id. Of the queries `begun` the transcript has the
+    prompt, or cannot be read.
     """
 
     pid: int
     replies: dict[str, Reply] = {}
     used: dict[str, Usage] = {}
+    begun: frozenset[str] = frozenset()
 
 
 Event: TypeAlias = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import StoreError
@@ -14,6 +15,8 @@ from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
 from orch_worker.session.log.record_format import Sealed
 
 from .entries import (
+    Acknowledged,
+    Asked,
     Budgeted,
     Collected,
     Entry,
@@ -40,14 +43,28 @@ HEADER = b'{"type":"orch_journal","version":1}'
 LARGE = 4 << 20
 """Bytes from which on a journal is written anew at the start of a root, when no more than `WORTH` of it is left."""
 WORTH = 0.5
+SYNCED: Final = frozenset(
+    {
+        Acknowledged,
+        Budgeted,
+        Collected,
+        Killed,
+        Localised,
+        Marked,
+        Narrowed,
+        PlanApproved,
+        PlanBegun,
+        RootBudgeted,
+    }
+)
 
 
 class Journal:
     """The open journal of a run. Its owner holds the run folder's lock."""
 
-    def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str], synced: tuple[type[Entry], ...]) -> None:
+    def __init__(self, log: AppendLog, entries: list[Entry], notes: list[str], durability: Durability) -> None:
         self.log = log
-        self._synced = frozenset(synced)
+        self._power = durability == "power"
         self.entries = entries
         self.notes = notes
         self._owed: list[Entry] = []
@@ -64,20 +81,25 @@ class Journal:
                 entries.append(decoder.decode(line))
             except DECODE_ERRORS as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
-        synced = (Budgeted, Collected, Killed, Localised, Marked, Narrowed, PlanApproved, PlanBegun, RootBudgeted)
-        return cls(log, entries, notes, (*synced, Spawned) if durability == "power" else synced)
+        return cls(log, entries, notes, durability)
 
     def append(self, entries: list[Entry]) -> None:
         """Write `entries`, behind those that are owed, in one write: all or none. Raises StoreError.
 
         A collect, a kill, a budget, an approved plan, what was taken from an agent and where a conversation may be read
-        are on the disk when this returns, with durability "power" a spawn too: no transcript has it.
+        are on the disk when this returns, with durability "power" a spawn and the prompt of an asynchronous query
+        too: no transcript has them.
         """
         entries = self._owed + [entry for entry in entries if self._is_kept(entry)]
         if entries:
-            sync = not self._synced.isdisjoint(map(type, entries))
-            self.log.append(*map(encoded, entries), sync=sync)
+            self.log.append(*map(encoded, entries), sync=any(map(self._is_synced, entries)))
             self._owed = []
+
+    def _is_synced(self, entry: Entry) -> bool:
+        """Whether `entry` has to be on the disk before anything follows from it."""
+        if self._power and (isinstance(entry, Spawned) or (isinstance(entry, Asked) and entry.prompt)):
+            return True
+        return type(entry) in SYNCED
 
     def _is_kept(self, entry: Entry) -> bool:
         """Whether `entry` is about an agent that is kept, or about none."""

@@ -97,8 +97,7 @@ class _Redaction:
         self._turns = {(entry.id, turn): when for entry in pruned for turn, when in entry.turns.items()}
         self._sessions = {entry.id: iso(entry.at) for entry in pruned if entry.session == "going"}
         self._moved = {entry.id: entry for entry in entries if isinstance(entry, Moved)}
-        self._asked: dict[str, str] = {}
-        """The query that each agent was last asked."""
+        self._over = {entry.query_id for entry in entries if isinstance(entry, Answered)}
         heard = set()
         turn: dict[str, str] = {}
         for entry in entries if self._turns else ():
@@ -122,8 +121,8 @@ class _Redaction:
             case Archived(holders=told) if any(task and id in self._holders for id, task in told):
                 holders = tuple((id, "" if id in self._holders else task) for id, task in told)
                 return msgspec.structs.replace(entry, holders=holders)
-            case Asked(id=id, query_id=turn, head=head) if (when := self._when(id, turn)) and head != marker(when):
-                return msgspec.structs.replace(entry, head=marker(when))
+            case Asked():
+                return self._query(entry)
             case Answered(id=id, query_id=turn, reply=reply) if reply is not None and (when := self._when(id, turn)):
                 kept_reply = silent(reply, when)
                 return msgspec.structs.replace(entry, reply=kept_reply) if kept_reply != reply else entry
@@ -142,8 +141,18 @@ class _Redaction:
                 return msgspec.structs.replace(entry, answers=answers)
         return entry
 
+    def _query(self, asked: Asked) -> Asked:
+        """Return the query without its prompt if it is over, and without its head if what it said was deleted."""
+        when = self._when(asked.id, asked.query_id)
+        head = marker(when) if when else asked.head
+        prompt = "" if when or asked.query_id in self._over else asked.prompt
+        same = (head, prompt) == (asked.head, asked.prompt)
+        return asked if same else msgspec.structs.replace(asked, head=head, prompt=prompt)
+
     def _kept(self, id: str, state: msgspec.Raw, entry: Kept) -> Kept:
         node = msgspec.json.decode(state, type=Node)
+        if node.pending is not None:
+            node.pending = self._query(node.pending)
         for pruned in self._pruned:
             if pruned.id == id:
                 forget(node, pruned)

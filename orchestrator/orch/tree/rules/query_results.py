@@ -42,9 +42,14 @@ def uncollected(node: Node, asker: str | None) -> list[Result]:
     return [result for result in _known(node) if result.stays and result.taken_by is None and result.asker == asker]
 
 
-def at_hand(node: Node, asker: str | None, *, again: bool = False) -> Result | None:
-    """Return the answer that `asker` gets now, with `again` one that was taken last; None when it has to wait."""
+def at_hand(node: Node, asker: str | None, *, again: bool = False, query: str = "") -> Result | None:
+    """Return the answer that `asker` gets now, with `again` one that was taken last; None when it has to wait.
+
+    With `query` it is the answer to that query, which was taken only with `again`.
+    """
     known = _known(node)
+    if query:
+        return next((each for each in known if each.query_id == query and (again or each.taken_by is None)), None)
     taken = [result for result in known if result.taken_by is not None]
     if again and taken and (node.earlier or node.pending is None):
         return max(taken, key=lambda result: result.taken_at or 0.0)
@@ -57,20 +62,34 @@ def collect(nodes: Nodes, event: Collect, now: float) -> Decision:
     """Let somebody have an answer. Raises AgentBusyError, NoResultError."""
     node = nodes[event.id]
     who = f"agent {node.spec.name!r} ({event.id})"
-    result = at_hand(node, event.asker, again=event.again)
+    result = at_hand(node, event.asker, again=event.again, query=event.query)
     if result is not None and result.taken_by is not None:
         return Decision([], [], result)
     if result is not None:
         return Decision([Collected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
     if node.deleted:
         raise node.refusal()
-    if node.pending is not None:
+    if node.pending is not None and event.query in ("", node.pending.query_id):
         raise AgentBusyError(f"{who} is still at work on: {node.pending.head}")
+    if event.query:
+        raise _no_answer_to(event.query, who, _known(node))
     if node.last is None:
         raise NoResultError(f"{who} has nothing to collect: no query was put to it")
     raise NoResultError(
         f"the last answer of {who} was taken by {node.last.taken_by} at {iso(node.last.taken_at or now)}; "
         "`--again` (again=True) returns it once more"
+    )
+
+
+def _no_answer_to(query: str, who: str, known: list[Result]) -> NoResultError:
+    """Return the error for somebody who cannot have the answer to `query`; it names the answers that are kept."""
+    if any(each.query_id == query for each in known):
+        return NoResultError(
+            f"the answer of {who} to query {query} was taken already; `--again` (again=True) returns it once more"
+        )
+    kept = [each.query_id + (" (taken)" if each.taken_by is not None else "") for each in known]
+    return NoResultError(
+        f"no answer of {who} to query {query[:40]} is kept; the answers that are kept: {', '.join(kept) or 'none'}"
     )
 
 

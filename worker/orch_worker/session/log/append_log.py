@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import ForeignFileError, StoreError
+from orch_protocol.session.entries import TranscriptPosition
 
 from ...system.files import cannot, cause, keep_aside, lines_backwards, open_regular, sync_folder
 from .atomic_rewrite import discard_unfinished
@@ -36,6 +37,8 @@ __all__ = [
     "Damage",
     "FolderLock",
     "Loaded",
+    "find_position",
+    "last_position",
     "load",
     "newest_first",
     "objects",
@@ -296,6 +299,26 @@ def newest_sealed(path: Path) -> Iterator[Sealed]:
         after = sealed
 
 
+def last_position(path: Path) -> TranscriptPosition | None:
+    """Return the last line of the file at `path` by what it states, None if it has no such line. Raises StoreError."""
+    return next(_positions(path), None)
+
+
+def find_position(path: Path, seq: int) -> TranscriptPosition | None:
+    """Return the line with the number `seq` of the file at `path`, else the one before the place where it is missing.
+
+    None when there is no such line. Reads the file from its end, no further than that line, and checks no checksum.
+    Raises StoreError.
+    """
+    return next((position for position in _positions(path) if position.seq <= seq), None)
+
+
+def _positions(path: Path) -> Iterator[TranscriptPosition]:
+    for line in lines_backwards(path):
+        if (sealed := unseal(line)) is not None:
+            yield TranscriptPosition(sealed.seq, sealed.checksum)
+
+
 class AppendLog:
     """A file that only grows, with one writer. Made by `AppendLog.open`.
 
@@ -375,6 +398,11 @@ class AppendLog:
     def seq(self) -> int:
         """Number of the last line; 0 in an empty file."""
         return self._state[1]
+
+    @property
+    def position(self) -> TranscriptPosition:
+        """The last line."""
+        return TranscriptPosition(self._state[1], self._state[2])
 
     @property
     def broken(self) -> bool:
