@@ -96,7 +96,7 @@ def test_answers_are_told_apart_by_query_id(shell: Shell) -> None:
         answer = shell.data("collect", "a", "--query", asked[prompt])
         assert (answer["query_id"], answer["text"]) == (asked[prompt], prompt)
     assert shell.data("collect", "a", "--query", asked["one"], "--again")["text"] == "one"
-    told = shell.run("collect", "a", "--query", "nope", "--again", code=1).stderr.decode()
+    told = shell.run("collect", "a", "--query", "nope", "--again", code=3).stderr.decode()
     assert f"{asked['one']} (taken)" in told
     waited = shell.data("query", "a", "four")
     assert waited["query_id"] not in asked.values()

@@ -90,10 +90,7 @@ def in_acknowledged(path: Path, acknowledged: TranscriptPosition) -> Iterator[Fi
         yield _foreign(path, error)
         return
     if missing:
-        do = (
-            "put a copy from before in its place; `orch session fsck AGENT --repair`, or a query to the agent, goes on "
-            "with what is left"
-        )
+        do = "put a copy from before in its place; a query to the agent goes on with what is left"
         yield Finding(str(path), "truncated", missing, do)
 
 

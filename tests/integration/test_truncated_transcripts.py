@@ -1,0 +1,135 @@
+"""Transcripts that lost acknowledged entries are noticed: by `orch fsck`, and by the agent's next reply."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.shell import SECONDS, Shell
+
+ECHO = {"loop": [{"echo": True}]}
+ARCHIVING = '[archival]\nenabled = true\nprofile = "seed"\n[archival.trigger]\ntool_call_threshold = 1\n'
+
+
+def agent_with_turns(shell: Shell, name: str = "a", turns: int = 3) -> Path:
+    """Return the transcript of an agent that has answered so often and has no process any more."""
+    id = shell.data("spawn", "t", "--name", name, "--script", shell.script(ECHO))["id"]
+    for number in range(turns):
+        shell.run("query", name, f"question {number}")
+    return shell.home / "sessions" / id / "session.jsonl"
+
+
+def findings(shell: Shell) -> list[Any]:
+    """Return what `orch fsck` found."""
+    fsck = shell.start("fsck", "--json")
+    found: list[Any] = json.loads(fsck.communicate(timeout=SECONDS)[0])
+    assert fsck.returncode == bool(found)
+    return found
+
+
+@pytest.mark.parametrize("left", [1, 4, 9])
+def test_transcript_cut_at_a_line_boundary_is_noticed(shell: Shell, left: int) -> None:
+    """By fsck, which names the line, and by the next reply, once; then the agent goes on with what is left."""
+    path = agent_with_turns(shell)
+    shell.run("daemon", "stop")
+    assert findings(shell) == []
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:left]))
+    [found] = findings(shell)
+    assert (found["kind"], found["path"]) == ("truncated", str(path))
+    assert f"ends at line {left}, line {len(lines)} was acknowledged" in found["what"]
+    [same] = shell.data("session", "fsck", "a", code=1)["found"]
+    assert same == found
+    assert shell.data("query", "a", "and now")["warning"] != ""
+    assert shell.data("query", "a", "and then")["warning"] == ""
+    shell.run("daemon", "stop")
+    assert findings(shell) == []
+
+
+@pytest.mark.parametrize("gone", ["emptied", "removed"])
+def test_transcript_without_content_is_noticed(shell: Shell, gone: str) -> None:
+    """Whether the file is empty or missing."""
+    path = agent_with_turns(shell)
+    shell.run("daemon", "stop")
+    if gone == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+    [found] = findings(shell)
+    assert (found["kind"], "is empty or missing" in found["what"]) == ("truncated", True)
+    assert "transcript is gone" in shell.data("query", "a", "and now")["warning"]
+    assert findings(shell) == []
+
+
+def test_transcript_of_another_agent_in_its_place_is_noticed(shell: Shell) -> None:
+    """By fsck; the agent does not answer from it."""
+    path, other = agent_with_turns(shell), agent_with_turns(shell, "b", turns=4)
+    shell.run("daemon", "stop")
+    path.write_bytes(other.read_bytes())
+    found = findings(shell)
+    assert {each["path"] for each in found} == {str(path)}
+    assert {each["kind"] for each in found} == {"owner", "truncated"}
+    assert b"is the transcript of agent" in shell.run("query", "a", "and now", code=1).stderr
+
+
+def test_an_older_copy_with_other_entries_is_noticed(shell: Shell) -> None:
+    """It has a line of the acknowledged number, with another checksum."""
+    path = agent_with_turns(shell, turns=1)
+    shell.run("daemon", "stop")
+    older = path.read_bytes()
+    shell.run("query", "a", "one answer")
+    shell.run("daemon", "stop")
+    newer = path.read_bytes()
+    path.write_bytes(older)
+    shell.run("query", "a", "another answer")
+    shell.run("daemon", "stop")
+    path.write_bytes(newer)
+    [found] = findings(shell)
+    assert "checksum" in found["what"]
+    assert "checksum" in shell.data("query", "a", "and now")["warning"]
+
+
+def test_repairing_a_session_accepts_what_is_left(shell: Shell) -> None:
+    """A mended copy of a damaged transcript is no truncated one, nor is a truncated one that somebody has accepted."""
+    path = agent_with_turns(shell)
+    shell.run("daemon", "stop")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"?" * 20 + b"\n", *lines[3:]]))
+    shell.run("session", "fsck", "a", "--repair")
+    assert findings(shell) == []
+    assert shell.data("query", "a", "and now")["warning"] == ""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    shell.run("daemon", "stop")
+    assert [each["kind"] for each in findings(shell)] == ["truncated"]
+    shell.run("session", "fsck", "a", "--repair")
+    assert findings(shell) == []
+    assert shell.data("query", "a", "and now")["warning"] == ""
+
+
+def test_rewritten_transcripts_are_no_truncated_ones(shell: Shell) -> None:
+    """Pruned archives, changes between turns, forks and deleted sessions raise no alarm."""
+    shell.home.mkdir(mode=0o700)
+    (shell.home / "config.toml").write_text(ARCHIVING)
+    (shell.home / "config.toml").chmod(0o600)
+    (shell.folder / "note.txt").write_text("The port is 4711.\n")
+    script = shell.script({"loop": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"echo": True}]})
+    shell.run("spawn", "t", "--name", "a", "--tools", "read_file", "--script", script)
+    for number in range(4):
+        shell.run("query", "a", f"question {number}")
+    [*_, holder] = shell.data("archive", "list", "a")
+    shell.run("query", holder["id"], "which port?")
+    shell.run("session", "fork", "a", "--name", "b")
+    shell.run("query", "b", "and now")
+    assert findings(shell) == []
+    assert shell.data("archive", "prune", "--older", "0s")["archives"]
+    assert findings(shell) == []
+    shell.run("session", "title", "a", "pumps")
+    assert shell.data("query", "a", "and now")["warning"] == ""
+    shell.run("kill", "b")
+    shell.run("session", "prune", "--older-than", "0s")
+    shell.run("daemon", "stop")
+    assert findings(shell) == []
+    assert shell.data("query", "a", "and then")["warning"] == ""
