@@ -228,12 +228,13 @@ class Client(threading.Thread):
         except Refused:
             self.world.tell(agent=agent, token=token, answered=False)
             raise
+        assert "acknowledged" not in reply["warning"], reply["warning"]
         # A holder quotes what it holds, which the question need not be part of.
         self.world.tell(agent=agent, token=token, answered=True, right=ref is not None or token in reply["text"])
 
     def collect(self, token: str) -> None:
         """Ask, and let two race for the answer. Who gets nothing for the daemon's death reads it again."""
-        self.world.insist("submit", ref=self.agent, prompt=f"say {token} again", request_id=token)
+        submitted = self.world.insist("submit", ref=self.agent, prompt=f"say {token} again", request_id=token)
         got: list[str] = []
 
         def take() -> None:
@@ -246,10 +247,20 @@ class Client(threading.Thread):
         for racer in racers:
             racer.join()
         if not got:
-            got.append(self.world.insist("collect", ref=self.agent, again=True)["text"])
+            got.append(self.collected(token, submitted["query_id"]))
             self.world.tell(agent=self.agent, token=token, answered=True, right=token in got[0])
         else:
             self.world.tell(agent=self.agent, token=token, answered=True, right=token in got[0], takers=len(got))
+
+    def collected(self, token: str, query: str) -> str:
+        """Return the answer to a query that was accepted; tell if it ended with its root."""
+        try:
+            text: str = self.world.insist("collect", ref=self.agent, query=query, again=True)["text"]
+        except Refused as refused:
+            cut_short = "its root ended" in str(refused)
+            self.world.tell(agent=self.agent, token=token, answered=False, cut_short=cut_short)
+            raise
+        return text
 
     def holder(self, token: str) -> None:
         """Ask what holds an earlier turn, so that its process is there to be killed."""
@@ -347,6 +358,7 @@ def run(folder: Path, kills: int, seed: int, seconds: float = STANDSTILL) -> lis
     took = time.monotonic() - began
     world.command("daemon", "stop")
     world.tell(left=left(world.home))
+    wrong += [each["what"] for each in json.loads(world.command("fsck", "--json")[1]) if each["kind"] == "truncated"]
     wrong += judge(world.home, world.log)
     print(f"seed {seed}: {sum(killed.values())} kills in {took:.0f} s: {dict(killed)}")
     print(f"{world.ended} answers; {dict(world.outcomes)}")

@@ -88,6 +88,13 @@ def forgets(folder: Path) -> None:
         file.write(json.dumps({"agent": last_answer(folder)["agent"], "archive": "0123456789ab"}) + "\n")
 
 
+def drops(folder: Path) -> None:
+    """Accept a query and never ask it."""
+    row = {"agent": last_answer(folder)["agent"], "token": "token-none", "answered": False, "cut_short": True}
+    with (folder / "told.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def mixes_up(folder: Path) -> None:
     """Give somebody the answer of somebody else."""
     with (folder / "told.jsonl").open("a") as file:
@@ -104,6 +111,7 @@ def mixes_up(folder: Path) -> None:
         (leaves, "process 4711 was left behind"),
         (forgets, "archive 0123456789ab was told of and is lost"),
         (mixes_up, "with something else"),
+        (drops, "was accepted and never reached"),
     ],
 )
 def test_each_fault_is_found(told: Path, tmp_path: Path, fault: Callable[[Path], None], complaint: str) -> None:

@@ -2,8 +2,8 @@
 
 It shares no code with what it judges: it reads session files and the journal as anybody could. Told are
 `{"agent", "token", "answered", "right"}` for each question that came to an end, with `takers` where several asked for
-the answer at once, `{"agent", "archive"}` for each archive somebody heard of, and `{"left": [pid...]}` for processes
-that were still there in the end.
+the answer at once and `cut_short` where an accepted query ended with its root, `{"agent", "archive"}` for each archive
+somebody heard of, and `{"left": [pid...]}` for processes that were still there in the end.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def judge(home: Path, log: Path) -> list[str]:
             wrong.append(f"{token} was put to {agent} {found.asked[token]} times")
         if row.get("takers", 0) > 1:
             wrong.append(f"the answer to {token} was taken {row['takers']} times")
+        if row.get("cut_short") and not found.asked[token]:
+            wrong.append(f"{token} was accepted and never reached {agent}")
         if not row.get("answered"):
             continue
         if not row["right"]:
