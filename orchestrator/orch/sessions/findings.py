@@ -250,7 +250,7 @@ def _acknowledged(journal: Path) -> dict[str, Node]:
     """Return the agents of a run of whose transcripts the journal knows a line, by id."""
     try:
         nodes = Nodes(entry for line in objects(journal, header=HEADER) if (entry := decoded(line)) is not None)
-    except OrchError:
+    except (OrchError, *DECODE_ERRORS):
         return {}  # that it cannot be read is found already
     return {node.spec.id: node for node in nodes if node.transcript is not None}
 

@@ -244,6 +244,7 @@ class Host:
             self._runtime = self._make(body.spec, self._birth.keys, self)
             for lane in body.crowded:
                 self._runtime.gate.limit(lane)
+            ready = self._runtime.ready(body.transcript)
         except Exception as error:
             import traceback
 
@@ -251,7 +252,7 @@ class Host:
             self._courier.send("finished", Finished(error=error_info(error)), id)
             self.stop(71)
         else:
-            self._courier.send("ready", self._runtime.ready(body.transcript))
+            self._courier.send("ready", ready)
 
     def _on_ping(self, id: str, _: Ping) -> None:
         self._courier.send("pong", Nothing(), id, reliable=False)
