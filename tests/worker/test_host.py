@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, Birth
 from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.frames import Channel
 from orch_protocol.wire.worker_messages import Finished, Init, Nothing, Query, Ready
 from orch_worker.transport.worker_endpoint import Host
@@ -67,7 +68,7 @@ class Agent:
         self.prompts: list[str] = []
         self._turns = list(turns)
 
-    def ready(self) -> Ready:
+    def ready(self, _: TranscriptPosition | None = None) -> Ready:
         """Be up."""
         return Ready(0)
 
