@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.cli.agents import agents, query, queue, run_once, send, spawn
+from orch.cli.agents import agents, controlling_terminal, query, queue, run_once, send, spawn
 from orch.cli.sessions import archive, audit, fsck, import_export, notes, tree
 from orch.cli.system import admin
 from orch.daemon.client import request
@@ -163,6 +163,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
         monkeypatch.setattr(module, "Connection", made)
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(controlling_terminal, "reach", lambda: "none")
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")

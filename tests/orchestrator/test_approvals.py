@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch import Config, Consent, PolicyConfig, Question, SubagentsConfig
-from orch.policy.approvals import Approvals
+from orch.policy.approvals import NOBODY, Approvals
 from orch.policy.grants import Grants, covers, made
 from orch.services import call
 from orch_protocol.core.approval import Answered, AnswerQuestion
@@ -103,6 +103,25 @@ async def test_an_answer_that_does_not_come_is_a_no_in_time(tmp_path: Path) -> N
     assert "within 5 s" in await approvals.ask(question(), "a", "q", 5)
     late = approvals.answer(AnswerQuestion("q1", True))
     assert (late.taken, late.note) == (False, "nobody answered in time")
+
+
+@virtual
+async def test_client_that_could_not_ask_denies_as_if_nobody_were_there(tmp_path: Path) -> None:
+    """The reason is the same, and such calls are counted."""
+    approvals = Approvals(tmp_path)
+    approvals.attend("q", lambda _: None)
+    asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
+    await asyncio.sleep(0)
+    assert approvals.answer(AnswerQuestion("q1", True, unasked=True)).taken
+    assert await asking == NOBODY
+
+
+def test_denied_calls_are_counted_for_each_query_once(tmp_path: Path) -> None:
+    """A count is taken with the end of its query."""
+    approvals = Approvals(tmp_path)
+    approvals.count_denied(["parent", "child"])
+    approvals.count_denied(["parent"])
+    assert [approvals.take_denied(id) for id in ("parent", "child", "parent")] == [2, 1, 0]
 
 
 @virtual
@@ -264,6 +283,20 @@ def test_a_line_shows_what_was_hidden() -> None:
 
 
 RM = {"tool": "bash", "input": {"command": "rm precious.txt"}}
+
+
+async def test_reply_counts_denied_calls_of_the_agent_and_of_its_subagents(tmp_path: Path) -> None:
+    """Where nobody can be asked: for every query that the call was made for, and for no later one."""
+    asks = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
+    config = Config(subagents=SubagentsConfig(allow_nested=True), policy=PolicyConfig(approval_mode="ask"))
+    async with opened(tmp_path / "home", config=config) as world:
+        parent = await world.scripted(asks, RM, "told", "again", tools=["bash", *NEST], cwd=tmp_path)
+        script = (RM, RM, "no", RM, "no")
+        spawn = Spawn("tidy", name="child", tools=("bash",), script=script)
+        child = await world.get((await call(world.supervisor, parent.id, "spawn", spawn)).id)
+        assert (await parent.query("go")).denied == 3
+        assert (await parent.query("and again")).denied == 0
+        assert (await child.query("and you")).denied == 1
 
 
 @pytest.mark.parametrize(("allow", "left"), [(True, False), (False, True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import time
@@ -13,6 +12,8 @@ import msgspec
 import pytest
 
 from orch.cli import run
+from orch.cli.agents import controlling_terminal
+from orch.cli.agents.approval_prompt import MODES, choose_approval
 from orch.daemon.client import NOT_RUNNING
 from orch.daemon.failure import Failure
 from orch.policy.grants import Grants, made
@@ -22,7 +23,7 @@ from orchestrator.desk import REPLY, Desk, opened
 Captured = pytest.CaptureFixture[str]
 
 LINES = ["agent: n (abc, depth 2)", "wants: rm x\x1b[2K"]
-QUESTION: dict[str, Any] = {"id": "q7", "kind": "question", "tool": "bash", "lines": LINES}
+QUESTION: dict[str, Any] = {"id": "q7", "kind": "question", "tool": "bash", "lines": LINES, "seconds": 300}
 
 
 @pytest.fixture
@@ -34,12 +35,18 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     return made
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
-    """Let a person be there who types."""
-    stdin = io.StringIO(typed)
-    monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys, "stdin", stdin)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+def terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> list[str]:
+    """Let a user type `typed` in reply to each question on the controlling terminal; return the list of questions."""
+    asked: list[str] = []
+
+    def ask(question: str, seconds: float) -> str:
+        assert seconds == 300
+        asked.append(question)
+        return typed
+
+    monkeypatch.setattr(controlling_terminal, "reach", lambda: "foreground")
+    monkeypatch.setattr(controlling_terminal, "ask", ask)
+    return asked
 
 
 def answers(desk: Desk) -> list[dict[str, Any]]:
@@ -59,31 +66,29 @@ def answers(desk: Desk) -> list[dict[str, Any]]:
     ],
 )
 def test_a_person_is_asked(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured, verb: list[str], typed: str, allow: bool, scope: str
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, verb: list[str], typed: str, allow: bool, scope: str
 ) -> None:
-    """At a terminal each question is shown and its answer sent; whatever is no clear yes is a no."""
-    terminal(monkeypatch, typed)
+    """Each question is shown on the terminal and its answer sent; everything but a clear yes is a no."""
+    questions = terminal(monkeypatch, typed)
     assert run(verb) == 0
     assert answers(desk) == [{"id": "q7", "allow": allow, "scope": scope}]
     (asked,) = [params for method, params in desk.asked if method == "query"]
     assert asked["approve"] is True
-    said = capsys.readouterr().err
+    (said,) = questions
     assert "wants: rm x\\x1b[2K" in said
     assert "Allow it?" in said
 
 
 @pytest.mark.parametrize(("typed", "allow"), [("y\n", True), ("s\n", False), ("p\n", False), ("", False)])
-def test_a_plan_is_shown_as_one(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured, typed: str, allow: bool
-) -> None:
+def test_a_plan_is_shown_as_one(desk: Desk, monkeypatch: pytest.MonkeyPatch, typed: str, allow: bool) -> None:
     """A person sees the plan line by line and says yes to it or not: there is no yes to plans to come."""
     desk.events = [QUESTION | {"tool": "exit_plan_mode", "lines": ["agent: n", "plan:", "| # Do", "| it"]}]
-    terminal(monkeypatch, typed)
+    questions = terminal(monkeypatch, typed)
     assert run(["run", "go", "--plan"]) == 0
     assert answers(desk) == [{"id": "q7", "allow": allow, "scope": "once"}]
     (spawned,) = [params for method, params in desk.asked if method == "spawn"]
     assert spawned["plan"] is True
-    said = capsys.readouterr().err
+    (said,) = questions
     assert "  plan:\n  | # Do\n  | it\nApprove this plan? [y] yes, anything else: no" in said
 
 
@@ -111,12 +116,12 @@ def test_nobody_can_be_asked_without_a_terminal(desk: Desk, capsys: Captured) ->
         assert "--approve ask needs a terminal" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("extra", "channel"), [([], "api"), (["--approve", "deny"], "cli")])
-def test_a_script_that_names_tools_has_said_yes_to_them(desk: Desk, extra: list[str], channel: str) -> None:
-    """Without a terminal, and without a word about approval, it is a program like any other."""
-    assert run(["run", "go", "--tools", "bash", *extra]) == 0
+@pytest.mark.parametrize("argv", [["spawn", "go"], ["run", "go"], ["run", "go", "--approve", "auto"]], ids=" ".join)
+def test_agents_of_the_command_line_have_its_policy_without_a_terminal(desk: Desk, argv: list[str]) -> None:
+    """Redirected streams do not turn approvals off."""
+    assert run([*argv, "--tools", "bash"]) == 0
     (spawned,) = [params for method, params in desk.asked if method == "spawn"]
-    assert spawned["policy"]["channel"] == channel
+    assert spawned["policy"]["channel"] == "cli"
 
 
 def test_at_a_terminal_an_agent_works_by_its_rules(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +171,9 @@ def test_a_conversation_that_stays_here_is_said_to(
     """A person is told that the conversation is for local models by now; a script's stderr stays empty."""
     desk.events = []
     desk.answers["query"] = REPLY | {"local": True}
-    assert run(["query", "n", "go"]) == 0
+    assert run(["query", "n", "go", "--approve", "deny"]) == 0
     assert capsys.readouterr().err == ""
-    terminal(monkeypatch, "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run(["query", "n", "go", "--stream"]) == 0
     assert capsys.readouterr().err.endswith("orch: this conversation is for local models alone by now\n")
 
@@ -179,6 +184,121 @@ def test_asking_needs_a_terminal(desk: Desk, capsys: Captured, verb: list[str]) 
     assert run([*verb, "--approve", "ask"]) == 2
     assert desk.asked == []
     assert "needs a terminal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "json", "reach", "mode", "notice"),
+    [
+        (None, None, False, "foreground", "ask", ""),
+        (None, None, False, "background", "ask", "not in the foreground"),
+        (None, None, False, "none", "deny", "no terminal"),
+        (None, "", False, "none", "deny", "no terminal"),
+        (None, "ask", False, "foreground", "ask", ""),
+        (None, "ask", False, "none", "deny", "no terminal"),
+        (None, "auto", False, "none", "auto", ""),
+        (None, "deny", False, "foreground", "deny", ""),
+        ("deny", "auto", False, "foreground", "deny", ""),
+        ("auto", "deny", False, "background", "auto", ""),
+        ("ask", "auto", False, "foreground", "ask", ""),
+        ("ask", None, False, "background", "ask", "not in the foreground"),
+        (None, None, True, "foreground", "deny", "with --json nobody is asked"),
+        (None, "ask", True, "foreground", "deny", "with --json nobody is asked"),
+        (None, None, True, "none", "deny", "no terminal"),
+        ("ask", None, True, "foreground", "ask", ""),
+        ("auto", None, True, "none", "auto", ""),
+    ],
+)
+def test_approval_mode_comes_from_flag_then_variable_then_terminal(
+    flag: str | None, variable: str | None, json: bool, reach: Any, mode: str, notice: str
+) -> None:
+    """A notice says why nobody can be asked, unless the user chose an answer."""
+    chosen = choose_approval(flag, variable, json=json, reach=reach)
+    assert chosen.mode == mode
+    assert notice in chosen.notice
+    assert bool(chosen.notice) is bool(notice)
+    assert chosen.chose_deny is (mode == "deny" and not notice)
+
+
+def test_unknown_approval_mode_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Before an agent is started; the error names the variable and its values."""
+    monkeypatch.setenv("ORCH_APPROVE", "yes")
+    assert run(["run", "go"]) == 2
+    assert desk.asked == []
+    assert capsys.readouterr().err == "orch: ORCH_APPROVE='yes' is not valid: use ask, deny or auto\n"
+    assert MODES == ("ask", "deny", "auto")
+
+
+def test_variable_allows_calls(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """ORCH_APPROVE=auto is the same as --approve auto."""
+    monkeypatch.setenv("ORCH_APPROVE", "auto")
+    assert run(["query", "n", "go"]) == 0
+    assert [each["allow"] for each in answers(desk)] == [True]
+    assert "let through" in capsys.readouterr().err
+
+
+DENIED = {
+    "query": ["query", "n", "go"],
+    "run": ["run", "go"],
+    "spawn": ["spawn", "look", "--query", "go"],
+}
+
+
+@pytest.mark.parametrize("argv", DENIED.values(), ids=DENIED)
+def test_denied_calls_without_a_terminal_exit_with_1(desk: Desk, capsys: Captured, argv: list[str]) -> None:
+    """The answer is printed all the same. One line before the request says what will happen, one after it what did."""
+    desk.events = []
+    desk.answers["query"] = REPLY | {"denied": 2}
+    assert run(argv) == 1
+    out, err = capsys.readouterr()
+    assert out.endswith("42\n")
+    before, after = [line for line in err.splitlines() if "approval" in line]
+    assert before.startswith("orch: there is no terminal to ask on: calls that need approval will be denied.")
+    assert after.startswith("orch: 2 calls that needed approval were denied because nobody could be asked.")
+    for way in ("--approve auto", "ORCH_APPROVE", "[policy.permissions]"):
+        assert way in before
+        assert way in after
+    assert run([*argv, "--json"]) == 1
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told.get("reply", told)["denied"] == 2
+    assert "no terminal" in json.loads(err.splitlines()[-1])["notice"]
+
+
+def test_denied_calls_are_reported_by_collect(desk: Desk, capsys: Captured) -> None:
+    """A query that nobody waited for had nobody to ask."""
+    desk.answers["collect"] = REPLY | {"denied": 1}
+    assert run(["collect", "n"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "42\n"
+    assert err.startswith("orch: 1 call that needed approval was denied")
+
+
+@pytest.mark.parametrize("denied", [0, 1])
+def test_denied_calls_are_no_failure_where_the_user_chose_deny(desk: Desk, capsys: Captured, denied: int) -> None:
+    """Nothing is said of approval then."""
+    desk.events = []
+    desk.answers["query"] = REPLY | {"denied": denied}
+    assert run(["query", "n", "go", "--approve", "deny"]) == 0
+    assert capsys.readouterr() == ("42\n", "")
+
+
+def test_limit_reached_beats_denied_calls(desk: Desk) -> None:
+    """The exit code of a limit stays 5."""
+    desk.answers["query"] = REPLY | {"denied": 1, "stop_reason": "budget"}
+    assert run(["query", "n", "go"]) == 5
+
+
+def test_question_in_the_background_is_answered_as_unasked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that left the foreground after it started denies the call, and says that nobody was asked."""
+
+    def ask(_question: str, _seconds: float) -> str:
+        raise controlling_terminal.NobodyToAsk
+
+    monkeypatch.setattr(controlling_terminal, "reach", lambda: "background")
+    monkeypatch.setattr(controlling_terminal, "ask", ask)
+    desk.answers["query"] = REPLY | {"denied": 1}
+    assert run(["query", "n", "go"]) == 1
+    assert answers(desk) == [{"id": "q7", "allow": False, "unasked": True}]
 
 
 def permission(**changes: Any) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from ..cli.agents.approval_prompt import denied_note
 from ..daemon.failure import Failure
 from . import approvals, status_bar
-from .approvals import Questions
+from .approvals import AskUser, Questions
 from .commands import Commands, Order, said_as
 from .daemon_connection import Link
 from .keys import Interrupts
@@ -78,7 +79,9 @@ class Chat:
     """Talks with an agent over `link` and writes on `sheet`; `changed` is called when there is something to show.
 
     What needs approval is asked of the person when `mode` is `ask`, let through when it is `auto`; with `deny` nobody
-    is asked, and the answer is no. With `echo` what is said is shown. `clock` counts seconds.
+    is asked, and the answer is no. `ask_user` asks in another place than the chat. Calls that were denied because
+    nobody could be asked make the turn a failed one, unless the user `chose_deny`. With `echo` what is said is shown.
+    `clock` counts seconds.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class Chat:
         sheet: Sheet,
         *,
         mode: str = "ask",
+        ask_user: AskUser | None = None,
+        chose_deny: bool = False,
         echo: bool = True,
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -109,7 +114,8 @@ class Chat:
         self.copied: str | None = None
         """What is to be put on the clipboard."""
         self.commands = Commands(self)
-        self.questions = Questions(self, mode)
+        self.questions = Questions(self, mode, ask_user)
+        self._chose_deny = chose_deny
         self.absent = Absent(self)
         self._echo = echo
         self._clock = clock
@@ -343,10 +349,17 @@ class Chat:
 
     def _ended(self, event: dict[str, Any]) -> None:
         self._story.ended(event)
-        self.failed = event["error"] is not None
+        self.failed = event["error"] is not None or self._has_denied(event["reply"])
         self.questions.drop(self.id)
         self._rests()
         self.later(self._after())
+
+    def _has_denied(self, reply: dict[str, Any] | None) -> bool:
+        """Tell the person of calls that were denied because nobody could be asked; return whether there were any."""
+        if self._chose_deny or reply is None or not reply["denied"]:
+            return False
+        self.sheet.note(denied_note(reply["denied"]), "error")
+        return True
 
     async def _after(self) -> None:
         """The answer was seen; what was said too late for the turn is asked now."""

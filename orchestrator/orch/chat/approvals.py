@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import asyncio
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
+
+from orch_worker.system.threads import in_thread
 
 from .text.diffs import changes
 
 if TYPE_CHECKING:
     from .app import Chat
 
-__all__ = ["APPROVE", "LEAVE", "REPLIES_PLAN", "Consent", "Questions", "consent", "leaving"]
+__all__ = ["APPROVE", "LEAVE", "REPLIES_PLAN", "AskUser", "Consent", "Questions", "consent", "leaving"]
+
+AskUser = Callable[[dict[str, Any]], str | None]
+"""Asks the user a question, and returns the scope of a yes, None for a no."""
 
 
 # --- What a person answers to a question of the console ---
@@ -63,11 +69,16 @@ QUESTIONS_PLAN: Final = "exit_plan_mode"
 
 
 class Questions:
-    """Asks the person what agents of a chat want, when `mode` is `ask`; `auto` lets all through, `deny` wants none."""
+    """Asks the person what agents of a chat want, when `mode` is `ask`; `auto` lets all through, `deny` wants none.
 
-    def __init__(self, chat: Chat, mode: str) -> None:
+    With `ask_user` questions are asked by that function, in a thread, one at a time, and not in the chat.
+    """
+
+    def __init__(self, chat: Chat, mode: str, ask_user: AskUser | None = None) -> None:
         self._chat = chat
         self._mode = mode
+        self._ask_user = ask_user
+        self._turn = asyncio.Lock()
         self._open: list[dict[str, Any]] = []
 
     @property
@@ -95,9 +106,21 @@ class Questions:
             self._chat.sheet.note("let through: " + "; ".join(event["lines"]), "ask")
             self._chat.later(self._chat.link.call("answer", id=event["id"], allow=True))
             return
+        if self._ask_user is not None:
+            self._chat.later(self._ask_elsewhere(event, self._ask_user))
+            return
         self._open.append(event)
         if len(self._open) == 1:
             self._pose()
+
+    async def _ask_elsewhere(self, event: dict[str, Any], ask_user: AskUser) -> None:
+        """Let `ask_user` ask, and send the answer: no if it raises. Raises Failure."""
+        async with self._turn:
+            scope, error = await in_thread(lambda: ask_user(event))
+        said = {"id": event["id"], "allow": scope is not None, "scope": scope or "once", "unasked": bool(error)}
+        taken = await self._chat.link.call("answer", **said)
+        if not taken["taken"]:
+            self._chat.sheet.note(f"that did not count: {taken['note']}", "ask")
 
     def over(self, id: str) -> None:
         """A question waits no more; that of one that was answered here is not there any more."""

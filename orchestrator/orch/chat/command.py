@@ -6,7 +6,15 @@ import os
 import signal
 import sys
 
-from ..cli.agents.approval_prompt import approve_argument, channel_of, mode_of
+from ..cli.agents.approval_prompt import (
+    VARIABLE,
+    Approval,
+    approval_of,
+    approve_argument,
+    choose_approval,
+    print_notice,
+    scope_of,
+)
 from ..cli.agents.run_once import end_unmet
 from ..cli.agents.spawn import kind_arguments, kind_params, spawn
 from ..cli.command import Verb
@@ -18,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable
+    from typing import Any
 
     from .app import Chat
 
@@ -40,23 +49,31 @@ def _chat(arguments: Namespace) -> int:
         raise Failure("UsageError", f"agent {arguments.ref} is what it is: {', '.join(given)} is for another one", 2)
     if sys.stdin is None:
         raise Failure("UsageError", "standard input is closed: what is to be said cannot come; pipe it in", 2)
-    arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
-    mode = mode_of(arguments.approve)
+    arguments.dry_run = False
+    approval = _approval(arguments)
     if _is_plain():
-        return _begin(arguments, mode)
+        print_notice(approval, json=False)
+        return _begin(arguments, approval)
     from .screen import early
 
     with early(sys.stdin.fileno()):  # a person types as soon as the command is given
-        return _begin(arguments, mode)
+        return _begin(arguments, approval)
 
 
-def _begin(arguments: Namespace, mode: str) -> int:
+def _approval(arguments: Namespace) -> Approval:
+    """Return how calls that need approval are answered: a chat whose input is a terminal asks in the chat itself."""
+    if sys.stdin.isatty():
+        return choose_approval(arguments.approve, os.environ.get(VARIABLE), json=False, reach="foreground")
+    return approval_of(arguments)
+
+
+def _begin(arguments: Namespace, approval: Approval) -> int:
     ref = arguments.ref or _begun(arguments)
     import asyncio
     import gc
 
     gc.enable()  # this command lives for hours
-    return asyncio.run(_talk(arguments, ref, mode))
+    return asyncio.run(_talk(arguments, ref, approval))
 
 
 def _begun(arguments: Namespace) -> str:
@@ -74,17 +91,19 @@ def _begun(arguments: Namespace) -> str:
     return str(spawned["id"])
 
 
-async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
+async def _talk(arguments: Namespace, ref: str, approval: Approval) -> int:
     from .app import Chat
     from .daemon_connection import Link
 
     link, plain = Link(), _is_plain()
+    answers: dict[str, Any] = {"mode": approval.mode, "chose_deny": approval.chose_deny}
     try:
         if plain:
             from .screen import Lines, Printed
 
             waits = not sys.stdin.isatty()
-            chat = Chat(link, Printed(), mode=mode, echo=False)
+            asker = scope_of if waits else None  # what is piped in are prompts, not answers
+            chat = Chat(link, Printed(), ask_user=asker, echo=False, **answers)
             await chat.meet(ref, fresh=arguments.ref is None)
             await _talked(chat, Lines(chat, sys.stdin, waits=waits).run())
         else:
@@ -95,7 +114,8 @@ async def _talk(arguments: Namespace, ref: str, mode: str) -> int:
             from .text.markdown import Markdown
 
             color = not (arguments.no_color or os.environ.get("NO_COLOR"))
-            chat = Chat(link, Sheet(Markdown() if color and terminal.draws(sys.stdout) else None), mode=mode)
+            sheet = Sheet(Markdown() if color and terminal.draws(sys.stdout) else None)
+            chat = Chat(link, sheet, **answers)
             screen = Screen(chat, history=history_file(paths.home(os.environ)), color=color)
             await chat.meet(ref, fresh=arguments.ref is None)
             await _talked(chat, screen.run())

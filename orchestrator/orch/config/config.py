@@ -59,7 +59,7 @@ ROOT_WIDE: Final = (
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 SHOWN: Final = 80
-NOT_SETTINGS: Final = ("ORCH_CALL", "ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
+NOT_SETTINGS: Final = ("ORCH_APPROVE", "ORCH_CALL", "ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
 """Variables that say something else: a command that an agent runs has the marks of its processes."""
 FEW: Final = 30
 

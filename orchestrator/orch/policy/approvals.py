@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,7 +23,7 @@ from orch_worker.system.threads import awaited, in_thread
 
 from .grants import Grant, Grants, covers, made
 
-__all__ = ["Approvals", "Approver", "OnQuestion"]
+__all__ = ["NOBODY", "Approvals", "Approver", "OnQuestion"]
 
 Approver = Callable[[Question], Consent | bool | Awaitable[Consent | bool]]
 OnQuestion = Callable[[Question], None]
@@ -71,6 +72,7 @@ class Approvals:
         self._clients: dict[str, list[_Client]] = {}
         self._open: dict[str, _Open] = {}
         self._settled: dict[str, str] = {}
+        self._denied: Counter[str] = Counter()
         self._turn = asyncio.Lock()
 
     def attend(self, about: str, client: OnQuestion, over: OnOver | None = None) -> None:
@@ -140,8 +142,19 @@ class Approvals:
             )
         if _endless(said.seconds):
             return Answered(False, "its seconds are no number: say how long it holds, or leave them out")
-        self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds, said.reason), "")
+        if said.unasked:
+            self._settle(said.id, Consent(False), NOBODY)
+        else:
+            self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds, said.reason), "")
         return Answered(True)
+
+    def count_denied(self, query_ids: Iterable[str]) -> None:
+        """Count a call that was denied because nobody could be asked, for each of the queries it was made for."""
+        self._denied.update(query_ids)
+
+    def take_denied(self, query_id: str) -> int:
+        """Return how many calls were counted for a query that ends now, and forget the number."""
+        return self._denied.pop(query_id, 0)
 
     def permissions(self, folder: str | None = None) -> list[Permission]:
         """Return what was approved for later and still holds, for `folder`, None: for all. Raises ConfigError."""

@@ -466,6 +466,8 @@ class Supervisor:
             reply = msgspec.structs.replace(reply, id=agent_id, query_id=id)  # whose it is, the line knows
         if reply is None and error is None:
             error = error_info(ProtocolError(f"the worker ended query {id} with neither reply nor error"))
+        if (denied := self.approvals.take_denied(id)) and reply is not None:
+            reply = msgspec.structs.replace(reply, denied=denied)
         taker = self.waiters.taker(f"query:{id}")
         with self.waiters.handing_over():
             self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker, body.transcript))

@@ -62,7 +62,8 @@ class Approved(Struct, frozen=True):
 class Question(Struct, frozen=True):
     """What an approver is asked. `input` is the model's own and may hold anything; `lines` can be shown as they are.
 
-    `subject` is the command or path that the call is about, `folder` the one that the agent works in.
+    `subject` is the command or path that the call is about, `folder` the one that the agent works in. The answer is no
+    after `seconds`.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Question(Struct, frozen=True):
     kind: Literal["question"] = "question"
     lines: tuple[str, ...] = ()
     tainted: bool = False
+    seconds: float = 300.0
 
     def with_lines(self) -> Question:
         """Return the question with its `lines`: each field on one line, nothing in it that a terminal would obey."""
@@ -156,7 +158,10 @@ class Revoke(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerQuestion(Struct, frozen=True, forbid_unknown_fields=True):
-    """A person answers the question `id`; see Consent."""
+    """A client answers the question `id`; see Consent.
+
+    `unasked` denies the call because the client could not ask anybody; `Reply.denied` counts it.
+    """
 
     id: str
     allow: bool
@@ -164,6 +169,7 @@ class AnswerQuestion(Struct, frozen=True, forbid_unknown_fields=True):
     pattern: str | None = None
     seconds: float | None = None
     reason: str = ""
+    unasked: bool = False
 
 
 class Answered(Struct, frozen=True):

@@ -160,7 +160,9 @@ class Reply(Struct, frozen=True, gc=False):
     kept from running. A `local` one is for models of this machine alone. `warning` says what was wrong with the agent's
     transcript when it was opened for this turn: what it does not remember any more. `marks` are what its conversation
     holds that is untrusted or sensitive, which whoever takes the reply over then holds too. A text that was too long is
-    there without its middle, and `whole` is the agent's handle of all of it, "" where it could not be kept.
+    there without its middle, and `whole` is the agent's handle of all of it, "" where it could not be kept. `denied`
+    counts the calls, of the agent and of its subagents, that needed approval and were denied because nobody could be
+    asked.
     """
 
     id: str
@@ -183,6 +185,7 @@ class Reply(Struct, frozen=True, gc=False):
 
     marks: tuple[Mark, ...] = ()
     whole: str = ""
+    denied: int = 0
 
 
 def user(text: str) -> Message:

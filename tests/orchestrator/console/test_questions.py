@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from orch_protocol.core.approval import AnswerQuestion
 from orch_protocol.wire.watch_events import QuestionOver
 from orchestrator.console.stand import Talk, event, question
+from orchestrator.desk import REPLY
 
 
 async def test_what_answers_one_question_answers_no_other() -> None:
@@ -23,6 +25,43 @@ async def test_what_answers_one_question_answers_no_other() -> None:
     assert (talk.wire.of("answer"), talk.chat.draft) == ([], "y")
     await talk.chat.take("y", topic=talk.chat.topic)
     assert [params["id"] for params in talk.wire.of("answer")] == ["q2"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "sent"),
+    [
+        ("session", {"allow": True, "scope": "session", "unasked": False}),
+        (None, {"allow": False, "scope": "once", "unasked": False}),
+        (KeyError(), {"allow": False, "scope": "once", "unasked": True}),
+    ],
+    ids=["yes", "no", "unreachable"],
+)
+async def test_piped_chat_asks_on_the_terminal(scope: Any, sent: dict[str, Any]) -> None:
+    """The lines of its input are prompts, so a function asks instead; if it cannot, the call counts as denied."""
+
+    def ask(event: dict[str, Any]) -> str | None:
+        if isinstance(scope, Exception):
+            raise scope
+        assert event["tool"] == "bash"
+        return None if scope is None else str(scope)
+
+    talk = await Talk(ask_user=ask).begin()
+    talk.began(request_id=None)
+    talk.chat.event(question("q1"))
+    assert talk.chat.asks == ""
+    while not (said := talk.wire.of("answer")):
+        await asyncio.sleep(0)
+    assert said == [{"id": "q1"} | sent]
+
+
+@pytest.mark.parametrize("chose_deny", [False, True])
+async def test_denied_calls_fail_the_turn_unless_the_user_chose_deny(chose_deny: bool) -> None:
+    """The note says what to do about it."""
+    talk = await Talk(mode="deny", chose_deny=chose_deny).begin()
+    talk.began(request_id=None)
+    await talk.ended(reply=REPLY | {"steps": 1, "denied": 1})
+    assert talk.chat.failed is not chose_deny
+    assert any("nobody could be asked" in line for line in talk.shown()) is not chose_deny
 
 
 async def test_a_question_is_shown_with_its_diff_and_answered(tmp_path: Any) -> None:

@@ -1,65 +1,125 @@
-"""What agents want approved while the command waits: asked at the terminal, denied, or let through and said."""
+"""Approvals on the command line: how calls that need approval are answered, and the questions to the user."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ...daemon.failure import Failure
 from ...render import terminal as render
+from . import controlling_terminal
+from .controlling_terminal import NobodyToAsk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
     from typing import Any
 
     from ...daemon.client import Connection, OnEvent
+    from .controlling_terminal import Reach
 
-__all__ = ["Approver", "approve_argument", "channel_of", "mode_of"]
+__all__ = [
+    "VARIABLE",
+    "Approval",
+    "Approver",
+    "approval_of",
+    "approve_argument",
+    "choose_approval",
+    "denied_note",
+    "print_notice",
+    "scope_of",
+]
 
+VARIABLE = "ORCH_APPROVE"
+MODES = ("ask", "deny", "auto")
 PLAN_CHOICES = "Approve this plan? [y] yes, anything else: no > "
 CHOICES = "Allow it? [y] once, [s] for this session, [p] for this project, anything else: no > "
 SCOPES = {"y": "once", "s": "session", "p": "project"}
+WAYS = "--approve auto or ORCH_APPROVE=auto allows them, [policy.permissions] allows single tools"
+REASONS = {
+    "none": "there is no terminal to ask on",
+    "background": "this command is not in the foreground of its terminal",
+    "json": "with --json nobody is asked unless --approve ask is given",
+}
+
+
+class Approval:
+    """How a command answers calls that need approval: `mode` is ask, deny or auto.
+
+    `notice` says why nobody can be asked; it is empty when somebody can, or when the user chose the answer.
+    """
+
+    def __init__(self, mode: str, notice: str = "") -> None:
+        self.mode = mode
+        self.notice = notice
+
+    @property
+    def chose_deny(self) -> bool:
+        """Whether the user asked for calls to be denied, so that a denied call is no failure."""
+        return self.mode == "deny" and not self.notice
 
 
 def approve_argument(parser: Any) -> None:
-    """Let the command say how what needs approval is answered."""
+    """Add `--approve` to the command."""
     parser.add_argument(
         "--approve",
-        choices=["ask", "deny", "auto"],
-        help="what needs approval: ask at the terminal, deny it, or let it through and say so on stderr "
-        "(ask at a terminal, else deny)",
+        choices=list(MODES),
+        help="calls that need approval: ask on the terminal, deny them, or allow them and report each on stderr "
+        "(default: ORCH_APPROVE, else ask; denied where there is no terminal, and with --json)",
     )
 
 
-def channel_of(chosen: str | None) -> str:
-    """Return under which rules an agent works that the command starts, `--approve` being `chosen`.
+def choose_approval(flag: str | None, variable: str | None, *, json: bool, reach: Reach) -> Approval:
+    """Return how to answer, from `--approve`, `ORCH_APPROVE`, `--json` and whether a terminal can be reached.
 
-    Where somebody is there to be asked, or how to answer was said, those of the command line. A script that names tools
-    has said yes to them, as a program has.
+    Raises Failure for an unknown value, and for `--approve ask` without a terminal.
     """
-    return "cli" if chosen is not None or _is_terminal() else "api"
+    chosen = flag or variable or None
+    if chosen is not None and chosen not in MODES:
+        raise Failure("ConfigError", f"{VARIABLE}={chosen!r} is not valid: use ask, deny or auto", 2)
+    if chosen in ("deny", "auto"):
+        return Approval(chosen)
+    if flag == "ask" and reach == "none":
+        raise Failure("ConfigError", "--approve ask needs a terminal: use --approve deny or --approve auto", 2)
+    if json and flag != "ask":
+        return Approval("deny", _notice("json" if reach == "foreground" else reach))
+    if reach == "none":
+        return Approval("deny", _notice(reach))
+    return Approval("ask", _notice(reach) if reach == "background" else "")
 
 
-def mode_of(chosen: str | None) -> str:
-    """Return how to answer. Raises Failure when there is no terminal to ask at."""
-    terminal = _is_terminal()
-    if chosen == "ask" and not terminal:
-        raise Failure("ConfigError", "--approve ask needs a terminal: --approve deny or auto goes without", 2)
-    return chosen or ("ask" if terminal else "deny")
+def _notice(reason: str) -> str:
+    return f"{REASONS[reason]}: calls that need approval will be denied. {WAYS}"
 
 
-def _is_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+def approval_of(arguments: Namespace, env: Mapping[str, str] = os.environ) -> Approval:
+    """Return how this command answers. Raises Failure."""
+    json = bool(getattr(arguments, "json", False))
+    return choose_approval(arguments.approve, env.get(VARIABLE), json=json, reach=controlling_terminal.reach())
+
+
+def print_notice(approval: Approval, *, json: bool) -> None:
+    """Print on stderr that nobody can be asked, if so; with `json` as an object."""
+    if approval.notice:
+        print(render.dump({"notice": approval.notice}) if json else f"orch: {approval.notice}", file=sys.stderr)
+
+
+def denied_note(denied: int) -> str:
+    """Return the message about calls that were denied because nobody could be asked."""
+    calls = "1 call that needed approval was" if denied == 1 else f"{denied} calls that needed approval were"
+    return f"{calls} denied because nobody could be asked. {WAYS}"
 
 
 class Approver:
-    """Answers the questions among the events of a turn, over a connection of its own."""
+    """Answers the questions among the events of a turn, over its own connection."""
 
     def __init__(self, connection: Connection, mode: str) -> None:
         self._connection = connection
         self._mode = mode
 
     def before(self, others: OnEvent | None) -> OnEvent:
-        """Return what answers questions and hands all other events to `others`."""
+        """Return a callback that answers questions and passes all other events to `others`."""
 
         def take(event: dict[str, Any]) -> None:
             if event["kind"] == "question":
@@ -71,28 +131,34 @@ class Approver:
 
     def answer(self, event: dict[str, Any]) -> None:
         """Answer a question. Raises Failure."""
-        lines = [render.safe(line) for line in event["lines"]]
-        scope = "once" if self._mode == "auto" else _asked(lines, event["tool"])
-        answered = self._connection.call(
-            "answer", {"id": event["id"], "allow": scope is not None, "scope": scope or "once"}
-        )
+        said: dict[str, Any] = {"id": event["id"], "allow": False}
+        try:
+            scope = "once" if self._mode == "auto" else scope_of(event)
+        except NobodyToAsk:
+            said["unasked"] = True
+        else:
+            said |= {"allow": scope is not None, "scope": scope or "once"}
+        answered = self._connection.call("answer", said)
         if not answered["taken"]:
             _say(f"that did not count: {render.line(answered['note'])}")
         elif self._mode == "auto":
-            _say("let through: " + "; ".join(lines))
+            _say("let through: " + "; ".join(_lines(event)))
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
 
-def _asked(lines: list[str], tool: str) -> str | None:
-    """Show a question and return the scope of a yes, None for a no."""
-    is_plan = tool == "exit_plan_mode"
+def scope_of(event: dict[str, Any]) -> str | None:
+    """Ask the user on the controlling terminal; return the scope of a yes, None for a no. Raises NobodyToAsk."""
+    is_plan = event["tool"] == "exit_plan_mode"
     choices, scopes = (PLAN_CHOICES, {"y": "once"}) if is_plan else (CHOICES, SCOPES)
-    sys.stderr.write("\r\x1b[K" + "\n".join(f"  {line}" for line in lines) + f"\n{choices}")
-    sys.stderr.flush()
-    return scopes.get(sys.stdin.readline().strip().lower())
+    question = "\r\x1b[K" + "\n".join(f"  {line}" for line in _lines(event)) + f"\n{choices}"
+    return scopes.get(controlling_terminal.ask(question, event["seconds"]).strip().lower())
+
+
+def _lines(event: dict[str, Any]) -> list[str]:
+    return [render.safe(line) for line in event["lines"]]
 
 
 def _say(text: str) -> None:

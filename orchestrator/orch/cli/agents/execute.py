@@ -6,7 +6,7 @@ from ...daemon.client import Connection
 from ...render import terminal
 from .. import command
 from ..command import Verb
-from .approval_prompt import approve_argument, mode_of
+from .approval_prompt import approval_of, approve_argument
 from .query import ask
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _execute(arguments: Namespace) -> int:
-    arguments.approve = mode_of(arguments.approve)  # before anything is done that cannot be undone
+    arguments.approval = approval_of(arguments)  # before anything is done that cannot be undone
     connection = Connection()
     params = {"ref": arguments.ref, "text": arguments.line}
     done = connection.call("execute", params)
@@ -44,7 +44,8 @@ def _execute(arguments: Namespace) -> int:
 def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -> int:
     """Ask what the command is a prompt for: its agent, or the one that it leads to."""
     arguments.stream = arguments.progress = False
-    return ask(arguments, connection, {"ref": effect["agent"] or arguments.ref, "prompt": effect["text"]})
+    params = {"ref": effect["agent"] or arguments.ref, "prompt": effect["text"]}
+    return ask(arguments, connection, params, arguments.approval)
 
 
 VERBS = {

@@ -13,7 +13,7 @@ from ...render import terminal as render
 from .. import command
 from ..command import Verb
 from .agents import ROW
-from .approval_prompt import Approver, approve_argument, mode_of
+from .approval_prompt import Approval, Approver, approval_of, approve_argument, denied_note, print_notice
 from .progress import before
 
 TYPE_CHECKING = False
@@ -140,7 +140,7 @@ def _width() -> int:
         return NARROW
 
 
-REPLY = ("id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning")
+REPLY = ("id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied")
 VALUE = ("type", "extent", "kind", "handle", "lines")
 USAGE = ("input_tokens", "output_tokens", "cost_usd")
 WHOLE = ("end_turn", "stop_sequence")
@@ -217,7 +217,8 @@ def query(arguments: Namespace) -> int:
             answers = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
             print(f"orch: {answers} not collected yet: collect takes what is oldest first", file=sys.stderr)
     else:
-        return ask(arguments, connection, params | {"timeout": arguments.timeout})
+        approval = approval_of(arguments)
+        return ask(arguments, connection, params | {"timeout": arguments.timeout}, approval)
     return 0
 
 
@@ -225,23 +226,24 @@ def ask(
     arguments: Namespace,
     connection: Connection,
     params: dict[str, Any],
+    approval: Approval,
     *,
     ends: bool = False,
     known: dict[str, Any] | None = None,
     shows: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
-    """Ask, wait and show the answer, or with --stream the whole turn; answer what needs approval. Raises Failure.
-    Return what the command exits with.
+    """Ask, wait and show the answer, or with --stream the whole turn; answer what needs approval as `approval` says.
+    Return the exit code. Raises Failure.
 
     With `ends` the caller ends the agent then. As data the answer is the `reply` beside what is `known` already.
     `shows` shows it in another way.
     """
-    mode = mode_of(arguments.approve)
+    print_notice(approval, json=arguments.json)
     params = params | ({"progress": True} if arguments.progress else {})
-    if mode == "deny":
+    if approval.mode == "deny":
         reply = _answer(arguments, connection, params, None, ends)
     else:
-        approver = Approver(connection.sibling(), mode)
+        approver = Approver(connection.sibling(), approval.mode)
         try:
             reply = _answer(arguments, connection, params | {"approve": True}, approver, ends)
         finally:
@@ -251,7 +253,15 @@ def ask(
     else:
         told = agreed(reply) | _returned(arguments, connection, reply)
         _show(arguments, reply, told if known is None else known | {"reply": told})
-    return code_of(reply)
+    denied = 0 if approval.chose_deny else _report_denied(arguments, reply)
+    return code_of(reply) or denied
+
+
+def _report_denied(arguments: Namespace, reply: dict[str, Any]) -> int:
+    """Say on stderr how many calls were denied because nobody could be asked; return 1 if there are any, else 0."""
+    if reply["denied"] and not arguments.json:
+        print(f"orch: {denied_note(reply['denied'])}", file=sys.stderr)
+    return 1 if reply["denied"] else 0
 
 
 def _answer(
@@ -348,7 +358,8 @@ def _collect(arguments: Namespace) -> int:
     reply = wait(connection, "collect", params, quiet=arguments.json)
     arguments.stream = False
     _show(arguments, reply, agreed(reply) | _returned(arguments, connection, reply))
-    return code_of(reply)
+    denied = _report_denied(arguments, reply)
+    return code_of(reply) or denied
 
 
 def _steer_arguments(parser: ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from ...daemon.client import Connection
 from ...daemon.failure import Failure
 from .. import command
 from ..command import Verb
-from .approval_prompt import approve_argument, channel_of, mode_of
+from .approval_prompt import approval_of, approve_argument
 from .query import INTERRUPTED, agreed, ask, progress_argument, stream_argument
 from .spawn import SPAWNED, agent_arguments, agent_params, kind_arguments, spawn
 
@@ -57,7 +57,7 @@ def _run(arguments: Namespace) -> int:
 
 def _run_as_asked(arguments: Namespace) -> int:
     command.one_from_stdin(arguments.task, arguments.prompt)
-    arguments.channel, arguments.approve = channel_of(arguments.approve), mode_of(arguments.approve)
+    arguments.approval = approval_of(arguments)  # an error ends the command before an agent is started
     connection = Connection()
     if arguments.resume is not None:
         return _again(arguments, connection)
@@ -123,9 +123,9 @@ def _ask(arguments: Namespace, connection: Connection, agent: dict[str, Any], pr
     params = {"ref": agent["id"], "prompt": prompt}
     try:
         if not arguments.json_events:
-            return ask(arguments, connection, params, ends=ends)
+            return ask(arguments, connection, params, arguments.approval, ends=ends)
         _line("agent", {key: agent[key] for key in SPAWNED})
-        return ask(arguments, connection, params, ends=ends, shows=lambda reply: _line("reply", agreed(reply)))
+        return ask(arguments, connection, params, arguments.approval, ends=ends, shows=_reply_line)
     finally:
         if arguments.keep and not arguments.json:
             print(f"orch: agent {agent['id']} is kept", file=sys.stderr)
@@ -160,6 +160,10 @@ def end_unmet(connection: Connection, params: dict[str, Any]) -> None:
         again.call("kill", {"refs": [id]})
     except Failure:
         pass  # there is no daemon, or it makes none: nothing is left
+
+
+def _reply_line(reply: dict[str, Any]) -> None:
+    _line("reply", agreed(reply))
 
 
 def _line(kind: str, data: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from ...daemon.client import Connection
 from ...daemon.failure import Failure
 from .. import command
 from ..command import Verb
-from .approval_prompt import approve_argument, channel_of, mode_of
+from .approval_prompt import Approval, approval_of, approve_argument
 from .query import ask
 
 TYPE_CHECKING = False
@@ -113,9 +113,8 @@ def _spawn_arguments(parser: ArgumentParser) -> None:
 
 def _spawn(arguments: Namespace) -> int:
     command.one_from_stdin(arguments.task, arguments.query)
-    arguments.channel, arguments.dry_run = channel_of(arguments.approve), False
-    if arguments.query is not None:
-        arguments.approve = mode_of(arguments.approve)
+    arguments.dry_run = False
+    approval = approval_of(arguments) if arguments.query is not None else Approval("deny")
     params, says = agent_params(arguments)
     prompt = params["task"] if arguments.query is True else command.text(arguments.query or "")
     if arguments.query not in (None, True) and not prompt.strip():
@@ -129,7 +128,7 @@ def _spawn(arguments: Namespace) -> int:
     if not arguments.json:
         print(spawned["id"], flush=True)
     arguments.stream = arguments.progress = False
-    return ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, known=told)
+    return ask(arguments, connection, {"ref": spawned["id"], "prompt": prompt}, approval, known=told)
 
 
 def _script(file: str) -> list[Any]:

@@ -88,7 +88,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     }
     rules = msgspec.to_builtins(loaded.config.policy)
     rules["dry_run"] |= arguments.dry_run
-    settings["policy"] = {"channel": arguments.channel, "rules": rules}
+    settings["policy"] = {"channel": "cli", "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
     settings["prompt"] = _prompt(loaded.config, arguments)
     settings["sandbox"] = msgspec.to_builtins(_sandbox(loaded.config.sandbox, arguments))

@@ -9,7 +9,6 @@ from ...daemon.client import Connection
 from ...daemon.failure import Failure
 from ...render import terminal
 from .. import command
-from ..agents.approval_prompt import channel_of
 from ..agents.spawn import kind_arguments, kind_params
 from ..command import Verb
 from .tree import key_argument
@@ -37,7 +36,7 @@ def _import_arguments(parser: ArgumentParser) -> None:
 def _import(arguments: Namespace) -> int:
     if arguments.name is not None and len(arguments.files) > 1:
         raise Failure("UsageError", "--name names one agent: import one file at a time with it", 2)
-    arguments.channel, arguments.dry_run = channel_of(None), False
+    arguments.dry_run = False
     params, says = kind_params(arguments)
     asked = {"here": os.getcwd(), "repair": arguments.repair, "which": arguments.which}
     asked["agent"] = params if arguments.cwd is not None else params | {"cwd": None}  # the file may say

@@ -23,6 +23,7 @@ from orch_protocol.core.approval import (
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
 
+from ...policy.approvals import NOBODY
 from ...tree.agents.state import Node
 from ...tree.journal import events
 
@@ -56,6 +57,7 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
     digest = digest_of(params.tool, params.input, params.paths)
     if params.tool == EXIT_PLAN and (no := _no_plan(lineage)):
         return Approved(False, digest, no)
+    seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
     question = Question(
         id=new_id(),
         agent_id=node.spec.id,
@@ -71,13 +73,15 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
         digest=digest,
         local=params.local,
         tainted=params.tainted,
+        seconds=seconds,
     ).with_lines()
     # The highest one: what is asked below is asked where the whole tree's answer is waited for, or else watched.
     asked_for = [each.pending.query_id for each in reversed(lineage) if each.pending is not None]
     watched = [each.spec.id for each in reversed(lineage)]
     about = next((id for id in (*asked_for, *watched) if root.approvals.attended(id)), None)
-    seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
     refused = await root.approvals.ask(question, lineage[-1].spec.id, about, seconds)
+    if refused == NOBODY:
+        root.approvals.count_denied(asked_for)
     # Without plan mode on record its process has not heard of a yes before this one: this one it may hear.
     if params.tool == EXIT_PLAN and not refused and node.spec.plan:
         root.handle(events.ApprovePlan(node.spec.id))
