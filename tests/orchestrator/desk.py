@@ -164,6 +164,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     for name in [name for name in os.environ if name.startswith("ORCH_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(controlling_terminal, "reach", lambda: "none")
+    monkeypatch.setenv("ORCH_APPROVE", "deny")
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")

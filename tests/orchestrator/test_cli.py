@@ -314,6 +314,7 @@ def test_query_prints_the_answer(desk: Desk, capsys: Captured) -> None:
         "tool_calls": 2,
         "files_changed": ["f"],
         "warning": "",
+        "denied": 0,
     }
 
 

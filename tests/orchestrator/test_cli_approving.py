@@ -30,6 +30,7 @@ QUESTION: dict[str, Any] = {"id": "q7", "kind": "question", "tool": "bash", "lin
 def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """A fake daemon that has a question while it is asked."""
     made = opened(monkeypatch, tmp_path)
+    monkeypatch.delenv("ORCH_APPROVE")
     made.events = [QUESTION]
     made.answers["answer"] = {"taken": True, "note": ""}
     return made

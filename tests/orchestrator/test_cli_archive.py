@@ -170,7 +170,7 @@ class TestAsk:
         run(["archive", "map", "which port?", "b0d9", "--json"])
         [told] = json.loads(capsys.readouterr().out)
         assert (told["ref"], told["error"]) == ("b0d9f3", None)
-        keys = ["id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning"]
+        keys = ["id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied"]
         assert list(told["reply"]) == keys
 
     def test_one_that_cannot_answer(self, desk: Desk, capsys: Captured) -> None:

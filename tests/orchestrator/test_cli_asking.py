@@ -238,7 +238,7 @@ class TestStream:
         assert run(["query", "n", "?", "--stream", "--json"]) == 0
         *told, last = map(json.loads, capsys.readouterr().out.splitlines())
         assert told == desk.events
-        keys = ["id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning"]
+        keys = ["id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied"]
         assert list(last) == keys
 
     def test_who_does_not_wait_sees_nothing(self, desk: Desk, capsys: Captured) -> None:
