@@ -134,6 +134,7 @@ class Reader:
             text=True,
             timeout=SECONDS,
             check=False,
+            start_new_session=True,  # without the terminal that the tests may be run in, which would be asked
         )
 
     def left(self) -> list[psutil.Process]:

@@ -41,6 +41,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
+            start_new_session=True,  # without the terminal that the tests may be run in, which would be asked
         )
 
     def run(self, *argv: str, stdin: bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -53,6 +54,7 @@ class Shell:
             capture_output=True,
             timeout=SECONDS,
             check=False,
+            start_new_session=True,
         )
         assert done.returncode == code, f"orch {' '.join(argv)[:200]}: {done.returncode}\n{done.stderr.decode()}"
         return done

@@ -15,8 +15,10 @@ from typing import Protocol
 
 from integration.shell import MAIN, SECONDS, Shell
 
-__all__ = ["Pane", "Pty", "Terminal", "until"]
+__all__ = ["Pane", "Pty", "Terminal", "orch", "until"]
 
+CLAIM = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+"""Makes standard input the controlling terminal of the session, and executes the program that follows."""
 COLUMNS = 200
 PAUSE = 0.05
 
@@ -38,12 +40,13 @@ class Terminal(Protocol):
 
 
 class Pty:
-    """Runs `orch` in a pseudo-terminal."""
+    """Runs `orch`, or a `script` of bash, in a pseudo-terminal that is its controlling terminal."""
 
-    def __init__(self, shell: Shell, *argv: str, **env: str) -> None:
+    def __init__(self, shell: Shell, *argv: str, script: str | None = None, **env: str) -> None:
         self._master, slave = pty.openpty()
+        command = [sys.executable, "-P", "-c", MAIN, *argv] if script is None else ["/bin/bash", "-c", script]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", MAIN, *argv],
+            [sys.executable, "-c", CLAIM, *command],
             cwd=shell.folder,
             env=shell.env | env | {"COLUMNS": str(COLUMNS)},
             stdin=slave,
@@ -138,6 +141,11 @@ class Pane:
     def _run(self, *argv: str) -> str:
         done = subprocess.run([*self._tmux, *argv], capture_output=True, text=True, timeout=SECONDS, check=True)
         return done.stdout
+
+
+def orch(*argv: str) -> str:
+    """Return the words of a command line of `orch` for a script."""
+    return shlex.join([sys.executable, "-P", "-c", MAIN, *argv])
 
 
 def until(terminal: Terminal, pattern: str) -> None:
