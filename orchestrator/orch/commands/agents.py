@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from orch_protocol.agent.models import THINKING, Answers
+from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError, QueryTimeoutError
 from orch_protocol.resources.slash_commands import Effect
+from orch_worker.agent.model_selection import model_of
 
 from ..cli import prompts
 from ..cli.resources.workspace import listed
@@ -44,14 +48,23 @@ async def spawn(here: Here) -> Said:
     asked: dict[str, Any] = {name: here.get(name) for name in ("task", "model", "preset", "name") if here.get(name)}
     if tools is not None:
         asked["tools"] = tools.replace(",", " ").split()
-    # One that may not spawn has no subagents; the person that asks for it has agents of his own.
+    # An agent that may not spawn has no subagents: the new one belongs to the user.
     below = here.id if "spawn_subagent" in here.spec.active else None
-    spawned = await here.ask("spawn", by=below, **asked, **({} if below else {"cwd": here.spec.cwd}))
+    spawned = await here.ask("spawn", by=below, **(asked if below else _as_session(here.spec) | asked))
     doing = "waits to be asked"
     if here.get("idle") is None:
         await here.ask("submit", ref=spawned["id"], prompt=here.said["task"])
         doing = f"is at work; /collect {spawned['seq']} takes its answer"
     return Said(f"agent {spawned['seq']} ({spawned['id']}, {terminal.safe(spawned['name'])}) {doing}", spawned)
+
+
+def _as_session(spec: AgentSpec) -> dict[str, Any]:
+    """Return what an agent that the user spawns in a session has in common with the session's agent."""
+    like: dict[str, Any] = {"cwd": spec.cwd, "env": spec.env, "umask": spec.umask}
+    like["policy"] = msgspec.to_builtins(spec.policy)
+    if spec.backend.provider != "scripted":
+        like |= {"model": model_of(spec.backend), "usual_thinking": spec.backend.thinking or None}
+    return like
 
 
 @command("ask", "ask another agent and wait for its answer", AGENT, rest("prompt", required=True), group=GROUP)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from orch import AsyncSubagent, Budget, Skill
+from orch import AsyncSubagent, Budget, Config, PolicyConfig, Skill
 from orch.commands.builtin_commands import BY_NAME, COMMANDS
-from orch.services import check_grant
+from orch.services import call, check_grant
 from orch_protocol.core.errors import AgentDiedError, AgentError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
+from orch_protocol.core.policy import PolicySpec
 from orch_protocol.resources.slash_commands import BUILT_IN, Effect, Execute
+from orch_protocol.services.requests import Spawn
 from orch_protocol.session.entries import Custom
 from orch_worker.session.transcript import read_session
 from orchestrator.world import NEST, Gate, World, nesting, opened
@@ -149,6 +151,19 @@ async def test_a_person_has_agents_where_the_session_may_have_none(tmp_path: Pat
         assert (await agent.execute("/collect kid")).text
         assert (await agent.execute("/ask kid How many valves?")).text
         assert (await agent.execute("/kill kid")).data["ids"] == [kid["id"]]
+
+
+async def test_spawned_agent_has_the_model_and_the_policy_of_the_session(tmp_path: Path) -> None:
+    """Unless another model is named; the configured model is for agents that are spawned elsewhere."""
+    config = Config(model="ollama:configured", policy=PolicyConfig(approval_mode="allow"))
+    async with opened(tmp_path, config=config) as o:
+        asked = Spawn("talk", model="ollama:chosen", policy=PolicySpec("cli"), env={"LANG": "C"}, depth=0)
+        agent = await o.get((await call(o.supervisor, None, "spawn", asked)).id)
+        kid = (await agent.execute("/spawn Count valves --idle")).data
+        spec = o.supervisor.tree.nodes[kid["id"]].spec
+        assert (spec.backend.model, spec.policy, spec.env) == ("chosen", PolicySpec("cli"), {"LANG": "C"})
+        other = (await agent.execute("/spawn Count valves --model ollama:other --idle")).data
+        assert o.supervisor.tree.nodes[other["id"]].spec.backend.model == "other"
 
 
 async def test_what_a_person_runs_takes_nothing_of_what_the_agent_may_use(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from ...daemon.client import Connection
 from ...daemon.failure import Failure
 from .. import command
 from ..command import Verb
-from .approval_prompt import approval_of, approve_argument
+from .approval_prompt import Approval, approval_of, approve_argument
 from .query import INTERRUPTED, agreed, ask, progress_argument, stream_argument
 from .spawn import SPAWNED, agent_arguments, agent_params, kind_arguments, spawn
 
@@ -62,7 +62,8 @@ def _run_as_asked(arguments: Namespace) -> int:
     if arguments.resume is not None:
         return _again(arguments, connection)
     params, says = agent_params(arguments)
-    arguments.progress |= params["policy"]["rules"]["dry_run"]
+    if params["policy"]["rules"]["dry_run"]:
+        arguments.progress, arguments.approval = True, Approval("deny")  # no call is made, so none is denied
     prompt = params["task"] if arguments.prompt is None else command.text(arguments.prompt)
     if arguments.keep:
         return _ask(arguments, connection, spawn(connection, params, says), prompt)
