@@ -100,3 +100,25 @@ def test_what_goes_wrong_is_a_sentence(shell: Shell) -> None:
     assert error["lines"] == [error["text"]]
     assert "no option --nope" in error["text"]
     assert "--approve auto lets it through" in texts(shown[2])
+
+
+def test_conversation_survives_a_new_agent_that_cannot_be_spawned(shell: Shell) -> None:
+    """A wrong option leaves the agent and its Python as they were; a right one replaces the agent, time and again."""
+    set_x = {"tool": "run_python", "input": {"code": "x = 4711"}}
+    script = shell.script(set_x, "I remember 4711.", {"tool": "run_python", "input": {"code": "x"}}, "It was 4711.")
+    shown = run(
+        shell,
+        LOAD,
+        f"%orch --script {script} --approve auto Remember 4711",
+        "%orch --model nowhere:model Hello",
+        "%orch What was it?",
+        f"%orch --script {script} Remember 4711",
+        f"%orch --script {script} Remember 4711",
+        "%orch",
+    )["cells"]
+    assert "nowhere" in texts(shown[2])
+    assert "It was 4711." in texts(shown[3])
+    assert "goes on with" not in texts(shown[3])
+    assert ["I remember 4711." in texts(cell) for cell in shown[4:6]] == [True, True]
+    _head, row = texts(shown[6]).splitlines()
+    assert "notebook" in row

@@ -91,30 +91,41 @@ class NotebookSession:
     def begin(self, choice: Choice | None) -> Subagent:
         """Return the notebook's agent: a new one as `choice` says, None: the one that was there before, if it was.
 
-        What a new one takes the place of is killed; its transcript stays. Raises OrchError.
+        A new agent replaces the one before, which is killed when the new one is up; its transcript stays. If the new
+        one cannot be spawned, the one before goes on. Raises OrchError.
         """
         orchestrator = self.orchestrator
-        before = next((row for row in orchestrator.agents() if row.name == NAME), None)
-        if before is not None and choice is None:
-            self._own(before.id)
-            self._agent = orchestrator.get(before.id)
+        rows = orchestrator.agents()
+        replaced = [row.id for row in rows if row.depth == 0]
+        if replaced and choice is None:
+            self._own(replaced[-1])
+            self._agent = orchestrator.get(replaced[-1])
             self.note = self.note or "this goes on with the conversation of before; %orch --new begins another"
             return self._agent
-        if before is not None:
-            orchestrator.kill(before.id)
-        self._own(None)
-        choice = choice or Choice()
-        self._agent = orchestrator.spawn(
-            TASK,
-            name=NAME,
-            model=choice.model,
-            preset=choice.preset,
-            tools=choice.tools or (None if choice.preset else TOOLS),
-            max_cost=choice.max_cost,
-            backend=choice.backend,
-            depth=0,
-        )
+        self._agent = self._spawn(choice or Choice(), {row.name for row in rows})
+        if replaced:
+            orchestrator.kill(*replaced)
         return self._agent
+
+    def _spawn(self, choice: Choice, taken: set[str]) -> Subagent:
+        """Return a new agent that lives in this kernel, with a name that is not `taken`. Raises OrchError."""
+        names = (NAME, *(f"{NAME}-{number}" for number in range(2, len(taken) + 2)))
+        owner = self._launcher.own if self._launcher is not None else None
+        self._own(None)
+        try:
+            return self.orchestrator.spawn(
+                TASK,
+                name=next(name for name in names if name not in taken),
+                model=choice.model,
+                preset=choice.preset,
+                tools=choice.tools or (None if choice.preset else TOOLS),
+                max_cost=choice.max_cost,
+                backend=choice.backend,
+                depth=0,
+            )
+        except BaseException:
+            self._own(owner)
+            raise
 
     def run(self, prompt: str, view: View, show: Show) -> Reply:
         """Ask the agent and return its reply; `view` is told of the turn as it goes on, and `show` is called then, in
