@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
-from orch_worker.agent.turn import Brake, run_turn
+from orch_worker.agent.turn import Brake, Emit, run_turn
 from orch_worker.backends.base import Backend
 from orch_worker.tools.api.base import Tool, ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
@@ -44,7 +44,11 @@ class Talk:
         backend.append_system("", self.box.specs())
 
     async def ask(
-        self, prompt: str = "go", limits: Limits | None = None, pause: Callable[[], Awaitable[None]] | None = None
+        self,
+        prompt: str = "go",
+        limits: Limits | None = None,
+        pause: Callable[[], Awaitable[None]] | None = None,
+        emit: Emit | None = None,
     ) -> Reply:
         """Run one turn."""
         return await run_turn(
@@ -58,6 +62,7 @@ class Talk:
             report=lambda *report: self.reports.append(report),
             brake=self.brake,
             pause=pause,
+            emit=emit,
         )
 
     def record(self, message: Message, usage: Usage | None = None, said: str = "") -> None:  # noqa: ARG002

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, AsyncSubagent
+from orch.testing import fake_world
 from orch_protocol.core.errors import AgentDiedError
-from orch_protocol.core.messages import Text, ToolUse, assistant, user
+from orch_protocol.core.messages import Text, ToolUse, assistant, text_of, user
 from orchestrator.world import Gate
 from wire.each import each_model
 from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment, read
 
+PIECES = {"anthropic:claude-sonnet-5-5": 4, "openai:gpt-4o": 2, "openai:gpt-6-luna": 4}
+"""How many events of a stream, by model, hold text of it and not its end."""
 STOP_AND_ASK = "Stop and ask what to do instead"
 
 
@@ -130,3 +133,27 @@ async def test_a_death_is_not_told_of_as_the_users(make: Make, model: str) -> No
     assert "cut short: its process ended (signal 9, SIGKILL); what it recorded is above." in last
     assert "Without a result, though perhaps done: gate, gate." in last
     assert "interrupted" not in whole
+
+
+@each_model
+async def test_text_streamed_before_a_cancel_is_in_the_next_request(
+    server: ModelServer, tmp_path: Path, model: str
+) -> None:
+    """The user has read it, and may refer to it; it is in the reply, too."""
+    heard = asyncio.Event()
+    server.script += [say("Once upon a time", after=PIECES[model], how="stall"), say("there was a pump.")]
+    async with AsyncOrchestrator(home=tmp_path / model, env=environment(server), **fake_world()) as root:
+        agent = await root.spawn("x", model=model)
+        asking = asyncio.create_task(
+            agent.query("Tell me a story", on_event=lambda event: heard.set() if event.kind == "text" else None)
+        )
+        await heard.wait()
+        await agent.cancel()
+        reply = await asking
+        kept, _, why = reply.text.partition("\n\n")
+        assert (reply.stop_reason, why) == ("cancelled", "[The turn was cancelled.]")
+        assert kept
+        assert "Once upon a time".startswith(kept)
+        assert (await agent.query("Go on")).text == "there was a pump."
+        assert json.dumps(server.requests[-1].body).count(kept) == 1
+        assert [text_of(message) for message in (await agent.show()).messages][1] == kept

@@ -280,6 +280,30 @@ class TestLimits:
         assert (reply.stop_reason, reply.text, reply.steps) == ("cancelled", "[The turn was cancelled.]", 0)
         assert_valid(talk.recorded)
 
+    @pytest.mark.parametrize(("retried", "kept"), [(False, "Once upon a time"), (True, "a time")])
+    async def test_cancel_keeps_the_text_streamed_so_far(self, retried: bool, kept: str) -> None:
+        """It is in the reply and in the conversation, so the user can refer to it; what a retry made void is not."""
+        talk = Talk(Telling(retried=retried))
+        shown: list[str] = []
+
+        def emit(kind: str, text: str, name: str, step: int, is_error: bool) -> None:  # noqa: ARG001
+            if kind == "text":
+                shown.append(text)
+            if text == "a time ":
+                talk.brake.pull()
+
+        reply = await talk.ask(emit=emit)
+        assert shown == ["Once upon ", "a time "]
+        assert (reply.stop_reason, reply.text) == ("cancelled", f"{kept}\n\n[The turn was cancelled.]")
+        assert talk.recorded == [user("go"), assistant(kept)]
+        assert talk.backend.transcript() == talk.recorded
+
+    async def test_deadline_keeps_no_partial_text(self) -> None:
+        """A response that ran out of time is not part of the conversation."""
+        talk = Talk(Telling())
+        reply = await talk.ask(limits=Limits(turn_seconds=0.05), emit=lambda *_: None)
+        assert (reply.stop_reason, talk.recorded) == ("timeout", [user("go")])
+
     async def test_cancel_while_tools_run(self) -> None:
         """Cancelling ends tools under way; what was done keeps its result, the rest gets one that says so."""
         done = asyncio.Event()
@@ -400,6 +424,29 @@ class Broken(Silent):
     def info(self) -> BackendInfo:
         """Return who answers."""
         return BackendInfo("broken", "")
+
+
+class Telling(Conversation):
+    """A model that streams two pieces of text, and never ends."""
+
+    def __init__(self, *, retried: bool = False) -> None:
+        super().__init__()
+        self._retried = retried
+
+    async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
+        """Stream, and wait."""
+        assert on_text is not None
+        on_text("Once upon ")
+        if self._retried:
+            assert self.on_retry is not None
+            self.on_retry(Retry(1, 0.0, RateLimitError("slow down")))
+        on_text("a time ")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def info(self) -> BackendInfo:
+        """Return who answers."""
+        return BackendInfo("telling", "")
 
 
 class Pulling(list[tuple[str, str, int]]):

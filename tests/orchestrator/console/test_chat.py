@@ -117,6 +117,20 @@ async def test_who_comes_back_sees_the_conversation_and_the_turn_under_way() -> 
     assert "I am here" not in "".join(talk.shown()).replace("I am here", "", 1)
 
 
+async def test_text_streamed_before_a_cancel_stays_on_the_screen() -> None:
+    """It is shown once, and below it how the turn ended."""
+    talk = await Talk().begin()
+    await talk.chat.take("go")
+    talk.began()
+    talk.chat.event(event(1, "text", "Once upon"))
+    await talk.chat.interrupt()
+    text = "Once upon\n\n[The turn was cancelled.]"
+    await talk.ended(reply=REPLY | {"text": text, "steps": 0, "stop_reason": "cancelled"})
+    said = talk.shown()
+    assert said.count("Once upon") == 1
+    assert "the turn ended early: cancelled" in said
+
+
 async def test_ctrl_c_ends_the_turn_and_then_at_once() -> None:
     """By the same services as the verbs."""
     talk = await Talk().begin()

@@ -205,6 +205,8 @@ class _Turn:
         self._files: dict[str, None] = {}
         self._unfinished: tuple[str, ...] = ()
         self._text = ""
+        self._streamed: list[str] = []
+        """The text of the response under way, as far as it was shown."""
         self._reached: StopReason | None = None
         """How the turn has ended while it is reflected upon: the answer is there, and no deadline takes it back."""
 
@@ -396,7 +398,8 @@ class _Turn:
         self._report("model", who, step)
         self._backend.instead = await self._hooks.request(self._backend, info) if self._hooks is not None else None
         self._backend.on_retry = partial(self._on_retry, who, step)
-        on_text: OnText | None = partial(self._tell, "text") if self._emit is not None else None
+        self._streamed.clear()
+        on_text: OnText | None = self._show_text if self._emit is not None else None
         if self._hooks is not None:
             on_text = self._hooks.listening(on_text, info)
         hold = await self._purse.reserve(self._backend) if self._purse is not None else None
@@ -407,6 +410,9 @@ class _Turn:
                 hold.settle(Usage())
             raise
         except (OrchError, MemoryError):
+            raise
+        except asyncio.CancelledError:
+            self._keep_streamed()
             raise
         except Exception as error:
             raise BackendError(f"{info.provider}: {type(error).__name__}: {error}") from error
@@ -437,7 +443,22 @@ class _Turn:
             self._low = True
             self._tell("budget", purse.low)
 
+    def _show_text(self, text: str) -> None:
+        self._streamed.append(text)
+        self._tell("text", text)
+
+    def _keep_streamed(self) -> None:
+        """Record what was shown of a response that the user cancelled: the user has read it, and may refer to it."""
+        text = "".join(self._streamed).strip()
+        if not text or self._brake.cut() != "cancelled":
+            return
+        self._text = text
+        message = Message("assistant", (Text(text),))
+        self._record(message)
+        self._backend.append_assistant(message)
+
     def _on_retry(self, who: str, step: int, retry: object) -> None:
+        self._streamed.clear()
         self._report("model", f"{who}: {retry}", step)
         if self._hooks is not None:
             self._hooks.again()
