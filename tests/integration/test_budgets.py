@@ -80,7 +80,7 @@ def shell(tmp_path: Path, shop: Shop) -> Iterator[Shell]:
 def spend(shell: Shell, ref: str) -> str:
     """Ask the agent until it is refused, and return why."""
     for _ in range(10):
-        asked = shell.start("query", ref, "Go on")
+        asked = shell.start("query", ref, "Go on", "--approve", "deny")
         _, said = asked.communicate(timeout=60)
         if asked.returncode == 5 and b"orch: " in said:
             return said.decode()

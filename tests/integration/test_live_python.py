@@ -166,7 +166,7 @@ def test_return_name_from_the_shell(shell: Shell) -> None:
     so too, and a name that is not bound is exit code 3 with the answer printed all the same."""
     script = shell.script(python("rows = [{'n': n} for n in range(3)]"), "They are in rows.", "again", "once more")
     shell.run("spawn", "Make rows", "--tools", "run_python", "--script", script)
-    done = shell.run("query", "1", "Go", "--return-name", "rows")
+    done = shell.run("query", "1", "Go", "--return-name", "rows", "--approve", "auto")
     assert done.stdout == b"They are in rows.\n"
     assert b"orch: rows is list, 3 items, in /" in done.stderr
     value = shell.data("collect", "1", "--again", "--return-name", "rows")["value"]

@@ -457,7 +457,7 @@ class TestShell:
         script = shell.script(call, "one", call, "two")
         shell.run("spawn", "t", "--name", "a", "--require-sandbox", "L2", "--tools", "bash", "--script", script)
         for answer in (b"one\n", b"two\n"):
-            assert shell.run("query", "a", "?").stdout == answer
+            assert shell.run("query", "a", "?", "--approve", "auto").stdout == answer
             assert sorted(path.name for path in shell.folder.iterdir()) == ["script.json", "worked"]
             (shell.folder / "worked").unlink()
             pid = shell.data("show", "a")["agent"]["pid"]

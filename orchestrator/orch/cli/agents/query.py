@@ -248,12 +248,14 @@ def ask(
             reply = _answer(arguments, connection, params | {"approve": True}, approver, ends)
         finally:
             approver.close()
-    if shows is not None:
-        shows(reply)
-    else:
-        told = agreed(reply) | _returned(arguments, connection, reply)
-        _show(arguments, reply, told if known is None else known | {"reply": told})
-    denied = 0 if approval.chose_deny else _report_denied(arguments, reply)
+    try:
+        if shows is not None:
+            shows(reply)
+        else:
+            told = agreed(reply) | _returned(arguments, connection, reply)
+            _show(arguments, reply, told if known is None else known | {"reply": told})
+    finally:
+        denied = 0 if approval.chose_deny else _report_denied(arguments, reply)
     return code_of(reply) or denied
 
 
