@@ -34,7 +34,7 @@ def orch(*line):
     assert run(list(line)) == 0, line
 
 orch("spawn", "look", "--name", "reader", "--script", "script.json", "--tools", "bash,run_python")
-orch("query", "reader", "go")
+orch("query", "reader", "go", "--approve", "auto")
 orch("show", "reader")
 orch("kill", "reader")
 orch("resume", "reader")
