@@ -42,6 +42,7 @@ __all__ = [
 FILE: Final = "models.json"
 MOST_BYTES: Final = 1 << 25
 UNKNOWN_CONTEXT: Final = 32_768
+CONTENT_SECONDS: Final = 300.0
 VARIABLE: Final = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
 # What may follow a listed name without making it another model: a date, `latest`, a version.
 SAME_MODEL: Final = re.compile(r"([-@:](\d{4}-?\d{2}-?\d{2}|latest|v\d+(:\d+)?))?")
@@ -50,6 +51,7 @@ Api: TypeAlias = Literal["messages", "chat", "responses"]
 Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0)]
 """In tokens; 0 where it is not known."""
+Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
 
 
 class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -79,6 +81,8 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 class Provider(Struct, frozen=True, forbid_unknown_fields=True):
     """How to reach a provider. `keys` and the `*_variable`s name environment variables; the first key found is used.
 
+    A response without content for `first_content_seconds` is given up.
+
     `headers` are sent along, with "{key}" in them replaced, and those with a "{VARIABLE}" where that is set. `context`
     and `output` (tokens; 0: not known) hold for models that are not listed. `default` is the model used when only a key
     is there.
@@ -99,6 +103,7 @@ class Provider(Struct, frozen=True, forbid_unknown_fields=True):
     candidates: tuple[str, ...] = ()
     context: Tokens = UNKNOWN_CONTEXT
     output: Limit = 0
+    first_content_seconds: Seconds = CONTENT_SECONDS
     free: bool = False
     flags: dict[str, Any] = {}
     body: dict[str, Any] = {}
@@ -115,6 +120,7 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True):
     context: Tokens | None = None
     output: Limit | None = None
     api: Api | None = None
+    first_content_seconds: Seconds | None = None
     prices: tuple[Price, ...] = ()
     flags: dict[str, Any] = {}
     body: dict[str, Any] = {}
@@ -124,13 +130,16 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Everything a backend needs to know of the model it talks to: the options of its BackendSpec.
 
     `prices` are the lowest known ones of the provider while `price_known` is false. `ceiling` is what a million tokens
-    are charged whose price is not known, None: nothing says. `body` goes into every request.
+    are charged whose price is not known, None: nothing says. `body` goes into every request. `first_content_seconds` is
+    how long a response may go without content. `base_url_variable` names the variable that sets `base_url`.
     """
 
     api: Api
     base_url: str
     context: int
     output: int = 0
+    first_content_seconds: float = CONTENT_SECONDS
+    base_url_variable: str = ""
     keys: tuple[str, ...] = ()
     headers: dict[str, str] = {}
     headers_variable: str = ""
@@ -174,6 +183,8 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
             base_url=about.base_url,
             context=entry.context or about.context,
             output=about.output if entry.output is None else entry.output,
+            first_content_seconds=entry.first_content_seconds or about.first_content_seconds,
+            base_url_variable=about.base_url_variable,
             keys=about.keys,
             headers=about.headers,
             headers_variable=about.headers_variable,

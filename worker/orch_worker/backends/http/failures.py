@@ -19,7 +19,17 @@ from orch_protocol.core.errors import (
 
 from .retry import Failure
 
-__all__ = ["Complaint", "Who", "garbled", "judge", "silent", "truncated", "unreachable"]
+__all__ = [
+    "Complaint",
+    "Who",
+    "garbled",
+    "judge",
+    "oversized",
+    "redirected",
+    "silent",
+    "truncated",
+    "unreachable",
+]
 
 # By status code, and by the word for it where a stream had begun and the status was 200.
 BUSY: Final = frozenset({408, 409, 425, 429})
@@ -39,6 +49,7 @@ OVERFLOW: Final = re.compile(
     re.I,
 )
 LONGEST: Final = 2000
+REFUSED_ATTEMPTS: Final = 2
 
 
 class Who(Struct, frozen=True):
@@ -49,6 +60,14 @@ class Who(Struct, frozen=True):
     base_url: str
     keys: tuple[str, ...] = ()
     local: bool = False
+    loopback: bool = False
+    base_url_variable: str = ""
+
+    @property
+    def setting(self) -> str:
+        """Where the address is set, for messages."""
+        file = f"base_url of provider {self.provider!r} in $ORCH_HOME/models.json"
+        return f"{self.base_url_variable}, or {file}" if self.base_url_variable else file
 
 
 class Complaint(Struct, frozen=True):
@@ -95,23 +114,45 @@ def truncated(who: Who) -> Failure:
     return Failure(TruncatedReplyError(message), transient=True)
 
 
-def garbled(who: Who, error: ValueError) -> Failure:
-    """Return that something came that is no event of a stream."""
-    return Failure(BackendError(f"{who.provider}: {who.base_url} sent what cannot be read: {error}"), transient=True)
+def garbled(who: Who, error: Exception) -> Failure:
+    """Return that a response is malformed."""
+    what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} ({error})"
+    message = f"{who.provider}: {who.base_url} sent a malformed response for {who.model}: {what[:LONGEST]}"
+    return Failure(BackendError(message), transient=True)
 
 
-def silent(who: Who) -> Failure:
-    """Return that nothing was heard for too long."""
+def oversized(who: Who, error: Exception) -> Failure:
+    """Return that a response exceeds a size limit; the next one would too."""
+    message = f"{who.provider}: {who.base_url} sent {error}: {who.model} was stopped; ask for a shorter answer"
+    return Failure(BackendError(message), transient=False)
+
+
+def redirected(who: Who, error: Exception) -> Failure:
+    """Return that the server redirects to another origin, to which the key is not sent."""
+    message = f"{who.provider}: {error}, which is not followed: if that is the right server, set {who.setting}"
+    return Failure(BackendError(message), transient=False)
+
+
+def silent(who: Who, content_seconds: float | None = None) -> Failure:
+    """Return that nothing arrived for too long, or nothing but keep-alive messages for `content_seconds`."""
+    if content_seconds is not None:
+        what = f"sent no content for {content_seconds:g} s (first_content_seconds in $ORCH_HOME/models.json)"
+        return Failure(BackendTimeoutError(f"{who.provider}: {who.model} at {who.base_url} {what}"), transient=True)
     message = f"{who.provider}: nothing was heard of {who.model} at {who.base_url} for too long"
     return Failure(BackendTimeoutError(message), transient=True)
 
 
 def unreachable(who: Who, error: BaseException, *, refused: bool) -> Failure:
-    """Return that the connection was not made, or was lost. `refused`: nobody listens there."""
+    """Return that the connection was not made (`refused`), or was lost.
+
+    A server of this machine that refuses is not running: it is asked once more, and no longer.
+    """
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    hint = ": is it running?" if refused and who.local else ""
-    message = f"{who.provider}: the connection to {who.base_url} failed ({what}){hint}"
-    return Failure(BackendError(message), transient=not (refused and who.local))
+    message = f"{who.provider}: the connection to {who.base_url} failed ({what})"
+    if refused and (who.local or who.loopback):
+        message += f": is it running? Start the server, or check {who.setting}"
+        return Failure(BackendError(message), transient=True, attempts=REFUSED_ATTEMPTS)
+    return Failure(BackendError(message), transient=True)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

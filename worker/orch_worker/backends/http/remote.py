@@ -25,10 +25,12 @@ from ..cost_estimate import Fare, fare, narrowed
 from ..model_families import ratios_of
 from ..models import Model, cost, headers_for
 from ..normalize_messages import whole
+from ..registry import is_loopback
 from ..thinking import thinking
-from .failures import Complaint, Who, garbled, judge, silent, truncated, unreachable
+from .failures import Complaint, Who, garbled, judge, oversized, redirected, silent, truncated, unreachable
+from .reported_usage import CheckedUsage, ReportedUsage, checked
 from .retry import Failure, Policy, Sleep, persist
-from .transport import Deadlines, Ear, trouble
+from .transport import Deadlines, Ear, ElsewhereError, Limits, TooLarge, cause, trouble
 
 __all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encoded", "parse_input"]
 
@@ -67,17 +69,31 @@ class Complained(Exception):
 
 
 class Reading(Protocol):
-    """One response as its events come in. `stop` is None until it is known, `done` false until all was said."""
+    """One response as its events come in, as JSON data.
 
-    usage: Usage
+    `stop` is None until it is known, `done` false until the response is complete. `progress` grows with each event that
+    adds to the response, unlike keep-alive messages. Raises LookupError, TypeError, AttributeError or ValueError for
+    events of an unexpected shape.
+    """
+
+    usage: ReportedUsage
     stop: StopReason | None
     done: bool
+    progress: int
 
-    def feed(self, event: Any) -> str:
+    def feed(self, event: dict[str, Any]) -> str:
         """Take the next event in and return the text that it adds. Raises Complained."""
 
     def blocks(self) -> list[Block]:
         """Return what the response consists of."""
+
+
+class Response(Struct, frozen=True):
+    """One whole response, as its provider sent it."""
+
+    content: tuple[Block, ...]
+    stop: StopReason
+    usage: CheckedUsage
 
 
 class Stream(Protocol):
@@ -121,12 +137,16 @@ class Remote(Conversation):
     def __init__(self, spec: BackendSpec, keys: Mapping[str, str], dialect: Dialect) -> None:
         super().__init__(ratios_of(spec))
         self.policy = Policy()
-        self.deadlines = Deadlines()
+        self.limits = Limits()
         self.sleep: Sleep = asyncio.sleep
         try:
             self.model = thinking(msgspec.convert(spec.options, Model), spec.thinking)
         except msgspec.ValidationError as error:
             raise ConfigError(f"the options of {spec.provider}:{spec.model} do not fit: {error}") from error
+        content = self.model.first_content_seconds
+        # The Responses API sends nothing while a model reasons.
+        quiet = self.model.api == "responses" and self.model.flags.reasoning
+        self.deadlines = Deadlines(content=content, thinking=content if quiet else 0.0)
         key = next((keys[name] for name in self.model.keys if name in keys), None)
         if key is None and self.model.keys:
             raise ConfigError(f"{spec.provider}:{spec.model} needs a key: set {' or '.join(self.model.keys)}")
@@ -140,10 +160,19 @@ class Remote(Conversation):
                 "of plain ASCII; change the variable, or what models.json says"
             )
         address = PASSWORD.sub("//", self.model.base_url)
-        self._who = Who(spec.provider, spec.model, address, self.model.keys, self.model.flags.local)
+        self._who = Who(
+            spec.provider,
+            spec.model,
+            address,
+            self.model.keys,
+            self.model.flags.local,
+            is_loopback(address),
+            self.model.base_url_variable,
+        )
         self._dialect = dialect
         self._client: Any = None
         self._unclaimed = Usage()
+        self._warned = False
         self._longest = min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2))
         self._shortened = False
 
@@ -158,15 +187,16 @@ class Remote(Conversation):
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next response. Its usage holds that of the failed attempts since the one before."""
         raw = self._raw_request()
-        reading = await persist(partial(self._passed, on_text), self.policy, self.on_retry, self.sleep)
-        self.estimator.observe(raw, input_tokens(reading.usage))
-        message = Message("assistant", tuple(reading.blocks()))
-        stop = reading.stop or "error"
+        response = await persist(partial(self._passed, on_text), self.policy, self.on_retry, self.sleep)
+        if not response.usage.problem:
+            self.estimator.observe(raw, input_tokens(response.usage.usage))
+        message = Message("assistant", response.content)
+        stop = response.stop
         if stop == "end_turn" and any(isinstance(block, ToolUse) for block in message.content):
             stop = "tool_use"  # some servers say that they are done either way
         if stop == "max_tokens" and self._shortened:
             stop = "budget"
-        usage, self._unclaimed = self._unclaimed + self._used(reading, message), Usage()
+        usage, self._unclaimed = self._unclaimed + self._used(response.usage, message), Usage()
         return AssistantTurn(message, stop, usage)
 
     def lost(self) -> Usage:
@@ -232,22 +262,41 @@ class Remote(Conversation):
         except ConfigError as error:
             raise ConfigError(f"{self._who.provider}:{self._who.model} cannot have a budget: {error}") from error
 
-    def _used(self, reading: Reading, message: Message) -> Usage:
-        """Return what the response took, by its provider's count; of a budget one that tells nothing takes a guess."""
-        if self.most is None or input_tokens(reading.usage) or reading.usage.output_tokens:
-            return cost(self.model, reading.usage)
-        guess = cost(self.model, Usage(self.context_tokens(), self.estimator.message(message)))
-        return msgspec.structs.replace(guess, cost_known=False)
+    def _used(self, reported: CheckedUsage, message: Message) -> Usage:
+        """Return what the response took; counts that its provider did not report, or not as a number, are estimated."""
+        if not reported.problem:
+            return cost(self.model, reported.usage)
+        if not self._warned:
+            self._warned = True
+            how = "uses its own estimate" if not (reported.input_known and reported.output_known) else "clamps it"
+            print(
+                f"{self._who.provider}:{self._who.model} at {self._who.base_url} reported unusable token counts "
+                f"({reported.problem}): orch {how} for this and later responses (shown once)",
+                flush=True,
+            )
+        used = reported.usage
+        if not reported.input_known:
+            used = msgspec.structs.replace(used, input_tokens=self._estimated_input(used))
+        if not reported.output_known:
+            used = msgspec.structs.replace(used, output_tokens=self._estimated_output(message))
+        return msgspec.structs.replace(cost(self.model, used), cost_known=False)
 
-    async def _passed(self, on_text: OnText | None) -> Reading:
+    def _estimated_input(self, used: Usage) -> int:
+        cached = used.cache_read_tokens + used.cache_write_tokens
+        return max(0, min(self.context_tokens(), self.model.context) - cached)
+
+    def _estimated_output(self, message: Message) -> int:
+        return min(self.estimator.message(message), self.model.context)
+
+    async def _passed(self, on_text: OnText | None) -> Response:
         if self.gate is None:
             return await self._attempt(on_text)
         return await self.gate.through(f"{self._who.provider}:{self._who.model}", partial(self._attempt, on_text))
 
-    async def _attempt(self, on_text: OnText | None) -> Reading:
+    async def _attempt(self, on_text: OnText | None) -> Response:
         """Return one whole response. Raises Failure."""
         body = encoded(self._dialect.request(self._ask()))
-        reading, ear = self._dialect.reading(self._who.provider), Ear(self.deadlines)
+        reading, ear = self._dialect.reading(self._who.provider), Ear(self.deadlines, self.limits)
         try:
             await self._read(body, reading, on_text, ear)
         except asyncio.CancelledError:
@@ -256,14 +305,19 @@ class Remote(Conversation):
         except Exception as error:
             if reading.stop is None:
                 self._claim(reading)
-                if (failure := self._failure(error)) is None:
+                if (failure := self._failure(error, ear)) is None:
                     raise
                 raise failure from None  # a traceback would show what the server said, word for word
-            # All of the response is there; how its connection ended is nobody's concern.
+            # The response is complete; an error that follows it does not matter.
         if reading.stop is None:
             self._claim(reading)
             raise truncated(self._who)
-        return reading
+        try:
+            content = _content(reading)
+        except Exception as error:
+            self._claim(reading)
+            raise garbled(self._who, error) from None
+        return Response(content, reading.stop, checked(reading.usage, self.model.context))
 
     async def _read(self, body: bytes, reading: Reading, on_text: OnText | None, ear: Ear) -> None:
         if self._client is None:
@@ -271,9 +325,11 @@ class Remote(Conversation):
         async with ear.listening():
             stream = await self._dialect.open(self._client, body)
             try:
-                ear.on(stream.response)
                 async for event in stream:
-                    text = reading.feed(event)
+                    before = reading.progress
+                    text = _fed(reading, event)
+                    if reading.progress > before:
+                        ear.content()
                     if text and on_text is not None:
                         on_text(whole(text))
                     if reading.done:
@@ -281,20 +337,23 @@ class Remote(Conversation):
             finally:
                 await stream.close()
 
-    def _failure(self, error: Exception) -> Failure | None:
+    def _failure(self, error: Exception, ear: Ear) -> Failure | None:
+        if (large := cause(error, TooLarge)) is not None:
+            return oversized(self._who, large)
+        if (elsewhere := cause(error, ElsewhereError)) is not None:
+            return redirected(self._who, elsewhere)
         complaint = error.complaint if isinstance(error, Complained) else self._dialect.complaint(error)
         if complaint is not None:
             # A server may repeat what it was sent, and what it says is shown, logged and kept.
             said = masked(complaint.text, (self._key, *self._headers.values()))
             return judge(self._who, msgspec.structs.replace(complaint, text=said))
         if isinstance(error, TimeoutError):
-            return silent(self._who)
+            return silent(self._who, self.deadlines.content if ear.content_missing else None)
         if (found := trouble(error)) is not None:
-            what, cause = found
-            return silent(self._who) if what == "silent" else unreachable(self._who, cause, refused=what == "refused")
-        if isinstance(error, ValueError):
-            return garbled(self._who, error)
-        return None
+            what, problem = found
+            return silent(self._who) if what == "silent" else unreachable(self._who, problem, refused=what == "refused")
+        # Once a response began, an error that is none of the client's is one of what the server sent.
+        return garbled(self._who, error) if ear.begun or isinstance(error, ValueError) else None
 
     def _claim(self, reading: Reading, *, sent: bool = False) -> None:
         """Keep what an attempt used that came to nothing: it is paid for, as far as it was told.
@@ -302,16 +361,38 @@ class Remote(Conversation):
         Of a budget it takes as much as its request holds and as was heard of the answer, where that is more than was
         told; if anything was heard, or when it was `sent` and given up.
         """
-        told, heard = reading.usage, reading.blocks()
+        told = checked(reading.usage, self.model.context).usage
+        try:
+            heard = _content(reading)
+        except Exception:
+            heard = ()  # malformed: only what was reported counts
         used = cost(self.model, told)
         if self.most is not None and (heard or sent):
-            answer = self.estimator.message(Message("assistant", tuple(heard))) if heard else 0
+            answer = self.estimator.message(Message("assistant", heard)) if heard else 0
             asked = told.input_tokens if input_tokens(told) else self.context_tokens()
             least = msgspec.structs.replace(told, input_tokens=asked, output_tokens=max(told.output_tokens, answer))
             if least != told:
                 used = msgspec.structs.replace(cost(self.model, least), cost_known=False)
         if used != Usage():
             self._unclaimed += used
+
+
+def _fed(reading: Reading, event: Any) -> str:
+    """Feed `event` to `reading`. Raises ValueError saying which event is malformed, Complained."""
+    if not isinstance(event, dict):
+        raise ValueError(f"an event is {event!r:.80} instead of a JSON object")
+    try:
+        return reading.feed(event)
+    except (LookupError, TypeError, AttributeError) as error:
+        kind = event.get("type", event.get("object", ""))
+        raise ValueError(f"an event of type {kind!r:.80} has an unexpected shape: {event!r:.200}") from error
+
+
+def _content(reading: Reading) -> tuple[Block, ...]:
+    """Return what the response consists of. Raises ValueError or another error when a block has a wrong type."""
+    blocks = reading.blocks()
+    msgspec.json.decode(msgspec.json.encode(blocks), type=list[Block])  # what cannot be stored is no response
+    return tuple(blocks)
 
 
 def encoded(body: dict[str, Any]) -> bytes:

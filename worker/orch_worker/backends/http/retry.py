@@ -44,17 +44,25 @@ class Policy(Struct, frozen=True):
 class Failure(Exception):
     """A request failed with `error`. `transient`: it may do better later, after `wait` seconds if the provider said.
 
-    `crowded`: it was one too many, as the next ones would be, whoever makes them.
+    `crowded`: it was one too many, as the next ones would be, whoever makes them. `attempts`: fewer than the policy
+    allows are made for this kind of failure; None for no such limit.
     """
 
     def __init__(
-        self, error: BackendError, *, transient: bool, wait: float | None = None, crowded: bool = False
+        self,
+        error: BackendError,
+        *,
+        transient: bool,
+        wait: float | None = None,
+        crowded: bool = False,
+        attempts: int | None = None,
     ) -> None:
         super().__init__(str(error))
         self.error = error
         self.transient = transient
         self.wait = wait
         self.crowded = crowded
+        self.attempts = attempts
 
 
 async def persist(
@@ -72,11 +80,15 @@ async def persist(
     def again(failure: BaseException) -> bool:
         return isinstance(failure, Failure) and failure.transient and (failure.wait or 0.0) <= policy.longest
 
-    failures = 0
+    failures = limited = 0
 
     def enough(state: tenacity.RetryCallState) -> bool:
-        nonlocal failures
-        failures += not _failure(state).crowded
+        nonlocal failures, limited
+        failure = _failure(state)
+        failures += not failure.crowded
+        limited += failure.attempts is not None
+        if failure.attempts is not None and limited >= failure.attempts:
+            return True
         return failures >= policy.attempts or state.attempt_number - failures >= policy.refusals
 
     def wait(state: tenacity.RetryCallState) -> float:

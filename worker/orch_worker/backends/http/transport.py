@@ -1,32 +1,73 @@
-"""The HTTP client under the SDKs: one TLS context for all, deadlines by the bytes that arrive, and what was lost."""
+"""The HTTP client under the SDKs: TLS context, deadlines, size limits and redirects of a response."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import httpx2
 from msgspec import Struct
 
+from ..models import CONTENT_SECONDS
 from ..registry import is_loopback
 
-__all__ = ["Deadlines", "Ear", "client_options", "ssl_context", "timeout", "trouble"]
+__all__ = [
+    "Deadlines",
+    "Ear",
+    "ElsewhereError",
+    "Limits",
+    "TooLarge",
+    "cause",
+    "client_options",
+    "ssl_context",
+    "timeout",
+    "trouble",
+]
+
+T = TypeVar("T", bound=BaseException)
 
 SEND_SECONDS: Final = 60.0
 LAST_SECONDS: Final = 2.0
+DECODE_BYTES: Final = 1 << 16
+"""Compressed bodies are decoded in pieces of at most this size."""
+EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
 
 class Deadlines(Struct, frozen=True):
-    """How long a provider may be silent, in seconds: until it is connected, until its first byte, between bytes."""
+    """How long a provider may be silent, in seconds.
+
+    `connect`: until it is connected. `first`: until its first byte. `idle`: between bytes, keep-alive messages included.
+    `content`: without an event that adds to the answer. `thinking`: between bytes before the first content, 0 for
+    `idle`; some providers send nothing while a model reasons.
+    """
 
     connect: float = 10.0
     first: float = 120.0
     idle: float = 60.0
+    content: float = CONTENT_SECONDS
+    thinking: float = 0.0
+
+
+class Limits(Struct, frozen=True):
+    """How much one response may be, in decoded bytes: as a whole, and one server-sent event."""
+
+    response: int = 32 << 20
+    event: int = 16 << 20
+
+
+class TooLarge(Exception):
+    """A response exceeds its `Limits`."""
+
+
+class ElsewhereError(Exception):
+    """A server redirects to another origin."""
 
 
 @cache
@@ -38,6 +79,13 @@ def ssl_context() -> ssl.SSLContext:
 def timeout(deadlines: Deadlines) -> httpx2.Timeout:
     """Return the client's own limits. That for reading is an `Ear`'s: it differs before and after the first byte."""
     return httpx2.Timeout(connect=deadlines.connect, read=None, write=SEND_SECONDS, pool=deadlines.connect)
+
+
+def cause(error: BaseException | None, kind: type[T]) -> T | None:
+    """Return the first exception of type `kind` among `error` and its causes; SDKs wrap what their client raises."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__
+    return error
 
 
 def trouble(error: BaseException | None) -> tuple[Literal["silent", "refused", "lost"], BaseException] | None:
@@ -54,22 +102,38 @@ def trouble(error: BaseException | None) -> tuple[Literal["silent", "refused", "
 
 
 class Ear:
-    """Hears every byte of a response, also those that an SDK keeps to itself, such as pings.
+    """Watches one response: its deadlines, its size and its redirects.
 
-    `sent` is true as soon as anything of the request may have left: it is not only being connected.
+    `sent` is true once anything of the request may have left, `begun` once a response with status 200 began.
+    `content_missing` is true when a response was given up although bytes kept arriving.
     """
 
-    def __init__(self, deadlines: Deadlines) -> None:
+    def __init__(self, deadlines: Deadlines, limits: Limits = Limits()) -> None:  # noqa: B008 - immutable
         self.sent = False
+        self.begun = False
         self._connected: Any = None
-        self._seconds = deadlines.idle
+        self._deadlines = deadlines
+        self._limits = limits
+        self._seconds = deadlines.thinking or deadlines.idle
         self._watch = asyncio.timeout(deadlines.first)
+        self._content_by = float("inf")
+        self._bytes_by = float("inf")
+        self._received = 0
+        self._event = 0
+        self._tail = b""
+
+    @property
+    def content_missing(self) -> bool:
+        """Whether the deadline that passed is the one for content."""
+        return self._content_by < self._bytes_by
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Listen to the request that the block makes; raises TimeoutError when it hears nothing for too long. Once."""
+        """Watch the request that the block makes. Raises TimeoutError when a deadline passes. Use once."""
         async with self._watch:
             _listening.set(self)
+            self._bytes_by = self._now() + self._deadlines.first
+            self._content_by = self._now() + self._deadlines.content
             try:
                 yield
             finally:
@@ -78,25 +142,60 @@ class Ear:
                     await self._connected.aclose()
 
     def on(self, response: httpx2.Response) -> None:
-        """Listen to `response`, whose body was not read yet."""
-        response.stream = _Heard(response.stream, self)
+        """Watch the body of `response`, not read yet. Raises ElsewhereError for a redirect to another origin."""
+        if response.has_redirect_location:
+            origin, target = response.request.url, response.request.url.join(response.headers["location"])
+            if _origin(origin) != _origin(target):
+                raise ElsewhereError(f"{_origin(origin)} redirects to {_origin(target)}")
+        self.begun = response.status_code == 200
+        encoding = response.headers.pop("content-encoding", "identity").strip().lower()
+        response.stream = _Heard(response.stream, self, encoding)
 
     def hear(self) -> None:
-        """There was a sign of life."""
-        if not self._watch.expired():
-            self._watch.reschedule(asyncio.get_running_loop().time() + self._seconds)
+        """Note that bytes arrived."""
+        self._bytes_by = self._now() + self._seconds
+        self._reschedule()
+
+    def content(self) -> None:
+        """Note that the answer grew."""
+        self._seconds = self._deadlines.idle
+        self._content_by = self._now() + self._deadlines.content
+        self.hear()
+
+    def take(self, decoded: bytes) -> None:
+        """Count decoded bytes. Raises TooLarge."""
+        self._received += len(decoded)
+        if self._received > self._limits.response:
+            raise TooLarge(f"a response of more than {self._limits.response:,} bytes")
+        window = self._tail + decoded
+        end = max(window.rfind(mark) for mark in EVENT_ENDS)
+        self._event = self._event + len(decoded) if end < 0 else len(window) - end
+        self._tail = window[-2:]
+        if self._event > self._limits.event:
+            raise TooLarge(f"a server-sent event of more than {self._limits.event:,} bytes")
 
     def last(self) -> None:
-        """All was said: the stream has a moment left to end by itself, which keeps its connection."""
+        """Note that the answer is complete: the stream has a moment left to end, which keeps its connection."""
         self._seconds = min(self._seconds, LAST_SECONDS)
         self.hear()
 
     async def follow(self, step: str, info: dict[str, Any]) -> None:
-        """The client has come to that step of the request."""
+        """Note that the client reached `step` of the request."""
         if step == "connection.connect_tcp.complete":
             self._connected = info["return_value"]
         elif step.endswith(".send_request_headers.started"):
             self.sent = True
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _reschedule(self) -> None:
+        if not self._watch.expired():
+            self._watch.reschedule(min(self._bytes_by, self._content_by))
+
+
+def _origin(url: httpx2.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
 
 
 _listening: ContextVar[Ear] = ContextVar("listening")
@@ -104,6 +203,11 @@ _listening: ContextVar[Ear] = ContextVar("listening")
 
 async def _begun(request: httpx2.Request) -> None:
     request.extensions = {**request.extensions, "trace": _listening.get().follow}
+    request.headers["accept-encoding"] = "gzip"  # what `_Heard` decodes
+
+
+async def _answered(response: httpx2.Response) -> None:
+    _listening.get().on(response)
 
 
 def client_options(base_url: str) -> dict[str, Any]:
@@ -112,21 +216,42 @@ def client_options(base_url: str) -> dict[str, Any]:
     Proxies of the environment are not for servers of this machine: what stays here does not go through one elsewhere.
     """
     direct = dict.fromkeys(("all://", "http://", "https://")) if is_loopback(base_url) else {}
-    return {"verify": ssl_context(), "event_hooks": {"request": [_begun]}, "mounts": direct}
+    return {"verify": ssl_context(), "event_hooks": {"request": [_begun], "response": [_answered]}, "mounts": direct}
 
 
 class _Heard(httpx2.AsyncByteStream):
-    def __init__(self, stream: Any, ear: Ear) -> None:
+    """The decoded bytes of a response, as they arrive, in bounded pieces. Raises TooLarge, ValueError."""
+
+    def __init__(self, stream: Any, ear: Ear, encoding: str) -> None:
         self._stream = stream
         self._ear = ear
+        self._encoding = encoding
+        self._decoder = zlib.decompressobj(zlib.MAX_WBITS | 32) if encoding in ENCODINGS else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)  # an SDK looks here for what it hung on to its own stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._decoder is None and self._encoding not in ("", "identity"):
+            raise ValueError(f"content-encoding {self._encoding!r} is not supported")
         async for chunk in self._stream:
             self._ear.hear()
+            for piece in self._decoded(chunk):
+                self._ear.take(piece)
+                yield piece
+
+    def _decoded(self, chunk: bytes) -> Iterator[bytes]:
+        if self._decoder is None:
             yield chunk
+            return
+        if self._decoder.eof:
+            return  # the decoder would keep what follows in memory
+        try:
+            while piece := self._decoder.decompress(chunk, DECODE_BYTES):
+                yield piece
+                chunk = self._decoder.unconsumed_tail
+        except zlib.error as error:
+            raise ValueError(f"the body is not valid {self._encoding}: {error}") from error
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -20,7 +20,6 @@ from orch_protocol.core.messages import (
     Thinking,
     ToolResult,
     ToolUse,
-    Usage,
     text_of,
 )
 from orch_protocol.core.text import scrub
@@ -28,6 +27,7 @@ from orch_protocol.core.text import scrub
 from ..base import UNKNOWN_ANSWER
 from ..http.failures import Complaint
 from ..http.remote import Ask, Reading, Remote, Stream, parse_input
+from ..http.reported_usage import ReportedUsage
 from ..http.transport import Deadlines, client_options, timeout
 from ..normalize_messages import Wants, arrange, whole
 
@@ -41,6 +41,13 @@ STOPS: Final[dict[str, StopReason]] = {
     "refusal": "refusal",
     "max_tokens": "max_tokens",
     "model_context_window_exceeded": "max_tokens",  # cut off just the same, by the window instead of the limit
+}
+DELTA_FIELDS: Final = {"text_delta": "text", "input_json_delta": "partial_json", "thinking_delta": "thinking"}
+USAGE_FIELDS: Final = {
+    "input": "input_tokens",
+    "output": "output_tokens",
+    "cache_read": "cache_read_input_tokens",
+    "cache_write": "cache_creation_input_tokens",
 }
 MARKER: Final = {"type": "ephemeral"}
 CAN_BE_MARKED: Final = frozenset({"text", "image", "tool_use", "tool_result"})
@@ -100,7 +107,7 @@ class Messages:
             content=body,
             cast_to=object,
             stream=True,
-            stream_cls=anthropic.AsyncStream[anthropic.types.RawMessageStreamEvent],
+            stream_cls=anthropic.AsyncStream[object],
         )
         return stream
 
@@ -112,8 +119,8 @@ class Messages:
         """Return what the API said; within a stream it says so under status 200."""
         if not isinstance(error, anthropic.APIStatusError):
             return None
-        kinds = tuple(filter(None, (error.type, error.error_code)))
-        return Complaint(error.api_message or error.message, error.status_code, kinds, error.response.headers)
+        kinds = tuple(map(str, filter(None, (error.type, error.error_code))))
+        return Complaint(str(error.api_message or error.message), error.status_code, kinds, error.response.headers)
 
 
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> Remote:
@@ -183,26 +190,34 @@ def _end_with(wire: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 class _Reading:
+    """Reads events as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
+
     def __init__(self, provider: str) -> None:
-        self.usage = Usage()
+        self.usage = ReportedUsage()
         self.stop: StopReason | None = None
         self.done = False
+        self.progress = 0
         self._provider = provider
         self._parts: dict[int, _Part] = {}
 
-    def feed(self, event: Any) -> str:
-        match event.type:
+    def feed(self, event: dict[str, Any]) -> str:
+        match event.get("type"):
             case "content_block_delta":
-                return self._parts[event.index].add(event.delta)
+                text, grew = self._part(event).add(event["delta"])
+                self.progress += grew
+                return text
             case "content_block_start":
-                self._parts[event.index] = part = _Part(event.content_block.to_dict(mode="json"))
+                self._parts[event["index"]] = part = _Part(event["content_block"])
+                self.progress += 1
                 return str(part.raw["text"]) if part.raw["type"] == "text" else ""
             case "message_start":
-                self._count(event.message.usage)
+                self._count(event["message"].get("usage"))
             case "message_delta":
-                self._count(event.usage)
-                if event.delta.stop_reason is not None:
-                    self.stop = STOPS.get(event.delta.stop_reason, "error")
+                self.usage.output = None  # that of the start is a placeholder
+                self._count(event.get("usage"))
+                if (reason := event["delta"].get("stop_reason")) is not None:
+                    self.stop = STOPS.get(reason, "error")
+                    self.progress += 1
             case "message_stop":
                 self.done = True
         return ""
@@ -212,15 +227,19 @@ class _Reading:
         parts = (part.block(self._provider) for _, part in sorted(self._parts.items()))
         return [block for block in parts if block != Text("")]
 
+    def _part(self, event: dict[str, Any]) -> _Part:
+        part = self._parts.get(event["index"])
+        if part is None:
+            raise ValueError(f"content_block_delta for block {event['index']!r}, which was not started")
+        return part
+
     def _count(self, told: Any) -> None:
         """Take the counts in; each is the total so far, and one that is missing has not changed."""
-        old = self.usage
-        self.usage = Usage(
-            input_tokens=_or(told.input_tokens, old.input_tokens),
-            output_tokens=_or(told.output_tokens, old.output_tokens),
-            cache_read_tokens=_or(told.cache_read_input_tokens, old.cache_read_tokens),
-            cache_write_tokens=_or(told.cache_creation_input_tokens, old.cache_write_tokens),
-        )
+        if not isinstance(told, dict):
+            return
+        for name, field in USAGE_FIELDS.items():
+            if (value := told.get(field)) is not None:
+                setattr(self.usage, name, value)
 
 
 class _Part:
@@ -231,19 +250,19 @@ class _Part:
         self._added: list[str] = []
         self._signature = str(raw.get("signature") or "")
 
-    def add(self, delta: Any) -> str:
-        """Take an addition in and return the text that it adds."""
-        match delta.type:
-            case "text_delta":
-                self._added.append(delta.text)
-                return str(delta.text)
-            case "input_json_delta":
-                self._added.append(delta.partial_json)
-            case "thinking_delta":
-                self._added.append(delta.thinking)
-            case "signature_delta":
-                self._signature += delta.signature
-        return ""
+    def add(self, delta: dict[str, Any]) -> tuple[str, bool]:
+        """Take an addition in; return the text that it adds, and whether it adds anything."""
+        kind = delta.get("type")
+        if kind == "signature_delta":
+            self._signature += delta["signature"]
+            return "", True
+        if kind not in DELTA_FIELDS:
+            return "", False
+        added: str = delta[DELTA_FIELDS[kind]]
+        if not isinstance(added, str):
+            raise ValueError(f"{kind} holds {added!r:.80} instead of text")
+        self._added.append(added)
+        return (added if kind == "text_delta" else ""), bool(added)
 
     def block(self, provider: str) -> Block:
         """Return the block as it is now."""
@@ -258,7 +277,3 @@ class _Part:
         if added:
             raw = raw | {"input": parse_input(added)}
         return Opaque(provider, scrub(raw))
-
-
-def _or(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value

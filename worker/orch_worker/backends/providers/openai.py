@@ -7,8 +7,10 @@ reasoning included.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 import openai
@@ -19,15 +21,13 @@ from orch_protocol.core.text import scrub
 from ..http.failures import Complaint
 from ..http.remote import Ask, Stream
 from ..http.transport import Deadlines, client_options, timeout
+from ..models import Model
+from ..normalize_messages import Wants
 
-__all__ = ["Sdk", "arguments", "cache_key", "data_url", "functions", "result_text"]
+__all__ = ["Sdk", "arguments", "data_url", "functions", "is_openai", "own_fields", "result_text", "wants"]
 
 FAILED: Final = "Error: "
-STREAMS: Final[dict[str, Any]] = {
-    "/chat/completions": openai.AsyncStream[openai.types.chat.ChatCompletionChunk],
-    "/responses": openai.AsyncStream[openai.types.responses.ResponseStreamEvent],
-}
-"""What the answers of each API come as."""
+HOST: Final = "openai.com"
 
 
 class Sdk:
@@ -53,7 +53,7 @@ class Sdk:
     async def open(self, client: Any, body: bytes) -> Stream:
         """Send the encoded request and return the stream of its response."""
         stream: Stream = await client.post(
-            self.path, content=body, cast_to=object, stream=True, stream_cls=STREAMS[self.path]
+            self.path, content=body, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object]
         )
         return stream
 
@@ -63,7 +63,7 @@ class Sdk:
             return None
         body = error.body if isinstance(error.body, dict) else {}
         text = str(body.get("message") or error.message)
-        kinds = tuple(filter(None, (error.type, error.code)))
+        kinds = tuple(map(str, filter(None, (error.type, error.code))))
         if isinstance(error, openai.APIStatusError):
             return Complaint(text, error.status_code, kinds, error.response.headers)
         return Complaint(text, 0, kinds)
@@ -72,6 +72,29 @@ class Sdk:
 def functions(ask: Ask) -> list[dict[str, Any]]:
     """Return the tools on offer, as both APIs describe them."""
     return [{"name": tool.name, "description": tool.description, "parameters": tool.input_schema} for tool in ask.tools]
+
+
+def is_openai(model: Model) -> bool:
+    """Whether requests go to OpenAI itself rather than to a server with a compatible API."""
+    host = urlsplit(model.base_url).hostname or ""
+    return host == HOST or host.endswith(f".{HOST}")
+
+
+def own_fields(ask: Ask, *, store: bool) -> dict[str, Any]:
+    """Return the fields that only OpenAI knows: {} for other servers, which may refuse unknown fields.
+
+    `store` says whether to state that nothing is to be stored.
+    """
+    if not is_openai(ask.model):
+        return {}
+    key = {"prompt_cache_key": cache_key(ask)} if ask.model.flags.prompt_cache_key else {}
+    return key | ({"store": False} if store else {})
+
+
+def wants(ask: Ask, ids: re.Pattern[str]) -> Wants:
+    """Return what the server takes. Only OpenAI is known to take system messages after the first one."""
+    flags = ask.model.flags
+    return Wants(ask.provider, ids, images=flags.images, system=flags.system_messages or is_openai(ask.model))
 
 
 def cache_key(ask: Ask) -> str:

@@ -16,13 +16,13 @@ from orch_protocol.core.messages import (
     Thinking,
     ToolResult,
     ToolUse,
-    Usage,
     text_of,
 )
 
 from ..http.remote import Ask, Reading, Remote, parse_input
-from ..normalize_messages import Wants, arrange, whole
-from .openai import Sdk, arguments, cache_key, data_url, functions, result_text
+from ..http.reported_usage import ReportedUsage
+from ..normalize_messages import arrange, whole
+from .openai import Sdk, arguments, data_url, functions, own_fields, result_text, wants
 
 __all__ = ["Chat", "from_spec"]
 
@@ -48,7 +48,7 @@ class Chat(Sdk):
         """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = [{"role": "system", "content": ask.system}] if ask.system.strip() else []
-        for message in arrange(ask.messages, Wants(ask.provider, IDS, images=flags.images)):
+        for message in arrange(ask.messages, wants(ask, IDS)):
             wire += _wire_messages(message, self._reasoning_field)
         if ask.tail:
             wire.append({"role": "user", "content": ask.tail})
@@ -57,12 +57,11 @@ class Chat(Sdk):
             "messages": wire,
             "tools": [{"type": "function", "function": function} for function in functions(ask)],
             flags.max_tokens_field: ask.most_output,
-            "prompt_cache_key": cache_key(ask) if flags.prompt_cache_key else "",
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         kept = {name: value for name, value in request.items() if value}
-        return kept | ({"store": False} if flags.never_store else {}) | ask.model.body
+        return kept | own_fields(ask, store=flags.never_store) | ask.model.body
 
     def reading(self, provider: str) -> Reading:
         """Return what reads one response."""
@@ -117,10 +116,13 @@ def _parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 
 
 class _Reading:
+    """Reads chunks as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
+
     def __init__(self, provider: str, reasoning_field: str) -> None:
-        self.usage = Usage()
+        self.usage = ReportedUsage(inclusive=True)
         self.stop: StopReason | None = None
         self.done = False
+        self.progress = 0
         self._provider = provider
         self._reasoning_field = reasoning_field
         self._text: list[str] = []
@@ -128,24 +130,26 @@ class _Reading:
         self._calls: list[_Call] = []
         self._refused = False
 
-    def feed(self, chunk: Any) -> str:
-        if chunk.usage is not None:
-            self.usage = _usage(chunk.usage)
+    def feed(self, chunk: dict[str, Any]) -> str:
+        if (told := chunk.get("usage")) is not None:
+            self.usage = _usage(told)
             self.done = self.stop is not None
-        if not chunk.choices:
+        if not chunk.get("choices"):
             return ""
-        choice = chunk.choices[0]
-        delta = choice.delta
-        for piece in delta.tool_calls or ():
+        choice = chunk["choices"][0]
+        delta = choice.get("delta") or {}
+        self.progress += any(value for name, value in delta.items() if name != "role")
+        for piece in delta.get("tool_calls") or ():
             self._add_call(piece)
-        if self._reasoning_field and (piece := (delta.model_extra or {}).get(self._reasoning_field)):
+        if self._reasoning_field and (piece := delta.get(self._reasoning_field)):
             self._reasoning.append(piece)
-        if delta.refusal:
+        if delta.get("refusal"):
             self._refused = True
-        text = (delta.content or "") + (delta.refusal or "")
+        text: str = (delta.get("content") or "") + (delta.get("refusal") or "")
         self._text.append(text)
-        if choice.finish_reason is not None:
-            self.stop = "refusal" if self._refused else FINISHES.get(choice.finish_reason, "error")
+        if (reason := choice.get("finish_reason")) is not None:
+            self.stop = "refusal" if self._refused else FINISHES.get(reason, "error")
+            self.progress += 1
         return text
 
     def blocks(self) -> list[Block]:
@@ -157,19 +161,19 @@ class _Reading:
             found.append(Text(text))
         return found + [call.block(number) for number, call in enumerate(self._calls, 1)]
 
-    def _add_call(self, piece: Any) -> None:
+    def _add_call(self, piece: dict[str, Any]) -> None:
         # Some servers number every call 0: an id that was not there before begins another call.
-        known = next((call for call in reversed(self._calls) if call.index == piece.index), None)
-        if known is None or (piece.id and known.id and piece.id != known.id):
-            self._calls.append(known := _Call(piece.index))
-        known.id = known.id or piece.id or ""
-        if piece.function is not None:
-            known.name = known.name or piece.function.name or ""
-            known.arguments.append(piece.function.arguments or "")
+        index, id, function = piece.get("index"), piece.get("id"), piece.get("function") or {}
+        known = next((call for call in reversed(self._calls) if call.index == index), None)
+        if known is None or (id and known.id and id != known.id):
+            self._calls.append(known := _Call(index))
+        known.id = known.id or id or ""
+        known.name = known.name or function.get("name") or ""
+        known.arguments.append(function.get("arguments") or "")
 
 
 class _Call:
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: Any) -> None:
         self.index = index
         self.id = self.name = ""
         self.arguments: list[str] = []
@@ -179,8 +183,15 @@ class _Call:
         return ToolUse(self.id or f"call_{number}", self.name, parse_input("".join(self.arguments)))
 
 
-def _usage(told: Any) -> Usage:
-    details = told.prompt_tokens_details
-    read = (details.cached_tokens if details else None) or (told.model_extra or {}).get("cached_tokens") or 0
-    written = (details.cache_write_tokens if details else None) or 0
-    return Usage(max(0, told.prompt_tokens - read - written), told.completion_tokens, read, written)
+def _usage(told: Any) -> ReportedUsage:
+    if not isinstance(told, dict):
+        return ReportedUsage(told, told, inclusive=True)
+    details = told.get("prompt_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    return ReportedUsage(
+        input=told.get("prompt_tokens"),
+        output=told.get("completion_tokens"),
+        cache_read=details.get("cached_tokens") or told.get("cached_tokens"),
+        cache_write=details.get("cache_write_tokens"),
+        inclusive=True,
+    )

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.messages import Block, Image, Message, Opaque, StopReason, Text, ToolResult, ToolUse, Usage
+from orch_protocol.core.messages import Block, Image, Message, Opaque, StopReason, Text, ToolResult, ToolUse
 from orch_protocol.core.text import scrub
 
 from ..http.failures import Complaint
 from ..http.remote import Ask, Complained, Reading, Remote, parse_input
-from ..normalize_messages import Wants, arrange, whole
-from .openai import Sdk, arguments, cache_key, data_url, functions, result_text
+from ..http.reported_usage import ReportedUsage
+from ..normalize_messages import arrange, whole
+from .openai import Sdk, arguments, data_url, functions, own_fields, result_text, wants
 
 __all__ = ["Responses", "from_spec"]
 
@@ -30,7 +31,7 @@ class Responses(Sdk):
         """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = []
-        for message in arrange(ask.messages, Wants(ask.provider, IDS, images=flags.images)):
+        for message in arrange(ask.messages, wants(ask, IDS)):
             wire += _items(message)
         if ask.tail:
             wire.append({"type": "message", "role": "user", "content": list(_input_parts([Text(ask.tail)]))})
@@ -41,11 +42,10 @@ class Responses(Sdk):
             "tools": [{"type": "function", "strict": False, **function} for function in functions(ask)],
             "max_output_tokens": ask.most_output,
             "include": ["reasoning.encrypted_content"] if flags.reasoning else [],
-            "prompt_cache_key": cache_key(ask) if flags.prompt_cache_key else "",
             "stream": True,
         }
         kept = {name: value for name, value in request.items() if value}
-        return kept | {"store": False} | ask.model.body
+        return kept | own_fields(ask, store=True) | ask.model.body
 
     def reading(self, provider: str) -> Reading:
         """Return what reads one response."""
@@ -107,29 +107,37 @@ def _input_parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 
 
 class _Reading:
+    """Reads events as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
+
     def __init__(self, provider: str) -> None:
-        self.usage = Usage()
+        self.usage = ReportedUsage(inclusive=True)
         self.stop: StopReason | None = None
         self.done = False
+        self.progress = 0
         self._provider = provider
         self._items: dict[int, dict[str, Any]] = {}
-        self._refused = False
 
-    def feed(self, event: Any) -> str:
-        match event.type:
-            case "response.output_text.delta" | "response.refusal.delta":
-                return str(event.delta)
+    def feed(self, event: dict[str, Any]) -> str:
+        kind = str(event.get("type"))
+        match kind:
+            case "response.output_item.added":
+                self.progress += 1
             case "response.output_item.done":
-                self._items[event.output_index] = event.item.to_dict(mode="json")
+                self._items[event["output_index"]] = event["item"]
+                self.progress += 1
             case "response.completed" | "response.incomplete":
-                self._end(event.response)
+                self._end(event["response"])
+                self.progress += 1
             case "response.failed":
-                self._count(event.response.usage)
-                error = event.response.error
-                raise Complained(Complaint(error.message, 0, (error.code,)) if error else Complaint("it failed"))
+                self._count(event["response"].get("usage"))
+                raise Complained(_complaint(event["response"].get("error") or {"message": "it failed"}))
             case "error":
-                raise Complained(Complaint(event.message or "error", 0, (event.code,) if event.code else ()))
-        return ""
+                raise Complained(_complaint(event))
+        if not kind.endswith(".delta"):
+            return ""
+        delta = event["delta"]
+        self.progress += bool(delta)
+        return str(delta) if kind in ("response.output_text.delta", "response.refusal.delta") else ""
 
     def blocks(self) -> list[Block]:
         """Return what the response consists of, in order."""
@@ -149,11 +157,11 @@ class _Reading:
         else:
             yield Opaque(self._provider, scrub(item))
 
-    def _end(self, response: Any) -> None:
-        self._count(response.usage)
+    def _end(self, response: dict[str, Any]) -> None:
+        self._count(response.get("usage"))
         self.done = True
-        if response.status == "incomplete":
-            reason = response.incomplete_details.reason if response.incomplete_details else "max_output_tokens"
+        if response.get("status") == "incomplete":
+            reason = (response.get("incomplete_details") or {}).get("reason") or "max_output_tokens"
             self.stop = INCOMPLETE.get(reason, "error")
         elif any(part.get("type") == "refusal" for item in self._items.values() for part in item.get("content") or ()):
             self.stop = "refusal"
@@ -161,8 +169,20 @@ class _Reading:
             self.stop = "end_turn"
 
     def _count(self, told: Any) -> None:
-        if told is not None:
-            details = told.input_tokens_details
-            read = getattr(details, "cached_tokens", 0) or 0
-            written = getattr(details, "cache_write_tokens", 0) or 0
-            self.usage = Usage(max(0, told.input_tokens - read - written), told.output_tokens, read, written)
+        if not isinstance(told, dict):
+            self.usage = ReportedUsage(told, told, inclusive=True)
+            return
+        details = told.get("input_tokens_details")
+        details = details if isinstance(details, dict) else {}
+        self.usage = ReportedUsage(
+            input=told.get("input_tokens"),
+            output=told.get("output_tokens"),
+            cache_read=details.get("cached_tokens"),
+            cache_write=details.get("cache_write_tokens"),
+            inclusive=True,
+        )
+
+
+def _complaint(error: dict[str, Any]) -> Complaint:
+    code = error.get("code")
+    return Complaint(str(error.get("message") or "error"), 0, (str(code),) if code else ())
