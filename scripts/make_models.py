@@ -27,6 +27,8 @@ PER_TOKEN: Final = {
     "cache_write": "cache_creation_input_token_cost",
 }
 TIER: Final = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
+REASONING_SECONDS: Final = 1800
+"""How long a model that reasons may go without content."""
 DATED: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}")
 NOT_FOR_AGENTS: Final = re.compile(r"^ft:|/|audio|search|deep-research|computer-use")
 
@@ -104,15 +106,20 @@ def models(listed: Mapping[str, Mapping[str, Any]], provider: str) -> dict[str, 
 
 def make(listed: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the content of models.json; what `own` says of a model beats the list."""
+    listing = {
+        provider: dict(sorted((models(listed, provider) | own["models"].get(provider, {})).items()))
+        for provider, about in own["providers"].items()
+        if not about.get("free")
+    }
+    for made in (made for found in listing.values() for made in found.values()):
+        flags = made.get("flags", {})
+        if flags.get("reasoning") or flags.get("thinks"):
+            made.setdefault("first_content_seconds", REASONING_SECONDS)
     return {
         "source": f"{source}: {LIST.partition('/')[2]}; {LICENCE}",
         "made_by": "scripts/make_models.py",
         "providers": own["providers"],
-        "models": {
-            provider: dict(sorted((models(listed, provider) | own["models"].get(provider, {})).items()))
-            for provider, about in own["providers"].items()
-            if not about.get("free")
-        },
+        "models": listing,
     }
 
 

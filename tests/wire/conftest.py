@@ -32,6 +32,12 @@ async def begin(server: ModelServer) -> AsyncIterator[Callable[..., Talk]]:
         await talk.backend.close()
 
 
+@pytest.fixture
+def as_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends of this process take the server on loopback for OpenAI itself."""
+    monkeypatch.setattr("orch_worker.backends.providers.openai.HOST", "127.0.0.1")
+
+
 @pytest.fixture(params=PEERS)
 def peer(request: pytest.FixtureRequest) -> Peer:
     """Each API in turn."""

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from wire import chat_rules, messages_rules, responses_rules
-from wire.rules import Refused
+from wire.rules import Refused, check_compatible
 
-How = Literal["eof", "drop", "reset", "error", "garbage", "stall"]
+How = Literal["eof", "drop", "reset", "error", "garbage", "stall", "pings"]
 APIS: dict[str, Any] = {
     "/v1/messages": messages_rules,
     "/v1/chat/completions": chat_rules,
@@ -48,7 +48,8 @@ class Answer(Struct, kw_only=True):
     `blocks` are dicts: `{"text"}`, `{"thinking"}`, `{"redacted"}`, `{"call", "input", "id"?, "raw"?}`, `{"other"}`.
     `usage` has input, output, cache_read and cache_write. With `status` it is an error of type `kind`. After `after`
     events (None: all of them) the stream ends as `how` says. `hangup` closes the line before a byte is sent. `gate` is
-    waited for first. `crumbs` sends the stream in pieces of that many bytes.
+    waited for first. `crumbs` sends the stream in pieces of that many bytes. `raw` are bytes to send as the stream
+    instead of what the API's rules make, "pings" sends comments and empty lines until the client is gone.
     """
 
     blocks: tuple[dict[str, Any], ...] = ()
@@ -63,6 +64,7 @@ class Answer(Struct, kw_only=True):
     hangup: bool = False
     gate: asyncio.Event | None = None
     crumbs: int = 0
+    raw: tuple[bytes, ...] | None = None
 
 
 def say(text: str, **more: Any) -> Answer:
@@ -85,13 +87,19 @@ def fail(status: int, kind: str = "api_error", message: str = "something happene
 class ModelServer:
     """Answers by `script`, one item a request, then by `otherwise`. Begins with `async with`, at `url`.
 
-    It streams, and refuses who wants no stream, as our backends never should; with `plain` it answers them, too.
+    It streams, and refuses who wants no stream, as our backends never should; with `plain` it answers them, too. A
+    `compatible` one refuses what compatible servers with strict chat templates do.
     """
 
     def __init__(
-        self, *script: Answer, otherwise: Callable[[Request], Answer] | None = None, plain: bool = False
+        self,
+        *script: Answer,
+        otherwise: Callable[[Request], Answer] | None = None,
+        plain: bool = False,
+        compatible: bool = False,
     ) -> None:
         self.plain = plain
+        self.compatible = compatible
         self.script = deque(script)
         self.otherwise = otherwise or (lambda _: say("done"))
         self.requests: list[Request] = []
@@ -159,6 +167,8 @@ class ModelServer:
             answer = fail(404, "not_found_error", f"no such path: {request.path}")
         else:
             try:
+                if self.compatible:
+                    check_compatible(request.body)
                 api.check(request.body | ({"stream": True} if self.plain else {}), request.headers, self.issued)
                 answer = self.script.popleft() if self.script else self.otherwise(request)
             except Refused as refused:
@@ -184,7 +194,8 @@ class ModelServer:
             _head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **answer.headers})
         )
         sent = 0
-        async for event in _each(api.events(answer, request.body, self)):
+        events = answer.raw if answer.raw is not None else api.events(answer, request.body, self)
+        async for event in _each(events):
             if answer.after is not None and sent >= answer.after:
                 return await self._break(api, answer, writer)
             sent += 1
@@ -215,6 +226,12 @@ class ModelServer:
                 return True
             case "stall":
                 await asyncio.Event().wait()
+            case "pings":
+                while True:
+                    for ping in (b": ping\n\n", b"\n\n", b"event: ping\ndata: {\"type\": \"ping\"}\n\n"):
+                        writer.write(f"{len(ping):x}\r\n".encode() + ping + b"\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
             case "reset":
                 line: socket.socket = writer.get_extra_info("socket")
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -33,7 +33,7 @@ def check(body: dict[str, Any], headers: Mapping[str, str], issued: dict[str, An
     encodable(body)
     only(body, FIELDS, "body")
     need(body.get("stream") is True, "Streaming is required")
-    need(body.get("store") is False, "store must be false: nothing is kept here")
+    need(body.get("store", False) is False, "store must be false: nothing is kept here")
     need(body["input"], "input: [] is too short")
     for tool in body.get("tools") or []:
         need(tool.get("strict") is False, f"Invalid schema for function {tool['name']!r}: strict needs required fields")

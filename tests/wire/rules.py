@@ -43,6 +43,14 @@ def only(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
         need(name in known, f"{where}.{name}: Extra inputs are not permitted")
 
 
+def check_compatible(body: Mapping[str, Any]) -> None:
+    """Refuse what OpenAI-compatible servers refuse: fields that only OpenAI knows, late system messages."""
+    for name in ("store", "prompt_cache_key"):
+        need(name not in body, f"body.{name}: Extra inputs are not permitted")
+    for message in (body.get("messages") or body.get("input") or [])[1:]:
+        need(message.get("role") not in ("system", "developer"), "System message must be at the beginning.")
+
+
 def encodable(value: Any) -> None:
     """Refuse text that no encoding carries."""
     try:

@@ -133,6 +133,7 @@ async def test_what_changes_in_a_system_text_stands_behind_its_marker(
     assert marks(server.requests[-1]) <= 4
 
 
+@pytest.mark.usefixtures("as_openai")
 async def test_a_cache_key_is_that_of_what_stays(server: ModelServer, begin: Begin, folder: Path) -> None:
     """Where requests are sent by a key to where they are cached, it does not change with who is live."""
     root, _ = await begin(MODELS[1], placement="system")

@@ -137,6 +137,7 @@ async def test_lone_surrogates_do_not_break_anything(server: ModelServer, talk: 
     assert server.refused == []
 
 
+@pytest.mark.usefixtures("as_openai")
 async def test_nothing_is_stored_or_tuned(server: ModelServer, talk: Talk, peer: Peer) -> None:
     """No request asks to be stored or sets a temperature, each is streamed, and it goes where the API is."""
     await talk.ask()
@@ -344,6 +345,7 @@ class TestRequests:
         assert "system" not in body
         assert "cache_control" in body["tools"][-1]
 
+    @pytest.mark.usefixtures("as_openai")
     async def test_siblings_share_a_cache_key(self, server: ModelServer, begin: Begin) -> None:
         """Agents with the same system text and tools ask for the same cache."""
         await begin(RESPONSES).ask("one")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from orch_protocol.core.messages import Message, Text
 from wire.model_server import ModelServer, Request, call, say
 from wire.peers import MESSAGES, RESPONSES, Peer, Talk
@@ -81,6 +83,7 @@ async def test_the_tail_is_in_no_conversation_but_counts(talk: Talk) -> None:
     assert all("xxx" not in repr(message) for message in talk.messages())
 
 
+@pytest.mark.usefixtures("as_openai")
 async def test_siblings_share_a_cache_key_whatever_their_tails(server: ModelServer, begin: Begin) -> None:
     """What may change with every request has no part in the name of the prefix."""
     for text in ("", BEFORE):

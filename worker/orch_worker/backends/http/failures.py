@@ -116,7 +116,7 @@ def truncated(who: Who) -> Failure:
 
 def garbled(who: Who, error: Exception) -> Failure:
     """Return that a response is malformed."""
-    what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} ({error})"
+    what = str(error) if isinstance(error, ValueError) else "it has an unexpected shape"
     message = f"{who.provider}: {who.base_url} sent a malformed response for {who.model}: {what[:LONGEST]}"
     return Failure(BackendError(message), transient=True)
 

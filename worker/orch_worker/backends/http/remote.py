@@ -314,7 +314,7 @@ class Remote(Conversation):
             raise truncated(self._who)
         try:
             content = _content(reading)
-        except Exception as error:
+        except ValueError as error:
             self._claim(reading)
             raise garbled(self._who, error) from None
         return Response(content, reading.stop, checked(reading.usage, self.model.context))
@@ -364,7 +364,7 @@ class Remote(Conversation):
         told = checked(reading.usage, self.model.context).usage
         try:
             heard = _content(reading)
-        except Exception:
+        except ValueError:
             heard = ()  # malformed: only what was reported counts
         used = cost(self.model, told)
         if self.most is not None and (heard or sent):
@@ -389,9 +389,12 @@ def _fed(reading: Reading, event: Any) -> str:
 
 
 def _content(reading: Reading) -> tuple[Block, ...]:
-    """Return what the response consists of. Raises ValueError or another error when a block has a wrong type."""
-    blocks = reading.blocks()
-    msgspec.json.decode(msgspec.json.encode(blocks), type=list[Block])  # what cannot be stored is no response
+    """Return what the response consists of. Raises ValueError when a block lacks a field or has one of a wrong type."""
+    try:
+        blocks = reading.blocks()
+        msgspec.json.decode(msgspec.json.encode(blocks), type=list[Block])  # it is stored in this form
+    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError("a block of the response lacks a field, or has one of a wrong type") from error
     return tuple(blocks)
 
 

@@ -188,10 +188,11 @@ def _usage(told: Any) -> ReportedUsage:
         return ReportedUsage(told, told, inclusive=True)
     details = told.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
+    read = details.get("cached_tokens")
     return ReportedUsage(
         input=told.get("prompt_tokens"),
         output=told.get("completion_tokens"),
-        cache_read=details.get("cached_tokens") or told.get("cached_tokens"),
+        cache_read=told.get("cached_tokens") if read in (None, 0) else read,
         cache_write=details.get("cache_write_tokens"),
         inclusive=True,
     )
