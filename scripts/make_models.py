@@ -82,6 +82,8 @@ def entry(provider: str, record: Mapping[str, Any]) -> dict[str, Any]:
         flags["system_messages"] = True
     if not record.get("supports_vision"):
         flags["images"] = False
+    if flags.get("reasoning") or flags.get("thinks"):
+        made["first_content_seconds"] = REASONING_SECONDS
     made["prices"] = prices(record)
     return made | ({"flags": flags} if flags else {})
 
@@ -106,20 +108,15 @@ def models(listed: Mapping[str, Mapping[str, Any]], provider: str) -> dict[str, 
 
 def make(listed: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the content of models.json; what `own` says of a model beats the list."""
-    listing = {
-        provider: dict(sorted((models(listed, provider) | own["models"].get(provider, {})).items()))
-        for provider, about in own["providers"].items()
-        if not about.get("free")
-    }
-    for made in (made for found in listing.values() for made in found.values()):
-        flags = made.get("flags", {})
-        if flags.get("reasoning") or flags.get("thinks"):
-            made.setdefault("first_content_seconds", REASONING_SECONDS)
     return {
         "source": f"{source}: {LIST.partition('/')[2]}; {LICENCE}",
         "made_by": "scripts/make_models.py",
         "providers": own["providers"],
-        "models": listing,
+        "models": {
+            provider: dict(sorted((models(listed, provider) | own["models"].get(provider, {})).items()))
+            for provider, about in own["providers"].items()
+            if not about.get("free")
+        },
     }
 
 

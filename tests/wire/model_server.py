@@ -228,7 +228,7 @@ class ModelServer:
                 await asyncio.Event().wait()
             case "pings":
                 while True:
-                    for ping in (b": ping\n\n", b"\n\n", b"event: ping\ndata: {\"type\": \"ping\"}\n\n"):
+                    for ping in (b": ping\n\n", b"\n\n", b'event: ping\ndata: {"type": "ping"}\n\n'):
                         writer.write(f"{len(ping):x}\r\n".encode() + ping + b"\r\n")
                     await writer.drain()
                     await asyncio.sleep(0.001)

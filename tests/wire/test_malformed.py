@@ -5,19 +5,22 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orch import AsyncOrchestrator
+from orch.testing import fake_world
 from orch_protocol.core.budget import Amounts, amounts_of
 from orch_protocol.core.errors import BackendError, BackendTimeoutError
 from orch_protocol.core.messages import Message, Text, text_of
 from orch_worker.backends import models
-from orch_worker.backends.http.retry import Policy
 from orch_worker.backends.http.transport import Deadlines, Limits
 from wire.model_server import Answer, ModelServer, call, fail, say
 from wire.peers import CHAT, KIMI, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.rules import sse
+from wire.test_end_to_end import MODEL, environment
 
 Begin = Callable[..., Talk]
 
@@ -150,7 +153,9 @@ MALFORMED: dict[str, list[tuple[bytes, ...]]] = {
 UNREADABLE = ("KeyError", "TypeError", "AttributeError", "IndexError", "object has no attribute", "NoneType")
 
 
-@pytest.mark.parametrize(("api", "number"), [(api, number) for api in MALFORMED for number in range(len(MALFORMED[api]))])
+@pytest.mark.parametrize(
+    ("api", "number"), [(api, number) for api in MALFORMED for number in range(len(MALFORMED[api]))]
+)
 async def test_a_malformed_stream_is_asked_for_again_or_a_readable_error(
     server: ModelServer, begin: Begin, api: str, number: int
 ) -> None:
@@ -283,7 +288,7 @@ class TestContent:
         assert isinstance(talk.retries[0].error, BackendTimeoutError)
         assert "sent no content for 0.3 s (first_content_seconds" in str(talk.retries[0].error)
 
-    async def test_empty_chunks_are_no_content(self, server: ModelServer, begin: Begin) -> None:
+    async def test_empty_chunks_are_no_content(self, begin: Begin) -> None:
         """A chunk that adds nothing is a ping under another name."""
         talk = begin(CHAT)
         reading = talk.backend._dialect.reading("openai")
@@ -389,6 +394,25 @@ async def test_absurd_usage_of_a_failed_attempt_is_bounded(server: ModelServer, 
     assert 0 <= usage.output_tokens <= window
 
 
+async def test_a_budget_survives_absurd_usage(server: ModelServer, tmp_path: Path) -> None:
+    """What is spent of a budget only grows, by no more than a full window, and the agent goes on."""
+    async with AsyncOrchestrator(MODEL, home=tmp_path, env=environment(server), **fake_world()) as root:
+        for value in ABSURD:
+            answer = usage_stream(MESSAGES, value, value)
+            server.otherwise = lambda _, answer=answer: answer  # type: ignore[misc]
+            agent = await root.spawn("x", max_cost=100.0)
+            spent = 0.0
+            for _ in range(2):
+                reply = await agent.query("hi")
+                now = (await agent.state()).spent.usd
+                assert spent < now < spent + 20, value
+                assert reply.usage.cost_usd == pytest.approx(now - spent)
+                assert not reply.usage.cost_known
+                spent = now
+            assert (reply.stop_reason, reply.text) == ("end_turn", "hello"), value
+            await agent.kill()
+
+
 class TestCompatibleServers:
     """Servers that speak OpenAI's API and refuse what their chat templates do not know."""
 
@@ -418,9 +442,7 @@ class TestCompatibleServers:
         ],
     )
     @pytest.mark.parametrize("peer", [CHAT, RESPONSES], ids=["chat", "responses"])
-    async def test_only_openai_gets_its_own_fields(
-        self, server: ModelServer, begin: Begin, peer: Peer, url: str, own: bool
-    ) -> None:
+    async def test_only_openai_gets_its_own_fields(self, begin: Begin, peer: Peer, url: str, own: bool) -> None:
         """Whether a server is OpenAI itself is told by its host."""
         talk = begin(peer, base_url=url)
         talk.backend.append_user((Text("hi"),))

@@ -237,6 +237,7 @@ class TestShipped:
             context=1000,
             output=10,
             api="responses",
+            first_content_seconds=1800.0,
             prices=(Price(1.0, 5.0), Price(2.0, above=200_000)),
             flags={"reasoning": True, "thinks": ["low", "medium", "high"]},
         )

@@ -6,6 +6,7 @@ import asyncio
 import io
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ class TestRunPython:
         """What is printed and the value of the last expression are the result."""
         output = await run(context, code)
         assert output.text == shown or (shown == "NameError" and "NameError: name 'Nowhere'" in output.text)
+
+    async def test_long_output_takes_no_memory_beyond_its_own(self, context: ToolContext) -> None:
+        """Half a gigabyte is printed, in long texts and in many: what is not shown is not kept."""
+        code = "text = 'x' * (1 << 26)\nfor _ in range(7): print(text)\nfor _ in range(1 << 10): print('y' * (1 << 16))"
+        await run(context, "1")
+        tracemalloc.start()
+        try:
+            output = await run(context, code)
+            assert tracemalloc.get_traced_memory()[1] < (1 << 26) + (8 << 20)
+        finally:
+            tracemalloc.stop()
+        assert len(output.text) < 2 << 20
+        assert "bytes left out" in output.text
 
     async def test_names_stay(self, context: ToolContext) -> None:
         """What one call binds, the next one sees; another agent does not."""

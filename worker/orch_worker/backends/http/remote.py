@@ -264,20 +264,22 @@ class Remote(Conversation):
 
     def _used(self, reported: CheckedUsage, message: Message) -> Usage:
         """Return what the response took; counts that its provider did not report, or not as a number, are estimated."""
-        if not reported.problem:
-            return cost(self.model, reported.usage)
-        if not self._warned:
+        used = reported.usage
+        # A budget must shrink: of one, a response of no tokens takes an estimate too.
+        nothing = self.most is not None and not (input_tokens(used) or used.output_tokens)
+        if not reported.problem and not nothing:
+            return cost(self.model, used)
+        if reported.problem and not self._warned:
             self._warned = True
-            how = "uses its own estimate" if not (reported.input_known and reported.output_known) else "clamps it"
+            how = "are clamped" if reported.input_known and reported.output_known else "are estimated instead"
             print(
                 f"{self._who.provider}:{self._who.model} at {self._who.base_url} reported unusable token counts "
-                f"({reported.problem}): orch {how} for this and later responses (shown once)",
+                f"({reported.problem}): such counts {how} (shown once)",
                 flush=True,
             )
-        used = reported.usage
-        if not reported.input_known:
+        if nothing or not reported.input_known:
             used = msgspec.structs.replace(used, input_tokens=self._estimated_input(used))
-        if not reported.output_known:
+        if nothing or not reported.output_known:
             used = msgspec.structs.replace(used, output_tokens=self._estimated_output(message))
         return msgspec.structs.replace(cost(self.model, used), cost_known=False)
 

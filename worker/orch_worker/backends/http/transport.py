@@ -43,7 +43,7 @@ ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 class Deadlines(Struct, frozen=True):
     """How long a provider may be silent, in seconds.
 
-    `connect`: until it is connected. `first`: until its first byte. `idle`: between bytes, keep-alive messages included.
+    `connect`: until it is connected. `first`: until its first byte. `idle`: between bytes, of keep-alive messages too.
     `content`: without an event that adds to the answer. `thinking`: between bytes before the first content, 0 for
     `idle`; some providers send nothing while a model reasons.
     """

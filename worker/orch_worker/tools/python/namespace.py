@@ -102,6 +102,7 @@ def remember(folder: Path, copy: Path) -> None:
 OURS: Final = values.__file__
 GRACE_SECONDS: Final = 1.0
 NUDGE_SECONDS: Final = 0.05
+PIECE_CHARS: Final = 1 << 16
 
 _taken: ContextVar[Capture | None] = ContextVar("_taken", default=None)
 
@@ -306,7 +307,7 @@ class _Run:
         return found
 
     def _print(self, text: str) -> None:
-        self.capture(text.encode(errors="replace"))
+        _take(self.capture, text)
 
 
 def _compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
@@ -329,6 +330,12 @@ def _no_input(prompt: object = "") -> str:
     raise EOFError(f"nobody is there to answer {str(prompt)!r}")
 
 
+def _take(capture: Capture, text: str) -> None:
+    """Give `text` to `capture` in pieces: encoded as a whole, a long one would be in memory twice more."""
+    for start in range(0, len(text), PIECE_CHARS):
+        capture(text[start : start + PIECE_CHARS].encode(errors="replace"))
+
+
 class _Switch(io.TextIOBase):
     """Stands in for a standard stream: what a run prints goes to the run, all else to where it went before."""
 
@@ -339,7 +346,7 @@ class _Switch(io.TextIOBase):
         capture = _taken.get()
         if capture is None:
             return self._before.write(text)
-        capture(text.encode(errors="replace"))
+        _take(capture, text)
         return len(text)
 
     def flush(self) -> None:

@@ -28,11 +28,16 @@ class Capture:
         self._tail = bytearray()
 
     def __call__(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Take the next bytes, of which no more is copied than is kept."""
         self.total += len(data)
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
+        rest = memoryview(data)
+        if room := self._half - len(self._head):
+            self._head += rest[:room]
+            rest = rest[room:]
+        if len(rest) > self._half:
+            self._tail.clear()
+            rest = rest[-self._half :] if self._half else rest[:0]
+        self._tail += rest
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]
 
