@@ -20,8 +20,8 @@ FILE = re.compile(r"\b[\w-]+\.\w+\b")
 class Apart:
     """A ModelServer in a thread of its own, which also answers requests without a stream. Begins with `with`."""
 
-    def __init__(self, model: Callable[[Request], Answer]) -> None:
-        self.server = ModelServer(otherwise=model, plain=True)
+    def __init__(self, model: Callable[[Request], Answer], *, compatible: bool = False) -> None:
+        self.server = ModelServer(otherwise=model, plain=True, compatible=compatible)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="model-server", daemon=True)
 

@@ -110,6 +110,7 @@ class Items(Chat):
     """A loop over the Responses API, with nothing kept by the server."""
 
     format = "responses"
+    store: Any = False
 
     def __init__(self, env: dict[str, str]) -> None:
         super().__init__(env)
@@ -122,7 +123,7 @@ class Items(Chat):
             model="m",
             input=request,
             tools=[*self.tools, *tools],
-            store=False,
+            store=self.store,
             include=["reasoning.encrypted_content"],
         )
         results = [
@@ -168,6 +169,39 @@ def test_servers_take_what_the_archiver_leaves(
     assert apart.server.refused == []
     assert kinds >= {"tight": {"turn", "phase", "era"}, "phases": {"phase"}, "seed": {"turn"}}.get(config, {"turn"})
     assert HEADING.encode() in apart.server.requests[-1].raw
+
+
+class CompatibleItems(Items):
+    """The same loop with a server that knows no `store`."""
+
+    store = openai.omit
+
+
+@pytest.mark.parametrize("loop", [Chat, CompatibleItems], ids=["chat", "responses"])
+def test_compatible_servers_take_what_the_archiver_leaves(
+    loop: Callable[[dict[str, str]], Any], tmp_path: Path
+) -> None:
+    """No system message follows the first one: neither the block of live subagents nor one of the caller's."""
+    late = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": [{"type": "text", "text": "Use metres."}]},
+    ]
+    if loop is CompatibleItems:
+        late[1]["content"] = [{"type": "input_text", "text": "Use metres."}]
+    with Apart(Worker(), compatible=True) as apart:
+        talk = loop(apart.env)
+        live: list[Any] = [{"role": "system", "content": "You are terse."}]
+        with talk.client, Archiver(tmp_path, talk.format, config=CONFIGS["tight"]) as archiver:
+            for number in range(TURNS):
+                new = [*late[number : number + 1], talk.prompt(f"Look into part {number}. " + "Please. " * 20)]
+                while new:
+                    live = archiver.fold([*live, *new])
+                    said, new = talk.step(archiver.request(live), archiver.tools())
+                    live += said
+        assert apart.server.refused == []
+        raw = b"".join(request.raw for request in apart.server.requests)
+        assert HEADING.encode() in raw
+        assert b"[A note of the system:]" in raw
 
 
 def plain(messages: Sequence[Any]) -> list[Any]:

@@ -20,7 +20,7 @@ from orch_worker.conversation.recalled import with_hits
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.prompt.instructions import WITNESS
 
-from ..archival.adapters import format_named
+from ..archival.adapters import format_named, with_note
 from ..archival.caller_archives import Filing
 from ..archival.conversation_items import Pieces
 from ..archival.fold import Folded, Folding
@@ -206,13 +206,12 @@ class Archiver:
     def request(self, messages: Sequence[Any]) -> list[Any]:
         """Return `messages` as a request carries them: with the block of live subagents as its last content.
 
-        Not to be kept: each request has its own. With placement "system" the block is the caller's to place.
+        In the formats that take system messages, those after the first message become user messages: servers with
+        strict chat templates refuse them. Not to be kept: each request has its own. With placement "system" the block is the caller's to
+        place.
         """
         block = self.block(messages) if self.rules.tail_block else ""
-        if not block:
-            return list(_listed(messages))
-        last, more = self._pieces.format.note(messages[-1], block)
-        return [*messages[:-1], last, *([] if more is None else [more])]
+        return with_note(self._pieces.format, _listed(messages), block)
 
     def block(self, messages: Sequence[Any]) -> str:
         """Return the block of live subagents for `messages`, "" when there are none."""

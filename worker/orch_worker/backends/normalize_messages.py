@@ -13,14 +13,15 @@ from msgspec import Struct
 from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
 from orch_protocol.core.text import scrub
 
-__all__ = ["Wants", "arrange", "whole"]
+__all__ = ["SYSTEM_NOTE", "Wants", "arrange", "whole"]
 
 NO_RESULT: Final = "No result is on record: the call may have taken effect, or not."
 STRAY_RESULT: Final = "[The result of a call that is not on record:]"
 NO_START: Final = "[The beginning of this conversation is not on record.]"
 NO_IMAGE: Final = "[An image was here; this model takes none.]"
 NO_OUTPUT: Final = "(no output)"
-SYSTEM: Final = "[A note of the system:]"
+SYSTEM_NOTE: Final = "[A note of the system:]"
+"""Begins a system message that is sent as the user's, to servers that take none after the first message."""
 
 Role = Literal["user", "assistant", "system"]
 
@@ -69,7 +70,7 @@ def _fitting(messages: Sequence[Message], wants: Wants) -> Iterator[_Turn]:
         if not blocks:
             continue
         if message.role == "system" and not wants.system:
-            yield _Turn("user", [Text(SYSTEM), *blocks])
+            yield _Turn("user", [Text(SYSTEM_NOTE), *blocks])
         else:
             yield _Turn(message.role, blocks)
 

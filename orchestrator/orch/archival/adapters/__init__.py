@@ -8,9 +8,21 @@ from typing import Any, Final
 
 from orch_protocol.core.errors import ConfigError
 
-from .base import Format, pack, plain, translated, unpack
+from .base import Format, pack, plain, translated, unpack, with_note
 
-__all__ = ["FORMATS", "OWN", "ROWS", "Format", "detect", "format_named", "pack", "plain", "translated", "unpack"]
+__all__ = [
+    "FORMATS",
+    "OWN",
+    "ROWS",
+    "Format",
+    "detect",
+    "format_named",
+    "pack",
+    "plain",
+    "translated",
+    "unpack",
+    "with_note",
+]
 
 FORMATS: Final = {
     "anthropic": "orch.archival.adapters.anthropic",

@@ -44,10 +44,11 @@ class _Anthropic:
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         return raw | {"content": [*blocks, {"type": "text", "text": text}]}
 
-    def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
-        if last is not None and plain(last).get("role") == "user":
-            return self.with_text(last, text), None
-        return last, {"role": "user", "content": [{"type": "text", "text": text}]}
+    def text(self, text: str) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+    def as_user(self, given: Any) -> Any:
+        return given  # whether a model takes them is known to the caller
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"name": name, "description": description, "input_schema": schema}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -12,7 +12,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Message, Text
 from orch_worker.conversation.tokens import PLAIN, Ratios
 
-__all__ = ["FORMAT", "Format", "difference", "pack", "plain", "restore", "translated", "unpack"]
+__all__ = ["FORMAT", "Format", "difference", "pack", "plain", "restore", "role_of", "translated", "unpack", "with_note"]
 
 
 DEPTH: Final = 200
@@ -37,11 +37,33 @@ class Format(Protocol):
     def with_text(self, given: Any, text: str) -> Any:
         """Return the user message `given` with `text` as a further block behind its content."""
 
-    def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
-        """Return what the last message of a request becomes and what follows it, so that `text` is the end of it."""
+    def text(self, text: str) -> Any:
+        """Return a user message that holds `text`."""
+
+    def as_user(self, given: Any) -> Any:
+        """Return `given` as a user message if it is a system message and the API may refuse it after the first one."""
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> Any:
         """Return the definition of a tool in this shape."""
+
+
+def with_note(format: Format, messages: Sequence[Any], text: str) -> list[Any]:
+    """Return `messages` as a request that ends with `text`, "" for none.
+
+    The rule of the product's own backends: `text` is the user's, and no system message follows the first message,
+    because strict chat templates refuse one.
+    """
+    request = [message if not place else format.as_user(message) for place, message in enumerate(messages)]
+    if not text:
+        return request
+    if request and role_of(request[-1]) == "user":
+        return [*request[:-1], format.with_text(request[-1], text)]
+    return [*request, format.text(text)]
+
+
+def role_of(raw: Any) -> Any:
+    """Return the role of a message, None where it has none."""
+    return raw.get("role") if isinstance(raw, Mapping) else getattr(raw, "role", None)
 
 
 def plain(raw: Any, where: str = "message") -> Any:
@@ -157,10 +179,11 @@ class _Own:
     def with_text(self, given: Message, text: str) -> Message:
         return msgspec.structs.replace(given, content=(*given.content, Text(text)))
 
-    def note(self, last: Message | None, text: str) -> tuple[Message | None, Message | None]:
-        if last is not None and last.role == "user":
-            return self.with_text(last, text), None
-        return last, Message("user", (Text(text),))
+    def text(self, text: str) -> Message:
+        return Message("user", (Text(text),))
+
+    def as_user(self, given: Message) -> Message:
+        return given  # a backend of ours arranges them
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"name": name, "description": description, "input_schema": schema}

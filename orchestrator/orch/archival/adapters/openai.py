@@ -10,9 +10,10 @@ import msgspec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse, text_of, tool_uses
 from orch_worker.backends.model_families import GPT
+from orch_worker.backends.normalize_messages import SYSTEM_NOTE
 from orch_worker.conversation.tokens import strings
 
-from .base import plain
+from .base import plain, role_of
 
 __all__ = ["FORMAT", "PROVIDER", "arguments", "encoded", "texts"]
 
@@ -67,10 +68,17 @@ class _OpenAI:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         return raw | {"content": [*parts, {"type": "text", "text": text}]}
 
-    def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
-        if last is not None and plain(last).get("role") == "user":
-            return self.with_text(last, text), None
-        return last, {"role": "system", "content": text}
+    def text(self, text: str) -> dict[str, Any]:
+        return {"role": "user", "content": text}
+
+    def as_user(self, given: Any) -> Any:
+        if ROLES.get(role_of(given) or "") != "system":
+            return given
+        raw = plain(given)
+        content = raw.get("content")
+        if isinstance(content, list):
+            return {"role": "user", "content": [{"type": "text", "text": SYSTEM_NOTE}, *content]}
+        return {"role": "user", "content": f"{SYSTEM_NOTE}\n\n{content or ''}"}
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}

@@ -53,10 +53,14 @@ class _Responses:
         parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content or []
         return raw | {"content": [*parts, {"type": "input_text", "text": text}]}
 
-    def note(self, last: Any, text: str) -> tuple[Any | None, Any | None]:
-        if last is not None and plain(last).get("role") == "user":
-            return self.with_text(last, text), None
-        return last, {"role": "system", "content": text}
+    def text(self, text: str) -> dict[str, Any]:
+        return {"role": "user", "content": text}
+
+    def as_user(self, given: Any) -> Any:
+        raw = CHAT.as_user(given)
+        if raw is given or isinstance(raw["content"], str):
+            return raw
+        return raw | {"content": [part | {"type": "input_text"} if "text" in part else part for part in raw["content"]]}
 
     def tool(self, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
         # Unless told otherwise this API takes every parameter for required.
