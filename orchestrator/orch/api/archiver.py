@@ -207,8 +207,8 @@ class Archiver:
         """Return `messages` as a request carries them: with the block of live subagents as its last content.
 
         In the formats that take system messages, those after the first message become user messages: servers with
-        strict chat templates refuse them. Not to be kept: each request has its own. With placement "system" the block is the caller's to
-        place.
+        strict chat templates refuse them. Do not keep the result: each request has its own. With placement "system"
+        the block is the caller's to place.
         """
         block = self.block(messages) if self.rules.tail_block else ""
         return with_note(self._pieces.format, _listed(messages), block)

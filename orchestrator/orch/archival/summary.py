@@ -20,7 +20,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
 from orch_protocol.services.requests import SummaryRequest
-from orch_worker.conversation.rendering import pieces, render_turn
+from orch_worker.conversation.rendering import turn_pieces
 from orch_worker.conversation.tokens import clip
 
 __all__ = ["Asker", "Style", "Summary", "ask", "parse", "questions", "questions_beside"]
@@ -89,7 +89,7 @@ def questions(
     An answer that does not fit is sent back once with what is wrong about it.
     """
     system = _STRUCTURED if style == "structured" else _PARAGRAPH
-    parts = pieces(render_turn(messages), CHUNK_CHARS)
+    parts = turn_pieces(messages, CHUNK_CHARS)
     found: list[Summary] = []
     for number, part in enumerate(parts, 1):
         which = f" (part {number} of {len(parts)})" if len(parts) > 1 else ""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orch.archival.summary import FINDINGS, MOST_CHARS, Summary, ask, parse
+from orch.archival.summary import CHUNK_CHARS, FINDINGS, MOST_CHARS, Summary, ask, parse
 from orch_protocol.core.messages import Message, Opaque, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services.requests import SummaryRequest
-from orch_worker.conversation.rendering import render_turn
+from orch_worker.conversation.rendering import MOST_PIECES, render_turn
 
 GOOD = {"outcome": "done", "key_findings": ["a", "b"], "open_questions": ["c"]}
 
@@ -73,6 +73,29 @@ def test_long_turn_is_asked_about_in_parts() -> None:
     assert len(seen) == 5
     assert all(len(prompt) < 62_000 and "Outcome" not in prompt for prompt in seen)
     assert text == "Outcome: o5\n- f1a\n- f2a\n- f3a\n- f4a\n- f5a"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user("Say it."), assistant("word " * 6_000_000)],
+        [assistant("word " * 2_000) for _ in range(3_000)],
+        [assistant("words") for _ in range(200_000)],
+        [assistant("word " * 100_000) for _ in range(50)],
+    ],
+    ids=["one of 30 MB", "many long ones", "very many short ones", "some very long ones"],
+)
+def test_requests_about_a_turn_are_bounded(messages: list[Message]) -> None:
+    """However long a turn is, a model is asked about it a few times, in prompts of bounded size."""
+    asked: list[SummaryRequest] = []
+
+    def answer(request: SummaryRequest) -> str:
+        asked.append(request)
+        return json.dumps({"outcome": "Done."})
+
+    assert ask(messages, "structured", None, answer) is not None
+    assert len(asked) <= (2 if len(messages) == 2 else MOST_PIECES)
+    assert all(len(request.prompt) < CHUNK_CHARS + 200 for request in asked)
 
 
 def test_endless_answers_are_cut() -> None:

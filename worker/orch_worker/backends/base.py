@@ -13,9 +13,9 @@ from msgspec import Struct
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.budget import Amounts
 from orch_protocol.core.errors import BackendError, ConfigError
-from orch_protocol.core.messages import Block, Message, StopReason, ToolResult, Usage
+from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolResult, Usage
 
-from ..conversation.tokens import PLAIN, Estimator, Ratios
+from ..conversation.tokens import PLAIN, Estimator, Ratios, clip
 
 __all__ = [
     "ENOUGH_ANSWER",
@@ -193,6 +193,7 @@ class Backend(Protocol):
 
 AS_IT_IS: Final = Instead()
 NOTHING: Final = Usage()
+HINT: Final = "the transcript has it all"
 LEAST_ANSWER: Final = 1_000
 """An answer of fewer tokens is not worth what is sent for it."""
 ENOUGH_ANSWER: Final = 8_000
@@ -239,6 +240,8 @@ class Conversation:
         self.prefix = Prefix()
         self.most: Amounts | None = None
         self.gate: Gate | None = None
+        self.most_text: int | None = None
+        """How many characters of a text of the assistant are sent again with the next requests; None: all."""
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []
@@ -261,7 +264,7 @@ class Conversation:
 
     def append_assistant(self, message: Message) -> None:
         """Add an assistant message."""
-        self._append(message)
+        self._append(self._shortened_text(message))
 
     def append_tool_result(self, results: Sequence[ToolResult]) -> None:
         """Add the results of the calls in the last assistant message."""
@@ -291,7 +294,8 @@ class Conversation:
 
     def load(self, messages: Sequence[Message], responses: int | None = None) -> None:  # noqa: ARG002
         """Replace the conversation."""
-        self.messages = list(messages)
+        messages = [self._shortened_text(message) for message in messages]
+        self.messages = messages
         self._loaded = {id(message): (message, self._raw(message)) for message in messages}
         self._raw_messages = sum(map(self._raw, messages))
         self.estimator.changed()
@@ -306,6 +310,15 @@ class Conversation:
     def _raw(self, message: Message) -> float:
         known = self._loaded.get(id(message))
         return self.estimator.raw(message) if known is None else known[1]
+
+    def _shortened_text(self, message: Message) -> Message:
+        """Return `message`; of longer texts of the assistant than any real answer only head and tail."""
+        most = self.most_text
+        long = most is not None and any(isinstance(block, Text) and len(block.text) > most for block in message.content)
+        if most is None or not long or message.role != "assistant":
+            return message
+        blocks = (Text(clip(block.text, most, HINT)) if isinstance(block, Text) else block for block in message.content)
+        return Message(message.role, tuple(blocks))
 
     def _append(self, message: Message) -> None:
         self.messages.append(message)

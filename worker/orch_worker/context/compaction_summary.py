@@ -19,7 +19,7 @@ from orch_protocol.session.entries import CompactionEntry
 from ..conversation.framing import is_project, question_in, split_first_prompt
 from ..conversation.prompt_markers import STEERING
 from ..conversation.receipt import Receipt, merge, receipt_of, render
-from ..conversation.rendering import pieces, render_turn
+from ..conversation.rendering import turn_pieces
 from ..conversation.stubs import holder_of, is_summary, stubs_in
 from ..conversation.tokens import clip
 from ..conversation.turns import is_prompt, turns_of
@@ -166,7 +166,7 @@ def extract(gone: Sequence[Message], before: str, chars: int) -> str:
 
 def parts_of(gone: Sequence[Message], most: int) -> list[str]:
     """Return `gone` as text for a model to read, in parts of at most `most` characters, without a summary in it."""
-    return pieces(render_turn([message for message in gone if not _is_told(message)]), most)
+    return turn_pieces([message for message in gone if not _is_told(message)], most)
 
 
 def question(part: str, before: str, chars: int, number: int, parts: int) -> str:

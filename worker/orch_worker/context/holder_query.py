@@ -9,8 +9,8 @@ from typing import Final
 from orch_protocol.core.archives import Source
 from orch_protocol.core.messages import Message, Text, user
 
-from ..conversation.rendering import render_block
-from ..conversation.tokens import CHARS_PER_TOKEN, clip
+from ..conversation.rendering import fitted, render_block
+from ..conversation.tokens import CHARS_PER_TOKEN
 from ..session.log_reader import Held, entries_in
 from ..session.transcript import NAME
 
@@ -18,7 +18,7 @@ __all__ = ["entry_text", "rendered", "said", "testimony"]
 
 SHARE: Final = 0.6
 """Of the model's window; the rest is for questions and answers."""
-LEAST_CHARS: Final = 200
+HINT: Final = "the archive has all of it: read_archive"
 DAMAGED: Final = user("(This entry is damaged on the disk and cannot be read.)")
 
 
@@ -43,7 +43,7 @@ def rendered(messages: Sequence[Message], context_limit: int) -> tuple[Message, 
     """Return `messages` as text, one each, under their numbers, within 60 % of `context_limit` tokens (0: whole)."""
     texts = ["\n".join(map(render_block, message.content)) or "(nothing)" for message in messages]
     if context_limit:
-        texts = _fitted(texts, int(context_limit * CHARS_PER_TOKEN * SHARE))
+        texts = fitted(texts, int(context_limit * CHARS_PER_TOKEN * SHARE), HINT)
     return tuple(
         Message(message.role, (Text(entry_text(number, text)),))
         for number, (message, text) in enumerate(zip(messages, texts, strict=True), 1)
@@ -53,18 +53,3 @@ def rendered(messages: Sequence[Message], context_limit: int) -> tuple[Message, 
 def entry_text(number: int, text: str) -> str:
     """Return `text` as the entry with that number."""
     return f"[entry {number}]\n{text}"
-
-
-def _fitted(texts: Sequence[str], room: int) -> list[str]:
-    """Return `texts` within `room` characters together, as far as each keeps a little: the longest are cut first."""
-    if sum(map(len, texts)) <= room:
-        return list(texts)
-    # The largest size for one text at which all of them fit.
-    low, high = LEAST_CHARS, max(map(len, texts))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(min(len(text), middle) for text in texts) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return [clip(text, low, "the archive has all of it: read_archive") for text in texts]

@@ -11,9 +11,12 @@ from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thi
 from .tokens import clip
 from .turns import calls_of
 
-__all__ = ["pieces", "render_block", "render_message", "render_turn"]
+__all__ = ["fitted", "pieces", "render_block", "render_message", "render_turn", "turn_pieces"]
 
 RESULT_CHARS: Final = 4_000
+LEAST_CHARS: Final = 200
+MOST_PIECES: Final = 16
+SEPARATOR: Final = "\n\n"
 HINT: Final = "it is on record whole"
 
 
@@ -43,6 +46,22 @@ def render_turn(messages: Sequence[Message]) -> str:
 
     A result stands once, at its call. Messages without any text of their own are left out.
     """
+    return SEPARATOR.join(_rendered(messages))
+
+
+def turn_pieces(messages: Sequence[Message], most: int) -> list[str]:
+    """Return `messages` for a model to read, in at most 16 pieces of at most `most` characters.
+
+    One message is at most one piece. What does not fit is cut, the longest messages first: the number of requests
+    about a conversation is bounded.
+    """
+    room = most * MOST_PIECES // 2  # a cut between messages leaves a piece at least half full
+    parts = [clip(part, most, HINT) for part in _rendered(messages)]
+    return pieces(clip(SEPARATOR.join(fitted(parts, room - len(SEPARATOR) * len(parts), HINT)), room, HINT), most)
+
+
+def _rendered(messages: Sequence[Message]) -> list[str]:
+    """Return each message that has a text of its own."""
     results = {call.id: call.result for call in calls_of(messages)}
     parts = []
     for message in messages:
@@ -57,7 +76,25 @@ def render_turn(messages: Sequence[Message]) -> str:
         text = "\n".join(line for line in lines if line.strip())
         if text:
             parts.append(f"## {message.role}\n{text}")
-    return "\n\n".join(parts)
+    return parts
+
+
+def fitted(texts: Sequence[str], room: int, hint: str) -> list[str]:
+    """Return `texts` within `room` characters together, but each with at least 200: the longest are cut first.
+
+    `hint` says in each cut text where the rest is.
+    """
+    if sum(map(len, texts)) <= room:
+        return list(texts)
+    # The largest size for one text at which all of them fit.
+    low, high = LEAST_CHARS, max(map(len, texts))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(min(len(text), middle) for text in texts) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return [clip(text, low, hint) for text in texts]
 
 
 def pieces(text: str, most: int) -> list[str]:

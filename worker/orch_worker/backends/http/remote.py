@@ -40,6 +40,8 @@ PASSWORD: Final = re.compile(r"//[^/@]*@")
 SENDABLE: Final = re.compile(r"[\t -~]*")
 """What the value of a header may be."""
 CLOSE_SECONDS: Final = 2.0
+CHARS_AN_ANSWER_TOKEN: Final = 8
+"""More than any answer has: a text beyond this for each token that was asked for is no usual answer."""
 
 
 class Ask(Struct, frozen=True):
@@ -175,6 +177,7 @@ class Remote(Conversation):
         self._warned = False
         self._longest = min(self.model.output, MOST_OUTPUT, max(1, self.model.context // 2))
         self._shortened = False
+        self.most_text = CHARS_AN_ANSWER_TOKEN * (self._longest or max(1, self.model.context // 2))
 
     def quote(self, *, priced: bool) -> Quote:
         """Return what the next response may take. Raises ConfigError when its price is to be told and not known."""
