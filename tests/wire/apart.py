@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from orch_worker.conversation.live_subagents import HEADING
 from wire.model_server import Answer, ModelServer, Request, call, say
 
 __all__ = ["Apart", "reads_files"]
@@ -78,6 +79,8 @@ def _turns(body: dict[str, Any]) -> list[str | None]:
             said.append(_text(item.get("output") if kind else content))
         elif results:
             said += results
+        elif role == "user" and parts[0]["text"].startswith(HEADING):
+            continue  # what stands behind the conversation is no question
         elif role == "user":
             said = [parts[0]["text"]]
         elif item.get("tool_calls") or kind == "function_call" or any(part.get("type") == "tool_use" for part in parts):
