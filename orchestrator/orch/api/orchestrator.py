@@ -587,7 +587,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
 
         Raises AgentNotFoundError and kin.
         """
-        return AsyncSubagent(self, (await found(self.supervisor, str(ref))).spec.id)
+        return AsyncSubagent(self, (await found(self.supervisor, None, str(ref), "use", "control")).spec.id)
 
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
         """Return every agent as it is now; killed ones only with `all`."""

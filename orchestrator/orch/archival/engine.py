@@ -6,7 +6,7 @@ session file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -222,9 +222,12 @@ class Archives:
         style = self.config.summary.style if json else "paragraph"
         return await self._stacks.work(Path(spec.folder), self._asked, step, style)
 
-    async def search(self, spec: AgentSpec, query: str, limit: int) -> list[Hit]:
-        """Return up to `limit` places for `query` in the archives of the agent, the best first. Raises StoreError."""
-        return await self._stacks.work(Path(spec.folder), _searched, query, limit)
+    async def search(self, spec: AgentSpec, query: str, limit: int, among: Container[str] | None = None) -> list[Hit]:
+        """Return up to `limit` places for `query` in the archives of the agent, the best first. Raises StoreError.
+
+        With `among` only archives with these ids are searched.
+        """
+        return await self._stacks.work(Path(spec.folder), _searched, query, limit, among)
 
     async def passages(self, spec: AgentSpec, question: str, era: str, limit: int) -> list[Hit]:
         """Return up to `limit` passages below `era`, an archive of the agent, that may answer `question`."""
@@ -367,9 +370,9 @@ def _source(shelves: Shelves, spec: AgentSpec, holder: str) -> Source:
     return Source(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
 
 
-def _searched(shelves: Shelves, query: str, limit: int) -> list[Hit]:
+def _searched(shelves: Shelves, query: str, limit: int, among: Container[str] | None) -> list[Hit]:
     shelves.catch_up()
-    return shelves.search.search(query, limit) if shelves.ledger.records else []
+    return shelves.search.search(query, limit, among) if shelves.ledger.records else []
 
 
 def _passages(shelves: Shelves, question: str, era: str, limit: int) -> list[Hit]:

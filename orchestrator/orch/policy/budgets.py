@@ -1,6 +1,7 @@
 """Who may use how much: what is used by the agents' own records, and what is put aside for what is under way.
 
 A budget is an agent's and holds for it and everything below it; one more, the root's, holds for all of its agents.
+What an agent uses to answer a peer is charged to the peer's path too: each budget on either path once.
 Each bounds any number of kinds of amounts, and for each kind there is one account. What was used in turns that are over
 is part of the tree. What a turn under way uses is kept here, and counts as long as that turn is the one under way; what
 is put aside beside a turn, as long as that process is there: nothing has to be undone when they end, however they do.
@@ -105,7 +106,7 @@ class Budgets:
 
     def kinds_for(self, id: str | None) -> tuple[str, ...]:
         """Return of what the agent may not use as much as it likes; None is an agent without parent that is to be."""
-        budgets = [self.of_all, *(node.spec.limits for node in self._nodes.chain(id))]
+        budgets = [self.of_all, *(node.spec.limits for node in self._charged(self._nodes.get(id)))]
         bounded = {kind for budget in budgets for kind, limit in LIMITS if getattr(budget, limit) is not None}
         return tuple(kind for kind in KINDS if kind in bounded) if bounded else ()
 
@@ -197,31 +198,44 @@ class Budgets:
             f"gone:{id}:{hold.incarnation}" if hold.query_id is None else f"query:{hold.query_id}" for id, hold in held
         ]
 
-    def require_process(self, id: str | None) -> None:
-        """Raise BudgetExceededError unless one more process may be started for the agent, None: for a new one."""
-        for account in self._accounts(self._nodes.get(id), "processes"):
+    def require_process(self, id: str | None, asker: str | None = None) -> None:
+        """Raise BudgetExceededError unless one more process may be started for the agent, None: for a new one.
+
+        `asker` is the agent that is about to ask it.
+        """
+        for account in self._accounts(self._nodes.get(id), "processes", asker):
             if account.left < 1:
                 raise BudgetExceededError(short(account, 1))
 
-    def require_time(self, id: str) -> None:
-        """Raise BudgetExceededError unless the agent may be at work for a while."""
-        if (left := self.time_left(id)) is not None and left[0] <= 0:
+    def require_time(self, id: str, asker: str | None = None) -> None:
+        """Raise BudgetExceededError unless the agent may be at work for a while. `asker` is about to ask it."""
+        if (left := self.time_left(id, asker)) is not None and left[0] <= 0:
             raise BudgetExceededError(left[1])
 
-    def time_left(self, id: str) -> tuple[float, str] | None:
+    def time_left(self, id: str, asker: str | None = None) -> tuple[float, str] | None:
         """Return how many more seconds the agent may be at work and what it is told when they are over; None for no
         limit."""
-        tightest = min(self._accounts(self._nodes[id], "seconds"), key=lambda account: account.left, default=None)
+        tightest = min(
+            self._accounts(self._nodes[id], "seconds", asker), key=lambda account: account.left, default=None
+        )
         return None if tightest is None else (tightest.left, reached(tightest))
 
-    def _accounts(self, asker: Node | None, kind: str) -> Iterator[Account]:
-        """Yield the accounts that bind `asker`, None: an agent without parent."""
+    def _accounts(self, user: Node | None, kind: str, asker: str | None = None) -> Iterator[Account]:
+        """Yield the accounts that bind `user`, None: an agent without parent. `asker` is about to ask it."""
         limit = limit_of(kind)
-        for node in self._nodes.chain(asker.spec.id) if asker is not None else ():
+        for node in self._charged(user, asker):
             if (most := getattr(node.spec.limits, limit)) is not None:
                 yield self._account(node, kind, most)
         if (most := getattr(self.of_all, limit)) is not None:
             yield self._account(None, kind, most)
+
+    def _charged(self, user: Node | None, asker: str | None = None) -> Iterator[Node]:
+        """Yield the agents that are charged for what `user` uses, each once. `asker` is about to ask it."""
+        if user is None:
+            return
+        yield from self._nodes.chain(user.spec.id)
+        payers = self._nodes.payers(asker, user.spec.id) if asker is not None else user.payers
+        yield from (node for node in map(self._nodes.get, payers) if node is not None)
 
     def _account(self, owner: Node | None, kind: str, limit: float) -> Account:
         if kind == "seconds":
@@ -236,19 +250,20 @@ class Budgets:
         return Account(kind, owner, limit, getattr(spent, kind) + more, held)
 
     def _recorded(self, owner: Node | None) -> Usage:
-        """Return what the agent and those below it, None: all, have used in turns that are over."""
-        return self._nodes.usage if owner is None else self._nodes.tree_usage(owner.spec.id)
+        """Return what the agent, those below it and peers for it, None: all, have used in turns that are over."""
+        return self._nodes.usage if owner is None else self._nodes.tree_usage(owner.spec.id) + owner.peer_usage
 
     def _processes(self, owner: Node | None) -> int:
         """Return how many processes were started; those of holders are what asking an archive takes, and bounded so."""
         if owner is None:
             return self._nodes.processes
-        return sum(node.incarnation for node in self._nodes.subtree(owner.spec.id) if not node.is_holder)
+        own = sum(node.incarnation for node in self._nodes.subtree(owner.spec.id) if not node.is_holder)
+        return own + owner.peer_processes
 
     def _at_work(self, owner: Node | None) -> list[Node]:
-        """Return the agents, of those that are the owner or below it, that may hold or have used something."""
+        """Return the agents that may hold or have used something that the owner is charged for."""
         nodes = [self._nodes[id] for id in {*self._holds, *self._turns}]
-        return nodes if owner is None else [node for node in nodes if owner in self._nodes.chain(node.spec.id)]
+        return nodes if owner is None else [node for node in nodes if owner in self._charged(node)]
 
     def _forget(self) -> None:
         """Let go of turns and processes that are over."""
@@ -258,8 +273,8 @@ class Budgets:
             del self._holds[id]
 
     def _others(self, asker: Node, account: Account) -> bool:
-        """Whether others are at work on the same budget. Those above the asker wait for it."""
-        above = {node.spec.id for node in self._nodes.chain(asker.spec.id)}
+        """Whether others are at work on the same budget. Those above the asker, and its payers, wait for it."""
+        above = {node.spec.id for node in self._charged(asker)}
         return any(node.spec.id not in above and self._is_counted(node) for node in self._at_work(account.owner))
 
     def _is_counted(self, node: Node) -> bool:

@@ -215,7 +215,8 @@ class Supervisor:
                 if isinstance(launch, Launch):
                     self.workers.require_room()
                     known = launch.id in self.tree.nodes.by_id
-                    self.budgets.require_process(launch.id if known else getattr(event, "caller", None))
+                    user = launch.id if known else getattr(event, "caller", None)
+                    self.budgets.require_process(user, getattr(event, "asker", None))
             self._journal.append(entries := self.budgets.charged(decision.entries))
         else:
             decision = self.tree.decide(event, self.clock())
@@ -336,7 +337,7 @@ class Supervisor:
         there until somebody collects it, and the whole prompt is in the journal when this returns: the next root asks
         it again if this one ends before the agent's transcript has it.
         """
-        self.budgets.require_time(node.spec.id)
+        self.budgets.require_time(node.spec.id, asker)
         query_id, prompt = new_id(), scrub(prompt)
         self.watchers.attend(query_id, watcher)
         # Who waits does so in a turn of its own, and what it waits for is to end before that.

@@ -87,8 +87,7 @@ class ArchivalSpec(Struct, frozen=True):
 
     With `wait` a reply waits until that is done. Past `high_tokens` in a running turn the root is asked about its past
     (0: never). `block_entries` is how many live subagents a request names, `in_tail` whether it does so in its end
-    rather than in its system text. A summary may take `summary_seconds`. `recall_only` says that query_subagent was not
-    granted but for what the agent itself has archived.
+    rather than in its system text. A summary may take `summary_seconds`.
     """
 
     wait: bool = False
@@ -96,7 +95,6 @@ class ArchivalSpec(Struct, frozen=True):
     block_entries: int = 4
     in_tail: bool = True
     summary_seconds: float = 60.0
-    recall_only: bool = True
 
 
 class CompactionSpec(Struct, frozen=True):
@@ -136,6 +134,9 @@ class AgentSpec(Struct, frozen=True):
     root. Of its `skills` it is told names, and reads the rest when it needs it. `chosen` is the model that its
     conversation has on record as its own from some place on, "" where it has none: then it is the one behind `born`,
     None: behind `backend`.
+
+    `peers` are ids of agents that it may ask besides those below it; only the user names them. `archives` are ids of
+    archives that it was handed. With `recall_only` it was granted query_subagent for archives only.
     """
 
     id: str
@@ -179,6 +180,9 @@ class AgentSpec(Struct, frozen=True):
     chosen: str = ""
     born: BackendSpec | None = None
     umask: int | None = None
+    peers: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    recall_only: bool = False
 
     @property
     def grant(self) -> tuple[str, ...]:

@@ -130,6 +130,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     as configured; where nobody asked for it, only a model that can be told.
     `umask` is what files that it makes are kept from, None: as its parent's are, or its root's.
     At `depth` 0 it is one that a person talks to, nobody's subagent. An agent cannot say so: what it spawns is deeper.
+    `peers` are agents that it may ask, wait for and list besides those below it; an agent cannot name any. `archives`
+    are archives that it may search, read and ask; an agent can name those that it may ask itself.
     """
 
     task: str
@@ -163,6 +165,8 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     skill_rules: SkillsConfig | None = None
     own_skills: tuple[SkillSpec, ...] = ()
     request_id: str | None = None
+    peers: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
     thinking: str | None = None
     usual_thinking: Thinking | None = None
 

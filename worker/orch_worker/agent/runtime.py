@@ -80,7 +80,7 @@ class Runtime:
             seconds=spec.limits.tool_seconds,
             folder=Path(spec.folder),
             keys=Keys(keys),
-            archives=spec.archival is not None,
+            archives=spec.archival is not None or bool(spec.archives),
             sandbox=spec.sandbox,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain, islice
 from typing import Final
 
@@ -46,20 +46,29 @@ class Search:
         if self._index is not None and record.number in self._index.missing(self._archive.order)[:1]:
             self._index.add(record.number, record.id, self._archive.texts(record))
 
-    def search(self, query: str, limit: int) -> list[Hit]:
-        """Return up to `limit` places for `query`, those that hold all of it first."""
+    def search(self, query: str, limit: int, among: Container[str] | None = None) -> list[Hit]:
+        """Return up to `limit` places for `query`, those that hold all of it first.
+
+        With `among` only archives with these ids are searched.
+        """
         query = query.strip()
         if not query or limit < 1:
             return []
-        stages = self._opened().stages(query)
+        index = self._opened()
+        stages = index.stages(query) if among is None else self._only(index.stages(query, MOST_ARCHIVES), among)
         first = next(stages, [])
         exact = self._exact(map(self._archive.numbered, first), query, limit)
         if not exact:
             # What an index of words cannot know: the middle of one, mere punctuation.
-            exact = self._exact(self._archive.containing(_quoted(query)), query, limit)
+            containing = self._archive.containing(_quoted(query))
+            exact = self._exact((each for each in containing if among is None or each.id in among), query, limit)
         if exact:
             return exact
         return self._near(chain([first], stages), query, limit)
+
+    def _only(self, stages: Iterable[list[int]], among: Container[str]) -> Iterator[list[int]]:
+        """Yield of each of `stages` the archives whose ids are `among` these."""
+        return ([number for number in numbers if self._archive.numbered(number).id in among] for numbers in stages)
 
     def passages(self, question: str, among: Container[str], limit: int) -> list[Hit]:
         """Return up to `limit` passages of the archives `among` (ids) that may answer `question`, the best first.

@@ -6,21 +6,20 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orch_protocol.core.errors import AgentError, ConfigError, StoreError
+from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.services.requests import AgentRow, Kill, Killed, Resume
 from orch_worker.backends.cost_estimate import check_priced
 
 from ...supervisor.recovery.crash_recovery import used_by
-from ...tree.agents.agent_refs import resolve
-from ...tree.agents.state import Node
 from ...tree.journal import events
 from ...tree.rules.admission import unkept
+from ..checks.reach import find_agent
 from .status import row
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["kill", "own_subtree", "resume"]
+__all__ = ["kill", "resume"]
 
 GONE_SECONDS = 5.0
 
@@ -39,9 +38,7 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
         below = nodes if caller is None else nodes.subtree(caller)[:-1]
         targets = [node for node in below if node.status != "killed"]
     else:
-        targets = [resolve(nodes, ref) for ref in params.refs]
-    for target in targets:
-        own_subtree(root, caller, target, "kill")
+        targets = [find_agent(root, caller, ref, "kill") for ref in params.refs]
     ids = tuple(node.spec.id for node in targets)
     if params.dry_run:
         doomed = [node.spec.id for id in ids for node in nodes.subtree(id) if node.status != "killed"]
@@ -72,8 +69,7 @@ async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentR
 
     It goes by limits that are set with it at once where it had some of that kind, else from its next query on.
     """
-    node = resolve(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "resume")
+    node = find_agent(root, caller, params.ref, "resume")
     if node.status == "killed" and not node.spec.persist:
         raise unkept(node)
     if params.budget.max_cost_usd:
@@ -81,16 +77,3 @@ async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentR
     root.handle(events.Resume(node.spec.id, params.budget))
     root.budgets_changed()
     return row(root, node)
-
-
-def own_subtree(root: Supervisor, caller: str | None, target: Node, verb: str) -> None:
-    """Raise AgentError unless the user asks, or an agent about one below itself."""
-    if caller is None:
-        return
-    at: Node | None = target
-    while at is not None and at.spec.parent_id is not None:
-        if at.spec.parent_id == caller:
-            return
-        at = root.tree.nodes.get(at.spec.parent_id)
-    name = root.tree.nodes[caller].spec.name
-    raise AgentError(f"agent {name!r} may only {verb} agents that it, or an agent below it, spawned")

@@ -22,13 +22,13 @@ from orch_protocol.core.taint import Mark, joined, passed_on
 from orch_protocol.services.requests import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
 
 from ...supervisor.query_deadlines import PATIENCE_SECONDS
-from ...tree.agents.agent_refs import resolve
 from ...tree.agents.state import Node, Result
 from ...tree.journal import events
+from ...tree.journal.entries import Asked
 from ...tree.rules.query_results import at_hand, uncollected
-from ..archives.recall import check_recall, found, with_passages
+from ..archives.recall import found, with_passages
 from ..checks.local_only import Keeping, stay
-from .lifecycle import own_subtree
+from ..checks.reach import check_recall, find_agent, is_below
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -41,9 +41,7 @@ MOST_AT_ONCE = 4
 
 async def query(root: Supervisor, caller: str | None, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
-    node = await found(root, params.ref)
-    check_recall(root, caller, node)
-    _check_plan(root, caller, node)
+    node = await _asked(root, caller, params.ref)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
     _mark(root, caller, node, params.marks)
@@ -97,9 +95,7 @@ async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) ->
 
 async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Submitted:
     """Ask and return at once; `collect` takes the answer."""
-    node = await found(root, params.ref)
-    check_recall(root, caller, node)
-    _check_plan(root, caller, node)
+    node = await _asked(root, caller, params.ref)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
     _mark(root, caller, node, params.marks)
@@ -114,11 +110,9 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
     With `params.query` it is the answer to that query. Raises QueryTimeoutError while it is not there, NoResultError
     later.
     """
-    node, query = await found(root, params.ref), params.query
+    node, query = await found(root, caller, params.ref, "collect from", "ask"), params.query
     waiting = at_hand(node, caller, again=params.again, query=query)
-    asked = waiting or node.pending or node.last
-    if asked is None or asked.asker != caller:  # who asked may have the answer, wherever it stands in the tree
-        own_subtree(root, caller, node, "collect from")
+    _check_own_answer(root, caller, node, waiting or node.pending or node.last)
     pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
     if pending is not None and waiting is None and params.timeout != 0:
         try:
@@ -127,7 +121,9 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
             pass  # out of time, which is told below, or failed, which is the answer to collect
     with Keeping(root, caller, node):
         pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
-        if pending is not None and at_hand(node, caller, again=params.again, query=query) is None:
+        waiting = at_hand(node, caller, again=params.again, query=query)
+        _check_own_answer(root, caller, node, waiting or node.pending or node.last)
+        if pending is not None and waiting is None:
             raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {pending.head}")
         result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again, caller, query))
         return _reply(result)
@@ -135,7 +131,11 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
 
 async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
     """Wait until any, all or so many of the agents are not busy, or the time is over; never raises for the time."""
-    nodes = list({node.spec.id: node for node in (resolve(root.tree.nodes, ref) for ref in params.refs)}.values())
+    nodes = list(
+        {
+            node.spec.id: node for node in (find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs)
+        }.values()
+    )
     if not nodes:
         raise ConfigError("wait needs at least one agent")
     if caller is not None and caller in {node.spec.id for node in nodes}:
@@ -227,6 +227,26 @@ def _mark(root: Supervisor, caller: str | None, node: Node, marks: tuple[Mark, .
     over = passed_on(marks, caller or "")
     if joined(node.spec.marks, over) != node.spec.marks:
         root.handle(events.MarkAgent(node.spec.id, over))
+
+
+async def _asked(root: Supervisor, caller: str | None, ref: str) -> Node:
+    """Return the agent or holder that the caller asks. Raises AgentError, ToolNotGrantedError when it may not."""
+    node = await found(root, caller, ref, "query", "ask")
+    check_recall(root, caller, node)
+    _check_plan(root, caller, node)
+    return node
+
+
+def _check_own_answer(root: Supervisor, caller: str | None, node: Node, answer: Result | Asked | None) -> None:
+    """Raise AgentError when `answer` of `node` is not to the caller, nor `node` below it: of a peer, or an archive that
+    it was handed, it takes answers to its own queries only."""
+    if caller is None or is_below(root.tree.nodes, caller, node.spec.id):
+        return
+    if answer is None or answer.asker != caller:
+        raise AgentError(
+            f"agent {root.tree.nodes[caller].spec.name!r} may only collect from {node.spec.name!r} what it asked "
+            "itself; submit a query first"
+        )
 
 
 def _check_plan(root: Supervisor, caller: str | None, node: Node) -> None:

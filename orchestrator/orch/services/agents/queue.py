@@ -13,10 +13,9 @@ from orch_protocol.services.steering_queue import ClearQueue, Queued, QueueShown
 from orch_protocol.wire.worker_messages import Unsay
 from orch_worker.session.transcript import read_session
 
-from ...tree.agents.agent_refs import resolve
 from ...tree.agents.state import Node, iso
 from ...tree.journal import events
-from .lifecycle import own_subtree
+from ..checks.reach import find_agent
 from .processes import answered
 
 if TYPE_CHECKING:
@@ -29,15 +28,13 @@ UNSAY_SECONDS: Final = 10.0
 
 async def queue(root: Supervisor, caller: str | None, params: Ref) -> QueueShown:
     """Return what an agent has not heard yet."""
-    node = resolve(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "look at what is said to")
+    node = find_agent(root, caller, params.ref, "look at what is said to")
     return _shown(node, _waiting(node))
 
 
 async def set_queue(root: Supervisor, caller: str | None, params: SetQueue) -> QueueShown:
     """Let an agent hear one thing at a time, or all that wait, from now on; return its queue."""
-    node = resolve(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "steer")
+    node = find_agent(root, caller, params.ref, "steer")
     shown = _shown(node, ())
     root.handle(events.SetHearing(node.spec.id, params.steering or shown.steering, params.follow_up or shown.follow_up))
     return _shown(node, _waiting(node))
@@ -48,8 +45,7 @@ async def clear_queue(root: Supervisor, caller: str | None, params: ClearQueue) 
 
     Raises ConfigError for an id under which nothing waits, QueryTimeoutError when the process keeps silent.
     """
-    node = resolve(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "steer")
+    node = find_agent(root, caller, params.ref, "steer")
     waiting = _waiting(node)
     wanted = waiting if params.ids is None else [_named(node, waiting, id) for id in params.ids]
     gone = set(await _taken(root, node, tuple(dict.fromkeys(said.id for said in wanted))))

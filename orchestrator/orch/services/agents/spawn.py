@@ -44,7 +44,9 @@ from ...policy.hook_records import EVIDENCE, hooks_spec, switches_file
 from ...resources.extensions import find, specs
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
+from ..archives.recall import archives_of
 from ..checks.local_only import local_model
+from ..checks.reach import find_agent
 from .skills import left_out, skills_of, there
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 __all__ = ["check_name", "compaction_of", "spawn", "spec_of"]
 
 NOT_ARCHIVED = "nothing of an agent that is not to persist is archived: an archive is kept, and it is not"
+PEER_TOOLS = ("query_subagent", "collect_subagent", "wait_subagents", "list_subagents")
+"""What an agent with peers is granted besides its other tools, so that it can ask them."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -65,6 +69,10 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     parent = root.tree.nodes[caller] if caller is not None else None
     if parent is not None and "spawn_subagent" not in parent.spec.active:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
+    if parent is not None and request.peers:
+        raise ToolNotGrantedError(
+            f"agent {parent.spec.name!r} cannot name peers: only the user can, with spawn(peers=[...]) or --peers"
+        )
     spec, note = await spec_of(root, request, caller)
     id: str = root.handle(events.Spawn(spec, caller, request.request_id))
     node = root.tree.nodes[id]
@@ -97,6 +105,9 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     elif not backend.thinking:
         usual = over.backend.thinking if over is not None else request.usual_thinking or root.config.thinking
         backend = replace(backend, thinking=usual or "")
+    request = replace(
+        request, peers=_peers(root, request.peers), archives=await archives_of(root, caller, request.archives)
+    )
     skills = await there(root, request, _folder(request.cwd, None)) if over is None else ()
     spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home, skills=skills)
     if not spec.persist:
@@ -112,6 +123,17 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     folders = (skill.path for skill in spec.skills.skills if skill.path)
     sandbox = replace(sandbox, read=tuple(dict.fromkeys((*sandbox.read, *folders))))
     return replace(spec, sandbox=sandbox), note
+
+
+def _peers(root: Supervisor, refs: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids of the agents `refs`, which the user names as peers. Raises AgentError, ConfigError."""
+    peers = [find_agent(root, None, ref, "name") for ref in refs]
+    for ref, node in zip(refs, peers, strict=True):
+        if node.deleted:
+            raise node.refusal()
+        if node.is_holder:
+            raise ConfigError(f"peer {ref!r} is an archive, not an agent; hand it over with archives=[{ref!r}]")
+    return tuple(dict.fromkeys(node.spec.id for node in peers))
 
 
 def _sandbox(request: Spawn, preset: str, parent: AgentSpec | None, config: SandboxConfig) -> tuple[SandboxSpec, str]:
@@ -150,9 +172,14 @@ def describe(
     folder = _folder(request.cwd, parent)
     extensions = _extensions(request, parent, config, home, folder)
     preset, tools = _tools(request, parent, config, extensions)
-    archival = _archival(config.archival, tools) if config.archival.enabled and persist else None
-    if archival is not None:
-        tools = tuple(dict.fromkeys((*tools, *RECALL, "query_subagent")))
+    archival = _archival(config.archival) if config.archival.enabled and persist else None
+    if archival is not None or request.archives:
+        tools = tuple(dict.fromkeys((*tools, *RECALL)))
+    if request.peers:
+        tools = tuple(dict.fromkeys((*tools, *PEER_TOOLS)))
+    recall_only = (archival is not None or bool(request.archives)) and "query_subagent" not in tools
+    if recall_only:
+        tools = (*tools, "query_subagent")
     memory = _memory(config, home, folder) if persist else None
     if memory is not None:
         tools = tuple(dict.fromkeys((*tools, *NOTES)))
@@ -198,6 +225,9 @@ def describe(
         workspace=workspace,
         persist=persist,
         skills=shelf,
+        peers=request.peers,
+        archives=request.archives,
+        recall_only=recall_only,
     )
 
 
@@ -270,7 +300,7 @@ def _hooks(request: Spawn, config: Config, home: Path) -> HooksSpec:
     return replace(said, options=options, switches=str(switches_file(home)))
 
 
-def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:
+def _archival(config: ArchivalConfig) -> ArchivalSpec:
     rules = rules_of(config)
     return ArchivalSpec(
         wait=not config.async_,
@@ -278,7 +308,6 @@ def _archival(config: ArchivalConfig, tools: tuple[str, ...]) -> ArchivalSpec:
         block_entries=rules.block_entries,
         in_tail=rules.tail_block,
         summary_seconds=config.summary.timeout_seconds,
-        recall_only="query_subagent" not in tools,
     )
 
 

@@ -25,6 +25,7 @@ from ...tree.agents.state import Node, Nodes, iso
 from ...tree.journal.journal import JOURNAL, read_entries
 from ..archives.recall import archive_row, found
 from ..checks.local_only import kept_from
+from ..checks.reach import is_below
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -38,9 +39,12 @@ KEPT = "(for local models alone)"
 async def list_agents(root: Supervisor, caller: str | None, params: List) -> list[AgentRow]:
     """Return the agents in the order they were spawned; killed ones and holders only if `all` is set.
 
-    Agents of other runs come last, by run.
+    An agent gets those below itself and its peers. Agents of other runs come last, by run.
     """
     nodes = list(root.tree.nodes) if params.all else _listed(root.tree.nodes)
+    if caller is not None:
+        peers = root.tree.nodes[caller].spec.peers
+        nodes = [each for each in nodes if each.spec.id in peers or is_below(root.tree.nodes, caller, each.spec.id)]
     rows = [row(root, node) for node in nodes]
     rows = [
         msgspec.structs.replace(each, task=KEPT, title="", pending=None, activity="", error=None)
@@ -58,21 +62,25 @@ def _listed(nodes: Nodes) -> list[Node]:
     return sorted(awake, key=lambda node: node.spec.seq)
 
 
-async def state(root: Supervisor, _: str | None, params: Ref) -> AgentRow:
+async def state(root: Supervisor, caller: str | None, params: Ref) -> AgentRow:
     """Return one agent."""
-    return row(root, await found(root, params.ref))
+    return row(root, await found(root, caller, params.ref, "look at", "ask"))
 
 
-async def spec(root: Supervisor, _: str | None, params: Ref) -> AgentSpec:
+async def spec(root: Supervisor, caller: str | None, params: Ref) -> AgentSpec:
     """Return what an agent was made as, without what may be secret: its tools' environment, its model's options."""
-    made = (await found(root, params.ref)).spec
+    made = (await found(root, caller, params.ref, "look at", "read")).spec
     bare = BackendSpec(made.backend.provider, made.backend.model)
     return msgspec.structs.replace(made, env={}, backend=bare)
 
 
-async def events(root: Supervisor, _: str | None, params: EventsSince) -> list[RunEvent]:
-    """Return what happened in the run after an event, as its journal has it; wait for more when there is none."""
-    agent = (await found(root, params.ref)).spec.id if params.ref is not None else None
+async def events(root: Supervisor, caller: str | None, params: EventsSince) -> list[RunEvent]:
+    """Return what happened in the run after an event, as its journal has it; wait for more when there is none.
+
+    Without a `ref` an agent gets what happened to itself.
+    """
+    ref = params.ref if params.ref is not None else caller
+    agent = (await found(root, caller, ref, "look at", "read")).spec.id if ref is not None else None
     deadline = asyncio.get_running_loop().time() + params.seconds
     read = partial(
         read_events, root.happenings.path, root.happenings.path.parent.name, params.since, params.most, agent
@@ -89,12 +97,12 @@ async def events(root: Supervisor, _: str | None, params: EventsSince) -> list[R
             news.cancel()
 
 
-async def show(root: Supervisor, _: str | None, params: Show) -> Shown:
+async def show(root: Supervisor, caller: str | None, params: Show) -> Shown:
     """Return one agent with the tail of its transcript, read from the file: no process is started for it.
 
     A holder's file has what it was asked; what it holds comes with that.
     """
-    node = await found(root, params.ref)
+    node = await found(root, caller, params.ref, "look at", "read")
     if node.deleted:
         raise node.refusal()
     folder = Path(node.spec.folder)

@@ -17,10 +17,9 @@ from orch_protocol.services.steering_queue import AgentSteered, SteerAgent
 from orch_worker.tools.dispatch.presets import CATEGORIES, resolve
 
 from ...supervisor.recovery.crash_recovery import remains_of
-from ...tree.agents.agent_refs import resolve as resolve_agent
 from ...tree.agents.state import Node
 from ...tree.journal import events
-from .lifecycle import own_subtree
+from ..checks.reach import find_agent
 from .status import row
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ HEARD_SECONDS = 10.0
 
 async def steer(root: Supervisor, caller: str | None, params: SteerAgent) -> AgentSteered:
     """Say something to an agent that works. Raises AgentError."""
-    node = resolve_agent(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "steer")
+    node = find_agent(root, caller, params.ref, "steer")
     if not params.text.strip():
         raise ConfigError(f"there is nothing to say to agent {node.spec.name!r}: the text is empty")
     if params.follow_up and node.pending is None:
@@ -49,8 +47,7 @@ async def narrow(root: Supervisor, caller: str | None, params: NarrowAgent) -> A
     When this returns nothing that was taken begins to run, in any process that answers. Raises AgentError, and
     ToolNotGrantedError for a tool that the agent may not use: narrowing never widens.
     """
-    node = resolve_agent(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "narrow")
+    node = find_agent(root, caller, params.ref, "narrow")
     root.handle(events.Narrow(node.spec.id, _kept(node.spec, params.tools)))
     running = [each for each in root.tree.nodes.subtree(node.spec.id) if each.status in ("idle", "busy")]
     await asyncio.gather(*(_heard(root, each) for each in running))
@@ -76,7 +73,6 @@ async def _heard(root: Supervisor, node: Node) -> None:
 
 async def cancel(root: Supervisor, caller: str | None, params: CancelTurn) -> AgentRow:
     """End an agent's turn: its query is answered with stop reason `cancelled`, or, when hard, fails."""
-    node = resolve_agent(root.tree.nodes, params.ref)
-    own_subtree(root, caller, node, "cancel")
+    node = find_agent(root, caller, params.ref, "cancel")
     root.handle(events.Cancel(node.spec.id, params.hard, remains_of(node).usage if params.hard else Usage()))
     return row(root, node)

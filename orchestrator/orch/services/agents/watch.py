@@ -14,7 +14,6 @@ from orch_protocol.wire.worker_messages import Nothing
 from orch_worker.session.transcript import read_session
 
 from ..archives.recall import found
-from .lifecycle import own_subtree
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -29,8 +28,7 @@ async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watche
 
     What was asked of a watcher that goes waits, for as long as questions do, for the next one.
     """
-    node = await found(root, params.ref)
-    own_subtree(root, caller, node, "watch")
+    node = await found(root, caller, params.ref, "watch", "control")
     if watcher is None:
         raise ConfigError(f"nobody is there to be told of the turns of agent {node.spec.name!r}")
     id, key = node.spec.id, new_id()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from orch_protocol.agent.spec import AgentSpec, Limits
-from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError, ToolNotGrantedError
+from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.taint import Mark, joined, passed_on
 from orch_protocol.services.requests import ArchiveRow, Hit, ListArchives, MarksOf, ReadArchive, SearchArchive
@@ -21,10 +21,10 @@ from ...archival.engine import merged
 from ...archival.recall import check_entries, check_search
 from ...archival.store.catalog import Record
 from ...archival.store.deletion import HOLDERS
-from ...tree.agents.agent_refs import resolve
 from ...tree.agents.state import Node
 from ...tree.journal import events
 from ..checks.local_only import kept_from
+from ..checks.reach import Scope, find_agent, reaches
 from .archiving import note
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "archive_row",
     "archives",
-    "check_recall",
+    "archives_of",
     "found",
     "look_up",
     "marks",
@@ -52,7 +52,12 @@ async def archives(root: Supervisor, caller: str | None, params: ListArchives) -
     """Return the archives in sight, by agent, in the order they were made."""
     owners = await _owners(root, caller, params.ref)
     known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
-    return [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
+    rows = [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
+    for id, ids in _handed(root, caller, params.ref).items():
+        owner = root.tree.nodes[id]
+        records = await root.archives.known(owner.spec)
+        rows += [archive_row(owner, record) for record in records if record.id in ids and not record.deleted]
+    return rows
 
 
 async def search_archive(root: Supervisor, caller: str | None, params: SearchArchive) -> list[Hit]:
@@ -62,17 +67,18 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
         raise ConfigError("the query is empty: say what to look for")
     limit = max(1, min(params.limit, MOST_HITS))
     owners = [each for each in await _owners(root, caller, params.ref) if not kept_from(root, caller, each)]
-    hits = await asyncio.gather(*(root.archives.search(owner.spec, params.query, limit) for owner in owners))
-    return merged(hits, limit)
+    searches = [root.archives.search(owner.spec, params.query, limit) for owner in owners]
+    for owner, ids in _handed(root, caller, params.ref).items():
+        if not kept_from(root, caller, root.tree.nodes[owner]):
+            searches.append(root.archives.search(root.tree.nodes[owner].spec, params.query, limit, ids))
+    return merged(await asyncio.gather(*searches), limit)
 
 
 async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive) -> list[Message]:
     """Return messages of an archive in sight, exactly as they were. Raises AgentNotFoundError, AmbiguousRefError."""
     check_entries(params.id, params.first, params.last)
-    holder = await _holder(root, params.id)
+    holder = await _holder(root, caller, params.id)
     owner = root.tree.nodes[root.tree.nodes.holders[holder]]
-    if caller is not None and not _is_below(root, caller, owner):
-        raise AgentNotFoundError(f"no archive {params.id!r} of yours: search_archive finds the ids there are")
     if kept_from(root, caller, owner):
         raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
     return await root.archives.read(owner.spec, holder, params.first, params.last)
@@ -82,28 +88,28 @@ async def marks(root: Supervisor, caller: str | None, params: MarksOf) -> list[M
     """Return what a conversation holds that is shown something of these archives. Those out of sight say nothing."""
     said: tuple[Mark, ...] = ()
     for id in dict.fromkeys(params.ids):
-        holder = await _holder(root, id)
-        owner = root.tree.nodes[root.tree.nodes.holders[holder]]
-        if caller is None or _is_below(root, caller, owner):
+        with suppress(AgentNotFoundError):
+            holder = await _holder(root, caller, id)
+            owner = root.tree.nodes[root.tree.nodes.holders[holder]]
             record = await root.archives.record(owner.spec, holder)
             said = joined(said, record.marks if owner.spec.id == caller else passed_on(record.marks, owner.spec.id))
     return list(said)
 
 
-async def found(root: Supervisor, ref: str) -> Node:
-    """Return the agent that `ref` means; a holder that nobody has asked yet becomes one.
+async def found(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope) -> Node:
+    """Return the agent that `ref` means to `caller`; a holder that nobody has asked yet is added to the tree.
 
-    Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
+    See `reach.find_agent`. Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
     """
     nodes = root.tree.nodes
     try:
-        node = resolve(nodes, ref)
+        node = find_agent(root, caller, ref, action, scope)
         if node.is_holder:
             await look_up(root, node)
         return node
     except AgentNotFoundError:
         try:
-            holder = await _holder(root, ref) if len(ref) >= LEAST_PREFIX else ""
+            holder = await _holder(root, caller, ref, scope) if len(ref) >= LEAST_PREFIX else ""
         except AgentNotFoundError:
             holder = ""
         if not holder:
@@ -163,24 +169,37 @@ async def with_passages(root: Supervisor, node: Node, prompt: str) -> str:
     return with_hits(prompt, hits)
 
 
-def check_recall(root: Supervisor, caller: str | None, node: Node) -> None:
-    """Raise ToolNotGrantedError when the caller may ask its own archives alone, and `node` is none of them."""
-    spec = root.tree.nodes[caller].spec if caller is not None else None
-    if spec is None or spec.archival is None or not spec.archival.recall_only or "spawn_subagent" in spec.active:
-        return
-    if not node.is_holder or not _is_below(root, spec.id, root.tree.nodes[node.spec.parent_id or ""]):
-        raise ToolNotGrantedError(
-            f"agent {spec.name!r} was granted query_subagent for what it has archived itself; "
-            f"{node.spec.name!r} is none of that"
-        )
+async def archives_of(root: Supervisor, caller: str | None, refs: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of the archives `refs`, which `caller` hands to an agent, with those that they contain.
+
+    Raises AgentError for an archive that the caller does not reach itself.
+    """
+    ids: dict[str, None] = {}
+    for ref in refs:
+        holder = await _holder(root, caller, ref)
+        owner = root.tree.nodes[root.tree.nodes.holders[holder]].spec
+        records = {record.id: record for record in await root.archives.known(owner)}
+        await root.archives.record(owner, holder)  # raises for one that was deleted
+        new = [holder]
+        for id in new:
+            ids[id] = None
+            new += records[id].members if id in records else ()
+    return tuple(ids)
 
 
-async def _holder(root: Supervisor, ref: str) -> str:
-    """Return the id of the holder that `ref` is, or begins. Raises AgentNotFoundError, AmbiguousRefError."""
-    known = root.tree.nodes.holders
-    if ref not in known:
+async def _holder(root: Supervisor, caller: str | None, ref: str, scope: Scope = "ask") -> str:
+    """Return the id of the archive that `ref` is, or begins, to `caller`.
+
+    Raises AgentNotFoundError, AmbiguousRefError.
+    """
+    nodes, known = root.tree.nodes, root.tree.nodes.holders
+
+    def matching() -> list[str]:
+        return [id for id in known if id.startswith(ref) and reaches(nodes, caller, id, scope)]
+
+    if ref not in known or not reaches(nodes, caller, ref, scope):
         for _ in range(2):
-            matches = [id for id in known if len(ref) >= LEAST_PREFIX and id.startswith(ref)]
+            matches = matching() if len(ref) >= LEAST_PREFIX else []
             if len(matches) == 1:
                 return matches[0]
             if matches:
@@ -190,10 +209,12 @@ async def _holder(root: Supervisor, ref: str) -> str:
             # A root that died as an archive was put on record has not heard of it.
             among = root.tree.nodes
             await _look(root, [among[id] for id in sorted(among.unlooked | among.alive.keys())])
-        if any(id.startswith(ref) for id in known):
+        if matching():
             raise AmbiguousRefError(
                 f"{ref!r} is too little of an archive's id: type {LEAST_PREFIX} characters of it or more"
             )
+        if caller is not None:
+            raise AgentNotFoundError(f"no archive {ref[:80]!r} of yours: search_archive finds the ids there are")
         raise AgentNotFoundError(f"no archive {ref[:80]!r}: `orch archive list` shows those there are")
     return ref
 
@@ -226,9 +247,7 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
     elif ref is None:
         top = nodes.subtree(caller or "")
     else:
-        node = resolve(nodes, ref)
-        if caller is not None and not _is_below(root, caller, node):
-            raise ToolNotGrantedError(f"agent {node.spec.name!r} is neither you nor below you")
+        node = find_agent(root, caller, ref, "use archives of", "read")
         if node.is_holder:
             raise ConfigError(
                 f"{ref!r} is an archive, not an agent that has some; `orch archive read` shows what it holds"
@@ -244,14 +263,14 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
     return [node for node in there if node.spec.archival is not None or node.archives]
 
 
-def _is_below(root: Supervisor, caller: str, node: Node) -> bool:
-    """Return whether `node` is the caller, or below it."""
-    at: Node | None = node
-    while at is not None:
-        if at.spec.id == caller:
-            return True
-        at = root.tree.nodes.get(at.spec.parent_id)
-    return False
+def _handed(root: Supervisor, caller: str | None, ref: str | None) -> dict[str, set[str]]:
+    """Return the archives that the caller was handed, by their owner, unless it names whose archives it means."""
+    nodes, found = root.tree.nodes, dict[str, set[str]]()
+    for id in nodes[caller].spec.archives if caller is not None and ref is None else ():
+        owner = nodes.get(nodes.holders.get(id))
+        if owner is not None and not owner.deleted:
+            found.setdefault(owner.spec.id, set()).add(id)
+    return found
 
 
 def archive_row(owner: Node, record: Record) -> ArchiveRow:

@@ -15,7 +15,6 @@ from orch_protocol.core.values import Export, Exported, Taken, TakeValue, Value
 from orch_worker.tools.values.store import FOLDER, NAME
 
 from ...tree.agents.state import Node
-from ..agents.lifecycle import own_subtree
 from ..agents.processes import answered
 from ..archives.recall import found
 from ..checks.local_only import Keeping
@@ -33,8 +32,7 @@ async def value(root: Supervisor, caller: str | None, params: TakeValue) -> Take
 
     Raises NoValueError, AgentError, QueryTimeoutError.
     """
-    node = await found(root, params.ref)
-    own_subtree(root, caller, node, "take values of")
+    node = await found(root, caller, params.ref, "take values of", "control")
     with Keeping(root, caller, node):
         if node.is_holder:
             raise NoValueError(

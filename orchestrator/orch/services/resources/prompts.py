@@ -26,12 +26,12 @@ SECONDS: Final = 30.0
 """A process that is asked for the first time looks at its folder before it answers."""
 
 
-async def prompt(root: Supervisor, _: str | None, params: ShowPrompt) -> PromptShown:
+async def prompt(root: Supervisor, caller: str | None, params: ShowPrompt) -> PromptShown:
     """Return the prompt that the next request of an agent would have; no process is started for it.
 
     Raises AgentError, QueryTimeoutError.
     """
-    node = await found(root, params.ref)
+    node = await found(root, caller, params.ref, "look at", "read")
     if root.workers.peer(node.spec.id) is not None and node.status != "starting":
         answer: Prompted | None = await answered(root, node, "prompt", Nothing(), new_id(), "prompted", SECONDS)
         if answer is not None and answer.shown is not None:

@@ -15,19 +15,21 @@ if TYPE_CHECKING:
 __all__ = ["catalogs", "commands", "execute"]
 
 
-async def commands(root: Supervisor, _: str | None, params: ShowCommands) -> CommandCatalog:
+async def commands(root: Supervisor, caller: str | None, params: ShowCommands) -> CommandCatalog:
     """Return all that can be executed in a session. Raises AgentError."""
     # Here and below imported when it is asked for: most roots execute none.
     from ...commands.dispatch import catalog
 
-    return await catalog(root, session_of(root, params.ref))
+    return await catalog(root, session_of(root, caller, params.ref, "look at", "read"))
 
 
-async def execute(root: Supervisor, _: str | None, params: Execute) -> Executed:
+async def execute(root: Supervisor, caller: str | None, params: Execute) -> Executed:
     """Execute a line in a session. Raises ConfigError, and what the command raises."""
     from ...commands.dispatch import execute
 
-    return await execute(root, session_of(root, params.ref), params.text, shows=params.shows)
+    return await execute(
+        root, session_of(root, caller, params.ref, "execute commands in"), params.text, shows=params.shows
+    )
 
 
 async def catalogs(root: Supervisor, _: str | None, params: Empty) -> list[str]:  # noqa: ARG001

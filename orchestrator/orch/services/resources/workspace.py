@@ -33,18 +33,18 @@ __all__ = ["arrange_workspace", "workspace"]
 ASKED_FOR = "somebody asked for that"
 
 
-async def workspace(root: Supervisor, _: str | None, params: ShowWorkspace) -> WorkspaceShown:
+async def workspace(root: Supervisor, caller: str | None, params: ShowWorkspace) -> WorkspaceShown:
     """Return what an agent has at hand, as its session has it. Raises AgentNotFoundError, StoreError."""
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_shown, node.spec, params.about, node.running)
 
 
-async def arrange_workspace(root: Supervisor, _: str | None, params: ArrangeWorkspace) -> Arranged:
+async def arrange_workspace(root: Supervisor, caller: str | None, params: ArrangeWorkspace) -> Arranged:
     """Change what an agent has at hand, between turns; it is on record when this returns.
 
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
     """
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "arrange the workspace of")
     steps, arranged = await root.disk.do(_resolved, node.spec, params)
     if steps:
         await put(root, node, Edit(new_entry_id(()), Arrange(steps)))

@@ -23,13 +23,13 @@ COMPACT_SECONDS: Final = 100.0
 """So long is the agent's process waited for, besides what its model may take by the rules."""
 
 
-async def compact(root: Supervisor, _: str | None, params: CompactSession) -> Compacted:
+async def compact(root: Supervisor, caller: str | None, params: CompactSession) -> Compacted:
     """Compact the conversation of an agent between turns; it gets a process for that if it has none.
 
     Raises AgentBusyError while a turn runs, ConfigError when nothing can go or a hook forbids it, AgentGoneError for an
     agent that was killed, AgentDiedError when its process ends meanwhile: then the conversation is what it was.
     """
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "compact conversations of")
     check_idle(node)
     await roused(root, node)
     check_idle(node)

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 __all__ = ["fork"]
 
 
-async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
+async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> Forked:
     """Make a cold agent whose session is a copy of a path of another one's, with the archives on it.
 
     It may do what that one may, below the same agent. Raises AgentBusyError when no entry is named and a turn runs,
     EntryNotFoundError, AmbiguousRefError, ConfigError, SpawnError, StoreError.
     """
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "fork")
     check_name(params.name)
     if params.at is None and node.pending is not None:
         raise AgentBusyError(
@@ -75,7 +75,7 @@ async def fork(root: Supervisor, _: str | None, params: ForkSession) -> Forked:
     await root.disk.do(plant, Path(copy.folder), id, spec.cwd, found, Path(spec.id))
     try:
         await root.disk.do(_belongings, Path(spec.folder), Path(copy.folder))
-        session_of(root, spec.id)  # deleted meanwhile, not all that the copy names was there any more
+        session_of(root, caller, spec.id, "fork")  # deleted meanwhile, not all that the copy names was there any more
         root.handle(events.Adopt(copy, "; ".join(found.repairs)))
     except BaseException:
         shutil.rmtree(copy.folder, ignore_errors=True)

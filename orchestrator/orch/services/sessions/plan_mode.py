@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["set_planning"]
 
 
-async def set_planning(root: Supervisor, _: str | None, params: SetPlanning) -> AgentRow:
+async def set_planning(root: Supervisor, caller: str | None, params: SetPlanning) -> AgentRow:
     """Let an agent go on in plan mode, or without; it is in no turn, and its process ends: the next knows.
 
     Raises AgentBusyError, and ConfigError for one that is to be let out before somebody above it is.
     """
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "set plan mode of")
     if params.on == node.spec.plan:
         return row(root, node)
     still = next((each for each in lineage_of(root, node)[1:] if each.spec.plan), None)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["fsck_session"]
 
 
-async def fsck_session(root: Supervisor, _: str | None, params: FsckSession) -> SessionChecked:
+async def fsck_session(root: Supervisor, caller: str | None, params: FsckSession) -> SessionChecked:
     """Return what is wrong with a session file; with `repair`, put a mended copy in its place, if something is.
 
     The damaged file is kept beside it. Raises AgentBusyError while a turn runs, ForeignFileError for a file that is
     none of the agent's (it is left alone), StoreError.
     """
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "check session files of")
     path = Path(node.spec.folder, NAME)
     found = await root.disk.do(_found, path, node.spec.id, node.transcript)
     if not found or not params.repair:

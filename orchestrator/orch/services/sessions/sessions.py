@@ -43,11 +43,11 @@ from orch_worker.context.summarizer import writer_of
 from orch_worker.session.session_index import BEGINNING, Outline, question, read_outline
 from orch_worker.session.transcript import Transcript, read_session
 
-from ...tree.agents.agent_refs import resolve
 from ...tree.agents.state import Node
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
 from ..agents.processes import answered, roused
+from ..checks.reach import Scope, find_agent
 from ..models import model_selection
 
 if TYPE_CHECKING:
@@ -62,24 +62,24 @@ OWN: Final = frozenset({WORKSPACE, SKILL_READ, ACTED})
 """A process reads its whole file again when its conversation goes back: large ones take seconds."""
 
 
-async def session(root: Supervisor, _: str | None, params: ShowSession) -> SessionShown:
+async def session(root: Supervisor, caller: str | None, params: ShowSession) -> SessionShown:
     """Return what is in a session, read from its file. Raises AgentNotFoundError, AmbiguousRefError, StoreError."""
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_shown, node.spec, node.model, params.most)
 
 
-async def kept(root: Supervisor, _: str | None, params: ListKept) -> list[Kept]:
+async def kept(root: Supervisor, caller: str | None, params: ListKept) -> list[Kept]:
     """Return what programs keep with a session, as far as it is on the way that the conversation went, in order."""
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_kept, Path(node.spec.folder), params.custom_type)
 
 
-async def change_session(root: Supervisor, _: str | None, params: ChangeSession) -> Changed:
+async def change_session(root: Supervisor, caller: str | None, params: ChangeSession) -> Changed:
     """Change a session between turns; it is on record when this returns, also when whoever asks has given up by then.
 
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
     """
-    node = session_of(root, params.ref)
+    node = session_of(root, caller, params.ref, "change sessions of")
     check_idle(node)
     was = node.spec
     if isinstance(params.change, Choose):
@@ -111,9 +111,9 @@ async def change_session(root: Supervisor, _: str | None, params: ChangeSession)
     return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model, model, told)
 
 
-def session_of(root: Supervisor, ref: str) -> Node:
-    """Return the agent that `ref` means, which is no holder. Raises AgentError, ConfigError."""
-    node = resolve(root.tree.nodes, ref)
+def session_of(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope = "control") -> Node:
+    """Return the agent that `ref` means to `caller`, which is no holder. Raises AgentError, ConfigError."""
+    node = find_agent(root, caller, ref, action, scope)
     if node.is_holder:
         raise ConfigError(f"{ref!r} is an archive, and no session of its own; `orch archive read` shows what it holds")
     if node.deleted:

@@ -145,6 +145,12 @@ class Node:
     usage: Usage = field(default_factory=Usage)
     worked: Worked = field(default_factory=Worked)
     """For how long it, or any agent below it, was at work."""
+    payers: tuple[str, ...] = ()
+    """Agents that are charged for what it uses, besides those above it: the path of the peer that asked it last."""
+    peer_usage: Usage = field(default_factory=Usage)
+    """What it is charged for agents that are not below it, in turns that are over."""
+    peer_processes: int = 0
+    """How many processes of agents that are not below it were started for its queries."""
     queries: int = 0
     model: str = ""
     context_tokens: int = 0

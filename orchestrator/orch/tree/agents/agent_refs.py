@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
 
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError
@@ -16,12 +17,14 @@ SHOWN = 80
 MOST_COMPARED = 2000
 
 
-def resolve(nodes: Nodes, ref: str) -> Node:
+def resolve(nodes: Nodes, ref: str, within: Callable[[str], bool] | None = None) -> Node:
     """Return the agent that `ref` means. Raises AgentNotFoundError or AmbiguousRefError, naming the candidates.
 
     All digits are a sequence number. Then, first match wins: exact id, name, prefix of exactly one id; `latest` is the
-    agent that was active last.
+    agent that was active last. Agents whose id `within` rejects are treated as if they did not exist.
     """
+    if within is not None:
+        return _resolve_within(nodes, ref.strip(), within)
     ref = ref.strip()
     if not ref:
         raise AgentNotFoundError("an empty reference names no agent; give a number, id or name (see `orch list`)")
@@ -50,6 +53,22 @@ def resolve(nodes: Nodes, ref: str) -> Node:
     close = get_close_matches(ref, list(nodes.names)[-MOST_COMPARED:], 1) if len(ref) <= SHOWN else []
     hint = f"; did you mean {close[0]!r}?" if close else " (see `orch list --all`)"
     raise AgentNotFoundError(f"no agent goes by {_shown(ref)!r}{hint}")
+
+
+def _resolve_within(nodes: Nodes, ref: str, within: Callable[[str], bool]) -> Node:
+    if ref == LATEST:
+        agents = (node for node in nodes.by_id.awake() if not node.is_holder and within(node.spec.id))
+        if (latest := max(agents, key=lambda node: node.last_activity, default=None)) is not None:
+            return latest
+    if not ref.isdigit() and nodes.get(ref) is None and nodes.called(ref) is None:
+        matches = [id for id in nodes.by_id if id.startswith(ref) and within(id)] if ref else []
+        if len(matches) > 1:
+            raise AmbiguousRefError(f"{ref!r} is the beginning of {len(matches)} ids: {', '.join(matches[:8])}")
+        ref = matches[0] if matches else ref
+    node = resolve(nodes, ref)
+    if not within(node.spec.id):
+        raise AgentNotFoundError(f"no agent goes by {_shown(ref)!r}")
+    return node
 
 
 def _shown(ref: str) -> str:

@@ -241,6 +241,9 @@ class Nodes:
 
     def _apply_spawned(self, entry: Spawned) -> Node:
         node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec), repaired=entry.repaired)
+        above = self.get(entry.spec.parent_id)
+        if above is not None and above.pending is not None:
+            node.payers = above.payers
         if node.is_holder or entry.cold:
             node.status = "cold"  # until somebody asks it
         if entry.cold and entry.spec.archival is not None:
@@ -288,6 +291,9 @@ class Nodes:
     def _apply_launched(self, node: Node, entry: Launched) -> None:
         if not node.is_holder:
             self.processes += entry.incarnation - node.incarnation
+            if node.pending is not None or entry.incarnation == 1:
+                for payer in self._payers(node):
+                    payer.peer_processes += entry.incarnation - node.incarnation
         node.status, node.incarnation, node.pid, node.running = "starting", entry.incarnation, None, True
         node.stopping, node.error, node.last_activity = False, None, entry.at
 
@@ -316,9 +322,30 @@ class Nodes:
         while above is not None:
             yield above.worked
             above = self._own(above.spec.parent_id)
+        for payer in self._payers(node):
+            yield payer.worked
+
+    def _payers(self, node: Node) -> list[Node]:
+        """Return the payers of `node`, for a change."""
+        return [payer for payer in map(self._own, node.payers) if payer is not None]
+
+    def payers(self, asker: str | None, id: str) -> tuple[str, ...]:
+        """Return the agents that are charged, besides the path of `id`, for what it uses when `asker` asks it.
+
+        They are the asker, the agents above it, and its own payers. Agents on the path of `id` are left out: they are
+        charged already.
+        """
+        node = self.get(asker)
+        if node is None:
+            return ()
+        own = {each.spec.id for each in self.chain(id)}
+        path = (*(each.spec.id for each in self.chain(asker)), *node.payers)
+        return tuple(each for each in dict.fromkeys(path) if each not in own)
 
     def _apply_asked(self, node: Node, entry: Asked) -> None:
         if node.pending is None:
+            if not entry.from_inbox:  # a turn that goes on with the answers to the last one's queries
+                node.payers = self.payers(entry.asker, entry.id)
             for worked in self._working(node):
                 worked.begin(entry.at)
         node.pending, node.last_activity = entry, entry.at
@@ -466,6 +493,8 @@ class Nodes:
 
     def _use(self, node: Node, usage: Usage) -> None:
         node.usage, self.usage = node.usage + usage, self.usage + usage
+        for payer in self._payers(node):
+            payer.peer_usage += usage
 
     def _apply_putaside(self, node: Node, entry: PutAside) -> None:
         if node.pending is not None and node.pending.query_id == entry.query_id:

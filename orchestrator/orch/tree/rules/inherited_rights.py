@@ -21,8 +21,8 @@ __all__ = ["narrow", "own_rights", "reminder"]
 
 def own_rights(spec: AgentSpec) -> frozenset[str]:
     """Return the tools that are the agent's by itself, whatever its parent holds."""
-    own = set(RECALL) if spec.archival is not None else set()
-    if spec.archival is not None and spec.archival.recall_only:
+    own = set(RECALL) if spec.archival is not None or spec.archives else set()
+    if spec.recall_only:
         own.add("query_subagent")
     if spec.plan:
         own.add(EXIT_PLAN)
