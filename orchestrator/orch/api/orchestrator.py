@@ -476,6 +476,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         skills: Iterable[str] | None = None,
         namespace: dict[str, Any] | None = None,
         depth: Literal[0, 1] = 1,
+        peers: Iterable[AsyncSubagent | str | int] = (),
+        archives: Iterable[str] = (),
     ) -> AsyncSubagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -489,6 +491,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
         At `depth` 0 it is one that a person talks to: it may spawn, whatever `allow_nested` says. See `session`.
+        `peers` are agents that it may ask besides those below it; a peer works with its own rights. It is granted the
+        tools for that. `archives` are ids of archives that it may search, read and ask.
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -523,6 +527,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             prompt=self._templates.asked(prompt_template, vars),
             skills=names_of("skills", skills),
             own_skills=self._own_skills(),
+            peers=_refs(listed("peers", peers)),
+            archives=names_of("archives", archives) or (),
         )
         spawned = await call(self.supervisor, None, "spawn", as_data(request))
         if namespace is not None:

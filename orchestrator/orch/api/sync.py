@@ -469,6 +469,8 @@ class Orchestrator(Hookable, Templated, Skilled):
         skills: Iterable[str] | None = None,
         namespace: dict[str, Any] | None = None,
         depth: Literal[0, 1] = 1,
+        peers: Iterable[Subagent | str | int] = (),
+        archives: Iterable[str] = (),
     ) -> Subagent:
         """Start an agent with a task and a fixed set of tools, and return it once its process is up.
 
@@ -481,6 +483,8 @@ class Orchestrator(Hookable, Templated, Skilled):
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
         At `depth` 0 it is one that a person talks to: it may spawn, whatever `allow_nested` says. See `session`.
+        `peers` are agents that it may ask besides those below it; a peer works with its own rights. It is granted the
+        tools for that. `archives` are ids of archives that it may search, read and ask.
         Raises SpawnError, ConfigError.
         """
         agent = self._wait(
@@ -509,6 +513,8 @@ class Orchestrator(Hookable, Templated, Skilled):
                 vars=vars,
                 skills=skills,
                 namespace=namespace,
+                peers=[peer.id if isinstance(peer, Subagent) else peer for peer in listed("peers", peers)],
+                archives=archives,
             )
         )
         return Subagent(self, agent)

@@ -45,6 +45,8 @@ def kind_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt-template", metavar="NAME", help="the template that says who it is: a name, or a file")
     parser.add_argument("--var", metavar="NAME=VALUE", type=command.pair, action="append", help="a variable of it")
     parser.add_argument("--skills", metavar="A,B", help="the skills it has, of those there are; '' for none")
+    parser.add_argument("--peers", metavar="REF,...", help="agents it may ask besides those below it")
+    parser.add_argument("--archives", metavar="ID,...", help="archives it may search, read and ask")
     parser.add_argument("--name", help="a name to call it by")
     parser.add_argument("--cwd", metavar="FOLDER", help="the folder its tools work in (this one)")
     parser.add_argument("--plan", action="store_true", help="begin in plan mode: look only, until a plan is approved")
@@ -76,6 +78,8 @@ def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
         "plan": arguments.plan,
         "thinking": arguments.thinking,
         "persist": not arguments.no_persist,
+        "peers": command.names(arguments.peers or ""),
+        "archives": command.names(arguments.archives or ""),
         "env": {name: value for name, value in os.environ.items() if name in TOOLS_SEE or name.startswith("LC_")},
         "umask": _umask(),
     }

@@ -44,9 +44,8 @@ from ...policy.hook_records import EVIDENCE, hooks_spec, switches_file
 from ...resources.extensions import find, specs
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
-from ..archives.recall import archives_of
+from ..archives.recall import archives_of, found
 from ..checks.local_only import local_model
-from ..checks.reach import find_agent
 from .skills import left_out, skills_of, there
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
         usual = over.backend.thinking if over is not None else request.usual_thinking or root.config.thinking
         backend = replace(backend, thinking=usual or "")
     request = replace(
-        request, peers=_peers(root, request.peers), archives=await archives_of(root, caller, request.archives)
+        request, peers=await _peers(root, request.peers), archives=await archives_of(root, caller, request.archives)
     )
     skills = await there(root, request, _folder(request.cwd, None)) if over is None else ()
     spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home, skills=skills)
@@ -125,9 +124,9 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     return replace(spec, sandbox=sandbox), note
 
 
-def _peers(root: Supervisor, refs: Sequence[str]) -> tuple[str, ...]:
+async def _peers(root: Supervisor, refs: Sequence[str]) -> tuple[str, ...]:
     """Return the ids of the agents `refs`, which the user names as peers. Raises AgentError, ConfigError."""
-    peers = [find_agent(root, None, ref, "name") for ref in refs]
+    peers = [await found(root, None, ref, "name", "control") for ref in refs]
     for ref, node in zip(refs, peers, strict=True):
         if node.deleted:
             raise node.refusal()

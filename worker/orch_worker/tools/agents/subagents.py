@@ -51,6 +51,7 @@ async def spawn_subagent(
     max_cost: float | None = None,
     max_tokens: int | None = None,
     skills: tuple[str, ...] | None = None,
+    archives: tuple[str, ...] = (),
 ) -> ToolOutput:
     """Start a subagent: an agent of its own with a task, its own context and a fixed set of tools.
 
@@ -62,9 +63,10 @@ async def spawn_subagent(
         max_cost: The most that it may spend, in US dollars, with subagents of its own.
         max_tokens: The most tokens that it and they may use.
         skills: Names of the skills it has, of yours; all of them unless named.
+        archives: Ids of archived turns that you can read; it may search, read and ask them too.
     """
     budget = Budget(max_cost_usd=max_cost, max_tokens=max_tokens)
-    asked = Spawn(task, preset=preset, tools=tools, budget=budget, marks=context.told, skills=skills)
+    asked = Spawn(task, preset=preset, tools=tools, budget=budget, marks=context.told, skills=skills, archives=archives)
     spawned: Spawned = await _ask(context, "spawn", asked)
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     if query is None:
@@ -134,7 +136,7 @@ async def wait_subagents(
 
 @tool(category="agents")
 async def list_subagents(context: ToolContext) -> str:
-    """List the subagents: id, name, status, task."""
+    """List the agents you can ask: id, name, status, task."""
     rows: list[AgentRow] = await _ask(context, "list", List())
     return "\n".join(
         _json({"id": row.id, "name": row.name, "status": row.status, "task": row.task[:MAX_TASK_SHOWN]}) for row in rows

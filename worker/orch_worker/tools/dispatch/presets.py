@@ -147,9 +147,9 @@ def make_toolbox(
 ) -> Toolbox:
     """Return the toolbox of an agent: exactly the built-in `tools`, the `root_tools`, and `more`, it was granted."""
     own = load(tools)
-    if context.skills is None:
-        # Who has no skills has none to give, and is not to read of it.
-        own = tuple(each.without("skills") if each.name == "spawn_subagent" else each for each in own)
+    # An agent without skills or archives has none to hand over: it is not offered the parameter.
+    for name in (*(["skills"] if context.skills is None else []), *([] if context.archives else ["archives"])):
+        own = tuple(each.without(name) if each.name == "spawn_subagent" else each for each in own)
     return Toolbox((*own, *map(root_tool, root_tools), *more), context, guard)
 
 
