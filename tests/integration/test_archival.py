@@ -280,7 +280,7 @@ async def test_two_agents_archive_at_once(world: Open, folder: Path) -> None:
 
 
 async def test_an_agent_asks_no_other_agent_by_what_archival_grants(world: Open, folder: Path) -> None:
-    """query_subagent is for its own archives, unless it was granted."""
+    """Neither another agent nor an archive of one: those are not below it."""
     o = await world(config=archiving())
     other, reply = await asked(o, folder)
     calls = [
@@ -290,7 +290,7 @@ async def test_an_agent_asks_no_other_agent_by_what_archival_grants(world: Open,
     await spy.query("go")
     (archived,) = [row.id for row in await o.archives(spy.id)]
     shown = str(await o.read_archive(archived, first=3, last=3))
-    assert shown.count("was granted query_subagent for what it has archived itself") == 2
+    assert shown.count("may only query agents below itself and its peers") == 2
 
 
 async def test_disk_full_leaves_the_turn_where_it_is(

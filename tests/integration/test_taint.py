@@ -42,9 +42,9 @@ def root(folder: Path, **options: Any) -> AsyncOrchestrator:
     return AsyncOrchestrator(**({"config": Config(policy=RULES), "home": folder / "home", "run": "kept"} | options))
 
 
-async def scripted(o: AsyncOrchestrator, folder: Path, *said: Any, tools: list[str]) -> AsyncSubagent:
+async def scripted(o: AsyncOrchestrator, folder: Path, *said: Any, tools: list[str], **options: Any) -> AsyncSubagent:
     """Spawn an agent in `folder` that says `said`."""
-    return await o.spawn("Work", tools=tools, cwd=folder, backend=ScriptedBackend([*said]))
+    return await o.spawn("Work", tools=tools, cwd=folder, backend=ScriptedBackend([*said]), **options)
 
 
 async def results(agent: AsyncSubagent) -> list[str]:
@@ -103,11 +103,11 @@ async def test_it_goes_with_questions_and_answers(tmp_path: Path) -> None:
         assert (await runner.query("Run it")).tool_calls == 1
         ask = {"tool": "query_subagent", "input": {"id": runner.id, "prompt": "Run it"}}
         said = (MAIL, ask, "Read.", "An order.")
-        reader = await scripted(o, tmp_path, *said, tools=["read_file", "query_subagent"])
+        reader = await scripted(o, tmp_path, *said, tools=["read_file", "query_subagent"], peers=[runner])
         assert (await reader.query("Read the mail")).tool_calls == 2
         assert f"agent {reader.id}: read_file inbox/mail.txt" in (await results(runner))[1]
         told = {"tool": "query_subagent", "input": {"id": reader.id, "prompt": "What is in it?"}}
-        asker = await scripted(o, tmp_path, RUN, told, RUN, "Done.", tools=["query_subagent", "bash"])
+        asker = await scripted(o, tmp_path, RUN, told, RUN, "Done.", tools=["query_subagent", "bash"], peers=[reader])
         assert (await asker.query("Ask")).tool_calls == 2
         before, answer, refused = await results(asker)
         assert before.startswith("ran")

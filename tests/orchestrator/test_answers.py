@@ -23,7 +23,7 @@ async def heard(o: World, said: str, *calls: Any, tools: list[str]) -> list[str]
     """Return what comes of `calls` of an agent with `tools` beside one called `scout`, which says `said`."""
     limits = Limits(reply_tokens=200)
     await o.spawn("scout", name="scout", tools=[], backend=ScriptedBackend([said]), limits=limits)
-    lead = await o.spawn("lead", depth=0, tools=tools, backend=ScriptedBackend([*calls, "done"]))
+    lead = await o.spawn("lead", depth=0, tools=tools, peers=["scout"], backend=ScriptedBackend([*calls, "done"]))
     await lead.query("go")
     folder = Path((await lead.state()).folder)
     blocks = [block for message in read_session(folder).messages for block in message.content]

@@ -218,7 +218,7 @@ class TestBelow:
         """An agent in plan mode may ask those alone who are in it too, by whatever way of asking."""
         async with opened(tmp_path, config=nested()) as world:
             free = await world.scripted("done", "done", "done", tools=TOOLS)
-            agent = await world.scripted("-", tools=NEST, plan=True)
+            agent = await world.scripted("-", tools=NEST, plan=True, peers=[free])
             for method in ("query", "submit"):
                 with pytest.raises(AgentError, match="is in plan mode and may ask those alone who are too"):
                     await call(world.supervisor, agent.id, method, QueryAgent(free.id, "write it"))

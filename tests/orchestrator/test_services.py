@@ -21,7 +21,6 @@ from orch_protocol.core.errors import (
     ConfigError,
     LaunchError,
     ProtocolError,
-    QueryCycleError,
     ToolNotGrantedError,
 )
 from orch_protocol.core.messages import Usage, assistant, user
@@ -61,7 +60,7 @@ async def test_a_worker_may_ask_for_what_its_tools_ask_for(tmp_path: Path) -> No
     """A process that asks for more is refused, whatever it says; what is for people alone is for no agent."""
     async with opened(tmp_path, config=nesting()) as world:
         poor = await world.scripted(tools=["read_file"])
-        rich = await world.scripted(tools=NEST)
+        rich = await world.scripted(tools=NEST, peers=[poor])
         for service, params in {
             "spawn": Spawn("x"),
             "query": QueryAgent(rich.id, "x"),
@@ -74,7 +73,7 @@ async def test_a_worker_may_ask_for_what_its_tools_ask_for(tmp_path: Path) -> No
         for service, params in {"show": Show(poor.id), "resume": Ref(poor.id), "state": Ref(poor.id)}.items():
             with pytest.raises(ToolNotGrantedError, match="any tool that asks"):
                 await ask_root(world, rich.id, service, params)
-        assert len(await ask_root(world, rich.id, "list", List())) == 2
+        assert [each.id for each in await ask_root(world, rich.id, "list", List())] == [poor.id]
         with pytest.raises(ProtocolError, match="no service 'nonsense'"):
             await serve_worker(world.supervisor, rich.id, RootCall("nonsense", msgspec.Raw(b"\x80")))
         with pytest.raises(ProtocolError, match="parameters of 'kill'"):
@@ -99,10 +98,10 @@ async def test_an_agent_acts_on_what_is_below_it(tmp_path: Path) -> None:
 
 @virtual
 async def test_who_asked_may_collect(tmp_path: Path) -> None:
-    """An agent takes the answer to its own question from whomever it asked, and nobody else's."""
+    """An agent takes the answer to its own question from a peer that it asked, and nobody else's."""
     async with opened(tmp_path, config=nesting()) as world:
-        one = await world.scripted(tools=NEST)
         other = await world.scripted("for one", "for the user", tools=NEST)
+        one = await world.scripted(tools=NEST, peers=[other])
         await ask_root(world, one.id, "submit", QueryAgent(other.id, "go"))
         assert (await ask_root(world, one.id, "collect", Collect(other.id))).text == "for one"
         other.submit("go")
@@ -255,11 +254,11 @@ async def test_an_agent_does_not_wait_for_one_that_waits_for_it(tmp_path: Path) 
         gate = Gate()
         child = await world.scripted({"tool": "gate"}, "done", tools=[*NEST, gate.tool()], name="child")
         parent = await world.scripted(
-            {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}, "done", tools=NEST
+            {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}, "done", tools=NEST, peers=[child]
         )
         asking = asyncio.ensure_future(parent.query("go"))
         await gate.called.wait()
-        with pytest.raises(QueryCycleError, match="waits, directly or not"):
+        with pytest.raises(AgentNotFoundError, match="may only wait for agents below itself"):
             await ask_root(world, child.id, "wait", Wait((parent.id,)))
         with pytest.raises(ConfigError, match="wait for itself"):
             await ask_root(world, child.id, "wait", Wait((child.id,)))

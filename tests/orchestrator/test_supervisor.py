@@ -81,7 +81,7 @@ async def test_what_a_dead_worker_waited_for_is_there_for_others(tmp_path: Path)
     async with opened(tmp_path, config=nesting()) as world:
         child = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()], name="child")
         parent = await world.scripted(
-            {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}, "asked", tools=NEST
+            {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}, "asked", tools=NEST, peers=[child]
         )
         parent.submit("go")
         await gate.called.wait()
@@ -100,7 +100,7 @@ async def test_what_a_cut_off_call_waited_for_is_there_for_others(tmp_path: Path
     async with opened(tmp_path, config=nesting()) as world:
         child = await world.scripted({"tool": "gate"}, "done", tools=[gate.tool()], name="child")
         call = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
-        parent = await world.scripted(call, tools=NEST)
+        parent = await world.scripted(call, tools=NEST, peers=[child])
         asking = asyncio.ensure_future(parent.query("go"))
         await gate.called.wait()
         await parent.cancel()
@@ -124,6 +124,7 @@ async def test_an_agent_that_runs_out_of_patience_leaves_its_subagent_at_work(tm
             *[collect] * 2,
             "done",
             tools=NEST,
+            peers=[child],
             limits=Limits(tool_seconds=10),
         )
         assert (await parent.query("go")).text == "done"
@@ -142,7 +143,7 @@ async def test_a_turn_that_is_waited_for_in_another_turn_ends_before_it(tmp_path
     async with opened(tmp_path, config=nesting()) as world:
         await world.scripted({"tool": "list_files"}, {"text": "late", "sleep": 100}, tools=["list_files"], name="child")
         ask = {"tool": "query_subagent", "input": {"id": "child", "prompt": "go"}}
-        parent = await world.scripted(ask, "done", tools=NEST, limits=Limits(turn_seconds=30))
+        parent = await world.scripted(ask, "done", tools=NEST, peers=["child"], limits=Limits(turn_seconds=30))
         assert (await parent.query("go")).text == "done"
         assert 27 < asyncio.get_running_loop().time() < 30
         messages = read_session(Path((await parent.state()).folder)).messages

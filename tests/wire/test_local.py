@@ -226,8 +226,8 @@ async def test_what_is_told_to_others_stays_here_too(
     far.script += [say("ready"), call(read("mine.txt"))]
     here.script += [call(new), say("nice"), call(old), say("well"), say("All think.")]
     async with begin(**fake_world()) as root:
-        agent = await root.spawn("Ask", tools=["read_file", *NEST], cwd=folder)
         child = await root.spawn("Wait", tools=[], cwd=folder, name="old")
+        agent = await root.spawn("Ask", tools=["read_file", *NEST], cwd=folder, peers=[child])
         assert (await child.query("Are you there?")).text == "ready"
         assert (await agent.query("Ask around")).text == "All think."
         assert [row.model for row in await root.agents()] == ["ollama:qwen3:8b"] * 3
@@ -322,7 +322,7 @@ async def test_errors_and_lists_tell_nothing_to_who_is_elsewhere(
         kid = await root.spawn("Look", tools=["read_file", *NEST], cwd=folder, name="kid")
         with pytest.raises(OrchError, match=SECRET):
             await kid.query("Which code?")
-        agent = await root.spawn("Ask", tools=[*NEST, "list_subagents"], cwd=folder)
+        agent = await root.spawn("Ask", tools=[*NEST, "list_subagents"], cwd=folder, peers=[kid])
         here.script.append(fail(400, "invalid_request_error", f"not {SECRET}!"))
         assert (await agent.query("Which code?")).text == "It failed."
         assert any(SECRET in row.task for row in await root.agents())
@@ -339,8 +339,8 @@ async def test_a_model_that_was_chosen_before_does_not_take_over_what_stays_here
     here.script += [call(old), say("well"), say("All think.")]
     here.otherwise = lambda _: say("here")
     async with begin(**fake_world()) as root:
-        agent = await root.spawn("Ask", tools=["read_file", *NEST], cwd=folder)
         child = await root.spawn("Wait", tools=[], cwd=folder, name="old")
+        agent = await root.spawn("Ask", tools=["read_file", *NEST], cwd=folder, peers=[child])
         assert (await child.query("Are you there?")).text == "ready"
         before = (await child.tree()).leaf
         await child.set_model(MODELS[1])
