@@ -141,7 +141,9 @@ async def test_archives_bring_it_back(tmp_path: Path) -> None:
             {"tool": "query_subagent", "input": {"id": holder, "prompt": "What does the mail say?"}}
             for holder in (first.archived_to, second.archived_to)
         ]
-        asker = await scripted(o, tmp_path, asks[0], RUN, asks[1], RUN, "Done.", tools=["agents", "bash"])
+        given = [first.archived_to, second.archived_to]
+        calls = (asks[0], RUN, asks[1], RUN, "Done.")
+        asker = await scripted(o, tmp_path, *calls, tools=["agents", "bash"], archives=given)
         assert (await asker.query("Ask")).tool_calls == 3
         marks = {each.bit: each.by for each in (await asker.show()).marks}
         assert marks["untrusted"] == f"agent {reader.id}: read_file inbox/mail.txt"

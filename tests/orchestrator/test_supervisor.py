@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from orch import Limits
@@ -158,18 +157,16 @@ async def test_an_agent_is_woken_by_its_subagents(tmp_path: Path) -> None:
     """It ends its turn, and gets a new one when they are done, with who and how; then it collects."""
     gate = Gate()
     async with opened(tmp_path, config=nesting()) as world:
+        child = await world.scripted({"tool": "gate"}, "child's answer", tools=[gate.tool()], name="child")
         parent = await world.scripted(
             {"tool": "query_subagent", "input": {"id": "child", "prompt": "go", "wake": "all"}},
             "waiting",
             {"tool": "collect_subagent", "input": {"id": "child"}},
             {"echo": True},
             tools=[*NEST, gate.tool()],
+            peers=[child],
             name="parent",
         )
-        tree = world.supervisor.tree
-        child = await world.scripted({"tool": "gate"}, "child's answer", tools=[gate.tool()], name="child")
-        tree.nodes[parent.id].children.append(child.id)
-        tree.nodes[child.id].spec = msgspec.structs.replace(tree.nodes[child.id].spec, parent_id=parent.id)
         assert (await parent.query("start")).text == "waiting"
         gate.open.set()
         await until(lambda: world.supervisor.tree.nodes[parent.id].queries == 2)
@@ -178,9 +175,6 @@ async def test_an_agent_is_woken_by_its_subagents(tmp_path: Path) -> None:
         assert child.id in reply.text
         assert reply.text.startswith("[subagents finished]")
         assert reply.tool_calls == 1
-        tree.nodes[parent.id].children.clear()
-        tree.nodes[child.id].spec = msgspec.structs.replace(tree.nodes[child.id].spec, parent_id=None)
-        tree.nodes[parent.id].worked = world.refolded().nodes[parent.id].worked  # the journal knows of no child
 
 
 @virtual
