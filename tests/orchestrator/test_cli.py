@@ -40,6 +40,18 @@ def test_spawn_prints_the_id(desk: Desk, capsys: Captured, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("desk")
+@pytest.mark.parametrize("verb", ["spawn", "run"])
+def test_spawn_and_run_name_peers_and_archives(desk: Desk, verb: str) -> None:
+    """Separated by commas; without the flags there are none."""
+    run([verb, "t", "--peers", "reader,3", "--archives", "4f2a91c03be7"])
+    params = next(params for method, params in desk.asked if method == "spawn")
+    assert (params["peers"], params["archives"]) == (["reader", "3"], ["4f2a91c03be7"])
+    desk.asked.clear()
+    run([verb, "t"])
+    params = next(params for method, params in desk.asked if method == "spawn")
+    assert (params["peers"], params["archives"]) == ([], [])
+
+
 def test_spawn_in_json_has_exactly_its_keys(capsys: Captured) -> None:
     """Scripts rely on the shape."""
     assert run(["spawn", "t", "--json"]) == 0
