@@ -131,11 +131,8 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
 
 async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
     """Wait until any, all or so many of the agents are not busy, or the time is over; never raises for the time."""
-    nodes = list(
-        {
-            node.spec.id: node for node in (find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs)
-        }.values()
-    )
+    named = [find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs]
+    nodes = list({node.spec.id: node for node in named}.values())
     if not nodes:
         raise ConfigError("wait needs at least one agent")
     if caller is not None and caller in {node.spec.id for node in nodes}:
