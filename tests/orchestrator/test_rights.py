@@ -165,7 +165,7 @@ async def test_an_agent_narrows_those_below_it_alone(tmp_path: Path) -> None:
         agent = await world.scripted("-", tools=[READ, *NEST])
         asked = Spawn("t", tools=(READ,), script=("x",))
         child = await call(world.supervisor, agent.id, "spawn", asked)
-        with pytest.raises(AgentError, match="may only narrow agents that it"):
+        with pytest.raises(AgentError, match="may only narrow agents below itself"):
             await call(world.supervisor, child.id, "narrow", NarrowAgent(agent.id, ()))
         await call(world.supervisor, agent.id, "narrow", NarrowAgent(child.id, ()))
         assert (await AsyncSubagent(world, child.id).state()).tools == ()
