@@ -110,6 +110,8 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "policy.dangerous_tools": _more,
     "policy.permissions": _denies,
     "policy.denied_paths": _more,
+    "policy.require_denied_paths": _at_least,
+    "policy.usable_credentials": lambda new, old: set(new) <= set(old),
     "policy.allowed_paths": lambda new, old: new is not None and (old is None or set(new) <= set(old)),
     "policy.personal_paths": _more,
     "policy.code_paths": _more,

@@ -130,6 +130,12 @@ class Approvals:
             self._grants.add(made(question, answer, self._clock()), self._clock())
         return ""
 
+    def by_pattern(self, question: Question, session: str) -> bool:
+        """Return whether a pattern that was approved earlier answers `question`, and no approval of this very call."""
+        now = self._clock()
+        found = [grant for grant in self._known(question.folder, session) if covers(grant, question, now)]
+        return bool(found) and not any(grant.digest for grant in found)
+
     def answered_by(self, session: str, approver: Approver) -> None:
         """Let `approver` answer for the agent `session` and those below it, in place of the one for all."""
         self._approvers[session] = approver

@@ -68,6 +68,8 @@ def covers(grant: Grant, question: Question, now: float) -> bool:
         return grant.digest == question.digest
     if question.tainted and not grant.tainted:
         return False
+    if question.input.get("credentials", False) is not False:
+        return False  # asked about each time: a pattern says nothing of credentials
     simple = not question.local and not NOT_SIMPLE.search(question.subject)
     return simple and fnmatchcase(question.subject, grant.subject)
 

@@ -52,11 +52,15 @@ class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Approved(Struct, frozen=True):
-    """Whether it may, and why not. `digest` is that of the call that was asked about."""
+    """Whether it may, and why not. `digest` is that of the call that was asked about.
+
+    `by_pattern`: nobody was asked, a pattern approved earlier covers it.
+    """
 
     allowed: bool
     digest: str
     reason: str = ""
+    by_pattern: bool = False
 
 
 class Question(Struct, frozen=True):

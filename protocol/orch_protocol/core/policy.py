@@ -81,6 +81,10 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     permissions: dict[str, Approval] = {}
     """By tool; what is said here counts for it instead of `approval_mode`."""
     denied_paths: tuple[str, ...] = ()
+    require_denied_paths: bool = False
+    """Refuse commands where denied paths cannot be made unreadable, instead of matching them by name only."""
+    usable_credentials: tuple[str, ...] = ()
+    """Credential paths that commands can read without approval, such as `~/.ssh`."""
     allowed_paths: tuple[str, ...] | None = None
     """When set, a call that names any other path is denied."""
     personal_paths: tuple[str, ...] = ("~/Documents", "~/Downloads")

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-__all__ = ["IN_WORKER", "LEVELS", "WORDS", "Level", "SandboxConfig", "SandboxSpec", "ToolLimits"]
+__all__ = ["BY_NAME_ONLY", "COMMANDS", "IN_WORKER", "LEVELS", "WORDS", "Level", "SandboxConfig", "SandboxSpec", "ToolLimits"]
 
 Level: TypeAlias = Literal["L0", "L1", "L2", "L3"]
 """How much a process is kept from. A higher one sorts after a lower one."""
@@ -19,6 +19,12 @@ WORDS: Final[dict[Level, str]] = {
     "L3": "namespaces: files, network and processes of its own",
 }
 """What each level adds, for people."""
+
+COMMANDS: Final = frozenset({"bash", "run_python_script", "py_help"})
+"""Tools that run commands or code of the agent's choice in processes of their own."""
+
+BY_NAME_ONLY: Final = "denied paths: by name only"
+"""What is reported where commands cannot run in a mount namespace of their own."""
 
 IN_WORKER: Final = "run_python"
 """The tool that runs code in the worker itself, where no level can hold it: it is there at L0 alone."""
@@ -67,6 +73,9 @@ class SandboxSpec(Struct, frozen=True, forbid_unknown_fields=True):
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     limits: ToolLimits = ToolLimits()
+    covers_paths: bool | None = None
+    """Whether commands run in a mount namespace that hides denied paths, credentials and orch's own folders. False:
+    denied paths are matched by name only. None: the agent's process finds out with its first command."""
 
     def of(self, tool: str) -> Level:
         """Return the level at which `tool` runs."""

@@ -340,6 +340,7 @@ class AgentRow(Struct, frozen=True):
     sandbox: Level = "L0"
     deleted: str = ""
     run: str = ""
+    denied_paths: Literal["", "unreadable", "by name only"] = ""
 
 
 class Shown(Struct, frozen=True):

@@ -85,6 +85,7 @@ class Runtime:
             keys=Keys(keys),
             archives=spec.archival is not None or bool(spec.archives),
             sandbox=spec.sandbox,
+            policy=spec.policy.rules,
             orch_folders=orch_folders,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)

@@ -17,7 +17,7 @@ from orch_protocol.core.policy import PolicySpec
 from .rules import CREDENTIALS, RECURSIVE, Grounds, Place
 from .shell_words import Where, mentions
 
-__all__ = ["grounds_of", "meant", "places_of", "start_of", "where_of"]
+__all__ = ["absolute_rules", "grounds_of", "meant", "places_of", "start_of", "where_of"]
 
 MOST_NAMES: Final = 100_000
 FOLDER: Final = 20
@@ -73,15 +73,15 @@ def where_of(cwd: Path, env: Mapping[str, str]) -> Where:
 def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
     """Return `spec` with its paths made absolute, as they are spelled and where their links lead."""
     rules = spec.rules
-    credentials, denied = _rules(CREDENTIALS, where), _rules(rules.denied_paths, where)
-    untrusted, sensitive = _rules(rules.taint.untrusted_paths, where), _rules(rules.taint.sensitive_paths, where)
+    credentials, denied = absolute_rules(CREDENTIALS, where), absolute_rules(rules.denied_paths, where)
+    untrusted, sensitive = absolute_rules(rules.taint.untrusted_paths, where), absolute_rules(rules.taint.sensitive_paths, where)
     return Grounds(
         spec,
         credentials,
         denied,
-        None if rules.allowed_paths is None else _rules(rules.allowed_paths, where),
-        _rules(rules.personal_paths, where),
-        _rules(rules.code_paths, where),
+        None if rules.allowed_paths is None else absolute_rules(rules.allowed_paths, where),
+        absolute_rules(rules.personal_paths, where),
+        absolute_rules(rules.code_paths, where),
         frozenset(path for path in (*credentials, *denied, *untrusted, *sensitive) if os.path.exists(path)),
         untrusted,
         sensitive,
@@ -162,7 +162,8 @@ def _may_hold(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:
+def absolute_rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:
+    """Return `paths` as absolute ones, as they are spelled and with links resolved; bare names stay as they are."""
     found: dict[str, None] = {}
     for path in paths:
         if "/" not in path and path not in HERE and not path.startswith("~"):

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["DEVICES", "PROGRAM", "Reach", "arguments", "missing", "reach"]
+from .launcher import Cover
+
+__all__ = ["DEVICES", "PROGRAM", "Reach", "arguments", "missing", "python_folders", "reach"]
 
 
 # --- What a confined process may reach ---
@@ -48,7 +50,7 @@ def reach(
 
     A path may begin with `~`, which is the user's home; a relative one is below `cwd`.
     """
-    readable = (*SYSTEM, *_python(), *_absolute(read, cwd))
+    readable = (*SYSTEM, *python_folders(), *_absolute(read, cwd))
     writable = (os.path.realpath(cwd), os.fspath(home), *_absolute(write, cwd))
     seen = [Path(path) for path in (*readable, *writable)]
     kept = {path.resolve() for path in hidden}
@@ -61,7 +63,7 @@ def _is_below(path: Path, others: Iterable[Path]) -> bool:
     return any(path.is_relative_to(other) for other in others)
 
 
-def _python() -> Iterator[str]:
+def python_folders() -> Iterator[str]:
     """Yield where this interpreter and what is installed for it lie, for scripts are run with it."""
     for prefix in (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))):
         if prefix != "/":
@@ -82,10 +84,11 @@ def missing() -> str:
     return "" if shutil.which(PROGRAM) else "bubblewrap (the program bwrap) is not installed"
 
 
-def arguments(reach: Reach, cwd: str, filter: int, argv: Sequence[str]) -> list[str]:
+def arguments(reach: Reach, cwd: str, filter: int, argv: Sequence[str], covers: Iterable[Cover] = ()) -> list[str]:
     """Return `argv` in namespaces of its own with `cwd` as its folder.
 
-    `filter` is a descriptor that the program inherits and reads the filter of system calls from.
+    `filter` is a descriptor that the program inherits and reads the filter of system calls from. What is at or below
+    `covers` cannot be read, except for what these leave visible.
     """
     made = [
         *(
@@ -111,4 +114,15 @@ def arguments(reach: Reach, cwd: str, filter: int, argv: Sequence[str]) -> list[
     for path in reach.hidden:
         made += ("--tmpfs", path)
     made += ("--bind", reach.home, reach.home)
+    shown = [Path(path) for path in (*reach.read, *reach.write)]
+    for cover in covers:
+        if cover.path in reach.hidden or not _is_below(Path(cover.path), shown):
+            continue
+        if os.path.isdir(cover.path):
+            made += ("--tmpfs", cover.path)
+            made += [part for path in cover.writable for part in ("--bind-try", path, path)]
+            made += [part for path in cover.readable for part in ("--ro-bind-try", path, path)]
+            made += ("--remount-ro", cover.path)
+        else:
+            made += ("--ro-bind", "/dev/null", cover.path)  # a device, which cannot be opened in the namespace
     return [*made, "--remount-ro", "/", "--chdir", cwd, "--", *argv]

@@ -94,31 +94,33 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 def hide(covers: Iterable[Cover], staging: str) -> None:
     """Enter a mount namespace in which `covers` cannot be read. Raises OSError naming the step that failed.
 
-    `staging` is an existing folder that is used as a mount point for a moment. This process must have no threads.
+    Those with exceptions are covered first. `staging` is an existing folder that is used as a mount point for a moment.
+    This process must have no threads.
     """
     _enter_namespaces()
     _mount("none", "/", None, MS_REC | MS_SLAVE)
-    _mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=700,size=64k,nr_inodes=8")
-    folder, file = os.path.join(staging, "folder"), os.path.join(staging, "file")
-    os.mkdir(folder, 0)
-    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
-    _remount_read_only("tmpfs", staging)
-    hidden = []
+    whole = []
     for cover in covers:
         try:
             is_folder = stat.S_ISDIR(os.stat(cover.path).st_mode)
         except OSError:
             continue  # removed since it was looked up, or out of reach without capabilities
+        if is_folder and (cover.writable or cover.readable):
+            _hide_around(cover)
+        else:
+            whole.append((cover.path, is_folder))
+    _mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=700,size=64k,nr_inodes=8")
+    folder, file = os.path.join(staging, "folder"), os.path.join(staging, "file")
+    os.mkdir(folder, 0)
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
+    _remount_read_only("tmpfs", staging)
+    for path, is_folder in whole:
         try:
-            if is_folder and (cover.writable or cover.readable):
-                _hide_around(cover)
-                continue
-            _mount(folder if is_folder else file, cover.path, None, MS_BIND)
+            _mount(folder if is_folder else file, path, None, MS_BIND)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # removed since it was looked up
-        hidden.append(cover.path)
+            pass  # removed, or below another covered folder
     _done(_libc.umount2(os.fsencode(staging), MNT_DETACH), "umount", staging)
-    for path in hidden:
+    for path, _ in whole:
         _check(path)
 
 

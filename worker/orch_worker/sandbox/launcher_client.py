@@ -29,6 +29,8 @@ BOOT: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from orch_worker.sandbox.launcher import main; main(sys.argv[2])"
 )
 PACKAGES: Final = os.fspath(Path(__file__).resolve().parents[2])
+START_SECONDS: Final = 20.0
+"""A launcher that takes longer to answer is ended, and nothing was run."""
 END_SECONDS: Final = 5.0
 
 
@@ -72,6 +74,7 @@ class Launcher:
     def __init__(self, covers: Sequence[Cover], staging: Path, level: Level = "L0", reach: Reach | None = None) -> None:
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
+        self._line.settimeout(START_SECONDS)
         try:
             with theirs:
                 argv = [sys.executable, "-I", "-S", "-c", BOOT, PACKAGES, str(theirs.fileno())]
@@ -85,6 +88,7 @@ class Launcher:
             except OSError:
                 received = None
             if received is None or received[0]:
+                self._process.kill()
                 self._process.wait()
                 raise OSError(errno.EPERM, received[0] if received else "the launcher process ended")
         except BaseException:
@@ -96,10 +100,14 @@ class Launcher:
         if any("\0" in text for text in (*argv, *env, *env.values())):
             raise ValueError("embedded null byte")
         with self._lock:
-            send(self._line, (list(map(os.fspath, argv)), os.fspath(cwd), dict(env)), (output,))
-            received = receive(self._line)
-        if received is None:
-            raise OSError(errno.EPIPE, "the process that hides denied paths has ended; try again")
+            try:
+                send(self._line, (list(map(os.fspath, argv)), os.fspath(cwd), dict(env)), (output,))
+                received = receive(self._line)
+            except OSError:  # it has ended, or a command has stopped it
+                received = None
+            if received is None:
+                self._process.kill()
+                raise OSError(errno.EPIPE, "the process that hides denied paths has ended; run the command again")
         pid, number, text = received[0]
         if number:
             raise OSError(number, text)

@@ -79,13 +79,14 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
     asked_for = [each.pending.query_id for each in reversed(lineage) if each.pending is not None]
     watched = [each.spec.id for each in reversed(lineage)]
     about = next((id for id in (*asked_for, *watched) if root.approvals.attended(id)), None)
+    by_pattern = params.tool != EXIT_PLAN and root.approvals.by_pattern(question, lineage[-1].spec.id)
     refused = await root.approvals.ask(question, lineage[-1].spec.id, about, seconds)
     if refused == NOBODY:
         root.approvals.count_denied(asked_for)
     # Without plan mode on record its process has not heard of a yes before this one: this one it may hear.
     if params.tool == EXIT_PLAN and not refused and node.spec.plan:
         root.handle(events.ApprovePlan(node.spec.id))
-    return Approved(not refused, digest, refused)
+    return Approved(not refused, digest, refused, by_pattern)
 
 
 def _no_plan(lineage: Sequence[Node]) -> str:

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
+from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import SandboxSpec
 from orch_protocol.core.taint import BITS, Bit, Mark
 from orch_protocol.services.requests import RunTool
@@ -75,7 +76,7 @@ class ToolContext(Struct, frozen=True):
     there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
     for a tool that the root runs, `memory` also where the agent remembers nothing, `skills` where it has none,
     `workbench` where it does not keep track of what it has at hand. `sandbox` says what the processes of its tools are
-    kept from. `orch_folders` are absolute paths of the folders of orch itself (homes, run, sessions, sockets), empty for
+    kept from, `policy` which paths they cannot read; a call that somebody `approved` can read credentials. `orch_folders` are absolute paths of the folders of orch itself (homes, run, sessions, sockets), empty for
     a tool that the root runs.
     """
 
@@ -91,6 +92,8 @@ class ToolContext(Struct, frozen=True):
     agenda: Agenda | None = None
     marks: Marks | None = None
     sandbox: SandboxSpec = SandboxSpec()
+    policy: PolicyConfig = PolicyConfig()
+    approved: bool = False
     memory: Recollection | None = None
     skills: Shelf | None = None
     workbench: Workbench | None = None

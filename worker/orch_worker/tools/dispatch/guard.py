@@ -31,17 +31,22 @@ PATIENCE_SECONDS: Final = 10.0
 RECORD: Final = ".written.json"
 """What agents wrote that is followed, beside their sessions; see `written`."""
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
+WITH_CREDENTIALS: Final = Verdict("ask", "any", "the command can read credentials")
 
 Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
 
 
 class Ruling(Struct, frozen=True):
-    """What is to become of a call: it runs (`start`), or not, and then the model is `told` so."""
+    """What is to become of a call: it runs (`start`), or not, and then the model is `told` so.
+
+    `approved`: a person or approver said yes to this very call.
+    """
 
     outcome: CallOutcome
     verdict: Verdict
     told: str = ""
     reason: str = ""
+    approved: bool = False
 
 
 class Guard:
@@ -91,6 +96,8 @@ class Guard:
         verdict = strictest((verdict, taint), verdict.data)
         if there is None:
             verdict = strictest((verdict, TOO_MUCH), verdict.data)
+        if call.name == "bash" and call.input.get("credentials", False) is not False:
+            verdict = strictest((verdict, WITH_CREDENTIALS), verdict.data)
         if self._context.skills is not None and (why := self._context.skills.outside(call.name)):
             verdict = strictest((verdict, Verdict("ask", "any", why)), verdict.data)
         self._personal |= verdict.data == "personal"
@@ -139,10 +146,11 @@ class Guard:
         verdict, stays = await self.placed(await self.heard(call, verdict))
         if self._dry_run:
             return Ruling("dry_run", verdict, rehearsed(call.name, verdict), verdict.reason)
-        outcome, why = await self._asked(call, verdict, approved=approved)
+        outcome, why, by_user = await self._asked(call, verdict, approved=approved)
         if outcome == "start" and stays and (elsewhere := await self._locality.bind()):
             outcome, why = "deny", f"what it brings is for a model on this machine: {elsewhere}"
-        return Ruling(outcome, verdict, self._no(call, why) if outcome != "start" else "", why)
+        started = outcome == "start"
+        return Ruling(outcome, verdict, "" if started else self._no(call, why), why, approved=started and by_user)
 
     def begins(self, call: ToolUse) -> None:
         """Put on record that `call`, which was judged, begins to act, if it does. Raises StoreError."""
@@ -194,16 +202,16 @@ class Guard:
         """Keep the conversation on this machine from now on; return why that cannot be, "" when it is so."""
         return await self._locality.bind()
 
-    async def _asked(self, call: ToolUse, verdict: Verdict, *, approved: bool) -> tuple[CallOutcome, str]:
-        """Return what is to become of the call, and why it may not run."""
+    async def _asked(self, call: ToolUse, verdict: Verdict, *, approved: bool) -> tuple[CallOutcome, str, bool]:
+        """Return what is to become of the call, why it may not run, and whether somebody approved this very call."""
         # A plan ends more than one call, in the root's record too: no hook says yes to it. Nor does one to what a
         # stranger may have asked for, which it cannot tell from any other call.
         tainted = self._natures.get(call.id, (None, False))[1]
         approved = approved and call.name != EXIT_PLAN and not tainted
         if verdict.approval == "allow" or (approved and verdict.approval == "ask" and verdict.model == "any"):
-            return "start", ""
+            return "start", "", False
         if verdict.approval == "deny":
-            return "deny", verdict.reason
+            return "deny", verdict.reason, False
         asked = ApproveCall(
             call.name,
             call.input,
@@ -216,12 +224,12 @@ class Guard:
         try:
             said: Approved = await self._call_root("approve", asked, self._seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
-            return "declined", f"{verdict.reason}; it needs approval, which could not be asked for: {error}"
+            return "declined", f"{verdict.reason}; it needs approval, which could not be asked for: {error}", False
         if not said.allowed:
-            return "declined", f"{verdict.reason}; {said.reason}"
+            return "declined", f"{verdict.reason}; {said.reason}", False
         if said.digest != self.digest(call):
-            return "deny", "its arguments, or what they lead to, changed after it was approved"
-        return "start", ""
+            return "deny", "its arguments, or what they lead to, changed after it was approved", False
+        return "start", "", not said.by_pattern
 
     def _grounds(self) -> Grounds:
         grounds = grounds_of(self._spec, self._where)

@@ -219,7 +219,11 @@ class Toolbox:
             began = asyncio.get_running_loop().time()
             try:
                 said = self.answer(call) if self.answer is not None else None
-                output = said if said is not None else await self._within_deadline(tool, arguments, hold.seconds)
+                approved = ruling.approved or self._guard is None
+                if said is not None:
+                    output = said
+                else:
+                    output = await self._within_deadline(tool, arguments, hold.seconds, approved=approved)
             except BaseException:
                 hold.settle(call_usage(0.0 if waits else asyncio.get_running_loop().time() - began))
                 raise
@@ -359,9 +363,12 @@ class Toolbox:
         async with self._files.setdefault(path, asyncio.Lock()):
             yield
 
-    async def _within_deadline(self, tool: Tool, arguments: Any, most: float | None) -> ToolOutput:
+    async def _within_deadline(
+        self, tool: Tool, arguments: Any, most: float | None, *, approved: bool = False
+    ) -> ToolOutput:
+        context = replace(self._context, approved=True) if approved else self._context
         # A task of its own, left behind when time is up: a tool that ignores cancellation must not hold the turn.
-        task = asyncio.create_task(_caught(tool.call(self._context, arguments)))
+        task = asyncio.create_task(_caught(tool.call(context, arguments)))
         limit = self._context.seconds if most is None else min(most, self._context.seconds)
         try:
             done, _ = await asyncio.wait({task}, timeout=limit)

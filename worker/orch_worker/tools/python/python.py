@@ -11,6 +11,7 @@ from msgspec import Meta
 from orch_protocol.core.sandbox import IN_WORKER
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
+from ..shell.sandboxed_exec import mounts_missing
 from ..shell.shell import Seconds, run
 
 __all__ = ["installed_packages", "py_help", "run_python", "run_python_script"]
@@ -25,7 +26,9 @@ with open("/dev/null") as nothing:
 
 
 def _is_unconfined(context: ToolContext) -> bool:
-    """Whether code may run in the worker itself, where nothing confines it."""
+    """Whether code may run in the worker itself, where nothing confines it and no path is hidden."""
+    if context.policy.denied_paths and mounts_missing(context) == "":
+        return False
     return context.sandbox.of(IN_WORKER) == "L0"
 
 

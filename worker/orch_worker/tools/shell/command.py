@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from ..api.base import ToolError
 from .process_group import MARK, Kin
 
-__all__ = ["Command", "Start", "ended_by", "start_process"]
+__all__ = ["Command", "Process", "Start", "end_first", "ended_by", "start_process"]
 
 CHUNK: Final = 1 << 16
 POLITE_SECONDS: Final = 1.0
@@ -24,7 +24,18 @@ LAST_WORDS_SECONDS: Final = 0.2
 PAUSE: Final = 0.005
 FIRST_TO_GO: Final = b"1000"
 
-Start = Callable[[Sequence[str], Path, Mapping[str, str], int], "subprocess.Popen[bytes]"]
+
+class Process(Protocol):
+    """A started command: what is used of `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended and return its exit code. Raises subprocess.TimeoutExpired."""
+
+
+Start = Callable[[Sequence[str], Path, Mapping[str, str], int], Process]
 """Starts a program in a folder, with variables, its output going to a descriptor. Raises OSError, ToolError."""
 
 
@@ -42,15 +53,20 @@ def start_process(
         pass_fds=inherited,
         start_new_session=True,
     )
+    end_first(process.pid)
+    return process
+
+
+def end_first(pid: int) -> None:
+    """Let the kernel end the process `pid` before others when memory runs out."""
     try:
-        score = os.open(f"/proc/{process.pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        score = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(score, FIRST_TO_GO)
         finally:
             os.close(score)
     except OSError:
         pass  # not Linux, or it may not be said, or it has ended already
-    return process
 
 
 def ended_by(code: int | None) -> str:

@@ -6,29 +6,40 @@ from there: they are born without. So a command costs no more than before, and n
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from orch_protocol.core.sandbox import Level, ToolLimits
 
+from ...sandbox.launcher import Cover, confine
 from ...system.files import cause
+from ...system.threads import ASIDE
 from ..api.base import ToolContext, ToolError
-from .command import Start, start_process
+from .command import Process, Start, end_first, start_process
+from .path_covers import SCRATCH, Covered, PathCovers, orch_folders
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from ...sandbox.bubblewrap import Reach
+    from ...sandbox.launcher_client import Launcher
 
-__all__ = ["Cell", "limited", "starter"]
+__all__ = ["Cell", "covered_starter", "limited", "mounts_missing", "starter"]
 
-SCRATCH: Final = "scratch"
-SESSIONS: Final = "sessions"
+T = TypeVar("T")
+_Key: TypeAlias = tuple["Level", tuple[str, ...]]
+_Identity: TypeAlias = tuple["tuple[int, int] | None", ...]
+
+MOST_LAUNCHERS: Final = 3
+"""An agent keeps so many: usually one, and one for calls that may use credentials."""
+
 UNITS: Final = {"cpu_seconds": ("-t", 1), "memory_mb": ("-d", 1024), "file_mb": ("-f", 2048), "open_files": ("-n", 1)}
 
 
@@ -40,13 +51,58 @@ def starter(context: ToolContext, tool: str, read: Sequence[str] = ()) -> Start:
     return partial(context.own(Cell).start, sandbox.of(tool), tuple(read))
 
 
+async def covered_starter(context: ToolContext, tool: str, *, credentials: bool = False) -> tuple[Start, Covered]:
+    """Return what starts commands for `tool`, and what is hidden from them: denied paths, credentials, orch's folders.
+
+    With `credentials` those can be read. Where there are no mount namespaces nothing is hidden. Raises ToolError when
+    that is not allowed, or when the namespaces that the agent was promised cannot be had; then nothing runs.
+    """
+    policy, sandbox = context.policy, context.sandbox
+    if why := mounts_missing(context):
+        if policy.require_denied_paths and policy.denied_paths:
+            raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {why}.")
+        return starter(context, tool), Covered()
+    finder, cell = context.own(PathCovers), context.own(Cell)
+    covered = finder.find(credentials=credentials) if finder.is_quick else await _aside(
+        partial(finder.find, credentials=credentials)
+    )
+    if covered.incomplete and policy.require_denied_paths:
+        raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {covered.incomplete}.")
+    if not covered.covers:
+        return starter(context, tool), covered
+    start = partial(cell.covered_start, sandbox.of(tool), covered.covers)
+    try:
+        found = start(ready=True)
+        return found or await _aside(start), covered
+    except OSError as error:
+        raise ToolError(f"Nothing was run: denied paths cannot be hidden from commands: {cause(error)}.") from error
+
+
+def mounts_missing(context: ToolContext) -> str:
+    """Return why this agent's commands run without mount namespaces of their own, "" when they have them."""
+    if context.sandbox.covers_paths:
+        return ""
+    from ...sandbox.launcher_client import missing
+
+    why = missing()
+    if context.sandbox.covers_paths is None:
+        return why
+    return why or "no mount namespaces, as was found when the agent was spawned"
+
+
+async def _aside(act: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(ASIDE, act)
+
+
 class Cell:
-    """What confines the processes of one agent: a thread for each level in use, and a home of their own."""
+    """What confines the processes of one agent: a launcher or a thread for each level in use, and a home of their own."""
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox, self._cwd = context.sandbox, context.cwd
-        self._hidden = tuple(_orchs(context))
+        self._hidden = tuple(orch_folders(context))
         self._threads: dict[tuple[Level, tuple[str, ...]], ThreadPoolExecutor] = {}
+        self._launchers: dict[_Key, tuple[_Identity, Launcher]] = {}
+        self._lock, self._closed = threading.Lock(), False
         self._made: Path | None = None
         if context.folder is None:
             from tempfile import mkdtemp
@@ -74,18 +130,63 @@ class Cell:
         if level == "L0":
             return start_process(argv, cwd, env, output)
         if level == "L3":
-            return self._in_namespaces(read, argv, cwd, env, output)
+            return self._in_namespaces(read, (), argv, cwd, env, output)
         try:
             thread = self._threads.get((level, read)) or self._thread(level, read)
         except OSError as error:
             raise _refused(level, cause(error)) from error
         return thread.submit(start_process, argv, cwd, env, output).result()
 
+    def covered_start(self, level: Level, covers: tuple[Cover, ...], *, ready: bool = False) -> Start | None:
+        """Return what starts processes at `level` with `covers` hidden; None if `ready` and that takes time to make.
+
+        Raises OSError when it cannot be had.
+        """
+        if level == "L3":
+            return partial(self._in_namespaces, (), covers)
+        key = level, tuple(cover.path for cover in covers)
+        identity = tuple(_identity(cover.path) for cover in covers)
+        with self._lock:
+            known = self._launchers.get(key)
+            if known is not None and known[0] == identity and known[1].alive:
+                self._launchers[key] = self._launchers.pop(key)
+                return partial(self._launch, known[1])
+        if ready:
+            return None
+        from ...sandbox.launcher_client import Launcher
+
+        reach = self._reach(()) if level >= "L2" else None
+        launcher = Launcher(covers, self._home, level, reach)
+        with self._lock:
+            old = [self._launchers.pop(key)] if key in self._launchers else []
+            if self._closed:
+                launcher.close()
+                raise OSError("the agent has ended")
+            self._launchers[key] = identity, launcher
+            while len(self._launchers) > MOST_LAUNCHERS:
+                old.append(self._launchers.pop(next(iter(self._launchers))))
+        for _, each in old:
+            each.close()
+        return partial(self._launch, launcher)
+
+    def _launch(
+        self, launcher: Launcher, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int
+    ) -> Process:
+        process = launcher.start(limited(argv, self._sandbox.limits), cwd, env, output)
+        end_first(process.pid)
+        return process
+
     def close(self) -> None:
         """Let the threads go, and a home that nobody else has the care of."""
         for thread in self._threads.values():
             thread.shutdown(wait=False)
         self._threads.clear()
+        with self._lock:
+            self._closed = True
+            launchers = [launcher for _, launcher in self._launchers.values()]
+            self._launchers.clear()
+        for launcher in launchers:
+            launcher.close()
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
 
@@ -94,7 +195,7 @@ class Cell:
 
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"cell-{level}")
         try:
-            thread.submit(_enter, level, self._reach(read)).result()
+            thread.submit(confine, level, self._reach(read)).result()
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -102,7 +203,13 @@ class Cell:
         return thread
 
     def _in_namespaces(
-        self, read: tuple[str, ...], argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int
+        self,
+        read: tuple[str, ...],
+        covers: tuple[Cover, ...],
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        output: int,
     ) -> subprocess.Popen[bytes]:
         from ...sandbox import bubblewrap, seccomp
 
@@ -112,7 +219,7 @@ class Cell:
         network = self._sandbox.network
         filter = seccomp.memory_file(seccomp.program(sockets=network, network=network))
         try:
-            within = bubblewrap.arguments(self._reach(read), os.path.realpath(cwd), filter, argv)
+            within = bubblewrap.arguments(self._reach(read), os.path.realpath(cwd), filter, argv, covers)
             return start_process(within, cwd, env, output, (filter,))
         finally:
             os.close(filter)
@@ -127,13 +234,13 @@ class Cell:
         )
 
 
-def _orchs(context: ToolContext) -> Iterator[Path]:
-    """Yield the folders of orch itself and those with the sessions of agents, one of which is the agent's own."""
-    yield from map(Path, context.orch_folders)
-    if (folder := context.folder) is not None:
-        yield folder.parent
-        if folder.parent.name == SESSIONS:  # where they are unless somebody said otherwise, also without a process
-            yield folder.parent.parent
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return which file is at `path` now: one that took its place is not hidden by a mount on the old one."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def limited(argv: Sequence[str], limits: ToolLimits) -> Sequence[str]:
@@ -143,19 +250,6 @@ def limited(argv: Sequence[str], limits: ToolLimits) -> Sequence[str]:
     if limits.processes:  # shells do not agree on its letter
         lines.append(f"{{ ulimit -u {limits.processes} 2>/dev/null || ulimit -p {limits.processes}; }}")
     return ["/bin/sh", "-c", " && ".join([*lines, 'exec "$@"']), "sh", *argv] if lines else argv
-
-
-def _enter(level: Level, reach: Reach) -> None:
-    """Give up what `level` takes, in this thread and for good."""
-    from ...sandbox import landlock, seccomp
-    from ...sandbox.bubblewrap import DEVICES, KERNEL
-
-    landlock.give_up()
-    if level >= "L2":
-        if why := seccomp.missing():
-            raise OSError(why)
-        landlock.restrict((*reach.read, *KERNEL), (*reach.write, *DEVICES), network=reach.network)
-        seccomp.apply(seccomp.program(sockets=True, network=reach.network))
 
 
 def _refused(level: Level, why: str) -> ToolError:

@@ -14,7 +14,7 @@ from .command import Command, ended_by
 from .environment import tool_environment
 from .jobs import Jobs
 from .output_capture import Capture, plain
-from .sandboxed_exec import starter
+from .sandboxed_exec import covered_starter
 
 __all__ = ["bash", "bg_kill", "bg_status", "run"]
 
@@ -33,6 +33,7 @@ async def bash(
     command: str,
     timeout: Seconds | None = None,
     background: bool = False,
+    credentials: bool = False,
 ) -> ToolOutput:
     """Run a shell command in the working folder, without input or terminal; answers with its output and exit status.
 
@@ -42,11 +43,13 @@ async def bash(
         command: The command, as bash reads it.
         timeout: After how many seconds to end it; a call's own limit holds in any case.
         background: Whether to return at once, with the id of a job for bg_status and bg_kill.
+        credentials: Whether it needs credentials such as ~/.ssh, as git push does; the user is asked.
     """
     argv = [shutil.which("bash") or "/bin/sh", "-c", command]
     if not background:
-        return await run(context, "bash", argv, timeout)
-    env, start = tool_environment(context, "bash"), starter(context, "bash")
+        return await run(context, "bash", argv, timeout, credentials=credentials)
+    env = tool_environment(context, "bash")
+    start, _ = await covered_starter(context, "bash", credentials=credentials or context.approved)
     jobs = context.own(Jobs)
     job = jobs.start(command, lambda log: Command(argv, cwd=context.cwd, env=env, sink=log, start=start))
     return ToolOutput(
@@ -107,12 +110,18 @@ async def bg_kill(context: ToolContext, id: str) -> str:
     return f"{job.state}."
 
 
-async def run(context: ToolContext, tool: str, argv: list[str], seconds: float | None = None) -> ToolOutput:
-    """Run `argv` for `tool` to its end; return what it wrote and its exit status; anything but 0 is an error."""
+async def run(
+    context: ToolContext, tool: str, argv: list[str], seconds: float | None = None, *, credentials: bool = False
+) -> ToolOutput:
+    """Run `argv` for `tool` to its end; return what it wrote and its exit status; anything but 0 is an error.
+
+    Denied paths and orch's own folders cannot be read, and credentials only if the call was approved or asked for them.
+    """
     capture = Capture()
     # Ahead of the call's own deadline, so that what it wrote so far is told rather than thrown away.
     seconds = min(context.seconds * 0.95, seconds or context.seconds)
-    env, start = tool_environment(context, tool), starter(context, tool)
+    env = tool_environment(context, tool)
+    start, covered = await covered_starter(context, tool, credentials=credentials or context.approved)
     command = Command(argv, cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN, start=start)
     began = time.monotonic()
     try:
@@ -133,5 +142,9 @@ async def run(context: ToolContext, tool: str, argv: list[str], seconds: float |
         notes.append(f"[{ended_by(command.code)}]")
         if command.code and (level := context.sandbox.of(tool)) >= "L2":
             notes.append(OUT_OF_REACH.format(level, "" if context.sandbox.network else "the network, "))
+        if command.code and covered.note:
+            notes.append(covered.note)
+    if covered.incomplete:
+        notes.append(f"[denied paths: by name only where there are {covered.incomplete}]")
     text = capture.text()
     return ToolOutput("\n".join([*([text.rstrip("\n")] if text else []), *notes]), is_error=command.code != 0)

@@ -1,0 +1,113 @@
+"""Which paths are hidden from an agent's commands: denied paths, credentials, and the folders of orch itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ...policy.denied_files import DeniedFiles
+from ...policy.path_rules import absolute_rules, where_of
+from ...policy.rules import CREDENTIALS
+from ...sandbox.bubblewrap import python_folders
+from ...sandbox.launcher import Cover
+from ..api.base import ToolContext
+
+__all__ = ["SCRATCH", "Covered", "PathCovers", "orch_folders"]
+
+SCRATCH: Final = "scratch"
+SESSIONS: Final = "sessions"
+MOST_NAMED: Final = 5
+
+
+class Covered(NamedTuple):
+    """What is hidden from a command. `incomplete` says why some denied paths are not among it, "" when all are."""
+
+    covers: tuple[Cover, ...] = ()
+    credentials: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    incomplete: str = ""
+
+    @property
+    def note(self) -> str:
+        """One line for a command that failed, which names what it could not read; "" when that is nothing."""
+        said = []
+        if self.credentials:
+            said.append(f"credentials: {_named(self.credentials)} (bash with credentials=true asks for them)")
+        if self.denied:
+            said.append(f"denied: {_named(self.denied)}")
+        return f"[not readable by commands: {'; '.join(said)}]" if said else ""
+
+
+class PathCovers:
+    """Finds what is to be hidden from the commands of the agent of `context`."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context, self._policy = context, context.policy
+        self._cwd = os.path.realpath(context.cwd)
+        self._where = where_of(context.cwd, context.env)
+        sandbox = context.sandbox
+        self._writable = _absolute(sandbox.write, self._cwd)
+        self._readable = (*_absolute(sandbox.read, self._cwd), *map(os.path.realpath, python_folders()))
+        self._denied = DeniedFiles(
+            absolute_rules(self._policy.denied_paths, self._where),
+            (self._cwd, *_absolute((*sandbox.read, *sandbox.write), self._cwd)),
+        )
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether finding out takes no more than a look at a few paths."""
+        return not self._policy.denied_paths
+
+    def find(self, *, credentials: bool) -> Covered:
+        """Return what exists now. With `credentials` commands can read those."""
+        denied = self._denied.find()
+        secrets = () if credentials else tuple(self._credentials())
+        covers = (*self._orch(), *secrets, *map(Cover, denied.paths))
+        return Covered(covers, tuple(cover.path for cover in secrets), denied.paths, denied.incomplete)
+
+    def _orch(self) -> Iterator[Cover]:
+        """Yield the folders of orch, without those the agent works in, its scratch folder, skills and Python."""
+        scratch = () if self._context.folder is None else (os.path.realpath(self._context.folder / SCRATCH),)
+        writable, readable = (self._cwd, *scratch, *self._writable), self._readable
+        folders = {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()}
+        for folder in sorted(folders):
+            if self._cwd == folder or any(_is_below(folder, other) for other in folders - {folder}):
+                continue
+            yield Cover(
+                folder,
+                tuple(path for path in dict.fromkeys(writable) if _is_below(path, folder)),
+                tuple(path for path in dict.fromkeys(readable) if _is_below(path, folder)),
+            )
+
+    def _credentials(self) -> Iterator[Cover]:
+        usable = {os.path.realpath(path) for path in absolute_rules(self._policy.usable_credentials, self._where)}
+        found = {os.path.realpath(path) for path in absolute_rules(CREDENTIALS, self._where) if os.path.exists(path)}
+        for path in sorted(found):
+            if path not in usable and not any(_is_below(path, other) for other in usable):
+                yield Cover(path, tuple(sorted(each for each in usable if _is_below(each, path))))
+
+
+def orch_folders(context: ToolContext) -> Iterator[Path]:
+    """Yield the folders of orch itself and those with the sessions of agents, one of which is the agent's own."""
+    yield from map(Path, context.orch_folders)
+    if (folder := context.folder) is not None:
+        yield folder.parent
+        if folder.parent.name == SESSIONS:  # where they are unless somebody said otherwise, also without a process
+            yield folder.parent.parent
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _absolute(paths: Iterable[str], cwd: str) -> tuple[str, ...]:
+    return tuple(os.path.realpath(os.path.join(cwd, os.path.expanduser(path))) for path in paths)
+
+
+def _named(paths: tuple[str, ...]) -> str:
+    home = os.path.expanduser("~")
+    shown = [f"~{path[len(home) :]}" if _is_below(path, home) else path for path in paths[:MOST_NAMED]]
+    more = f" and {len(paths) - MOST_NAMED:,} more" if len(paths) > MOST_NAMED else ""
+    return ", ".join(shown) + more
