@@ -132,7 +132,7 @@ class Launcher:
 def missing() -> str:
     """Return why paths cannot be covered by mounts here, "" where they can. Tried once a process."""
     if not sys.platform.startswith("linux"):
-        return f"{sys.platform} has no mount namespaces"
+        return f"no mount namespaces on {sys.platform}"
     try:
         with tempfile.TemporaryDirectory(prefix="orch-trial-") as folder:
             secret, staging = Path(folder, "secret"), Path(folder, "staging")
@@ -140,5 +140,5 @@ def missing() -> str:
             secret.write_text("secret")
             Launcher([Cover(os.fspath(secret))], staging).close()
     except OSError as error:
-        return f"no user and mount namespaces ({error.strerror or error})"
+        return f"no user and mount namespaces here ({error.strerror or error})"
     return ""

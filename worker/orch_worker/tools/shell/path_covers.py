@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from orch_protocol.core.text import plain_line
+
 from ...policy.denied_files import DeniedFiles
 from ...policy.path_rules import absolute_rules, where_of
 from ...policy.rules import CREDENTIALS
@@ -19,6 +21,7 @@ __all__ = ["SCRATCH", "Covered", "PathCovers", "orch_folders"]
 SCRATCH: Final = "scratch"
 SESSIONS: Final = "sessions"
 MOST_NAMED: Final = 5
+MOST_CHARACTERS: Final = 400
 
 
 class Covered(NamedTuple):
@@ -69,6 +72,8 @@ class PathCovers:
 
     def _orch(self) -> Iterator[Cover]:
         """Yield the folders of orch, without those the agent works in, its scratch folder, skills and Python."""
+        if not self._context.orch_folders:
+            return  # not in an agent's own process
         scratch = () if self._context.folder is None else (os.path.realpath(self._context.folder / SCRATCH),)
         writable, readable = (self._cwd, *scratch, *self._writable), self._readable
         folders = {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()}
@@ -110,4 +115,4 @@ def _named(paths: tuple[str, ...]) -> str:
     home = os.path.expanduser("~")
     shown = [f"~{path[len(home) :]}" if _is_below(path, home) else path for path in paths[:MOST_NAMED]]
     more = f" and {len(paths) - MOST_NAMED:,} more" if len(paths) > MOST_NAMED else ""
-    return ", ".join(shown) + more
+    return plain_line(", ".join(shown), MOST_CHARACTERS) + more

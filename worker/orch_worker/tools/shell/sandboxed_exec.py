@@ -80,14 +80,11 @@ async def covered_starter(context: ToolContext, tool: str, *, credentials: bool 
 
 def mounts_missing(context: ToolContext) -> str:
     """Return why this agent's commands run without mount namespaces of their own, "" when they have them."""
-    if context.sandbox.covers_paths:
-        return ""
+    if context.sandbox.covers_paths is not None:
+        return "" if context.sandbox.covers_paths else "no mount namespaces here"
     from ...sandbox.launcher_client import missing
 
-    why = missing()
-    if context.sandbox.covers_paths is None:
-        return why
-    return why or "no mount namespaces, as was found when the agent was spawned"
+    return missing()
 
 
 async def _aside(act: Callable[[], T]) -> T:
