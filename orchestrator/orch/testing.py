@@ -125,6 +125,8 @@ class FakeLauncher:
         self.workers: list[FakeWorker] = []
         self.failures: list[str] = []
         self.warmed: list[Template] = []
+        self.without_mounts = ""
+        """Why the machine has no mount namespaces."""
 
     def connect(self, _: Path, spool: Path, deliver: Deliver) -> MemoryBoard:
         """Return the switchboard that this launcher's agents use."""
@@ -141,6 +143,10 @@ class FakeLauncher:
     def warm(self, template: Template) -> None:
         """Keep what was asked for."""
         self.warmed.append(template)
+
+    def mounts_missing(self) -> str:
+        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+        return self.without_mounts
 
     async def launch(self, request: LaunchRequest) -> FakeWorker:
         """Return a started agent, or raise LaunchError with the next of `failures`."""

@@ -476,6 +476,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         vars: Mapping[str, object] | None = None,
         skills: Iterable[str] | None = None,
         namespace: dict[str, Any] | None = None,
+        usable_credentials: Iterable[str] = (),
         depth: Literal[0, 1] = 1,
         peers: Iterable[AsyncSubagent | str | int] = (),
         archives: Iterable[str] = (),
@@ -491,6 +492,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
         `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
         `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
+        `usable_credentials` are credential paths, such as "~/.ssh", that its commands can read without approval.
         At `depth` 0 it is one that a person talks to: it may spawn, whatever `allow_nested` says. See `session`.
         `peers` are agents that it may ask besides those below it; a peer works with its own rights. It is granted the
         tools for that. `archives` are ids of archives that it may search, read and ask.
@@ -530,6 +532,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             own_skills=self._own_skills(),
             peers=_refs(listed("peers", peers)),
             archives=names_of("archives", archives) or (),
+            usable_credentials=names_of("usable_credentials", usable_credentials) or (),
         )
         spawned = await call(self.supervisor, None, "spawn", as_data(request))
         if namespace is not None:

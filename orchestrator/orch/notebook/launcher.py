@@ -35,6 +35,10 @@ class NotebookLauncher:
         """Make the next process from `template` quick."""
         self._apart.warm(template)
 
+    def mounts_missing(self) -> str:
+        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+        return self._apart.mounts_missing()
+
     async def launch(self, request: LaunchRequest) -> WorkerProcess:
         """Return the started worker. Raises LaunchError."""
         self.own = self.own or request.agent_id

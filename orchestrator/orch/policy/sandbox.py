@@ -9,13 +9,15 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.core.errors import SandboxError
-from orch_protocol.core.sandbox import IN_WORKER, Level, SandboxConfig, SandboxSpec, ToolLimits
+from orch_protocol.core.policy import PolicyConfig
+from orch_protocol.core.sandbox import BY_NAME_ONLY, COMMANDS, IN_WORKER, Level, SandboxConfig, SandboxSpec, ToolLimits
 
 if TYPE_CHECKING:
     from orch_worker.sandbox.probe import Offer
 
-__all__ = ["check", "held", "raised", "stricter", "wanted"]
+__all__ = ["check", "covering", "held", "raised", "stricter", "wanted"]
 
+EXPOSED = "commands can read denied files, credentials and the files of orch itself by other means"
 LEFT_OUT = (
     "run_python runs code in the agent's own process, which no sandbox holds, and is left out: run_python_script takes "
     'its place, or sandbox.tools.run_python = "L0" brings it back'
@@ -80,6 +82,22 @@ def held(
     have, less = _here(levels, offer, require=require)
     at = {name: have[level] for name, level in spec.tools.items()}
     return replace(spec, level=have[spec.level], tools=at), "; ".join([*less, *notes])
+
+
+def covering(
+    spec: SandboxSpec, tools: Iterable[str], missing: Callable[[], str], policy: PolicyConfig
+) -> tuple[SandboxSpec, str]:
+    """Return `spec` with whether paths can be hidden from the commands of `tools`, and what is to be said if not.
+
+    The machine is not asked for tools that run no commands.
+    """
+    if COMMANDS.isdisjoint(tools):
+        return spec, ""
+    why = missing()
+    if not why:
+        return replace(spec, covers_paths=True), ""
+    what = "commands are refused" if policy.require_denied_paths and policy.denied_paths else EXPOSED
+    return replace(spec, covers_paths=False), f"{BY_NAME_ONLY} ({why}): {what}"
 
 
 def _here(

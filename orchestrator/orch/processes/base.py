@@ -55,6 +55,9 @@ class Launcher(Protocol):
     def warm(self, template: Template) -> None:
         """Make the next launch from `template` quick, as far as it can be; returns at once. Raises LaunchError."""
 
+    def mounts_missing(self) -> str:
+        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+
     async def launch(self, request: LaunchRequest) -> WorkerProcess:
         """Return the started worker, whose first frame may already have arrived. Raises LaunchError.
 

@@ -14,11 +14,12 @@ from typing import Final
 from orch_protocol.agent.spec import Birth, Template
 from orch_protocol.core.errors import LaunchError
 from orch_protocol.wire.zygote_messages import Fork, encode, encode_birth
+from orch_worker.sandbox.launcher_client import missing
 from orch_worker.system import linux
 
 from .base import LaunchRequest
 from .descriptors import held, hold, release
-from .environment import check_platform, worker_environment, command
+from .environment import check_platform, command, worker_environment
 from .worker_logs import open_log, trim
 
 __all__ = ["Child", "Children", "ExecLauncher", "birth_pipe"]
@@ -215,6 +216,10 @@ class ExecLauncher:
 
     def warm(self, template: Template) -> None:
         """Do nothing: each worker imports what it needs."""
+
+    def mounts_missing(self) -> str:
+        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+        return missing()
 
     async def launch(self, request: LaunchRequest) -> Child:
         """Return the worker, whose interpreter has only begun to start. Raises LaunchError."""

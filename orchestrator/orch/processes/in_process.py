@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError
+from orch_worker.sandbox.launcher_client import missing
 from orch_worker.transport.worker_endpoint import Host
 from orch_worker.transport.zmq_asyncio import Dealer
 
@@ -99,6 +100,10 @@ class InProcessLauncher:
 
     def warm(self, template: Template) -> None:
         """Do nothing: each worker imports what it needs."""
+
+    def mounts_missing(self) -> str:
+        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+        return missing()
 
     async def launch(self, request: LaunchRequest) -> ThreadWorker:
         """Return the started thread. Raises LaunchError when the system gives none."""

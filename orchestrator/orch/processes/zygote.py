@@ -24,6 +24,7 @@ from orch_protocol.wire.zygote_messages import (
     decode_report,
     encode,
 )
+from orch_worker.sandbox.launcher_client import missing
 from orch_worker.system.linux import bury, exit_status, kill
 
 from ..tree.journal.events import BOOT_SECONDS
@@ -262,6 +263,10 @@ class ZygoteLauncher:
     def warm(self, template: Template) -> None:
         """Boot the zygote of `template` unless it is up or booting; returns at once. Raises LaunchError."""
         self._forker(template)
+
+    def mounts_missing(self) -> str:
+        """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
+        return missing()
 
     async def launch(self, request: LaunchRequest) -> Child:
         """Return the forked worker. Raises LaunchError, at the latest after `boot_timeout` seconds."""

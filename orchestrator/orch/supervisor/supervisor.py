@@ -136,6 +136,8 @@ class Supervisor:
         self.disk, self.projects = Disk(journal), Projects()
         self.archives = Archives(config.archival, self.disk.do)
         self._serve = serve
+        self.mounts_missing = launcher.mounts_missing
+        """Says why commands cannot have mount namespaces of their own, "" when they can."""
         self._orch_folders = orch_folders
         self.clock = clock
         self._loop = asyncio.get_running_loop()

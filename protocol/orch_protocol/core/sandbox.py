@@ -6,7 +6,17 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-__all__ = ["BY_NAME_ONLY", "COMMANDS", "IN_WORKER", "LEVELS", "WORDS", "Level", "SandboxConfig", "SandboxSpec", "ToolLimits"]
+__all__ = [
+    "BY_NAME_ONLY",
+    "COMMANDS",
+    "IN_WORKER",
+    "LEVELS",
+    "WORDS",
+    "Level",
+    "SandboxConfig",
+    "SandboxSpec",
+    "ToolLimits",
+]
 
 Level: TypeAlias = Literal["L0", "L1", "L2", "L3"]
 """How much a process is kept from. A higher one sorts after a lower one."""

@@ -129,6 +129,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     Its model is to think as much as `thinking` says, None: as its parent's does, else as `usual_thinking` says, None:
     as configured; where nobody asked for it, only a model that can be told.
     `umask` is what files that it makes are kept from, None: as its parent's are, or its root's.
+    Commands can read `usable_credentials` without approval, beside those of its policy; an agent cannot say so.
     At `depth` 0 it is one that a person talks to, nobody's subagent. An agent cannot say so: what it spawns is deeper.
     `peers` are agents that it may ask, wait for and list besides those below it; an agent cannot name any. `archives`
     are archives that it may search, read and ask; an agent can name those that it may ask itself.
@@ -169,6 +170,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     archives: tuple[str, ...] = ()
     thinking: str | None = None
     usual_thinking: Thinking | None = None
+    usable_credentials: tuple[str, ...] = ()
 
 
 class Spawned(Struct, frozen=True):

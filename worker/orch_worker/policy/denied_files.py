@@ -48,12 +48,19 @@ class DeniedFiles:
     """
 
     def __init__(
-        self, rules: Iterable[str], folders: Iterable[str], *, most_names: int = MOST_NAMES, most_paths: int = MOST_MOUNTS
+        self,
+        rules: Iterable[str],
+        folders: Iterable[str],
+        *,
+        most_names: int = MOST_NAMES,
+        most_paths: int = MOST_MOUNTS,
     ) -> None:
         given = tuple(dict.fromkeys(rules))
         self._paths = [rule for rule in given if "/" in rule]
         names = [rule for rule in given if "/" not in rule]
-        self._name = re.compile("|".join(f"{translate(name)}|{re.escape(name)}\\Z" for name in names)) if names else None
+        self._name = (
+            re.compile("|".join(f"{translate(name)}|{re.escape(name)}\\Z" for name in names)) if names else None
+        )
         self._folders = tuple(dict.fromkeys(map(os.path.realpath, folders)))
         self._most_names, self._most_paths = most_names, most_paths
         self._listings: dict[str, _Listing] = {}

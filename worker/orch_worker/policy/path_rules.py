@@ -74,7 +74,10 @@ def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
     """Return `spec` with its paths made absolute, as they are spelled and where their links lead."""
     rules = spec.rules
     credentials, denied = absolute_rules(CREDENTIALS, where), absolute_rules(rules.denied_paths, where)
-    untrusted, sensitive = absolute_rules(rules.taint.untrusted_paths, where), absolute_rules(rules.taint.sensitive_paths, where)
+    untrusted, sensitive = (
+        absolute_rules(rules.taint.untrusted_paths, where),
+        absolute_rules(rules.taint.sensitive_paths, where),
+    )
     return Grounds(
         spec,
         credentials,

@@ -250,9 +250,7 @@ def _start(argv: Sequence[str], cwd: str, env: Mapping[str, str], nothing: int, 
     return pid
 
 
-def _become(
-    argv: Sequence[str], cwd: str, env: Mapping[str, str], streams: Iterable[int], errors: int
-) -> None:
+def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], streams: Iterable[int], errors: int) -> None:
     try:
         os.setsid()
         os.chdir(cwd)
@@ -260,7 +258,7 @@ def _become(
             os.dup2(descriptor, number)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
             signal.signal(number, signal.SIG_DFL)
-        os.execvpe(argv[0], argv, env)
+        os.execvpe(argv[0], list(argv), env)
     except OSError as error:
         os.write(errors, b"%d" % (error.errno or errno.EIO))
     finally:

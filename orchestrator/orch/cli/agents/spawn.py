@@ -55,6 +55,13 @@ def kind_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--sandbox", choices=LEVELS, help="what its tools are kept from: see orch doctor")
     parser.add_argument("--require-sandbox", choices=LEVELS, help="start it only where its tools run at that or more")
+    parser.add_argument(
+        "--credentials",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="a credential path that its commands can read without approval, such as ~/.ssh; repeatable",
+    )
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")
     command.budget_arguments(parser, "it, with its subagents,")
 

@@ -88,6 +88,8 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     }
     rules = msgspec.to_builtins(loaded.config.policy)
     rules["dry_run"] |= arguments.dry_run
+    usable = (os.path.abspath(os.path.expanduser(path)) for path in arguments.credentials)
+    rules["usable_credentials"] = [*rules["usable_credentials"], *usable]
     settings["policy"] = {"channel": "cli", "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
     settings["prompt"] = _prompt(loaded.config, arguments)

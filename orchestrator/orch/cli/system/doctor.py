@@ -17,7 +17,8 @@ from typing import Final, Literal, NamedTuple
 
 from orch_protocol.core.errors import LockedError, OrchError, SandboxError
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.sandbox import WORDS
+from orch_protocol.core.sandbox import BY_NAME_ONLY, WORDS
+from orch_worker.sandbox.launcher_client import missing
 from orch_worker.sandbox.probe import describe, machine
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.tools.web.web import SEARCH_KEY
@@ -113,6 +114,16 @@ def sandbox() -> Finding:
     return Finding("ok", said)
 
 
+def denied_paths() -> Finding:
+    """Commands can be kept from denied paths, credentials and orch's own files."""
+    rules = config.load(Path.cwd(), os.environ).config.policy
+    if not (why := missing()):
+        return Finding("ok", "unreadable for commands, as are credentials and the files of orch")
+    if rules.require_denied_paths and rules.denied_paths:
+        return Finding("fail", f"{BY_NAME_ONLY} ({why}), and policy.require_denied_paths is set: commands are refused")
+    return Finding("warn", f"{BY_NAME_ONLY} ({why}): {sandboxing.EXPOSED}")
+
+
 def limits() -> Finding:
     """Neither the system nor a container leaves too little for a crowd of agents."""
     said, tight = [], False
@@ -205,7 +216,7 @@ def leftovers() -> Finding:
 
 
 CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
-    *(python, platform, dependencies, processes, sandbox, descriptors, limits, home, disk, socket),
+    *(python, platform, dependencies, processes, sandbox, denied_paths, descriptors, limits, home, disk, socket),
     *(configuration, keys, daemon, leftovers),
 )
 

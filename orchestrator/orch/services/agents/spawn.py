@@ -21,7 +21,7 @@ from orch_protocol.core.errors import ConfigError, LaunchError, OrchError, Spawn
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.core.prompts import PromptSpec
-from orch_protocol.core.sandbox import SandboxConfig, SandboxSpec
+from orch_protocol.core.sandbox import COMMANDS, SandboxConfig, SandboxSpec
 from orch_protocol.core.taint import passed_on
 from orch_protocol.core.workspace import WorkspaceSpec
 from orch_protocol.hooks.stages import HooksSpec
@@ -35,6 +35,7 @@ from orch_worker.backends.registry import template_for
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.memory.notes import folder_of, make_memory
 from orch_worker.sandbox.probe import machine
+from orch_worker.system.threads import ASIDE
 from orch_worker.tools.dispatch.presets import DESK, NOTES, RECALL, resolve
 
 from ...config.archival_profiles import rules_of
@@ -117,7 +118,10 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
         check_priced(backend)
     sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
     unkept = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
-    note = "\n".join(filter(None, (note, unkept, left_out(skills))))
+    if not COMMANDS.isdisjoint(spec.tools):  # elsewhere, since finding out starts a process once
+        await asyncio.get_running_loop().run_in_executor(ASIDE, root.mounts_missing)
+    sandbox, by_name = sandboxing.covering(sandbox, spec.tools, root.mounts_missing, spec.policy.rules)
+    note = "\n".join(filter(None, (note, by_name, unkept, left_out(skills))))
     # What a skill has to run, or to look up, is of no use where it cannot be read.
     folders = (skill.path for skill in spec.skills.skills if skill.path)
     sandbox = replace(sandbox, read=tuple(dict.fromkeys((*sandbox.read, *folders))))
@@ -212,7 +216,7 @@ def describe(
         template=request.template or template_for(backend),
         archival=archival,
         local=parent is not None and parent.local,
-        policy=parent.policy if parent else request.policy or PolicySpec(rules=config.policy),
+        policy=parent.policy if parent else _policy(request, config),
         plan=plan,
         context=_context(request, preset, parent, config),
         prompt=_prompt(request, parent, config),
@@ -228,6 +232,13 @@ def describe(
         archives=request.archives,
         recall_only=recall_only,
     )
+
+
+def _policy(request: Spawn, config: Config) -> PolicySpec:
+    """Return the policy that `request` asks for, with the credentials that its commands can use."""
+    policy = request.policy or PolicySpec(rules=config.policy)
+    usable = tuple(dict.fromkeys((*policy.rules.usable_credentials, *request.usable_credentials)))
+    return replace(policy, rules=replace(policy.rules, usable_credentials=usable)) if usable else policy
 
 
 def compaction_of(config: Config, *, child: bool) -> CompactionSpec | None:

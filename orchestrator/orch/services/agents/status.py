@@ -6,7 +6,7 @@ import asyncio
 import os
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
 __all__ = ["events", "list_agents", "row", "show", "spec", "state", "survey"]
+
+DENIED_PATHS: Final[dict[bool | None, Literal["", "unreadable", "by name only"]]] = {
+    None: "",
+    True: "unreadable",
+    False: "by name only",
+}
 
 
 KEPT = "(for local models alone)"
@@ -166,6 +172,7 @@ def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None 
         spent=spent if spent is not None else Amounts(),
         outcome=node.last.outcome if node.last is not None and node.pending is None else "",
         sandbox=spec.sandbox.level,
+        denied_paths=DENIED_PATHS[spec.sandbox.covers_paths],
         deleted=node.deleted,
     )
 

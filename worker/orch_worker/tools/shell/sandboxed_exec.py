@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
@@ -35,7 +35,7 @@ __all__ = ["Cell", "covered_starter", "limited", "mounts_missing", "starter"]
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple["Level", tuple[str, ...]]
-_Identity: TypeAlias = tuple["tuple[int, int] | None", ...]
+_Identities: TypeAlias = tuple["tuple[int, int] | None", ...]
 
 MOST_LAUNCHERS: Final = 3
 """An agent keeps so many: usually one, and one for calls that may use credentials."""
@@ -63,19 +63,23 @@ async def covered_starter(context: ToolContext, tool: str, *, credentials: bool 
             raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {why}.")
         return starter(context, tool), Covered()
     finder, cell = context.own(PathCovers), context.own(Cell)
-    covered = finder.find(credentials=credentials) if finder.is_quick else await _aside(
-        partial(finder.find, credentials=credentials)
+    covered = (
+        finder.find(credentials=credentials)
+        if finder.is_quick
+        else await _aside(partial(finder.find, credentials=credentials))
     )
     if covered.incomplete and policy.require_denied_paths:
         raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {covered.incomplete}.")
     if not covered.covers:
         return starter(context, tool), covered
-    start = partial(cell.covered_start, sandbox.of(tool), covered.covers)
+    level = sandbox.of(tool)
     try:
-        found = start(ready=True)
-        return found or await _aside(start), covered
+        start = cell.ready_start(level, covered.covers)
+        if start is None:
+            start = await _aside(partial(cell.covered_start, level, covered.covers))
     except OSError as error:
         raise ToolError(f"Nothing was run: denied paths cannot be hidden from commands: {cause(error)}.") from error
+    return start, covered
 
 
 def mounts_missing(context: ToolContext) -> str:
@@ -92,13 +96,13 @@ async def _aside(act: Callable[[], T]) -> T:
 
 
 class Cell:
-    """What confines the processes of one agent: a launcher or a thread for each level in use, and a home of their own."""
+    """What confines the processes of one agent: launchers, a thread for each level in use, and a home of their own."""
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox, self._cwd = context.sandbox, context.cwd
         self._hidden = tuple(orch_folders(context))
         self._threads: dict[tuple[Level, tuple[str, ...]], ThreadPoolExecutor] = {}
-        self._launchers: dict[_Key, tuple[_Identity, Launcher]] = {}
+        self._launchers: dict[_Key, tuple[_Identities, Launcher]] = {}
         self._lock, self._closed = threading.Lock(), False
         self._made: Path | None = None
         if context.folder is None:
@@ -134,22 +138,20 @@ class Cell:
             raise _refused(level, cause(error)) from error
         return thread.submit(start_process, argv, cwd, env, output).result()
 
-    def covered_start(self, level: Level, covers: tuple[Cover, ...], *, ready: bool = False) -> Start | None:
-        """Return what starts processes at `level` with `covers` hidden; None if `ready` and that takes time to make.
-
-        Raises OSError when it cannot be had.
-        """
+    def ready_start(self, level: Level, covers: tuple[Cover, ...]) -> Start | None:
+        """Return what starts processes at `level` with `covers` hidden, None where that is yet to be made."""
         if level == "L3":
             return partial(self._in_namespaces, (), covers)
-        key = level, tuple(cover.path for cover in covers)
-        identity = tuple(_identity(cover.path) for cover in covers)
         with self._lock:
-            known = self._launchers.get(key)
-            if known is not None and known[0] == identity and known[1].alive:
-                self._launchers[key] = self._launchers.pop(key)
-                return partial(self._launch, known[1])
-        if ready:
-            return None
+            known = self._launchers.get(_key(level, covers))
+            if known is None or known[0] != _identities(covers) or not known[1].alive:
+                return None
+            self._launchers[_key(level, covers)] = self._launchers.pop(_key(level, covers))
+        return partial(self._launch, known[1])
+
+    def covered_start(self, level: Level, covers: tuple[Cover, ...]) -> Start:
+        """Make what `ready_start` returns. Raises OSError when it cannot be had."""
+        key, identities = _key(level, covers), _identities(covers)
         from ...sandbox.launcher_client import Launcher
 
         reach = self._reach(()) if level >= "L2" else None
@@ -159,7 +161,7 @@ class Cell:
             if self._closed:
                 launcher.close()
                 raise OSError("the agent has ended")
-            self._launchers[key] = identity, launcher
+            self._launchers[key] = identities, launcher
             while len(self._launchers) > MOST_LAUNCHERS:
                 old.append(self._launchers.pop(next(iter(self._launchers))))
         for _, each in old:
@@ -231,13 +233,20 @@ class Cell:
         )
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    """Return which file is at `path` now: one that took its place is not hidden by a mount on the old one."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+def _key(level: Level, covers: Sequence[Cover]) -> _Key:
+    return level, tuple(cover.path for cover in covers)
+
+
+def _identities(covers: Iterable[Cover]) -> _Identities:
+    """Return which files are there now: one that took another's place is not hidden by a mount on the old one."""
+    found: list[tuple[int, int] | None] = []
+    for cover in covers:
+        try:
+            status = os.stat(cover.path)
+            found.append((status.st_dev, status.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)
 
 
 def limited(argv: Sequence[str], limits: ToolLimits) -> Sequence[str]:
