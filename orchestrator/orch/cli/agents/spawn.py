@@ -59,7 +59,6 @@ def kind_arguments(parser: ArgumentParser) -> None:
         "--credentials",
         metavar="PATH",
         action="append",
-        default=[],
         help="a credential path that its commands can read without approval, such as ~/.ssh; repeatable",
     )
     parser.add_argument("--script", metavar="FILE", help="a JSON array of responses to give instead of a model's")

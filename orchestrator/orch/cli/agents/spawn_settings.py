@@ -88,7 +88,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     }
     rules = msgspec.to_builtins(loaded.config.policy)
     rules["dry_run"] |= arguments.dry_run
-    usable = (os.path.abspath(os.path.expanduser(path)) for path in arguments.credentials)
+    usable = (os.path.abspath(os.path.expanduser(path)) for path in arguments.credentials or ())
     rules["usable_credentials"] = [*rules["usable_credentials"], *usable]
     settings["policy"] = {"channel": "cli", "rules": rules}
     settings["hooks"] = msgspec.to_builtins(hooks_spec(loaded.config.hooks))
