@@ -52,8 +52,8 @@ class DeniedFiles:
         rules: Iterable[str],
         folders: Iterable[str],
         *,
-        most_names: int = MOST_NAMES,
-        most_paths: int = MOST_MOUNTS,
+        most_names: int | None = None,
+        most_paths: int | None = None,
     ) -> None:
         given = tuple(dict.fromkeys(rules))
         self._paths = [rule for rule in given if "/" in rule]
@@ -62,7 +62,8 @@ class DeniedFiles:
             re.compile("|".join(f"{translate(name)}|{re.escape(name)}\\Z" for name in names)) if names else None
         )
         self._folders = tuple(dict.fromkeys(map(os.path.realpath, folders)))
-        self._most_names, self._most_paths = most_names, most_paths
+        self._most_names = MOST_NAMES if most_names is None else most_names
+        self._most_paths = MOST_MOUNTS if most_paths is None else most_paths
         self._listings: dict[str, _Listing] = {}
 
     def find(self) -> Found:

@@ -134,7 +134,7 @@ def _hide_around(cover: Cover) -> None:
                 opened.append((path, writable, os.open(path, os.O_PATH | os.O_CLOEXEC)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
-        _mount("tmpfs", cover.path, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=711,size=1m,nr_inodes=4096")
+        _mount("tmpfs", cover.path, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=111,size=1m,nr_inodes=4096")
         for path, writable, descriptor in sorted(opened):
             _show(path, descriptor, writable=writable)
         _remount_read_only("tmpfs", cover.path)
@@ -146,7 +146,7 @@ def _hide_around(cover: Cover) -> None:
 def _show(path: str, descriptor: int, *, writable: bool) -> None:
     if os.path.lexists(path):
         return  # below another exception
-    os.makedirs(os.path.dirname(path), mode=0o711, exist_ok=True)
+    _make_folders(os.path.dirname(path))
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.mkdir(path, 0o700)
     else:
@@ -156,6 +156,13 @@ def _show(path: str, descriptor: int, *, writable: bool) -> None:
         flags = os.statvfs(path).f_flag
         kept = flags & SAME_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
         _mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+
+
+def _make_folders(path: str) -> None:
+    """Make `path` and what is missing above it: folders to pass through that cannot be listed."""
+    if not os.path.isdir(path):
+        _make_folders(os.path.dirname(path))
+        os.mkdir(path, 0o111)
 
 
 def _enter_namespaces() -> None:

@@ -76,9 +76,9 @@ class PathCovers:
             return  # not in an agent's own process
         scratch = () if self._context.folder is None else (os.path.realpath(self._context.folder / SCRATCH),)
         writable, readable = (self._cwd, *scratch, *self._writable), self._readable
-        folders = {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()}
+        folders = {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()} - {self._cwd}
         for folder in sorted(folders):
-            if self._cwd == folder or any(_is_below(folder, other) for other in folders - {folder}):
+            if any(_is_below(folder, other) for other in folders - {folder}):
                 continue
             yield Cover(
                 folder,

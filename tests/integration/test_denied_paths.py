@@ -1,0 +1,327 @@
+"""Commands that try to read denied files, credentials and orch's own folders; with and without mount namespaces."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orch_protocol.core.policy import PolicyConfig
+from orch_protocol.core.sandbox import Level, SandboxSpec, ToolLimits
+from orch_worker.sandbox import launcher_client, probe
+from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
+from orch_worker.tools.python.python import run_python_script
+from orch_worker.tools.shell.sandboxed_exec import Cell
+from orch_worker.tools.shell.shell import bash, bg_kill, bg_status
+
+LEVELS: tuple[Level, ...] = ("L0", "L1", "L2")
+SECRET = "BEGIN-DENIED"
+
+COMMANDS = (
+    # By name, spelled in many ways.
+    "cat token.key",
+    "cat \"token\"'.key'",
+    "cat t?k*.k[e]y",
+    "cat *",
+    "cat ./sub/../token.key",
+    "f=token; cat $f.key",
+    "cat $(printf '%s' token.ke)y",
+    "cat $(echo yek.nekot | rev)",
+    "cat $(echo dG9rZW4ua2V5 | base64 -d)",
+    "cat $'\\x74oken.key'",
+    "eval 'cat to''ken.key'",
+    'while read -r name; do cat "$name"; done < <(ls)',
+    "n=token.key_; cat ${{n%_}}",
+    # By programs that look for files themselves.
+    "grep -rh DENIED .",
+    "grep -r '' {vault}",
+    "find . -name 't*y' -exec cat {{}} ;",
+    "find {work} -type f -print0 | xargs -0 cat",
+    "tar cf - . | tar xOf -",
+    "tar cf - -C {vault} . | tar xOf -",
+    "cp -r . copy && cat copy/token.key",
+    "ls | xargs -n1 cat",
+    "awk 1 sub/*",
+    "sed -n p < token.key",
+    "head -c 100 token.key",
+    "dd if=token.key status=none",
+    "od -c token.key | tr -d ' \\n'; cat token.key",
+    "diff /dev/null token.key",
+    "sort {vault}/inner",
+    "paste token.key",
+    "base64 token.key | base64 -d",
+    "git hash-object -w token.key | xargs git cat-file blob",
+    "git grep --no-index -h DENIED",
+    "git diff --no-index /dev/null token.key",
+    "git add -f token.key; git show :token.key",
+    # By links, moves and mounts.
+    "ln token.key hard; cat hard",
+    "ln -s token.key soft; cat soft",
+    "cat link/inner",
+    "cat named.key",
+    "mv token.key moved; cat moved",
+    "mv sub other; cat other/deep.key",
+    "rm -f token.key; cat token.key",
+    "chmod 644 token.key; cat token.key",
+    "chmod -R 777 {vault}; cat {vault}/inner",
+    "umount token.key; cat token.key",
+    "umount -l {vault}; cat {vault}/inner",
+    "mount --bind . /mnt; cat /mnt/token.key",
+    "mount -t tmpfs none . ; cat token.key",
+    "unshare -Urm sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
+    "unshare -Um sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
+    "unshare -Urm sh -c 'mount --rbind . /mnt; umount -l /mnt/token.key; cat /mnt/token.key'",
+    # By /proc, and by what other processes have open.
+    "cat /proc/self/cwd/token.key",
+    "cat /proc/self/root{vault}/inner",
+    "for p in /proc/[0-9]*; do cat $p/root{vault}/inner $p/cwd/token.key; done",
+    "for p in /proc/[0-9]*; do for f in $p/fd/*; do timeout 1 cat $f/token.key; done; done",
+    "nsenter -t $PPID -m -U cat {vault}/inner",
+    "nsenter -t 1 -m cat {vault}/inner",
+    "cat /dev/fd/3 3< token.key",
+    # By interpreters.
+    "python3 -c \"print(open('token' + chr(46) + 'key').read())\"",
+    "python3 -c \"import os, ctypes; c = ctypes.CDLL(None); c.umount2(b'{vault}', 2); print(open('{vault}/inner').read())\"",
+    "python3 -c \"import os; os.setsid(); os.fork() or os.execvp('cat', ['cat', '{vault}/inner'])\"",
+    "perl -pe 1 token.key",
+    "setsid nohup cat token.key",
+    "env -i /bin/cat token.key",
+    "(sleep 0; cat token.key) & wait",
+    # Credentials.
+    "cat ~/.ssh/id_test",
+    "cat $HOME/.s*/*",
+    "cd; cat .ssh/id_test",
+    "tar cf - -C {home} .ssh | tar xOf -",
+    "python3 -c \"import pathlib; print((pathlib.Path.home() / '.kube' / 'config').read_text())\"",
+)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[ToolContext]:
+    """An agent beside a denied folder, with denied files, credentials, and a session in an orch home."""
+    if why := launcher_client.missing():
+        pytest.skip(why)
+    names = (
+        "cwd/sub",
+        "vault",
+        "user/.ssh",
+        "user/.kube",
+        "orch/sessions/me",
+        "orch/sessions/other",
+        "orch/skills/sql",
+    )
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+    secrets = ("cwd/token.key", "cwd/sub/deep.key", "vault/inner", "user/.ssh/id_test", "user/.kube/config")
+    orchs = ("orch/config.toml", "orch/permissions.json", "orch/sessions/other/transcript.jsonl", "orch/run.sock.token")
+    for name in (*secrets, *orchs, "orch/sessions/me/transcript.jsonl"):
+        (tmp_path / name).write_text(f"{SECRET} {name}\n")
+    (tmp_path / "orch/skills/sql/query.sh").write_text("echo a skill\n")
+    (tmp_path / "cwd/link").symlink_to(tmp_path / "vault")
+    (tmp_path / "cwd/named.key").symlink_to(tmp_path / "vault/inner")
+    subprocess.run(["git", "init", "-q", tmp_path / "cwd"], check=True)
+    context = ToolContext(
+        tmp_path / "cwd",
+        env={"CENSUS": os.environ["CENSUS"], "HOME": str(tmp_path / "user")},
+        folder=tmp_path / "orch/sessions/me",
+        seconds=30.0,
+        sandbox=SandboxSpec(covers_paths=True, read=(str(tmp_path / "orch/skills/sql"),)),
+        policy=PolicyConfig(denied_paths=("*.key", str(tmp_path / "vault"))),
+        orch_folders=(str(tmp_path / "orch"),),
+    )
+    yield context
+    context.belongings.close()
+
+
+def at(context: ToolContext, level: Level) -> ToolContext:
+    """Return `context` with its tools at `level`."""
+    if why := probe.machine().missing.get(level):
+        pytest.skip(f"no {level} on this machine: {why}")
+    return replace(context, sandbox=replace(context.sandbox, level=level))
+
+
+async def sh(context: ToolContext, command: str, **more: object) -> ToolOutput:
+    """Run `command`."""
+    return await bash.run(context, {"command": command, **more})
+
+
+def launcher_pid(context: ToolContext) -> int:
+    """Return the process id of the agent's one launcher."""
+    [(_, launcher)] = context.own(Cell)._launchers.values()
+    return launcher._process.pid
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_no_command_prints_a_denied_file(context: ToolContext, command: str) -> None:
+    """None of its bytes, whatever reads it. Nothing but the mounts keeps it away: no rule looks at the command."""
+    top = context.cwd.parent
+    output = await sh(context, command.format(work=top, vault=top / "vault", home=top / "user"))
+    assert SECRET not in output.text
+
+
+async def test_each_file_could_be_read_without_the_mounts(context: ToolContext) -> None:
+    """So the list above tests something."""
+    bare = replace(context, sandbox=SandboxSpec(covers_paths=False))
+    text = (await sh(bare, "cat token.key link/inner named.key ~/.ssh/* ~/.kube/* ../orch/config.toml")).text
+    assert text.count(SECRET) == 6
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_hidden_at_every_level(context: ToolContext, level: Level) -> None:
+    """Beside what the level itself keeps away."""
+    context = at(context, level)
+    assert SECRET not in (await sh(context, "cat token.key sub/deep.key link/* ~/.ssh/*")).text
+    assert (await sh(context, "echo fine > new.txt && cat new.txt")).text.startswith("fine\n")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_command_has_no_capability(context: ToolContext, level: Level) -> None:
+    """Nor can it gain one: it could remove the mounts."""
+    lines = (await sh(at(context, level), "grep -E '^(Cap|NoNewPrivs)' /proc/self/status")).text.splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("Cap")} == {"0" * 16}
+    assert "NoNewPrivs:\t1" in lines
+
+
+async def test_scripts_and_background_jobs_cannot_read_denied_files(context: ToolContext) -> None:
+    text = (await run_python_script.run(context, {"code": "print(open('token.key').read())"})).text
+    assert "PermissionError" in text
+    assert SECRET not in text
+    await sh(context, "cat token.key link/inner; echo done", background=True)
+    text = (await bg_status.run(context, {"id": "job_1", "wait": 20})).text
+    assert "done" in text
+    assert SECRET not in text
+    await bg_kill.run(context, {"id": "job_1"})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo '[policy.permissions]' >> {orch}/config.toml",
+        "echo x > {orch}/permissions.json",
+        "rm -rf {orch}/config.toml {orch}/sessions",
+        "mv {orch} {orch}.old",
+        "mkdir -p {orch}/extensions/mine",
+        "cat {orch}/config.toml",
+        "cat {orch}/run.sock.token",
+        "cat {orch}/sessions/other/transcript.jsonl",
+        "cat {orch}/sessions/me/transcript.jsonl",
+        "echo x >> {orch}/sessions/me/transcript.jsonl",
+        "ls {orch}",
+        "ls {orch}/sessions/other",
+        "echo x > {orch}/skills/sql/query.sh",
+    ],
+)
+@pytest.mark.parametrize("level", LEVELS)
+async def test_orchs_own_folders_are_out_of_reach(context: ToolContext, level: Level, command: str) -> None:
+    """Reading and changing both; what is there stays as it is."""
+    orch = context.cwd.parent / "orch"
+    before = {path: path.read_bytes() for path in sorted(orch.rglob("*")) if path.is_file()}
+    output = await sh(at(context, level), command.format(orch=shlex.quote(str(orch))))
+    assert output.is_error
+    assert SECRET not in output.text
+    assert {path: path.read_bytes() for path in sorted(orch.rglob("*")) if path.is_file()} == before
+    assert not (orch / "extensions").exists()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_scratch_folder_and_skills_stay_in_reach(context: ToolContext, level: Level) -> None:
+    """What an agent has of the orch home: a scratch folder to write to, the skills it may use to read."""
+    orch = context.cwd.parent / "orch"
+    output = await sh(
+        at(context, level), f"echo kept > {orch}/sessions/me/scratch/file && sh {orch}/skills/sql/query.sh"
+    )
+    assert output.text == "a skill\n[exit status 0]"
+    assert (orch / "sessions/me/scratch/file").read_text() == "kept\n"
+
+
+async def test_file_made_later_is_hidden_from_the_next_command(context: ToolContext) -> None:
+    """Also one that takes the place of a hidden file, which the mount on that does not hide."""
+    await sh(context, "true")
+    (context.cwd / "late.key").write_text(SECRET)
+    assert SECRET not in (await sh(context, "cat late.key")).text
+    (context.cwd / "new").write_text(SECRET)
+    (context.cwd / "new").replace(context.cwd / "token.key")
+    assert SECRET not in (await sh(context, "cat token.key")).text
+
+
+async def test_commands_share_one_launcher(context: ToolContext) -> None:
+    """While nothing changes; it ends with the agent."""
+    await sh(context, "true")
+    pid = launcher_pid(context)
+    await sh(context, "cat token.key")
+    assert launcher_pid(context) == pid
+    context.belongings.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_command_after_the_launcher_was_killed_runs_hidden_again(context: ToolContext) -> None:
+    """A command can end the launcher; the next one gets another, and never runs without."""
+    await sh(context, "true")
+    pid = launcher_pid(context)
+    await sh(context, f"kill -9 {pid}")
+    assert SECRET not in (await sh(context, "cat token.key")).text
+    assert launcher_pid(context) != pid
+
+
+async def test_nothing_runs_when_the_promised_namespaces_cannot_be_had(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_worker.sandbox.launcher_client.BOOT", "raise SystemExit")
+    with pytest.raises(ToolError, match="Nothing was run: denied paths cannot be hidden from commands"):
+        await sh(context, "touch ran")
+    assert not (context.cwd / "ran").exists()
+
+
+async def test_command_that_cannot_be_started_is_an_error(context: ToolContext) -> None:
+    """The launcher says why, and goes on."""
+    with pytest.raises(ToolError, match="No such file or directory"):
+        await sh(replace(context, cwd=context.cwd / "gone"), "true")
+    assert (await sh(context, "echo on")).text.startswith("on\n")
+
+
+async def test_exit_codes_signals_and_limits_are_those_of_the_command(context: ToolContext) -> None:
+    assert (await sh(context, "exit 7")).text.splitlines()[0] == "[exit status 7]"
+    assert "signal SIGTERM" in (await sh(context, "kill -TERM $$")).text
+    limited = replace(context, sandbox=replace(context.sandbox, limits=ToolLimits(open_files=33)))
+    limited.belongings.close()
+    assert (await sh(limited, "ulimit -n")).text.startswith("33\n")
+
+
+async def test_credentials_are_readable_when_they_were_asked_for_or_approved(context: ToolContext) -> None:
+    """Denied paths and the orch home stay hidden."""
+    command = "cat ~/.ssh/id_test token.key ../orch/config.toml"
+    for output in (
+        await sh(context, command, credentials=True),
+        await sh(replace(context, approved=True), command),
+        await sh(context, "cat ~/.ssh/id_test; false", credentials=True, background=False),
+    ):
+        assert f"{SECRET} user/.ssh/id_test" in output.text
+        assert output.text.count(SECRET) == 1
+    usable = replace(context, policy=replace(context.policy, usable_credentials=("~/.ssh",)))
+    usable.belongings.close()
+    text = (await sh(usable, "cat ~/.ssh/id_test ~/.kube/config")).text
+    assert text.count(SECRET) == 1
+
+
+async def test_failed_command_names_what_is_hidden(context: ToolContext) -> None:
+    """In one line; a command that succeeds is not followed by it."""
+    *_, line = (await sh(context, "false")).text.splitlines()
+    assert line.startswith("[not readable by commands: credentials: ")
+    for name in (".ssh", ".kube/config", "credentials=true", "token.key", "vault"):
+        assert name in line
+    assert "[not readable" not in (await sh(context, "true")).text
+
+
+async def test_commands_that_name_only_rules_hold_for_are_reported(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More denied files than can be hidden: the rest is left to rules, and each output says so."""
+    monkeypatch.setattr("orch_worker.policy.denied_files.MOST_MOUNTS", 2)
+    text = (await sh(context, "true")).text
+    assert "[denied paths: by name only where there are 3 denied files, of which 2 can be covered]" in text

@@ -1,0 +1,146 @@
+"""What is hidden from an agent's commands: denied paths, credentials, orch's own folders, and with which exceptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orch_protocol.core.policy import PolicyConfig
+from orch_protocol.core.sandbox import SandboxSpec
+from orch_worker.sandbox import bubblewrap
+from orch_worker.sandbox.launcher import Cover
+from orch_worker.tools.api.base import ToolContext, ToolError
+from orch_worker.tools.python.python import run_python
+from orch_worker.tools.shell.path_covers import PathCovers
+from orch_worker.tools.shell.sandboxed_exec import covered_starter
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ToolContext:
+    """An agent with a home that holds credentials, and folders of orch."""
+    home = tmp_path / "user"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh/id_work").write_text("x")
+    (home / ".kube").mkdir()
+    (home / ".kube/config").write_text("x")
+    for folder in ("cwd", "orch/sessions/me/scratch", "orch/sessions/other", "orch/skills/sql"):
+        (tmp_path / folder).mkdir(parents=True)
+    return ToolContext(
+        tmp_path / "cwd",
+        env={"HOME": str(home)},
+        folder=tmp_path / "orch/sessions/me",
+        orch_folders=(str(tmp_path / "orch"), str(tmp_path / "orch/sessions")),
+    )
+
+
+def covers_of(context: ToolContext, *, credentials: bool = False) -> dict[str, Cover]:
+    """Return what is hidden below the test's folder, by its path there."""
+    assert context.folder is not None
+    top = context.folder.parents[2]
+    found = PathCovers(context).find(credentials=credentials).covers
+    return {cover.path.removeprefix(f"{top}/"): cover for cover in found if cover.path.startswith(str(top))}
+
+
+def test_credentials_and_orchs_folders_are_hidden(context: ToolContext) -> None:
+    """Of the orch home the agent's own scratch folder stays, as at L3."""
+    covers = covers_of(context)
+    assert sorted(covers) == ["orch", "user/.kube/config", "user/.ssh"]
+    assert covers["orch"].writable == (str(context.cwd.parent / "orch/sessions/me/scratch"),)
+    assert covers["orch"].readable == ()
+
+
+def test_skills_and_folders_to_write_to_stay_visible_in_the_orch_home(context: ToolContext) -> None:
+    top = context.cwd.parent
+    sandbox = SandboxSpec(read=(str(top / "orch/skills/sql"),), write=(str(top / "orch/out"),))
+    cover = covers_of(replace(context, sandbox=sandbox))["orch"]
+    assert cover.readable == (str(top / "orch/skills/sql"),)
+    assert str(top / "orch/out") in cover.writable
+
+
+def test_agent_that_works_in_the_orch_home_keeps_its_folder(context: ToolContext) -> None:
+    top = context.cwd.parent
+    inside = replace(context, cwd=top / "orch/skills")
+    assert str(top / "orch/skills") in covers_of(inside)["orch"].writable
+    whole = covers_of(replace(context, cwd=top / "orch"))
+    assert "orch" not in whole
+    assert "orch/sessions" in whole
+
+
+def test_approved_call_can_read_credentials(context: ToolContext) -> None:
+    assert sorted(covers_of(context, credentials=True)) == ["orch"]
+
+
+@pytest.mark.parametrize(
+    ("usable", "hidden", "exceptions"),
+    [
+        ("~/.ssh", ["user/.kube/config"], ()),
+        ("~/.ssh/id_work", ["user/.kube/config", "user/.ssh"], ("id_work",)),
+        ("~", [], ()),
+        ("~/.aws", ["user/.kube/config", "user/.ssh"], ()),
+    ],
+)
+def test_usable_credentials_stay_visible(
+    context: ToolContext, usable: str, hidden: list[str], exceptions: tuple[str, ...]
+) -> None:
+    covers = covers_of(replace(context, policy=PolicyConfig(usable_credentials=(usable,))))
+    assert sorted(set(covers) - {"orch"}) == hidden
+    if "user/.ssh" in covers:
+        folder = context.cwd.parent / "user/.ssh"
+        assert covers["user/.ssh"].writable == tuple(str(folder / name) for name in exceptions)
+
+
+def test_failed_command_is_told_what_it_could_not_read(context: ToolContext) -> None:
+    (context.cwd / "a\nb.pem").write_text("x")
+    covered = PathCovers(replace(context, policy=PolicyConfig(denied_paths=("*.pem",)))).find(credentials=False)
+    assert "\n" not in covered.note
+    for part in (".ssh", ".kube/config", "credentials=true", "denied: ", "b.pem"):
+        assert part in covered.note
+
+
+def test_namespaces_of_bubblewrap_hide_the_same(context: ToolContext) -> None:
+    """Files below what can be seen become a device that cannot be opened, folders empty; nothing else is mentioned."""
+    (context.cwd / "in.pem").write_text("x")
+    (context.cwd / "vault").mkdir()
+    paths = [str(context.cwd / "in.pem"), str(context.cwd / "vault"), "/somewhere/else"]
+    reach = bubblewrap.reach(context.cwd, context.cwd.parent / "home")
+    said = bubblewrap.arguments(reach, str(context.cwd), 3, ["true"], [Cover(path) for path in paths])
+    assert said[-2:] == ["--", "true"]
+    text = " ".join(said)
+    assert f"--ro-bind /dev/null {paths[0]}" in text
+    assert f"--tmpfs {paths[1]} --remount-ro {paths[1]}" in text
+    assert paths[2] not in text
+
+
+async def test_commands_are_refused_where_denied_paths_are_required_and_cannot_be_hidden(context: ToolContext) -> None:
+    policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
+    bare = replace(context, sandbox=SandboxSpec(covers_paths=False), policy=policy)
+    with pytest.raises(ToolError, match="require_denied_paths is set, and there are no mount namespaces"):
+        await covered_starter(bare, "bash")
+    allowed = replace(bare, policy=replace(policy, denied_paths=()))
+    assert (await covered_starter(allowed, "bash"))[1].covers == ()
+
+
+async def test_more_denied_files_than_can_be_hidden_are_refused_where_required(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_worker.policy.denied_files.MOST_MOUNTS", 1)
+    for name in ("a.pem", "b.pem"):
+        (context.cwd / name).write_text("x")
+    policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
+    hiding = replace(context, sandbox=SandboxSpec(covers_paths=True), policy=policy)
+    with pytest.raises(ToolError, match="2 denied files, of which 1 can be covered"):
+        await covered_starter(hiding, "bash")
+
+
+@pytest.mark.parametrize(
+    ("covers_paths", "denied", "offered"),
+    [(True, (), True), (True, ("*.pem",), False), (False, ("*.pem",), True), (False, (), True)],
+)
+def test_run_python_is_not_offered_beside_hidden_denied_paths(
+    context: ToolContext, covers_paths: bool, denied: tuple[str, ...], offered: bool
+) -> None:
+    """It runs in the agent's own process, from which nothing is hidden."""
+    given = replace(context, sandbox=SandboxSpec(covers_paths=covers_paths), policy=PolicyConfig(denied_paths=denied))
+    assert (run_python.missing(given) == "") is offered
