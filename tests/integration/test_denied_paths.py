@@ -86,7 +86,7 @@ COMMANDS = (
     "cat /dev/fd/3 3< token.key",
     # By interpreters.
     "python3 -c \"print(open('token' + chr(46) + 'key').read())\"",
-    "python3 -c \"import os, ctypes; c = ctypes.CDLL(None); c.umount2(b'{vault}', 2); print(open('{vault}/inner').read())\"",
+    "python3 -c \"import ctypes; ctypes.CDLL(None).umount2(b'{vault}', 2); print(open('{vault}/inner').read())\"",
     "python3 -c \"import os; os.setsid(); os.fork() or os.execvp('cat', ['cat', '{vault}/inner'])\"",
     "perl -pe 1 token.key",
     "setsid nohup cat token.key",

@@ -377,3 +377,23 @@ async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> Non
         assert (reply.text, [await task for task in tasks]) == ("done", [Answered(True)])
         assert [each.kind for each in seen] == ["question"]
         assert not (tmp_path / "precious.txt").exists()
+
+
+def test_pattern_does_not_cover_a_call_that_asks_for_credentials() -> None:
+    """Whoever approved `rm *` was not asked about credentials; the approval of exactly that call holds."""
+    pattern = made(question(), Consent(True, "session", "rm *"), 0.0)
+    asking = question(input={"command": "rm x", "credentials": True})
+    assert covers(pattern, question(), 1.0)
+    assert not covers(pattern, asking, 1.0)
+    assert covers(made(asking, Consent(True, "session"), 0.0), asking, 1.0)
+
+
+@virtual
+async def test_approval_by_a_pattern_is_told_from_one_of_the_call(tmp_path: Path) -> None:
+    approvals = Approvals(tmp_path, lambda _: Consent(True, "session", "rm *"))
+    assert not approvals.by_pattern(question(), "a")
+    await approvals.ask(question(), "a", None, 100)
+    assert approvals.by_pattern(question(), "a")
+    exactly = Approvals(tmp_path, lambda _: Consent(True, "session"))
+    await exactly.ask(question(), "a", None, 100)
+    assert not exactly.by_pattern(question(), "a")

@@ -222,6 +222,30 @@ def test_what_is_left_behind_is_cleaned_when_asked_to(
     lock.release()
 
 
+@pytest.mark.parametrize(
+    ("why", "config", "level", "said"),
+    [
+        ("", "", "ok", "unreadable for commands"),
+        ("no namespaces", "", "warn", "denied paths: by name only (no namespaces)"),
+        (
+            "no namespaces",
+            '[policy]\ndenied_paths = ["a"]\nrequire_denied_paths = true\n',
+            "fail",
+            "commands are refused",
+        ),
+    ],
+)
+def test_how_denied_paths_hold_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, why: str, config: str, level: str, said: str
+) -> None:
+    monkeypatch.setattr(doctor, "missing", lambda: why)
+    home.mkdir()
+    (home / "config.toml").write_text(config)
+    finding = doctor.denied_paths()
+    assert finding.level == level
+    assert said in finding.detail
+
+
 def test_the_sandbox_is_told_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At what level tools run, what the machine has, why not more; less than wanted warns, less than required fails."""
     monkeypatch.setattr(doctor, "machine", lambda: Offer({"L3": "bubblewrap is not installed"}))

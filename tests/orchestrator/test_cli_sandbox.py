@@ -88,3 +88,14 @@ def test_only_a_daemon_that_starts_can_be_told_to_require(desk: Desk, capsys: Ca
     """With another word the flag is an error of use."""
     assert run(["daemon", "stop", "--require-sandbox", "L2"]) == 2
     assert (desk.asked, "goes with: orch daemon start" in capsys.readouterr().err) == ([], True)
+
+
+def test_credentials_that_commands_can_use_are_asked_for(desk: Desk, tmp_path: Path) -> None:
+    """Those of the flags, beside those that are configured."""
+    (tmp_path / "home").mkdir(exist_ok=True)
+    (tmp_path / "home" / "config.toml").write_text('[policy]\nusable_credentials = ["~/.kube/config"]\n')
+    assert (
+        run(["spawn", "Deploy", "--model", "local:m", "--credentials", "/home/me/.ssh", "--credentials", "keys"]) == 0
+    )
+    rules = desk.asked[0][1]["policy"]["rules"]
+    assert rules["usable_credentials"] == ["~/.kube/config", "/home/me/.ssh", str(Path("keys").absolute())]

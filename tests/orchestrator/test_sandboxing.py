@@ -9,11 +9,12 @@ import pytest
 
 from orch import SandboxError
 from orch.api import orchestrator
-from orch.policy.sandbox import check, held, raised, stricter, wanted
+from orch.policy.sandbox import check, covering, held, raised, stricter, wanted
 from orch.services import call
 from orch.services.agents import spawn
 from orch.tree.agents.state import Node
 from orch_protocol.agent.config import Config
+from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import SandboxConfig, SandboxSpec, ToolLimits
 from orch_protocol.services.requests import Spawn
 from orch_worker.sandbox.probe import Offer
@@ -173,3 +174,60 @@ async def spawned(world: World, sandbox: SandboxConfig | None, **more: Any) -> t
     """Spawn as the command line does; return the agent and what is said of its sandbox."""
     made = await call(world.supervisor, None, "spawn", Spawn("t", sandbox=sandbox, **more))
     return world.supervisor.tree.nodes[made.id], made.note
+
+
+def unasked_mounts() -> str:
+    """A machine that must not be tried."""
+    raise AssertionError
+
+
+def test_mount_namespaces_are_looked_for_only_where_commands_run() -> None:
+    spec = SandboxSpec()
+    assert covering(spec, ("read_file", "run_python"), unasked_mounts, PolicyConfig()) == (spec, "")
+    assert covering(spec, ("bash",), str, PolicyConfig()) == (SandboxSpec(covers_paths=True), "")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (PolicyConfig(), "commands can read"),
+        (PolicyConfig(denied_paths=("a",)), "commands can read"),
+        (PolicyConfig(denied_paths=("a",), require_denied_paths=True), "commands are refused"),
+    ],
+)
+def test_missing_mount_namespaces_are_reported(policy: PolicyConfig, said: str) -> None:
+    spec, note = covering(SandboxSpec(), ("bash",), lambda: "no namespaces", policy)
+    assert spec.covers_paths is False
+    assert note.startswith(f"denied paths: by name only (no namespaces): {said}")
+
+
+@pytest.mark.parametrize(
+    ("why", "tools", "state", "said"),
+    [
+        ("", ("bash",), "unreadable", False),
+        ("no namespaces", ("bash",), "by name only", True),
+        ("no namespaces", ("read_file",), "", False),
+    ],
+)
+@virtual
+async def test_spawn_and_state_say_how_denied_paths_hold(
+    tmp_path: Path, why: str, tools: tuple[str, ...], state: str, said: bool
+) -> None:
+    """Also of the agents below it."""
+    async with opened(tmp_path, config=nesting()) as world:
+        world.supervisor.mounts_missing = lambda: why
+        node, note = await spawned(world, None, tools=(*tools, *NEST))
+        await call(world.supervisor, node.spec.id, "spawn", Spawn("t", tools=tools))
+        assert [row.denied_paths for row in await world.agents(all=True)] == [state] * 2
+    assert ("denied paths: by name only (no namespaces)" in note) is said
+
+
+@virtual
+async def test_only_programs_and_users_name_usable_credentials(tmp_path: Path) -> None:
+    """What an agent says of them is not heard; its children have what it has."""
+    async with opened(tmp_path, config=nesting()) as world:
+        node, _ = await spawned(world, None, tools=NEST, usable_credentials=("~/.ssh",))
+        asked = Spawn("t", tools=NEST, usable_credentials=("~/.kube",))
+        child = world.supervisor.tree.nodes[(await call(world.supervisor, node.spec.id, "spawn", asked)).id]
+        assert node.spec.policy.rules.usable_credentials == ("~/.ssh",)
+        assert child.spec.policy.rules.usable_credentials == ("~/.ssh",)

@@ -369,3 +369,46 @@ async def test_what_somebody_was_asked_about_is_not_passed_over(tmp_path: Path) 
     assert isinstance(block, Text)
     note = "\n[1 files passed over: the policy keeps them away]"
     assert block.text == "my-diary/may.txt\nmy-diary/old-diary/april.txt" + note
+
+
+@tool(name="bash")
+def told_of_approval(context: ToolContext, command: str, credentials: bool = False) -> str:
+    """Say whether the call was approved."""
+    return f"{command} {credentials} {context.approved}"
+
+
+@pytest.mark.parametrize(
+    ("input", "permission", "by_pattern", "asked", "said"),
+    [
+        ({}, "allow", False, 0, "x False False"),
+        ({}, "ask", False, 1, "x False True"),
+        ({}, "ask", True, 1, "x False False"),
+        ({"credentials": True}, "allow", False, 1, "x True True"),
+        ({"credentials": "true"}, "allow", False, 1, "x True True"),
+        ({"credentials": False}, "allow", False, 0, "x False False"),
+    ],
+)
+async def test_tool_knows_whether_its_call_was_approved(
+    tmp_path: Path, input: dict[str, Any], permission: str, by_pattern: bool, asked: int, said: str
+) -> None:
+    """A command that asks for credentials is asked about whatever is allowed; a pattern's approval is none of the call."""
+    questions: list[ApproveCall] = []
+
+    async def approve(_: str, params: Any, __: float | None = None) -> Approved:
+        questions.append(params)
+        return Approved(True, digest_of(params.tool, params.input, params.paths), "", by_pattern)
+
+    spec = PolicySpec(rules=PolicyConfig(permissions={"bash": permission}))  # type: ignore[dict-item]
+    toolbox = box(tmp_path, spec, tools=[told_of_approval], call_root=approve)
+    outcome = await toolbox.dispatch(ToolUse("c1", "bash", {"command": "x", **input}))
+    (block,) = outcome.result.content
+    assert isinstance(block, Text)
+    assert (block.text, len(questions)) == (said, asked)
+
+
+async def test_persons_own_command_counts_as_approved(tmp_path: Path) -> None:
+    """A toolbox without a guard runs what a person typed."""
+    outcome = await Toolbox([told_of_approval], ToolContext(tmp_path)).dispatch(ToolUse("c1", "bash", {"command": "x"}))
+    (block,) = outcome.result.content
+    assert isinstance(block, Text)
+    assert block.text == "x False True"
