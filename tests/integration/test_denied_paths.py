@@ -152,8 +152,8 @@ async def sh(context: ToolContext, command: str, **more: object) -> ToolOutput:
 
 def launcher_pid(context: ToolContext) -> int:
     """Return the process id of the agent's one launcher."""
-    [(_, launcher)] = context.own(Cell)._launchers.values()
-    return launcher._process.pid
+    [pid] = context.own(Cell).launchers
+    return pid
 
 
 @pytest.mark.parametrize("command", COMMANDS)

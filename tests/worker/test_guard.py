@@ -391,7 +391,7 @@ def told_of_approval(context: ToolContext, command: str, credentials: bool = Fal
 async def test_tool_knows_whether_its_call_was_approved(
     tmp_path: Path, input: dict[str, Any], permission: str, by_pattern: bool, asked: int, said: str
 ) -> None:
-    """A command that asks for credentials is asked about whatever is allowed; a pattern's approval is none of the call."""
+    """One that asks for credentials is asked about, whatever is allowed; a pattern approves no particular call."""
     questions: list[ApproveCall] = []
 
     async def approve(_: str, params: Any, __: float | None = None) -> Approved:

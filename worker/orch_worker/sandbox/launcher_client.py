@@ -113,6 +113,11 @@ class Launcher:
         return CoveredProcess(pid)
 
     @property
+    def pid(self) -> int:
+        """The id of the launcher process."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether it can start commands."""
         return self._process.poll() is None

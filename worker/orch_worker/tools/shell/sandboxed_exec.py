@@ -113,6 +113,12 @@ class Cell:
             self._home = context.folder / SCRATCH
         (self._home / "tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    @property
+    def launchers(self) -> tuple[int, ...]:
+        """The ids of the processes that start commands for this agent."""
+        with self._lock:
+            return tuple(launcher.pid for _, launcher in self._launchers.values())
+
     def environment(self) -> dict[str, str]:
         """Return the variables that lead to the home that confined processes have instead of the user's."""
         return {"HOME": str(self._home), "TMPDIR": str(self._home / "tmp")}
