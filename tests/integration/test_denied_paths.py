@@ -71,11 +71,11 @@ COMMANDS = (
     "chmod -R 777 {vault}; cat {vault}/inner",
     "umount token.key; cat token.key",
     "umount -l {vault}; cat {vault}/inner",
-    "mount --bind . /mnt; cat /mnt/token.key",
+    "mount --bind . sub; cat sub/token.key",
     "mount -t tmpfs none . ; cat token.key",
     "unshare -Urm sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
     "unshare -Um sh -c 'umount -l {vault}; cat {vault}/inner token.key'",
-    "unshare -Urm sh -c 'mount --rbind . /mnt; umount -l /mnt/token.key; cat /mnt/token.key'",
+    "unshare -Urm sh -c 'mount --rbind . sub; umount -l sub/token.key; cat sub/token.key'",
     # By /proc, and by what other processes have open.
     "cat /proc/self/cwd/token.key",
     "cat /proc/self/root{vault}/inner",
@@ -188,6 +188,7 @@ async def test_command_has_no_capability(context: ToolContext, level: Level) -> 
 
 
 async def test_scripts_and_background_jobs_cannot_read_denied_files(context: ToolContext) -> None:
+    """They are started in the same way."""
     text = (await run_python_script.run(context, {"code": "print(open('token.key').read())"})).text
     assert "PermissionError" in text
     assert SECRET not in text
@@ -272,6 +273,7 @@ async def test_command_after_the_launcher_was_killed_runs_hidden_again(context: 
 async def test_nothing_runs_when_the_promised_namespaces_cannot_be_had(
     context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An error, not a command that could read what was to be hidden."""
     monkeypatch.setattr("orch_worker.sandbox.launcher_client.BOOT", "raise SystemExit")
     with pytest.raises(ToolError, match="Nothing was run: denied paths cannot be hidden from commands"):
         await sh(context, "touch ran")
@@ -286,6 +288,7 @@ async def test_command_that_cannot_be_started_is_an_error(context: ToolContext) 
 
 
 async def test_exit_codes_signals_and_limits_are_those_of_the_command(context: ToolContext) -> None:
+    """The launcher in between changes nothing of them."""
     assert (await sh(context, "exit 7")).text.splitlines()[0] == "[exit status 7]"
     assert "signal SIGTERM" in (await sh(context, "kill -TERM $$")).text
     limited = replace(context, sandbox=replace(context.sandbox, limits=ToolLimits(open_files=33)))

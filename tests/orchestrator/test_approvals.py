@@ -390,6 +390,7 @@ def test_pattern_does_not_cover_a_call_that_asks_for_credentials() -> None:
 
 @virtual
 async def test_approval_by_a_pattern_is_told_from_one_of_the_call(tmp_path: Path) -> None:
+    """A pattern that was approved earlier is no approval of this very call."""
     approvals = Approvals(tmp_path, lambda _: Consent(True, "session", "rm *"))
     assert not approvals.by_pattern(question(), "a")
     await approvals.ask(question(), "a", None, 100)

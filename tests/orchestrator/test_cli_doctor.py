@@ -238,6 +238,7 @@ def test_what_is_left_behind_is_cleaned_when_asked_to(
 def test_how_denied_paths_hold_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch, why: str, config: str, level: str, said: str
 ) -> None:
+    """Without namespaces a warning; a failure where they are required."""
     monkeypatch.setattr(doctor, "missing", lambda: why)
     home.mkdir()
     (home / "config.toml").write_text(config)

@@ -94,8 +94,6 @@ def test_credentials_that_commands_can_use_are_asked_for(desk: Desk, tmp_path: P
     """Those of the flags, beside those that are configured."""
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "config.toml").write_text('[policy]\nusable_credentials = ["~/.kube/config"]\n')
-    assert (
-        run(["spawn", "Deploy", "--model", "local:m", "--credentials", "/home/me/.ssh", "--credentials", "keys"]) == 0
-    )
+    assert run(["spawn", "Deploy", "--model", "local:m", "--credentials", "/keys/ssh", "--credentials", "keys"]) == 0
     rules = desk.asked[0][1]["policy"]["rules"]
-    assert rules["usable_credentials"] == ["~/.kube/config", "/home/me/.ssh", str(Path("keys").absolute())]
+    assert rules["usable_credentials"] == ["~/.kube/config", "/keys/ssh", str(Path("keys").absolute())]

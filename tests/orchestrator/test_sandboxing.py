@@ -182,6 +182,7 @@ def unasked_mounts() -> str:
 
 
 def test_mount_namespaces_are_looked_for_only_where_commands_run() -> None:
+    """Other agents start no faster or slower for it."""
     spec = SandboxSpec()
     assert covering(spec, ("read_file", "run_python"), unasked_mounts, PolicyConfig()) == (spec, "")
     assert covering(spec, ("bash",), str, PolicyConfig()) == (SandboxSpec(covers_paths=True), "")
@@ -196,6 +197,7 @@ def test_mount_namespaces_are_looked_for_only_where_commands_run() -> None:
     ],
 )
 def test_missing_mount_namespaces_are_reported(policy: PolicyConfig, said: str) -> None:
+    """With what follows from it."""
     spec, note = covering(SandboxSpec(), ("bash",), lambda: "no namespaces", policy)
     assert spec.covers_paths is False
     assert note.startswith(f"denied paths: by name only (no namespaces): {said}")

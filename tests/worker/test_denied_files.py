@@ -34,6 +34,7 @@ def made(folder: Path, *names: str) -> list[str]:
     ],
 )
 def test_rules_find_what_exists(tmp_path: Path, rule: str, found: list[str]) -> None:
+    """Names at any depth, patterns, absolute paths; nothing below what was found."""
     made(tmp_path, "in.pem", "sub/deep/key.pem", "sub/.env", "sub/secrets/a", "sub/secrets/secrets", "plain.txt")
     assert DeniedFiles([rule.format(cwd=tmp_path)], [str(tmp_path)]).find() == (
         tuple(str(tmp_path / name) for name in found),
@@ -42,16 +43,19 @@ def test_rules_find_what_exists(tmp_path: Path, rule: str, found: list[str]) -> 
 
 
 def test_absolute_paths_are_found_outside_the_agents_folder(tmp_path: Path) -> None:
+    """Wherever they are."""
     [vault] = made(tmp_path, "vault/")
     assert DeniedFiles([vault, "*.pem"], [str(tmp_path / "cwd")]).find().paths == (vault,)
 
 
 def test_names_are_found_in_each_folder_given(tmp_path: Path) -> None:
+    """And in no other."""
     paths = made(tmp_path, "a/x.pem", "b/x.pem", "c/x.pem")
     assert DeniedFiles(["*.pem"], [str(tmp_path / "a"), str(tmp_path / "b")]).find().paths == tuple(paths[:2])
 
 
 def test_link_with_a_denied_name_denies_its_target(tmp_path: Path) -> None:
+    """A dangling link denies nothing."""
     [target] = made(tmp_path, "elsewhere/real")
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd/link.pem").symlink_to(target)
@@ -60,6 +64,7 @@ def test_link_with_a_denied_name_denies_its_target(tmp_path: Path) -> None:
 
 
 def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+    """Neither out of the folder nor in circles."""
     made(tmp_path, "elsewhere/x.pem", "cwd/")
     (tmp_path / "cwd/link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "cwd/round").symlink_to(tmp_path / "cwd")
@@ -67,18 +72,21 @@ def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_installed_packages_are_not_searched(tmp_path: Path) -> None:
+    """They hold certificates that programs need."""
     made(tmp_path, "node_modules/a/cert.pem", ".venv/lib/site-packages/certifi/cacert.pem")
     [own] = made(tmp_path, "cert.pem")
     assert DeniedFiles(["*.pem"], [str(tmp_path)]).find().paths == (own,)
 
 
 def test_system_folders_are_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent may work in the folder above them."""
     monkeypatch.setattr(denied_files, "SKIPPED", frozenset({str(tmp_path / "usr")}))
     made(tmp_path, "usr/share/x.pem")
     assert DeniedFiles(["*.pem"], [str(tmp_path)]).find().paths == ()
 
 
 def test_too_many_names_are_reported(tmp_path: Path) -> None:
+    """Each time, also when the listings are known."""
     made(tmp_path, *(f"{folder}/{number}" for folder in "abc" for number in range(5)))
     assert DeniedFiles(["*.pem"], [str(tmp_path)], most_names=30).find().incomplete == ""
     found = DeniedFiles(["*.pem"], [str(tmp_path)], most_names=10)
@@ -87,6 +95,7 @@ def test_too_many_names_are_reported(tmp_path: Path) -> None:
 
 
 def test_too_many_denied_files_are_reported(tmp_path: Path) -> None:
+    """As many as can be covered are found."""
     paths = made(tmp_path, *(f"{number}.pem" for number in range(5)))
     found = DeniedFiles(["*.pem"], [str(tmp_path)], most_paths=3).find()
     assert found == (tuple(paths[:3]), "5 denied files, of which 3 can be covered")

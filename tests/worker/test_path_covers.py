@@ -52,6 +52,7 @@ def test_credentials_and_orchs_folders_are_hidden(context: ToolContext) -> None:
 
 
 def test_skills_and_folders_to_write_to_stay_visible_in_the_orch_home(context: ToolContext) -> None:
+    """The first to be read, the others to be written."""
     top = context.cwd.parent
     sandbox = SandboxSpec(read=(str(top / "orch/skills/sql"),), write=(str(top / "orch/out"),))
     cover = covers_of(replace(context, sandbox=sandbox))["orch"]
@@ -60,6 +61,7 @@ def test_skills_and_folders_to_write_to_stay_visible_in_the_orch_home(context: T
 
 
 def test_agent_that_works_in_the_orch_home_keeps_its_folder(context: ToolContext) -> None:
+    """At the top of it, what lies below is still hidden."""
     top = context.cwd.parent
     inside = replace(context, cwd=top / "orch/skills")
     assert str(top / "orch/skills") in covers_of(inside)["orch"].writable
@@ -69,6 +71,7 @@ def test_agent_that_works_in_the_orch_home_keeps_its_folder(context: ToolContext
 
 
 def test_approved_call_can_read_credentials(context: ToolContext) -> None:
+    """But not the folders of orch."""
     assert sorted(covers_of(context, credentials=True)) == ["orch"]
 
 
@@ -84,6 +87,7 @@ def test_approved_call_can_read_credentials(context: ToolContext) -> None:
 def test_usable_credentials_stay_visible(
     context: ToolContext, usable: str, hidden: list[str], exceptions: tuple[str, ...]
 ) -> None:
+    """A folder above, the path itself, or one file in a credential folder."""
     covers = covers_of(replace(context, policy=PolicyConfig(usable_credentials=(usable,))))
     assert sorted(set(covers) - {"orch"}) == hidden
     if "user/.ssh" in covers:
@@ -92,6 +96,7 @@ def test_usable_credentials_stay_visible(
 
 
 def test_failed_command_is_told_what_it_could_not_read(context: ToolContext) -> None:
+    """In one line, whatever files are called."""
     (context.cwd / "a\nb.pem").write_text("x")
     covered = PathCovers(replace(context, policy=PolicyConfig(denied_paths=("*.pem",)))).find(credentials=False)
     assert "\n" not in covered.note
@@ -114,6 +119,7 @@ def test_namespaces_of_bubblewrap_hide_the_same(context: ToolContext) -> None:
 
 
 async def test_commands_are_refused_where_denied_paths_are_required_and_cannot_be_hidden(context: ToolContext) -> None:
+    """Without denied paths there is nothing to refuse."""
     policy = PolicyConfig(denied_paths=("*.pem",), require_denied_paths=True)
     bare = replace(context, sandbox=SandboxSpec(covers_paths=False), policy=policy)
     with pytest.raises(ToolError, match="require_denied_paths is set, and there are no mount namespaces"):
@@ -125,6 +131,7 @@ async def test_commands_are_refused_where_denied_paths_are_required_and_cannot_b
 async def test_more_denied_files_than_can_be_hidden_are_refused_where_required(
     context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing runs."""
     monkeypatch.setattr("orch_worker.policy.denied_files.MOST_MOUNTS", 1)
     for name in ("a.pem", "b.pem"):
         (context.cwd / name).write_text("x")

@@ -23,9 +23,7 @@ from . import landlock
 if TYPE_CHECKING:
     from orch_protocol.core.sandbox import Level
 
-    from .bubblewrap import Reach
-
-__all__ = ["Cover", "confine", "hide", "main", "receive", "send"]
+__all__ = ["Cover", "Files", "confine", "hide", "main", "receive", "send"]
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUSER: Final = 0x10000000
@@ -57,6 +55,14 @@ class Cover(NamedTuple):
     path: str
     writable: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+
+
+class Files(NamedTuple):
+    """Files and folders that commands can read, and those that they can write too, by Landlock; and the network."""
+
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    network: bool
 
 
 # --- Messages: a length and marshal data, both ends run the same interpreter ---
@@ -207,18 +213,17 @@ if linux.LINUX:
     _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
 
-def confine(level: Level, reach: Reach | None) -> None:
+def confine(level: Level, files: Files | None) -> None:
     """Give up what `level` takes from this thread and what it starts, for good. Raises OSError."""
     landlock.give_up()
-    if level < "L2" or reach is None:
+    if level < "L2" or files is None:
         return
     from . import seccomp
-    from .bubblewrap import DEVICES, KERNEL
 
     if why := seccomp.missing():
         raise OSError(why)
-    landlock.restrict((*reach.read, *KERNEL), (*reach.write, *DEVICES), network=reach.network)
-    seccomp.apply(seccomp.program(sockets=True, network=reach.network))
+    landlock.restrict(files.read, files.write, network=files.network)
+    seccomp.apply(seccomp.program(sockets=True, network=files.network))
 
 
 # --- Starting commands ---
@@ -279,11 +284,11 @@ def main(descriptor: str) -> None:
         received = receive(line)
         if received is None:
             return
-        covers, staging, level, reach = received[0]
+        covers, staging, level, files = received[0]
         try:
             nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             hide((Cover(*cover) for cover in covers), staging)
-            confine(level, None if reach is None else _reach(reach))
+            confine(level, None if files is None else Files(*files))
             linux.prctl(linux.PR_SET_DUMPABLE, 0)  # commands cannot trace it
         except OSError as error:
             send(line, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
@@ -293,9 +298,3 @@ def main(descriptor: str) -> None:
             _serve(line, nothing)
         except OSError:
             pass  # the other end is gone
-
-
-def _reach(values: Sequence[Any]) -> Reach:
-    from .bubblewrap import Reach
-
-    return Reach(*values)

@@ -15,12 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .launcher import Cover, receive, send
+from .launcher import Cover, Files, receive, send
 
 if TYPE_CHECKING:
     from orch_protocol.core.sandbox import Level
-
-    from .bubblewrap import Reach
 
 __all__ = ["CoveredProcess", "Launcher", "missing"]
 
@@ -65,12 +63,12 @@ class CoveredProcess:
 
 
 class Launcher:
-    """A launcher that hides `covers` from the commands it starts at `level`, which reach `reach` (L2).
+    """A launcher that hides `covers` from the commands it starts at `level`, which reach `files` (L2).
 
     `staging` is an existing folder. Raises OSError when the covers cannot be had; then no process is left.
     """
 
-    def __init__(self, covers: Sequence[Cover], staging: Path, level: Level = "L0", reach: Reach | None = None) -> None:
+    def __init__(self, covers: Sequence[Cover], staging: Path, level: Level = "L0", files: Files | None = None) -> None:
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
         self._line.settimeout(START_SECONDS)
@@ -81,7 +79,7 @@ class Launcher:
                     argv, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True, cwd="/"
                 )
             try:
-                asked = [tuple(cover) for cover in covers], os.fspath(staging), level, reach and tuple(reach)
+                asked = [tuple(cover) for cover in covers], os.fspath(staging), level, files and tuple(files)
                 send(self._line, asked)
                 received = receive(self._line)
             except OSError:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from orch_protocol.core.sandbox import Level, ToolLimits
 
-from ...sandbox.launcher import Cover, confine
+from ...sandbox.launcher import Cover, Files, confine
 from ...system.files import cause
 from ...system.threads import ASIDE
 from ..api.base import ToolContext, ToolError
@@ -160,8 +160,7 @@ class Cell:
         key, identities = _key(level, covers), _identities(covers)
         from ...sandbox.launcher_client import Launcher
 
-        reach = self._reach(()) if level >= "L2" else None
-        launcher = Launcher(covers, self._home, level, reach)
+        launcher = Launcher(covers, self._home, level, self._files(()) if level >= "L2" else None)
         with self._lock:
             old = [self._launchers.pop(key)] if key in self._launchers else []
             if self._closed:
@@ -200,7 +199,7 @@ class Cell:
 
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"cell-{level}")
         try:
-            thread.submit(confine, level, self._reach(read)).result()
+            thread.submit(confine, level, self._files(read)).result()
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -228,6 +227,12 @@ class Cell:
             return start_process(within, cwd, env, output, (filter,))
         finally:
             os.close(filter)
+
+    def _files(self, read: tuple[str, ...]) -> Files:
+        from ...sandbox.bubblewrap import DEVICES, KERNEL
+
+        reach = self._reach(read)
+        return Files((*reach.read, *KERNEL), (*reach.write, *DEVICES), reach.network)
 
     def _reach(self, read: tuple[str, ...]) -> Reach:
         from ...sandbox.bubblewrap import reach
