@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -265,7 +266,10 @@ async def test_command_after_the_launcher_was_killed_runs_hidden_again(context: 
     """A command can end the launcher; the next one gets another, and never runs without."""
     await sh(context, "true")
     pid = launcher_pid(context)
+    ended = os.pidfd_open(pid)
     await sh(context, f"kill -9 {pid}")
+    assert select.select([ended], [], [], 30)[0]
+    os.close(ended)
     assert SECRET not in (await sh(context, "cat token.key")).text
     assert launcher_pid(context) != pid
 
