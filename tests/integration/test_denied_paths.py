@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -263,11 +264,11 @@ async def test_commands_share_one_launcher(context: ToolContext) -> None:
 
 
 async def test_command_after_the_launcher_was_killed_runs_hidden_again(context: ToolContext) -> None:
-    """A command can end the launcher; the next one gets another, and never runs without."""
+    """A command could end the launcher; the next one gets another, and never runs without."""
     await sh(context, "true")
     pid = launcher_pid(context)
     ended = os.pidfd_open(pid)
-    await sh(context, f"kill -9 {pid}")
+    os.kill(pid, signal.SIGKILL)
     assert select.select([ended], [], [], 30)[0]
     os.close(ended)
     assert SECRET not in (await sh(context, "cat token.key")).text

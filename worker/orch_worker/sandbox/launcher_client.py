@@ -104,7 +104,7 @@ class Launcher:
                 received = None
             if received is None:
                 self._process.kill()
-                raise OSError(errno.EPIPE, "the process that hides denied paths has ended; run the command again")
+                raise OSError(errno.EPIPE, "the process that hides denied paths ended meanwhile; the command may have run")
         pid, number, text = received[0]
         if number:
             raise OSError(number, text)
