@@ -104,7 +104,9 @@ class Launcher:
                 received = None
             if received is None:
                 self._process.kill()
-                raise OSError(errno.EPIPE, "the process that hides denied paths ended meanwhile; the command may have run")
+                raise OSError(
+                    errno.EPIPE, "the process that hides denied paths ended meanwhile; the command may have run"
+                )
         pid, number, text = received[0]
         if number:
             raise OSError(number, text)
