@@ -151,3 +151,12 @@ def test_run_python_is_not_offered_beside_hidden_denied_paths(
     """It runs in the agent's own process, from which nothing is hidden."""
     given = replace(context, sandbox=SandboxSpec(covers_paths=covers_paths), policy=PolicyConfig(denied_paths=denied))
     assert (run_python.missing(given) == "") is offered
+
+
+def test_daemons_socket_stays_in_reach(context: ToolContext) -> None:
+    """Commands that connect act as the agent; what else is in that folder is hidden."""
+    folder = context.cwd.parent / "orch/daemon"
+    folder.mkdir()
+    assert covers_of(context)["orch"].readable == ()
+    (folder / "control.sock").touch()
+    assert covers_of(context)["orch"].readable == (str(folder / "control.sock"),)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Cell", "covered_starter", "limited", "mounts_missing", "starter"]
 
 T = TypeVar("T")
-_Key: TypeAlias = tuple["Level", tuple[str, ...]]
+_Key: TypeAlias = tuple["Level", tuple[Cover, ...]]
 _Identities: TypeAlias = tuple["tuple[int, int] | None", ...]
 
 MOST_LAUNCHERS: Final = 3
@@ -111,7 +111,8 @@ class Cell:
             self._home = self._made = Path(mkdtemp(prefix="orch-tools-"))
         else:
             self._home = context.folder / SCRATCH
-        (self._home / "tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._home / "tmp").mkdir(mode=0o700, exist_ok=True)
 
     @property
     def launchers(self) -> tuple[int, ...]:
@@ -244,16 +245,16 @@ class Cell:
         )
 
 
-def _key(level: Level, covers: Sequence[Cover]) -> _Key:
-    return level, tuple(cover.path for cover in covers)
+def _key(level: Level, covers: tuple[Cover, ...]) -> _Key:
+    return level, covers
 
 
 def _identities(covers: Iterable[Cover]) -> _Identities:
     """Return which files are there now: one that took another's place is not hidden by a mount on the old one."""
     found: list[tuple[int, int] | None] = []
-    for cover in covers:
+    for path in (path for cover in covers for path in (cover.path, *cover.writable, *cover.readable)):
         try:
-            status = os.stat(cover.path)
+            status = os.stat(path)
             found.append((status.st_dev, status.st_ino))
         except OSError:
             found.append(None)
