@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator
-from orch.supervisor.recovery.orphan_cleanup import end_leftovers, marked
+from orch.supervisor.recovery.orphan_cleanup import end_leftovers, marked, run_token, stored_token
 
 SECONDS = 20.0
 STRAYS = 3
@@ -67,7 +67,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def ours(home: Path) -> set[int]:
     """Return the pids of what runs below the root of this test; what its commands start carries the mark, too."""
-    return {pid for pid, env in marked() if env["ORCH_RUN"] == str(home / "runs" / "r")}
+    token = stored_token(home / "runs" / "r")
+    return {pid for pid, env in marked() if env["ORCH_RUN"] == token}
 
 
 def fewer(home: Path, most: int, of: set[int] | None = None) -> None:
@@ -104,7 +105,8 @@ async def test_what_outlives_root_and_shim_ends_when_the_run_is_opened_again(sta
 
 def test_only_processes_of_that_run_are_ended(tmp_path: Path) -> None:
     """One of another run, one without a mark, and this one stay; a mark that merely begins alike is another's."""
-    runs = {"mine": str(tmp_path / "r"), "other": str(tmp_path / "r2")}
+    mine = run_token(tmp_path)
+    runs = {"mine": mine, "other": f"{mine}2"}
     started = {
         name: subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN": run}) for name, run in runs.items()
     }
@@ -112,10 +114,10 @@ def test_only_processes_of_that_run_are_ended(tmp_path: Path) -> None:
     try:
         while not {started["mine"].pid, started["other"].pid} <= {pid for pid, _ in marked()}:
             time.sleep(0.001)  # they are becoming another program
-        assert end_leftovers(runs["mine"]) == 1
+        assert end_leftovers(tmp_path) == 1
         assert started["mine"].wait(SECONDS) == -signal.SIGKILL
         assert (started["other"].poll(), started["none"].poll()) == (None, None)
-        assert end_leftovers(runs["mine"]) == 0
+        assert end_leftovers(tmp_path) == 0
     finally:
         for process in started.values():
             process.kill()

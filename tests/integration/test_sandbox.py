@@ -298,16 +298,13 @@ open(os.path.expanduser("~/own"), "w").write("x")
         assert "ask refused" in said
         assert (home / "sessions" / "a" / "scratch" / "own").read_text() == "x"
 
-    async def test_what_orch_keeps_is_not_seen_wherever_its_sessions_are(
-        self, context: ToolContext, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_what_orch_keeps_is_not_seen_wherever_its_sessions_are(self, context: ToolContext) -> None:
         """With a `session_dir` of their own neither they nor orch's home are there, for an agent that works above."""
         home, sessions = context.cwd / "orch", context.cwd / "talks"
         (home / "runs" / "daemon").mkdir(parents=True)
         (sessions / "b").mkdir(parents=True)
         (sessions / "b" / "session.jsonl").write_text("another's words")
-        monkeypatch.setenv("ORCH_RUN", str(home / "runs" / "daemon"))
-        context = at(replace(context, folder=sessions / "a"), "L3")
+        context = at(replace(context, folder=sessions / "a", orch_folders=(str(home),)), "L3")
         said = await sh(context, "find orch talks -mindepth 1 -name '[!.]*' | sort; echo x > ~/own")
         assert said.text.split()[0] == "talks/a"
         assert "runs" not in said.text

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import stat
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from orch.cli import run
 from orch.cli.system import doctor
 from orch.config import paths
 from orch.render.terminal import count
-from orch.supervisor.recovery.orphan_cleanup import marked
+from orch.supervisor.recovery.orphan_cleanup import marked, run_token, stored_token
+from orch_protocol.core.errors import StoreError
 from orch_protocol.core.ids import new_id
 from orch_worker.sandbox.probe import Offer
 from orch_worker.session.log.lock import FolderLock
@@ -133,7 +135,7 @@ def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.Mo
         "warn",
         f"of ended programs; the next start, or orch doctor --clean, removes them: {runs / dead}",
     )
-    there: list[Any] = [(7, {"ORCH_RUN": str(runs / dead)}), (8, {"ORCH_RUN": str(runs / alive)})]
+    there: list[Any] = [(7, {"ORCH_RUN": run_token(runs / dead)}), (8, {"ORCH_RUN": run_token(runs / alive)})]
     monkeypatch.setattr(doctor, "marked", lambda: iter(there))
     assert doctor.leftovers() == ("fail", "processes without their root: 7; orch doctor --clean ends them")
     lock.release()
@@ -154,12 +156,11 @@ def test_processes_of_a_named_run_without_its_root_are_left_behind(
     runs = paths.private_dir(paths.runs_dir(home))
     lock = FolderLock.acquire(runs / "alive")
     FolderLock.acquire(runs / "daemon").release()
-    elsewhere = home.parent / "runs" / "daemon"
-    folders = [runs / "daemon", runs / "alive", runs / "gone", elsewhere]
-    there = [(number, {"ORCH_RUN": str(folder)}) for number, folder in enumerate(folders)]
-    ended: list[str] = []
+    tokens = [run_token(runs / "daemon"), run_token(runs / "alive"), "of-another-home", ""]
+    there = [(number, {"ORCH_RUN": token}) for number, token in enumerate(tokens)]
+    ended: list[Path] = []
 
-    def end(run: str) -> int:
+    def end(run: Path) -> int:
         ended.append(run)
         del there[0]
         return 1
@@ -170,9 +171,28 @@ def test_processes_of_a_named_run_without_its_root_are_left_behind(
     assert run(["doctor", "--clean", "--json"]) == 0
     found = {each["check"]: each["detail"] for each in json.loads(capsys.readouterr().out)}
     assert (found["cleaned"], found["leftovers"]) == ("processes that were ended: 1", "none")
-    assert ended == [str(runs / "daemon")]
+    assert ended == [runs / "daemon"]
     assert sorted(folder.name for folder in runs.iterdir()) == ["alive", "daemon"]
     lock.release()
+
+
+def test_run_token_is_random_stored_and_kept(tmp_path: Path) -> None:
+    """The first call stores it, later calls return it; a folder without one has "", and the path is not in it."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    assert stored_token(one) == ""
+    token = run_token(one)
+    assert token == run_token(one) == stored_token(one)
+    assert token != run_token(other)
+    assert len(bytes.fromhex(token)) == 16
+    assert stat.S_IMODE((one / "token").stat().st_mode) == 0o600
+
+
+def test_run_token_that_cannot_be_stored_is_a_store_error(tmp_path: Path) -> None:
+    """The error names the file."""
+    with pytest.raises(StoreError, match=r"cannot write .*gone/token"):
+        run_token(tmp_path / "gone")
 
 
 def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None:

@@ -183,6 +183,24 @@ def test_a_daemon_shows_where_its_socket_is(tmp_path: Path) -> None:
     paths.show_socket("/o/daemon", f"/o/daemon/{paths.CONTROL}")
 
 
+def test_orch_folders_are_homes_sessions_and_folders_of_sockets(tmp_path: Path) -> None:
+    """The run's home, the existing homes of the user, sessions elsewhere and the folder of a socket; nothing twice."""
+    home, other, usual = tmp_path / "home", tmp_path / "other", tmp_path / ".local" / "share" / "orch"
+    run = paths.run_dir(home, "r")
+    env = {"HOME": str(tmp_path), "ORCH_HOME": str(other)}
+    assert paths.orch_folders(home, run, paths.sessions_dir(home), env) == (str(home),)
+    for folder in (other, usual):
+        folder.mkdir(parents=True)
+    assert paths.orch_folders(home, run, tmp_path / "talks", env) == tuple(
+        str(each) for each in (home, other, usual, tmp_path / "talks")
+    )
+    runtime = tmp_path / "r"
+    runtime.mkdir()
+    long = tmp_path / ("h" * 120)
+    found = paths.orch_folders(long, paths.run_dir(long, "r"), long, {"HOME": "/", "XDG_RUNTIME_DIR": str(runtime)})
+    assert str(runtime / "orch") in found or f"/tmp/orch-{os.getuid()}" in found
+
+
 def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     """What nobody opens again goes; a named run, one that somebody works in and one that is just made stay."""
     runs = paths.private_dir(paths.runs_dir(tmp_path))
@@ -199,7 +217,7 @@ def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
 
 def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as `orch demo`: the next one takes it away, and what still runs in it; that of one that runs stays."""
-    ended: list[str] = []
+    ended: list[Path] = []
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     monkeypatch.setattr(orphan_cleanup, "end_leftovers", lambda run: ended.append(run) or 0)
     with scratch() as folder:
@@ -209,7 +227,7 @@ def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytes
         os.utime(folder, (0, 0))
         with scratch() as another:
             assert sorted(tmp_path.iterdir()) == sorted([folder, another])
-    assert ended == [str(left), str(run)]
+    assert ended == [left, run]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -101,6 +101,24 @@ async def up(folder: Path, *turns: Turn) -> tuple[Root, Agent, asyncio.Task[int]
     return root, agent, serving
 
 
+def test_agent_is_made_with_the_orch_folders_of_init(tmp_path: Path) -> None:
+    """What Init says of orch's folders reaches the maker of the agent."""
+    given: list[tuple[str, ...]] = []
+
+    async def check() -> None:
+        root, agent = Root(tmp_path), Agent([])
+        made: Any = lambda _spec, _keys, _root, orch_folders: given.append(orch_folders) or agent  # noqa: E731
+        host = Host(root.plug, birth=Birth(b""), incarnation=1, spool=tmp_path, make=made)
+        serving = asyncio.create_task(host.serve())
+        spec = AgentSpec("a1", 1, "agent", "task", BackendSpec("scripted"), str(tmp_path), str(tmp_path))
+        root.say("init", Init(spec, orch_folders=("/home/orch",)))
+        host.stop()
+        await serving
+
+    asyncio.run(check())
+    assert given == [("/home/orch",)]
+
+
 async def at_once() -> None:
     """Take no time."""
 

@@ -74,7 +74,7 @@ from ..services.archives.recall import found
 from ..services.resources.hooks import attend
 from ..sessions.export import exported
 from ..supervisor.recovery.deletion import finish
-from ..supervisor.recovery.orphan_cleanup import end_leftovers
+from ..supervisor.recovery.orphan_cleanup import end_leftovers, run_token
 from ..supervisor.supervisor import Supervisor
 from ..supervisor.watchers import Observer, Watchers
 from ..tree.journal.journal import JOURNAL, Journal
@@ -374,14 +374,14 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.callback(FolderLock.acquire(folder).release)
             if self._named:
-                end_leftovers(str(folder))
+                end_leftovers(folder)
             shutil.rmtree(folder / "spool", ignore_errors=True)  # a root that was killed could not
             logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
             stack.callback(shutil.rmtree, spool, ignore_errors=True)
             stack.callback(self._hooks.close)
             journal = Journal.open(folder / JOURNAL, durability=self.config.durability)
             stack.callback(journal.close)
-            launcher = self._make_launcher(str(folder), folder)
+            launcher = self._make_launcher(run_token(folder), folder)
             stack.push_async_callback(launcher.stop)
             await launcher.start()
             if (template := self._template()) != "lean":
@@ -401,6 +401,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
                 watchers=self._watchers,
                 hooks=self._hooks,
                 keys=self._keys,
+                orch_folders=paths.orch_folders(self.home, folder, sessions, self._env),
             )
             attend(supervisor, self._templates)
             stack.push_async_callback(self._watchers.close)

@@ -23,6 +23,7 @@ __all__ = [
     "home",
     "home_text",
     "is_in_use",
+    "orch_folders",
     "own_folder",
     "passing",
     "path_of",
@@ -163,6 +164,34 @@ def is_in_use(folder: Path) -> bool:
     return True
 
 
+def orch_folders(home: Path, run: Path, sessions: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders of orch that agents of the run in `run` are kept from, as absolute paths.
+
+    These are `home`, the home of `env` and the user's default one, as far as they exist (a daemon may serve there),
+    `sessions`, and the folders of sockets whose path would be too long in a home. A folder below another one is left
+    out.
+    """
+    sockets = [root_socket(run), socket_path(daemon_dir(home), CONTROL, env)]
+    homes = [str(home)]
+    for names in (env, {name: value for name, value in env.items() if name != "ORCH_HOME"}):
+        other = _home_of(names)
+        if other and os.path.isdir(other):
+            homes.append(other)
+            if os.path.islink(link := os.path.join(other, "daemon", CONTROL)):
+                sockets.append(os.readlink(link))
+    found = dict.fromkeys([*homes, str(sessions), str(run), *map(os.path.dirname, sockets)])
+    return tuple(each for each in found if not any(each.startswith(os.path.join(above, "")) for above in found))
+
+
+def _home_of(env: Mapping[str, str]) -> str | None:
+    from orch_protocol.core.errors import ConfigError
+
+    try:
+        return home_text(env)
+    except ConfigError:
+        return None  # this user has no home folder
+
+
 def passing(home: Path) -> list[Path]:
     """Return the folders, sorted, of the runs that nobody named, and of commands that need one for a while.
 
@@ -202,7 +231,7 @@ def sweep_runs(home: Path) -> list[tuple[Path, int]]:
             continue  # somebody works in it, or has just removed it
         try:
             runs = [folder, *runs_dir(folder).glob("*")]
-            swept.append((folder, sum(end_leftovers(str(run)) for run in runs)))
+            swept.append((folder, sum(end_leftovers(run) for run in runs)))
             for run in runs:
                 with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
                     os.unlink(root_socket(run))

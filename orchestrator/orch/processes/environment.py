@@ -15,7 +15,7 @@ import orch_worker
 from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
 from orch_worker.system.secrets import holds_secret
 
-__all__ = ["check_platform", "clean_environment", "command"]
+__all__ = ["check_platform", "clean_environment", "command", "worker_environment"]
 
 RUN_VARIABLE: Final = "ORCH_RUN"
 # They would make an interpreter of ours wait for a person, or run code that nobody asked for.
@@ -47,6 +47,16 @@ def clean_environment(run_id: str, environ: Mapping[str, str] | None = None) -> 
     path = [*_package_roots(), *(os.path.abspath(part) for part in environ.get("PYTHONPATH", "").split(":") if part)]
     kept.pop("PYTHONPATH", None)
     return kept | ({"PYTHONPATH": ":".join(path)} if path else {}) | {RUN_VARIABLE: run_id}
+
+
+def worker_environment(run_token: str) -> dict[str, str]:
+    """Return the environment of shim, zygotes and workers: `clean_environment` without ORCH_HOME.
+
+    Code of an agent that runs in a worker would pass the home on to what it starts.
+    """
+    environment = clean_environment(run_token)
+    environment.pop("ORCH_HOME", None)
+    return environment
 
 
 def _package_roots() -> list[str]:

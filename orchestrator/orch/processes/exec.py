@@ -18,7 +18,7 @@ from orch_worker.system import linux
 
 from .base import LaunchRequest
 from .descriptors import held, hold, release
-from .environment import check_platform, clean_environment, command
+from .environment import check_platform, worker_environment, command
 from .worker_logs import open_log, trim
 
 __all__ = ["Child", "Children", "ExecLauncher", "birth_pipe"]
@@ -241,7 +241,7 @@ class ExecLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=clean_environment(self._run_id),
+                env=worker_environment(self._run_id),
                 pass_fds=(reader,),
                 process_group=0,
             )

@@ -15,7 +15,7 @@ from orch_protocol.core.errors import LaunchError
 from orch_worker.system import linux
 
 from .descriptors import held, hold, release
-from .environment import clean_environment, command
+from .environment import worker_environment, command
 from .worker_logs import open_log, tail, trim
 
 __all__ = ["Shim", "Started"]
@@ -55,7 +55,7 @@ class Shim:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=clean_environment(run_id),
+                env=worker_environment(run_id),
                 pass_fds=(theirs.fileno(), root),
                 process_group=0,
             )

@@ -100,7 +100,7 @@ class Supervisor:
     """Runs the agents of one run.
 
     `connect` opens the socket, given the callback for arriving frames; `serve` answers a worker's RootCall; `logs` is
-    the folder of the workers' logs.
+    the folder of the workers' logs, `orch_folders` what workers are told in Init.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class Supervisor:
         watchers: Watchers,
         hooks: RootHooks,
         keys: dict[str, str] | None = None,
+        orch_folders: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config, self.sessions, self.fleeting = config, sessions, Fleeting()
@@ -135,6 +136,7 @@ class Supervisor:
         self.disk, self.projects = Disk(journal), Projects()
         self.archives = Archives(config.archival, self.disk.do)
         self._serve = serve
+        self._orch_folders = orch_folders
         self.clock = clock
         self._loop = asyncio.get_running_loop()
         self.waiters, self.holds = Waiters(), Holds()
@@ -449,7 +451,8 @@ class Supervisor:
             case _ if kind == "hello":
                 try:
                     node = self.tree.nodes[agent_id]
-                    peer.send("init", Init(node.spec, self.lanes.names(), node.transcript), "init")
+                    init = Init(node.spec, self.lanes.names(), node.transcript, self._orch_folders)
+                    peer.send("init", init, "init")
                 except OrchError as error:
                     self.workers.end(agent_id, str(error))
             case _ if kind == "pong":

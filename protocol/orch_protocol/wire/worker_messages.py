@@ -69,14 +69,16 @@ class Hello(Struct, frozen=True, gc=False):
 
 
 class Init(Struct, frozen=True, gc=False):
-    """Who the worker is, and the models that refuse requests for being too many just now; see Limit.
+    """The worker's agent. `crowded` names models that refuse requests for being too many just now; see Limit.
 
-    `transcript` is the last acknowledged line of its transcript, None when none is known.
+    `transcript` is the last acknowledged line of its transcript, None when none is known. `orch_folders` are absolute
+    paths of folders that belong to orch: its homes, the run, all sessions, and folders of sockets elsewhere.
     """
 
     spec: AgentSpec
     crowded: tuple[str, ...] = ()
     transcript: TranscriptPosition | None = None
+    orch_folders: tuple[str, ...] = ()
 
 
 class Ready(Struct, frozen=True, gc=False):

@@ -62,9 +62,12 @@ OWN = "hook-"
 
 
 class Runtime:
-    """The agent that `spec` describes. Opens its transcript; raises StoreError or ConfigError if it cannot be."""
+    """The agent that `spec` describes. Opens its transcript; raises StoreError or ConfigError if it cannot be.
 
-    def __init__(self, spec: AgentSpec, keys: dict[str, str], root: Root) -> None:
+    `orch_folders` are the folders of orch itself; see ToolContext.
+    """
+
+    def __init__(self, spec: AgentSpec, keys: dict[str, str], root: Root, orch_folders: tuple[str, ...] = ()) -> None:
         self.spec = spec
         self._root = root
         self._brake = Brake()
@@ -82,6 +85,7 @@ class Runtime:
             keys=Keys(keys),
             archives=spec.archival is not None or bool(spec.archives),
             sandbox=spec.sandbox,
+            orch_folders=orch_folders,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)
         make = partial(make_backend, keys=keys, gate=self.gate)

@@ -77,7 +77,7 @@ LARGE = MAX_BODY // 2
 T = TypeVar("T")
 Asked: TypeAlias = tuple[Runtime, Brake, str, Query]
 """A turn to take: of whom, what ends it early, the query's id, the query."""
-Make: TypeAlias = Callable[[AgentSpec, dict[str, str], Root], Runtime]
+Make: TypeAlias = Callable[[AgentSpec, dict[str, str], Root, tuple[str, ...]], Runtime]
 
 
 class Line(Protocol):
@@ -241,7 +241,7 @@ class Host:
         try:
             if self._enter is not None:
                 self._enter(body.spec)
-            self._runtime = self._make(body.spec, self._birth.keys, self)
+            self._runtime = self._make(body.spec, self._birth.keys, self, body.orch_folders)
             for lane in body.crowded:
                 self._runtime.gate.limit(lane)
             ready = self._runtime.ready(body.transcript)

@@ -23,7 +23,7 @@ from ...archival.store.index import message_text
 from ...config import paths
 from ...render import terminal
 from ...render.terminal import dump
-from ...supervisor.recovery.orphan_cleanup import marked
+from ...supervisor.recovery.orphan_cleanup import marked, stored_token
 from ..command import Verb
 from ..scratch import scratch
 
@@ -53,8 +53,8 @@ def _demo(arguments: Namespace) -> int:
     run = f"demo-{new_id()}"
     with scratch() as home:
         told = _play(home, run, folder, say)
-        mark = str(paths.run_dir(home, run))
-    left = [pid for pid, env in marked() if env["ORCH_RUN"] == mark]
+        token = stored_token(paths.run_dir(home, run))
+    left = [pid for pid, env in marked() if env["ORCH_RUN"] == token]
     told |= {"left": left, "seconds": round(time.monotonic() - began, 2)}
     say(f"\nEnded: {len(left)} processes and 0 files are left, after {told['seconds']:.1f} s.")
     if arguments.json:

@@ -30,7 +30,7 @@ from ...daemon.failure import Failure, explain
 from ...policy import sandbox as sandboxing
 from ...render import terminal
 from ...render.terminal import dump
-from ...supervisor.recovery.orphan_cleanup import end_leftovers, marked
+from ...supervisor.recovery.orphan_cleanup import end_leftovers, marked, stored_token
 from ..command import Verb
 
 __all__ = ["CHECKS", "VERBS", "Finding", "data", "findings", "page"]
@@ -223,7 +223,7 @@ def _cleaned() -> Finding:
     for folder in _at_work():
         with contextlib.suppress(LockedError):  # its root is there
             lock = FolderLock.acquire(folder)
-            ended += end_leftovers(str(folder))
+            ended += end_leftovers(folder)
             lock.release()
     said = [f"removed {', '.join(str(folder) for folder, _ in swept)}"] if swept else []
     if swept or ended:
@@ -232,11 +232,12 @@ def _cleaned() -> Finding:
 
 
 def _at_work() -> dict[Path, list[int]]:
-    """Return the runs of this home that have processes besides this one, roots apart, and which."""
+    """Return the run folders of this home that have processes, with the pids; roots and this process are not listed."""
     found: dict[Path, list[int]] = {}
+    runs = paths.runs_dir(paths.home()).glob("*")
+    folders = {token: folder for folder in runs if (token := stored_token(folder))}
     for pid, env in marked():
-        folder = Path(env["ORCH_RUN"])
-        if folder.parent == paths.runs_dir(paths.home()) and folder.is_dir():
+        if folder := folders.get(env["ORCH_RUN"]):
             found.setdefault(folder, []).append(pid)
     return found
 

@@ -1,7 +1,8 @@
-"""Processes of ours that are still there, by the mark each carries in its environment from its first instruction.
+"""Find and end the processes that a dead root left behind.
 
-Nothing is left when a root ends, unless its shim is killed in the same moment: then what tools have detached is
-nobody's. Whoever opens the run next ends it.
+Every process of a run carries the run's token in its environment (ORCH_RUN). A root that ends takes its processes
+along, unless its shim is killed in the same moment; then the next root of the run ends what is left. The token is
+random and stored in the run folder, so that a command of an agent does not learn where that folder is.
 """
 
 from __future__ import annotations
@@ -13,10 +14,44 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["end_leftovers", "marked"]
+    PathLike = str | os.PathLike[str]
+
+__all__ = ["end_leftovers", "marked", "run_token", "stored_token"]
+
+TOKEN_FILE = "token"
+TOKEN_BYTES = 16
 
 PASSES = 10
 """How often to look again: one that is just forking may have a child that was not there before."""
+
+
+def run_token(folder: PathLike) -> str:
+    """Return the token of the run in `folder`, stored there by the first call. The caller holds the run's lock.
+
+    Raises StoreError when it cannot be stored.
+    """
+    if token := stored_token(folder):
+        return token
+    token, path = os.urandom(TOKEN_BYTES).hex(), os.path.join(folder, TOKEN_FILE)
+    try:
+        # Renamed into place: a half-written token would hide the processes that carry the whole one.
+        with open(f"{path}.new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(token)
+        os.replace(f"{path}.new", path)
+    except OSError as error:
+        from orch_protocol.core.errors import StoreError
+
+        raise StoreError(f"cannot write {path}: {error.strerror}. Make the folder writable") from error
+    return token
+
+
+def stored_token(folder: PathLike) -> str:
+    """Return the token of the run in `folder`, "" when it has none."""
+    try:
+        with open(os.path.join(folder, TOKEN_FILE), encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def marked(proc: str = "/proc") -> Iterator[tuple[int, dict[str, str]]]:
@@ -30,14 +65,16 @@ def marked(proc: str = "/proc") -> Iterator[tuple[int, dict[str, str]]]:
             yield int(name), found
 
 
-def end_leftovers(run: str, proc: str = "/proc") -> int:
-    """Kill every process that carries ORCH_RUN=`run` and return how many. The caller owns that run, and runs nothing.
+def end_leftovers(folder: PathLike, proc: str = "/proc") -> int:
+    """Kill every process of the run in `folder` and return how many. The caller holds the run's lock and runs nothing.
 
-    A process is looked at again once it is held by its pidfd: its number may be another's by then.
+    The environment is read again once the process is held by a pidfd: its pid may have been reused.
     """
     ended: set[int] = set()
+    if not (token := stored_token(folder)):
+        return 0
     for _ in range(PASSES):
-        found = [pid for pid, env in marked(proc) if env["ORCH_RUN"] == run]
+        found = [pid for pid, env in marked(proc) if env["ORCH_RUN"] == token]
         if not found:
             break
         for pid in found:
@@ -46,7 +83,7 @@ def end_leftovers(run: str, proc: str = "/proc") -> int:
             except OSError:
                 continue  # gone meanwhile
             try:
-                if _environment(pid, proc).get("ORCH_RUN") == run:
+                if _environment(pid, proc).get("ORCH_RUN") == token:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     ended.add(pid)
             except OSError:

@@ -75,7 +75,8 @@ class ToolContext(Struct, frozen=True):
     there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
     for a tool that the root runs, `memory` also where the agent remembers nothing, `skills` where it has none,
     `workbench` where it does not keep track of what it has at hand. `sandbox` says what the processes of its tools are
-    kept from.
+    kept from. `orch_folders` are absolute paths of the folders of orch itself (homes, run, sessions, sockets), empty for
+    a tool that the root runs.
     """
 
     cwd: Path
@@ -93,6 +94,7 @@ class ToolContext(Struct, frozen=True):
     memory: Recollection | None = None
     skills: Shelf | None = None
     workbench: Workbench | None = None
+    orch_folders: tuple[str, ...] = ()
     belongings: Belongings = field(default_factory=Belongings)
 
     @property

@@ -11,7 +11,7 @@ from .sandboxed_exec import Cell
 
 __all__ = ["tool_environment"]
 
-INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "ORCH_HOME", "ORCH_RUN")
+INHERITED: Final = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "ORCH_RUN")
 FIXED: Final = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -19,11 +19,9 @@ DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 def tool_environment(context: ToolContext, tool: str) -> dict[str, str]:
     """Return the variables of `context`, on top of the few every program needs; none that looks like a secret.
 
-    What `tool` starts has a home of its own, and with it one of orch's, where it cannot reach the user's.
+    ORCH_HOME is never among them. From L2 on, HOME is a folder of the agent.
     """
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    given = {name: value for name, value in context.env.items() if not is_secret(name)}
+    given = {name: value for name, value in context.env.items() if not is_secret(name) and name != "ORCH_HOME"}
     own = context.own(Cell).environment() if context.sandbox.of(tool) >= "L2" else {}
-    if own:
-        inherited.pop("ORCH_HOME", None)
     return {"PATH": DEFAULT_PATH, **inherited, **given, **FIXED, **own}

@@ -45,7 +45,7 @@ class Cell:
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox, self._cwd = context.sandbox, context.cwd
-        self._hidden = tuple(_orchs(context.folder))
+        self._hidden = tuple(_orchs(context))
         self._threads: dict[tuple[Level, tuple[str, ...]], ThreadPoolExecutor] = {}
         self._made: Path | None = None
         if context.folder is None:
@@ -127,12 +127,10 @@ class Cell:
         )
 
 
-def _orchs(folder: Path | None) -> Iterator[Path]:
-    """Yield where orch keeps its own, with the sockets by which it is told what to do, and the sessions of agents, of
-    which one is in `folder`."""
-    if run := os.environ.get("ORCH_RUN"):  # `runs/NAME` in its home, and told to every process of it
-        yield Path(run).parent.parent
-    if folder is not None:
+def _orchs(context: ToolContext) -> Iterator[Path]:
+    """Yield the folders of orch itself and those with the sessions of agents, one of which is the agent's own."""
+    yield from map(Path, context.orch_folders)
+    if (folder := context.folder) is not None:
         yield folder.parent
         if folder.parent.name == SESSIONS:  # where they are unless somebody said otherwise, also without a process
             yield folder.parent.parent
