@@ -111,12 +111,12 @@ def test_agent_is_made_with_the_orch_folders_of_init(tmp_path: Path) -> None:
         host = Host(root.plug, birth=Birth(b""), incarnation=1, spool=tmp_path, make=made)
         serving = asyncio.create_task(host.serve())
         spec = AgentSpec("a1", 1, "agent", "task", BackendSpec("scripted"), str(tmp_path), str(tmp_path))
-        root.say("init", Init(spec, orch_folders=("/home/orch",)))
+        root.say("init", Init(spec, orch_folders=("/o",)))
         host.stop()
         await serving
 
     asyncio.run(check())
-    assert given == [("/home/orch",)]
+    assert given == [("/o",)]
 
 
 async def at_once() -> None:

@@ -18,7 +18,7 @@ from orch_worker.system import linux
 
 from .base import LaunchRequest
 from .descriptors import held, hold, release
-from .environment import check_platform, worker_environment, command
+from .environment import check_platform, command, worker_environment
 from .worker_logs import open_log, trim
 
 __all__ = ["Child", "Children", "ExecLauncher", "birth_pipe"]

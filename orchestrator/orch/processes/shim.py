@@ -15,7 +15,7 @@ from orch_protocol.core.errors import LaunchError
 from orch_worker.system import linux
 
 from .descriptors import held, hold, release
-from .environment import worker_environment, command
+from .environment import command, worker_environment
 from .worker_logs import open_log, tail, trim
 
 __all__ = ["Shim", "Started"]

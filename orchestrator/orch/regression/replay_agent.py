@@ -129,8 +129,8 @@ class _Stage:
 
     @property
     def _make(self) -> Make:
-        def make(spec: AgentSpec, keys: dict[str, str], root: Root) -> Runtime:
-            runtime = Runtime(spec, keys, root)
+        def make(spec: AgentSpec, keys: dict[str, str], root: Root, orch_folders: tuple[str, ...]) -> Runtime:
+            runtime = Runtime(spec, keys, root, orch_folders)
             runtime.toolbox.answer = self._answer
             runtime._fresh = runtime._fresh and not self._story.get("taken_over")
             if self._due:

@@ -75,8 +75,8 @@ class ToolContext(Struct, frozen=True):
     there is none to write to. `archives` says whether its conversation is archived. `agenda` and `marks` are None
     for a tool that the root runs, `memory` also where the agent remembers nothing, `skills` where it has none,
     `workbench` where it does not keep track of what it has at hand. `sandbox` says what the processes of its tools are
-    kept from. `orch_folders` are absolute paths of the folders of orch itself (homes, run, sessions, sockets), empty for
-    a tool that the root runs.
+    kept from. `orch_folders` are the absolute paths of the folders of orch itself: homes, run, sessions, sockets. They
+    are empty for a tool that the root runs.
     """
 
     cwd: Path
