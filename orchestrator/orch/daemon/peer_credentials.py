@@ -3,6 +3,9 @@
 A command that an agent runs is a descendant of the agent's worker, which is a descendant of the run's shim. Worker and
 shim are subreapers, and a process cannot choose its ancestors. So the ancestors of a peer tell whether it is the user
 (None), an agent of this run (its id), or neither, which is refused.
+
+A command can end its worker and its shim, and so leave them. Commands whose paths are hidden are in a user namespace of
+their own, which a process cannot leave; so a user is only who shares the daemon's.
 """
 
 from __future__ import annotations
@@ -129,14 +132,28 @@ def _classify_stable(pid: int, pidfd: int, agent_of: AgentOf) -> str | None:
             agent, refusal = classify(pid, os.getpid(), lookup, agent_of), None
         except ProtocolError as error:
             agent, refusal = None, error
+        namespaces = _user_namespace(pid), _user_namespace(os.getpid())
         unchanged = all(read_process(each) == process for each, process in seen.items())
         if ended.poll(0):
             raise _gone(pid)
         if unchanged:
             if refusal is not None:
                 raise refusal
+            if agent is None and namespaces[0] != namespaces[1]:
+                raise ProtocolError(
+                    f"refused: process {pid} is in another user namespace than the daemon, as commands of agents and "
+                    f"programs in containers are. {ELSEWHERE}"
+                )
             return agent
     raise ProtocolError(f"refused: the ancestors of process {pid} kept changing; try again. {ELSEWHERE}")
+
+
+def _user_namespace(pid: int) -> int:
+    """Return what identifies the user namespace of the process `pid`, -1 for one that cannot be looked into."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/user").st_ino
+    except OSError:
+        return -1
 
 
 def _ancestors(pid: int, lookup: Lookup) -> Iterator[Process]:

@@ -121,6 +121,8 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "spent", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
+ELSEWHERE: Final = "To use orch as yourself, run the command in another terminal"
+
 WATCHED: Final = frozenset({"query", "watch"})
 """Services that take a watcher."""
 
@@ -204,10 +206,12 @@ def check_command(root: Supervisor, caller: str, service: str) -> None:
     spec = root.tree.nodes[caller].spec
     if service not in GRANTS:
         raise ToolNotGrantedError(
-            f"{service!r} is for users, and this command was started by agent {spec.name!r} ({caller}). Run it in "
-            "another terminal"
+            f"{service!r} is for users, and this command was started by agent {spec.name!r} ({caller}). {ELSEWHERE}"
         )
-    check_grant(spec, service)
+    try:
+        check_grant(spec, service)
+    except ToolNotGrantedError as error:
+        raise ToolNotGrantedError(f"{error}. {ELSEWHERE}") from None
 
 
 def check_grant(spec: AgentSpec, service: str) -> None:
