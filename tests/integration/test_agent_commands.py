@@ -21,6 +21,7 @@ from orch import AsyncOrchestrator, ScriptedBackend
 from orch.daemon.peer_credentials import Process, agent_of_peer, read_process
 from orch.supervisor.recovery.orphan_cleanup import stored_token
 from orch_protocol.core.errors import ProtocolError
+from orch_protocol.wire.frames import VERSION
 from orch_worker.sandbox.probe import machine
 
 CONFIG: Final = """
@@ -166,8 +167,6 @@ class World:
         shell.home.mkdir()
         (shell.home / "config.toml").write_text(CONFIG)
         (shell.folder / "config.toml").write_text(CONFIG)
-        from orch_protocol.wire.frames import VERSION
-
         (shell.folder / "probe.py").write_text(f"VERSION = {VERSION}\n{PROBE}")
         (shell.folder / "lent.py").write_text(f"VERSION = {VERSION}\n{LENT}")
         self.told = shell.folder / "told"
@@ -271,6 +270,21 @@ def test_process_that_outlives_its_worker_is_refused(shell: Shell) -> None:
     lines = world.file("orphan").read_text().splitlines()
     assert all("refused" in line and "an agent whose worker has ended" in line for line in lines), lines
     assert len(lines) == REQUESTS
+
+
+def test_shell_line_in_chat_acts_as_the_agent(shell: Shell) -> None:
+    """`!orch budget` is refused and names another terminal."""
+    world = World(shell, "L0")
+    text = "!" + world.command("chat", "{orch} budget --max-tokens 123456")
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(SECONDS)
+        connected.connect(world.socket)
+        line = {"id": 1, "method": "execute", "params": {"ref": "worker", "text": text}, "version": VERSION}
+        connected.sendall(json.dumps(line).encode() + b"\n")
+        answer = json.loads(connected.makefile().readline())
+    assert "'budget' is for users" in answer["result"]["text"], answer
+    assert "run the command in another terminal" in answer["result"]["text"]
+    assert "123456" not in json.dumps(shell.data("budget"))
 
 
 async def test_command_of_an_agent_of_a_program_is_refused_by_the_daemon(shell: Shell, tmp_path: Path) -> None:
