@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -246,6 +247,78 @@ def test_commands_of_an_agent_cannot_act_as_the_user(shell: Shell, level: str) -
     assert [row["name"] for row in shell.data("list", "--all")] == ["worker"]
     assert "123456" not in json.dumps(shell.data("budget"))
     assert "123456" not in json.dumps(shell.data("show", "worker")["agent"])
+
+
+FILES: Final = {
+    "configuration": "printf '\\n# forged\\n' >>{home}/config.toml",
+    "permissions": "echo '{{\"forged\": 1}}' >{home}/permissions.json",
+    "trusted folders": "echo '{{\"forged\": 1}}' >{home}/trust.json",
+    "trusted extensions": "echo '{{\"forged\": 1}}' >{home}/trusted_extensions.json",
+    "an extension": "mkdir -p {home}/extensions/forged && echo forged >{home}/extensions/forged/extension.py",
+    "hooks": "echo forged >{home}/hooks.json",
+    "the journal": "echo forged >>{home}/runs/daemon/journal.jsonl",
+    "the token of the run": "echo forged >{home}/runs/daemon/token",
+    "another agent's session": "echo forged >>{home}/sessions/{other}/session.jsonl",
+    "reading another agent's session": "cat {home}/sessions/{other}/session.jsonl >told/read",
+    "reading sessions by a search": "grep -rh another {home}/sessions >told/found",
+    "the socket": "rm -f {home}/daemon/control.sock",
+    "the folder": "mv {home} {home}-forged",
+    "a link": "ln -s {home} forged-link && echo forged >>forged-link/config.toml",
+    "the folder of the daemon": "echo forged >>/proc/{daemon}/cwd/config.toml",
+    "the root of the worker": "echo forged >>/proc/$PPID/root{home}/config.toml",
+    "run_python_script": "open({home!r} + '/config.toml', 'a').write('# forged')",
+}
+"""Commands that change or read files of orch, by what they are after."""
+
+
+def hidden() -> str:
+    """Return why commands can see the folders of orch, "" when they are hidden by a mount namespace."""
+    try:
+        client = importlib.import_module("orch_worker.sandbox.launcher_client")
+    except ImportError:
+        return "commands have no mount namespace"
+    missing: str = client.missing()
+    return missing
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_commands_of_an_agent_cannot_touch_the_files_of_orch(shell: Shell, level: str) -> None:
+    """Configuration, permissions, trust, extensions, journals, tokens, sockets and other agents' sessions."""
+    if why := hidden() or machine().missing.get(level, ""):  # type: ignore[call-overload]
+        pytest.skip(why)
+    shell.home.mkdir()
+    (shell.home / "config.toml").write_text(CONFIG)
+    (shell.folder / "told").mkdir()
+    other = shell.data("spawn", "t", "--name", "other", "--script", shell.script("another's words"))["id"]
+    shell.run("query", "other", "another's question")
+    daemon = shell.data("daemon", "status")["pid"]
+    names = {"home": str(shell.home), "other": other, "daemon": daemon}
+    calls: list[Any] = []
+    for name, text in FILES.items():
+        tool, argument = (name, "code") if name == "run_python_script" else ("bash", "command")
+        calls += [{"tool": tool, "input": {argument: text.format(**names)}}, "done"]
+    script = shell.script(*calls)
+    worker = shell.data("spawn", "t", "--name", "worker", "--sandbox", level, "--tools", TOOLS, "--script", script)
+    for name in FILES:
+        shell.run("query", "worker", name)
+    assert shell.data("daemon", "status")["pid"] == daemon
+    changed = [
+        str(path)
+        for path in shell.home.rglob("*")
+        if path.is_file()
+        and path.parent.name != worker["id"]
+        and (b"forged" in path.read_bytes() or "forged" in str(path.relative_to(shell.home)))
+        and not is_record(path)
+    ]
+    assert changed == []
+    assert not Path(f"{shell.home}-forged").exists()
+    read = [file.name for file in (shell.folder / "told").iterdir() if "another" in file.read_text()]
+    assert read == []
+
+
+def is_record(path: Path) -> bool:
+    """Return whether the file tells what the agent was asked and did, which names its commands."""
+    return path.suffix in (".log", ".sqlite") or path.name.startswith("index.sqlite")
 
 
 def test_process_that_outlives_its_worker_is_refused(shell: Shell) -> None:
