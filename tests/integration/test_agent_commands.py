@@ -266,9 +266,11 @@ FILES: Final = {
     "a link": "ln -s {home} forged-link && echo forged >>forged-link/config.toml",
     "the folder of the daemon": "echo forged >>/proc/{daemon}/cwd/config.toml",
     "the root of the worker": "echo forged >>/proc/$PPID/root{home}/config.toml",
-    "run_python_script": "open({home!r} + '/config.toml', 'a').write('# forged')",
+    "run_python_script": "open({home!r} + '/config.toml', 'a').write('\\n# forged\\n')",
 }
 """Commands that change or read files of orch, by what they are after."""
+FORGED: Final = {b"forged", b"# forged", b'{"forged": 1}'}
+"""Lines that these commands write."""
 
 
 def hidden() -> str:
@@ -298,27 +300,19 @@ def test_commands_of_an_agent_cannot_touch_the_files_of_orch(shell: Shell, level
         tool, argument = (name, "code") if name == "run_python_script" else ("bash", "command")
         calls += [{"tool": tool, "input": {argument: text.format(**names)}}, "done"]
     script = shell.script(*calls)
-    worker = shell.data("spawn", "t", "--name", "worker", "--sandbox", level, "--tools", TOOLS, "--script", script)
+    shell.run("spawn", "t", "--name", "worker", "--sandbox", level, "--tools", TOOLS, "--script", script)
     for name in FILES:
         shell.run("query", "worker", name)
     assert shell.data("daemon", "status")["pid"] == daemon
     changed = [
         str(path)
         for path in shell.home.rglob("*")
-        if path.is_file()
-        and path.parent.name != worker["id"]
-        and (b"forged" in path.read_bytes() or "forged" in str(path.relative_to(shell.home)))
-        and not is_record(path)
+        if path.is_file() and not FORGED.isdisjoint(line.strip() for line in path.read_bytes().splitlines())
     ]
     assert changed == []
     assert not Path(f"{shell.home}-forged").exists()
     read = [file.name for file in (shell.folder / "told").iterdir() if "another" in file.read_text()]
     assert read == []
-
-
-def is_record(path: Path) -> bool:
-    """Return whether the file tells what the agent was asked and did, which names its commands."""
-    return path.suffix in (".log", ".sqlite") or path.name.startswith("index.sqlite")
 
 
 def test_process_that_outlives_its_worker_is_refused(shell: Shell) -> None:
