@@ -89,12 +89,16 @@ def test_shims_above_the_daemon_do_not_count() -> None:
         acting(53, own=44, agents=inner, **started, p52=(FOREIGN_SHIM, True), p53=(52, False))
 
 
-def test_process_whose_ancestors_are_not_found_is_refused() -> None:
-    """One of them ended, or they go round in a circle."""
+def test_worker_that_cannot_be_seen_is_known_by_its_pid() -> None:
+    """Where /proc is mounted with hidepid, workers are hidden, and so are the processes of other users."""
+    assert acting(50, p50=(99, False)) is None
+    assert acting(50, agents={99: "a1"}, p50=(99, False)) == "a1"
+
+
+def test_process_that_is_not_found_is_refused() -> None:
+    """It has ended; or its ancestors go round in a circle."""
     with pytest.raises(ProtocolError, match="process 50 ended"):
         acting(50)
-    with pytest.raises(ProtocolError, match="process 50 ended"):
-        acting(51, p51=(50, False))
     with pytest.raises(ProtocolError, match="more than 1000 ancestors"):
         acting(51, p50=(51, False), p51=(50, False))
 

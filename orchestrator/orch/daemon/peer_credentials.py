@@ -32,6 +32,8 @@ XUCRED_BYTES = 76
 SO_PEERPIDFD: Final = getattr(socket, "SO_PEERPIDFD", 77)  # Linux 6.5; Python has no name for it
 ATTEMPTS: Final = 5
 MOST_ANCESTORS: Final = 1000
+UNSEEN: Final = -1
+"""The start time of a process that cannot be seen."""
 ELSEWHERE: Final = "To use orch as yourself, run the command in another terminal"
 
 AgentOf = Callable[[int], str | None]
@@ -49,7 +51,7 @@ class Process(NamedTuple):
 
 
 Lookup = Callable[[int], Process | None]
-"""Returns a process by its pid, None when there is none."""
+"""Returns a process by its pid, None when it has ended or cannot be seen."""
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int]:
@@ -104,13 +106,13 @@ def classify(peer: int, own: int, lookup: Lookup, agent_of: AgentOf) -> str | No
 
 
 def read_process(pid: int, proc: str = "/proc") -> Process | None:
-    """Return the process `pid` as /proc tells, None when it has ended."""
+    """Return the process `pid` as /proc tells, None when it has ended or cannot be seen."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
         with open(f"{proc}/{pid}/cmdline", "rb") as file:
             arguments = file.read().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, PermissionError, ProcessLookupError):
         return None
     is_orch = (b"-m", b"orch_worker") in pairwise(arguments)
     return Process(pid, int(fields[1]), int(fields[19]), is_orch)
@@ -157,15 +159,19 @@ def _user_namespace(pid: int) -> int:
 
 
 def _ancestors(pid: int, lookup: Lookup) -> Iterator[Process]:
-    """Yield the process `pid`, then its parent, and so on to the top. Raises ProtocolError when one is not found."""
+    """Yield the process `pid`, then its parent, and so on to the top. Raises ProtocolError when `pid` is not found.
+
+    Where /proc is mounted with hidepid, processes of other users cannot be seen, nor can those that hide their memory:
+    the first such ancestor is the last one that is known.
+    """
+    process = lookup(pid)
+    if process is None:
+        raise _gone(pid)
     for _ in range(MOST_ANCESTORS):
-        process = lookup(pid)
-        if process is None:
-            raise _gone(pid)
         yield process
         if process.parent == 0:
             return
-        pid = process.parent
+        process = lookup(process.parent) or Process(process.parent, 0, UNSEEN, is_orch=False)
     raise ProtocolError(f"refused: process {pid} has more than {MOST_ANCESTORS} ancestors. {ELSEWHERE}")
 
 
