@@ -107,7 +107,7 @@ class TestBash:
     async def test_environment_is_a_list_of_what_may_pass(
         self, context: ToolContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Variables come from the agent's, and none that looks like a secret, nor any of this process's own, nor ORCH_HOME."""
+        """Variables come from the agent's, and no secret, none of this process's own, and not ORCH_HOME."""
         secrets = ["SOME_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD", "AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "MY_SECRET"]
         for name in (*secrets, "UNASKED"):
             monkeypatch.setenv(name, "canary")
