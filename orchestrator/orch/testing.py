@@ -95,6 +95,10 @@ class FakeWorker:
         )
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
+    def is_running(self) -> bool:
+        """Return whether it has not ended."""
+        return not self.ended.done()
+
     def terminate(self) -> None:
         """End as on SIGTERM."""
         self.die(-signal.SIGTERM)

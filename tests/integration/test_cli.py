@@ -112,13 +112,24 @@ def test_an_agent_for_one_question(shell: Shell) -> None:
     assert [row["id"] for row in shell.data("list")] == [kept["id"]]
 
 
-def test_orch_within_a_command_of_an_agent_is_the_same_orch(shell: Shell) -> None:
-    """It finds its configuration, and the daemon that the agent belongs to; no other one is started."""
-    orch = shlex.join(["env", f"PYTHONPATH={shell.env['PYTHONPATH']}", sys.executable, "-P", "-c", MAIN])
-    script = shell.script({"tool": "bash", "input": {"command": f"{orch} spawn inner --name inner >told 2>&1"}}, "done")
-    assert shell.run("run", "t", "--script", script, "--tools", "bash", "--approve", "auto").stdout == b"done\n"
+def test_orch_within_a_command_of_an_agent_acts_as_that_agent(shell: Shell) -> None:
+    """With the tool for it, it spawns a subagent of the agent, in the folder of the agent; no daemon is started."""
+    orch = shlex.join(
+        [
+            *("env", f"PYTHONPATH={shell.env['PYTHONPATH']}", f"ORCH_HOME={shell.home}"),
+            *(sys.executable, "-P", "-c", MAIN),
+        ]
+    )
+    (shell.home).mkdir()
+    (shell.home / "config.toml").write_text("[subagents]\nallow_nested = true\n")
+    command = f"{orch} spawn inner --name inner --tools read_file >told 2>&1"
+    script = shell.script({"tool": "bash", "input": {"command": command}}, "done")
+    shell.run("spawn", "t", "--name", "outer", "--script", script, "--tools", "bash,spawn_subagent,read_file")
+    assert shell.run("query", "outer", "go", "--approve", "auto").stdout == b"done\n"
     told = (shell.folder / "told").read_text()
-    assert [row["id"] for row in shell.data("list")] == [told.split()[-1]], told
+    rows = {row["name"]: row for row in shell.data("list")}
+    assert "inner" in rows, told
+    assert rows["inner"]["parent_id"] == rows["outer"]["id"], told
 
 
 def test_an_agent_of_an_earlier_run_is_asked_again(shell: Shell) -> None:

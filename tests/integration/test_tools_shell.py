@@ -107,20 +107,20 @@ class TestBash:
     async def test_environment_is_a_list_of_what_may_pass(
         self, context: ToolContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Variables come from the agent's, and none that looks like a secret, nor any of this process's own."""
+        """Variables come from the agent's, and no secret, none of this process's own, and not ORCH_HOME."""
         secrets = ["SOME_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD", "AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "MY_SECRET"]
         for name in (*secrets, "UNASKED"):
             monkeypatch.setenv(name, "canary")
         monkeypatch.setenv("ORCH_HOME", "/of/the/user")
-        env = {**context.env, **dict.fromkeys(secrets, "canary"), "COLOUR": "green", "TERM": "xterm"}
+        env = {**context.env, **dict.fromkeys(secrets, "canary"), "ORCH_HOME": "/o", "COLOUR": "green", "TERM": "xterm"}
         keys = Keys(TAVILY_API_KEY="canary")
         given = ToolContext(context.cwd, env=env, keys=keys)
         text = (await run(given, "env")).text
         assert "canary" not in text
         names = {line.partition("=")[0] for line in text.splitlines()}
-        assert {"PATH", "HOME", "COLOUR", "TERM", "ORCH_CALL", "ORCH_HOME"} <= names
+        assert {"PATH", "HOME", "COLOUR", "TERM", "ORCH_CALL"} <= names
         assert "TERM=dumb" in text.splitlines()
-        assert not names & {*secrets, "UNASKED", "TAVILY_API_KEY"}
+        assert not names & {*secrets, "UNASKED", "TAVILY_API_KEY", "ORCH_HOME"}
 
     @pytest.mark.parametrize("command", ["yes", "cat /dev/urandom", "tr '\\0' a < /dev/zero", "yes >&2 & wait"])
     async def test_endless_output(self, context: ToolContext, command: str) -> None:

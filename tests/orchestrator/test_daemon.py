@@ -5,6 +5,7 @@ import io
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,9 +16,11 @@ from orch.config.logs import _WithoutKeys
 from orch.daemon import daemon
 from orch.daemon.control_socket import Client, DaemonLeaving
 from orch.daemon.daemon import Daemon, DaemonStatus, Stopping
+from orch.services import GRANTS
 from orch_protocol.agent.config import Config, DaemonConfig
-from orch_protocol.core.errors import AgentBusyError, ProtocolError
-from orch_protocol.services.requests import AgentRow, Empty, Kill, List
+from orch_protocol.agent.spec import AgentSpec, BackendSpec
+from orch_protocol.core.errors import AgentBusyError, ProtocolError, ToolNotGrantedError
+from orch_protocol.services.requests import SERVICES, AgentRow, Empty, Kill, List
 from orch_protocol.wire.frames import VERSION
 from orch_worker.sandbox.probe import Offer
 from virtual import passed, virtual
@@ -250,3 +253,51 @@ def test_the_log_has_no_key() -> None:
         logging.LogRecord("orch", logging.ERROR, "", 0, '{"event": "x", "exception": "sk-planted-1"}', (), None)
     )
     assert out.getvalue() == '{"event": "x", "exception": "[a key]"}\n'
+
+
+async def test_command_of_an_agent_is_served_as_that_agent() -> None:
+    """What one of its tools asks for is called on its behalf, without a watcher; the daemon may be looked at."""
+    asked: list[tuple[str | None, str]] = []
+
+    async def call(_: Any, caller: str | None, method: str, params: Any) -> Any:
+        asked.append((caller, method))
+        return [] if isinstance(params, List) else Empty()
+
+    served = Daemon(agents(), call, home=Path("/o"), config=Config(), offered=little)
+    command = Client(7, os.getuid(), agent_id="a1")
+    params = msgspec.Raw(b'{"ref": "x", "prompt": "hi", "approve": true, "stream": true}')
+    await served.handle("query", params, command)
+    assert isinstance(await served.handle("daemon_status", msgspec.Raw(b"{}"), command), DaemonStatus)
+    assert asked == [("a1", "query"), (None, "list")]
+
+
+@pytest.mark.parametrize("method", sorted({*SERVICES, "daemon_stop", "fly"} - set(GRANTS)))
+async def test_command_of_an_agent_is_refused_what_is_for_users(method: str) -> None:
+    """Every service that no tool asks for, those of the agent's own worker included, and the daemon's end."""
+
+    async def call(*_: Any) -> Any:
+        raise AssertionError(method)
+
+    served = Daemon(agents(), call, home=Path("/o"), config=Config(), offered=little)
+    with pytest.raises(ToolNotGrantedError, match=rf"'{method}' is for users, .* agent 'worker' \(a1\).* terminal"):
+        await served.handle(method, msgspec.Raw(b"{}"), Client(7, os.getuid(), agent_id="a1"))
+
+
+@pytest.mark.parametrize("method", sorted(GRANTS))
+async def test_command_of_an_agent_is_refused_what_its_tools_do_not_ask_for(method: str) -> None:
+    """With bash alone it may ask for nothing."""
+
+    async def call(*_: Any) -> Any:
+        raise AssertionError(method)
+
+    served = Daemon(agents("bash"), call, home=Path("/o"), config=Config(), offered=little)
+    with pytest.raises(ToolNotGrantedError, match=f"may not ask for '{method}': it was not granted"):
+        await served.handle(method, msgspec.Raw(b"{}"), Client(7, os.getuid(), agent_id="a1"))
+
+
+def agents(*tools: str) -> Any:
+    """Return a root with the agent a1, which has those tools, or all that ask for services."""
+    tools = tools or tuple({tool for each in GRANTS.values() for tool in each})
+    spec = AgentSpec("a1", 1, "worker", "t", BackendSpec("scripted"), "/f", "/", tools=tools)
+    node = SimpleNamespace(spec=spec)
+    return SimpleNamespace(tree=SimpleNamespace(nodes={"a1": node}))

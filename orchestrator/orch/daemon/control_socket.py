@@ -31,7 +31,7 @@ from orch_protocol.wire.control_socket import Request, Response
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 
 from ..config.logs import logger
-from .peer_credentials import peer_of
+from .peer_credentials import AgentOf, agent_of_peer, peer_of
 
 __all__ = ["ANY_VERSION", "MAX_LINE", "WAITS", "Client", "ControlServer", "DaemonLeaving", "Handler"]
 
@@ -50,11 +50,16 @@ log = logger("orch.daemon.control_socket")
 
 
 class Client(Struct, frozen=True):
-    """Who is at the other end, as the kernel says; `tell` sends an event of the request being handled."""
+    """Who is at the other end, as the kernel says; `tell` sends an event of the request being handled.
+
+    `agent_id` is the agent on whose behalf it asks, None for the user; `refused` why it may not ask at all.
+    """
 
     pid: int
     uid: int
     tell: Callable[[Any], None] = lambda _event: None
+    agent_id: str | None = None
+    refused: str = ""
 
 
 Handler = Callable[[str, msgspec.Raw, Client], Awaitable[Any]]
@@ -68,6 +73,7 @@ class ControlServer:
     """Answers requests on the socket at `path` with `handler(method, params, client)`.
 
     What the handler returns is sent as JSON; what it raises becomes an error response. Only processes of `uid` get in.
+    `agent_of` names the agent of a worker's pid; see `peer_credentials`.
     """
 
     def __init__(
@@ -78,12 +84,14 @@ class ControlServer:
         uid: int | None = None,
         version: int = VERSION,
         max_line: int = MAX_LINE,
+        agent_of: AgentOf = lambda _pid: None,
     ) -> None:
         self._path = path
         self._handler = handler
         self._uid = os.getuid() if uid is None else uid
         self._version = version
         self.max_line = max_line
+        self._agent_of = agent_of
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
         self._leaving = False
@@ -135,10 +143,21 @@ class ControlServer:
         finally:
             self._connections.discard(connection)
 
+    def client_of(self, connected: socket.socket) -> Client:
+        """Return who connected."""
+        pid, uid = peer_of(connected)
+        if uid != self._uid:
+            return Client(pid, uid, refused=f"this daemon belongs to uid {self._uid}; uid {uid} may not ask it")
+        try:
+            return Client(pid, uid, agent_id=agent_of_peer(connected, self._agent_of))
+        except ProtocolError as error:
+            log.warning("refused", pid=pid, why=str(error))
+            return Client(pid, uid, refused=str(error))
+
     def refusal(self, client: Client, request: Request | None = None, under_way: int = 0) -> OrchError | None:
         """Say why `client` may not ask, or `request` not be taken now."""
-        if client.uid != self._uid:
-            return ProtocolError(f"this daemon belongs to uid {self._uid}; uid {client.uid} may not ask it")
+        if client.refused:
+            return ProtocolError(client.refused)
         if self._leaving:
             return DaemonLeaving("the daemon is leaving and did not take this request: ask again")
         if under_way >= MAX_IN_FLIGHT:
@@ -169,7 +188,7 @@ class _Connection:
         self._writer = writer
         self._server = server
         self._reading = asyncio.current_task()
-        self._client = Client(*peer_of(writer.get_extra_info("socket")))
+        self._client = server.client_of(writer.get_extra_info("socket"))
         self.tasks: dict[asyncio.Task[None], Request] = {}
 
     async def serve(self) -> None:

@@ -49,7 +49,7 @@ LOOK_SECONDS: Final = 15.0
 DESCRIPTORS: Final = 1 << 14
 """What an agent takes of them is four at the most; what its commands inherit is no more either."""
 UNHEARD: Final = frozenset({"daemon_status", "ping"})
-"""Looking at the daemon does not keep it."""
+"""Methods that only look at the daemon: they do not keep it from leaving, and commands of agents may use them."""
 
 log = logger("orch.daemon.daemon")
 
@@ -137,6 +137,8 @@ class Daemon:
         try:
             if method == "ping":
                 return Empty()
+            if client.agent_id is not None and method not in UNHEARD:
+                return await self._handle_command(client.agent_id, method, params)
             if method == "daemon_stop":
                 return await self._told_to_stop(_params(method, params, Stop), client)
             if not self._holds():
@@ -159,6 +161,13 @@ class Daemon:
             self._requests -= heard
             if heard:
                 self._touched = self._clock()
+
+    async def _handle_command(self, agent_id: str, method: str, params: msgspec.Raw) -> Any:
+        """Serve a request of a command that an agent runs, as a request of that agent."""
+        from ..services import check_command  # imports everything that there is to serve
+
+        check_command(self._root, agent_id, method)
+        return await self._call(self._root, agent_id, method, _params(method, params, SERVICES[method][0]))
 
     async def until_done(self) -> str:
         """Return why it is time to leave, when it is."""
@@ -259,7 +268,7 @@ async def serve(lock: FolderLock, home: Path, config: Config, env: Mapping[str, 
     root = orchestrator.supervisor
     daemon = Daemon(root, call, home=home, config=config, holds=lock.holds, fault=lambda: root.disk.fault)
     socket = paths.socket_path(paths.daemon_dir(home), paths.CONTROL)
-    server = ControlServer(socket, daemon.handle)
+    server = ControlServer(socket, daemon.handle, agent_of=root.workers.agent_of)
     try:
         stop_on_signals(daemon.stop)
         await server.start()

@@ -39,6 +39,9 @@ class WorkerProcess(Protocol):
     ended: asyncio.Future[int | None]
     """Resolves once, when the worker is gone: exit code, minus the signal's number, or None when nobody knows."""
 
+    def is_running(self) -> bool:
+        """Return whether the worker has not ended, according to the kernel where it is a process. Must not raise."""
+
     def terminate(self) -> None:
         """Send SIGTERM; nothing happens if it is gone. Must not raise."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -73,6 +74,14 @@ class Child:
         self._reaper = reaper
         self._patience: asyncio.TimerHandle | None = None
         self._loop.add_reader(pidfd, self._gone)
+
+    def is_running(self) -> bool:
+        """Return whether the process has not ended. Its pid may be reused before `ended` resolves."""
+        if not held(self._pidfd):
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

@@ -41,6 +41,10 @@ class ThreadWorker:
         self.thread = threading.Thread(target=self._run, name=f"orch-{request.agent_id}", daemon=True)
         self.thread.start()
 
+    def is_running(self) -> bool:
+        """Return whether the thread has not ended."""
+        return not self.ended.done()
+
     def terminate(self) -> None:
         """End the worker at its next await."""
         self._end(-signal.SIGTERM)

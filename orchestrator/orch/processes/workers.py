@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -129,6 +130,18 @@ class Workers:
         """Return the line to the agent's process, if it is up."""
         peer = self._peers.get(id)
         return peer if peer is not None and peer.trusted else None
+
+    def agent_of(self, pid: int) -> str | None:
+        """Return the id of the agent whose worker is the process `pid`, None when there is no such worker.
+
+        A worker that is a thread of this process has no pid of its own.
+        """
+        if pid == os.getpid():
+            return None
+        for id, (_, process) in self.processes.items():
+            if process.pid == pid and process.is_running():
+                return id
+        return None
 
     def send(self, id: str, kind: str, body: Struct, ref: str = "") -> None:
         """Send `body` to the agent's process. Raises OrchError when it cannot travel."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
     from ..supervisor.watchers import Watcher
 
-__all__ = ["GRANTS", "HANDLERS", "call", "check_grant", "check_seconds", "fitting", "serve_worker"]
+__all__ = ["GRANTS", "HANDLERS", "call", "check_command", "check_grant", "check_seconds", "fitting", "serve_worker"]
 
 Params = TypeVar("Params", bound=Struct)
 
@@ -121,6 +121,8 @@ GRANTS: Final[dict[str, frozenset[str]]] = {
 OF_ITS_OWN: Final = frozenset({"archive", "archived", "summarise", "spent", "live"})
 """Services by which the process of an agent that archives looks after its conversation, whatever tools it has."""
 
+ELSEWHERE: Final = "To use orch as yourself, run the command in another terminal"
+
 WATCHED: Final = frozenset({"query", "watch"})
 """Services that take a watcher."""
 
@@ -193,6 +195,23 @@ async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgs
     except DECODE_ERRORS as error:
         raise ProtocolError(f"parameters of {request.service!r}: {error}") from error
     return msgspec.Raw(encode_body(await call(root, caller, request.service, params)))
+
+
+def check_command(root: Supervisor, caller: str, service: str) -> None:
+    """Raise ToolNotGrantedError for what a command that the agent `caller` runs may not ask for.
+
+    It may ask for what the agent's tools ask for. What a worker asks for by itself, such as to settle what a request
+    cost, is not a command's, and neither is what people ask for.
+    """
+    spec = root.tree.nodes[caller].spec
+    if service not in GRANTS:
+        raise ToolNotGrantedError(
+            f"{service!r} is for users, and this command was started by agent {spec.name!r} ({caller}). {ELSEWHERE}"
+        )
+    try:
+        check_grant(spec, service)
+    except ToolNotGrantedError as error:
+        raise ToolNotGrantedError(f"{error}. {ELSEWHERE}") from None
 
 
 def check_grant(spec: AgentSpec, service: str) -> None:
