@@ -20,6 +20,7 @@ import pytest
 from integration.shell import MAIN, SECONDS, Shell
 from orch import AsyncOrchestrator, ScriptedBackend
 from orch.daemon.peer_credentials import Process, agent_of_peer, read_process
+from orch.processes.in_process import InProcessLauncher
 from orch.supervisor.recovery.orphan_cleanup import stored_token
 from orch_protocol.core.errors import ProtocolError
 from orch_protocol.wire.frames import VERSION
@@ -363,6 +364,20 @@ async def test_command_of_an_agent_of_a_program_is_refused_by_the_daemon(shell: 
         await agent.query("go")
     lines = world.file("program").read_text().splitlines()
     assert all("refused" in line and "agent of another run" in line for line in lines), lines
+    assert len(lines) == REQUESTS
+
+
+async def test_command_of_an_agent_in_a_program_is_refused_by_the_daemon(shell: Shell, tmp_path: Path) -> None:
+    """It has no shim; the user namespace that hides paths from it shows that it is not the user."""
+    if why := hidden():
+        pytest.skip(why)
+    world = World(shell, "L0")
+    call = {"tool": "bash", "input": {"command": f"cd {shell.folder} && {world.command('inside', '{probe}')}"}}
+    async with AsyncOrchestrator(home=tmp_path / "other", env={}, launcher=InProcessLauncher) as o:
+        agent = await o.spawn("t", tools=["bash"], backend=ScriptedBackend([call, "done"]), cwd=tmp_path)
+        await agent.query("go")
+    lines = world.file("inside").read_text().splitlines()
+    assert all("in another user namespace" in line for line in lines), lines
     assert len(lines) == REQUESTS
 
 

@@ -128,6 +128,27 @@ async def test_commands_are_refused_where_denied_paths_are_required_and_cannot_b
     assert (await covered_starter(allowed, "bash"))[1].covers == ()
 
 
+async def test_commands_of_an_agent_in_the_root_process_need_mount_namespaces(context: ToolContext) -> None:
+    """Nothing else shows that they are an agent's; from L2 on they reach no socket of a daemon."""
+    inside = replace(context, sandbox=SandboxSpec(covers_paths=False), in_process=True)
+    with pytest.raises(ToolError, match="could act as the user, for there are no mount namespaces"):
+        await covered_starter(inside, "bash")
+    confined = replace(inside, sandbox=SandboxSpec("L2", covers_paths=False))
+    assert (await covered_starter(confined, "bash"))[1].covers == ()
+    assert (await covered_starter(replace(inside, in_process=False), "bash"))[1].covers == ()
+
+
+def test_control_sockets_stay_visible_in_the_folders_of_orch(context: ToolContext, tmp_path: Path) -> None:
+    """A command may connect to a daemon, which serves it as its agent."""
+    inside, beside = tmp_path / "orch" / "daemon" / "control.sock", tmp_path / "runtime" / "0a-control.sock"
+    for socket in (inside, beside):
+        socket.parent.mkdir()
+        socket.touch()
+    covers = covers_of(replace(context, orch_folders=(*context.orch_folders, str(tmp_path / "runtime"))))
+    assert covers["orch"].readable == (str(inside),)
+    assert covers["runtime"].readable == (str(beside),)
+
+
 async def test_more_denied_files_than_can_be_hidden_are_refused_where_required(
     context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,10 +11,12 @@ import contextlib
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError
+from orch_worker.agent.runtime import Runtime
 from orch_worker.sandbox.launcher_client import missing
 from orch_worker.transport.worker_endpoint import Host
 from orch_worker.transport.zmq_asyncio import Dealer
@@ -80,6 +82,7 @@ class ThreadWorker:
             birth=request.birth,
             incarnation=request.incarnation,
             spool=Path(request.spool),
+            make=partial(Runtime, in_process=True),
         )
         with self._lock:
             self._loop, self._host = asyncio.get_running_loop(), host

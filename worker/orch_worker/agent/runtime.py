@@ -64,10 +64,18 @@ OWN = "hook-"
 class Runtime:
     """The agent that `spec` describes. Opens its transcript; raises StoreError or ConfigError if it cannot be.
 
-    `orch_folders` are the folders of orch itself; see ToolContext.
+    `orch_folders` are the folders of orch itself, `in_process` says that it lives in the root's; see ToolContext.
     """
 
-    def __init__(self, spec: AgentSpec, keys: dict[str, str], root: Root, orch_folders: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        keys: dict[str, str],
+        root: Root,
+        orch_folders: tuple[str, ...] = (),
+        *,
+        in_process: bool = False,
+    ) -> None:
         self.spec = spec
         self._root = root
         self._brake = Brake()
@@ -87,6 +95,7 @@ class Runtime:
             sandbox=spec.sandbox,
             policy=spec.policy.rules,
             orch_folders=orch_folders,
+            in_process=in_process,
         )
         self._purse, self.gate = context.own(Purse), context.own(Gate)
         make = partial(make_backend, keys=keys, gate=self.gate)

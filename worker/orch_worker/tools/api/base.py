@@ -78,7 +78,8 @@ class ToolContext(Struct, frozen=True):
     `workbench` where it does not keep track of what it has at hand. `sandbox` says what the processes of its tools are
     kept from, `policy` which paths they cannot read; a call that somebody `approved` can read credentials.
     `orch_folders` are the absolute paths of the folders of orch itself: homes, run, sessions, sockets. They are empty
-    for a tool that the root runs.
+    for a tool that the root runs. `in_process` says that the agent lives in the root's process, where its commands
+    have no shim above them.
     """
 
     cwd: Path
@@ -99,6 +100,7 @@ class ToolContext(Struct, frozen=True):
     skills: Shelf | None = None
     workbench: Workbench | None = None
     orch_folders: tuple[str, ...] = ()
+    in_process: bool = False
     belongings: Belongings = field(default_factory=Belongings)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -87,10 +88,11 @@ class PathCovers:
         for folder in sorted(folders):
             if any(_is_below(folder, other) for other in folders - {folder}):
                 continue
+            shown = dict.fromkeys((*readable, *_control_sockets(folder)))
             yield Cover(
                 folder,
                 tuple(path for path in dict.fromkeys(writable) if _is_below(path, folder)),
-                tuple(path for path in dict.fromkeys(readable) if _is_below(path, folder)),
+                tuple(path for path in shown if _is_below(path, folder)),
             )
 
     def _credentials(self) -> Iterator[Cover]:
@@ -108,6 +110,12 @@ def orch_folders(context: ToolContext) -> Iterator[Path]:
         yield folder.parent
         if folder.parent.name == SESSIONS:  # where they are unless somebody said otherwise, also without a process
             yield folder.parent.parent
+
+
+def _control_sockets(folder: str) -> Iterator[str]:
+    """Yield the sockets of daemons in a folder of orch: a command may connect, and is served as its agent."""
+    yield from glob.iglob(os.path.join(glob.escape(folder), "daemon", "control.sock"))
+    yield from glob.iglob(os.path.join(glob.escape(folder), "*-control.sock"))
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -59,6 +60,11 @@ async def covered_starter(context: ToolContext, tool: str, *, credentials: bool 
     """
     policy, sandbox = context.policy, context.sandbox
     if why := mounts_missing(context):
+        if context.in_process and sandbox.of(tool) < "L2" and sys.platform == "linux":
+            raise ToolError(
+                "Nothing was run: commands of an agent in the program's own process could act as the user, for there "
+                f"are {why}. Let the agent have a process of its own, or use sandbox level L2."
+            )
         if policy.require_denied_paths and policy.denied_paths:
             raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {why}.")
         return starter(context, tool), Covered()
