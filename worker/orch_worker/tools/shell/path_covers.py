@@ -21,7 +21,6 @@ __all__ = ["SCRATCH", "Covered", "PathCovers", "orch_folders"]
 
 SCRATCH: Final = "scratch"
 SESSIONS: Final = "sessions"
-CONTROL_SOCKET: Final = "daemon/control.sock"
 """The daemon's socket in an orch home."""
 MOST_NAMED: Final = 5
 MOST_CHARACTERS: Final = 400
@@ -81,9 +80,7 @@ class PathCovers:
         if not self._context.orch_folders:
             return  # not in an agent's own process
         scratch = () if self._context.folder is None else (os.path.realpath(self._context.folder / SCRATCH),)
-        sockets = (os.path.join(path, CONTROL_SOCKET) for path in self._context.orch_folders)
-        readable = (*self._readable, *filter(os.path.exists, map(os.path.realpath, sockets)))
-        writable = (self._cwd, *scratch, *self._writable)
+        writable, readable = (self._cwd, *scratch, *self._writable), self._readable
         folders = {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()} - {self._cwd}
         for folder in sorted(folders):
             if any(_is_below(folder, other) for other in folders - {folder}):
