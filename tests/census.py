@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["Census", "descriptors", "marked", "processes", "pytest_runtest_setup", "pytest_runtest_teardown"]
+from orch.processes import environment
+
+__all__ = ["Census", "allow", "descriptors", "marked", "processes", "pytest_runtest_setup", "pytest_runtest_teardown"]
 
 NAME, VALUE = "CENSUS", f"{os.getpid()}-{time.time_ns()}"
 MARK = f"{NAME}={VALUE}".encode()
@@ -77,8 +79,15 @@ BEFORE = pytest.StashKey[Census]()
 
 @pytest.fixture(autouse=True)
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each process that a test starts carry the mark."""
+    """Set the mark in the environment of each process that a test starts."""
     monkeypatch.setenv(NAME, VALUE)
+    monkeypatch.setenv("ORCH_ENVIRONMENT__PASS", NAME)
+    allow(monkeypatch, NAME)
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Pass the variables `names` to every process that this one starts for its agents, whatever its configuration."""
+    monkeypatch.setattr(environment, "ALLOWED", (*environment.ALLOWED, *names))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

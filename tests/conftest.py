@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orch.api.arguments import SECRETS
+SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
+"""Ends of the names of variables that hold keys of providers."""
 
 
 @pytest.fixture(autouse=True)

@@ -70,6 +70,7 @@ PUBLIC = {
     "tool",
     "ChildCompactionConfig",
     "DaemonConfig",
+    "EnvironmentConfig",
     "ExtensionsConfig",
     "LimitsConfig",
     "CompletionChecklist",

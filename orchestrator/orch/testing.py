@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,7 @@ class FakeLauncher:
         self.workers: list[FakeWorker] = []
         self.failures: list[str] = []
         self.warmed: list[Template] = []
+        self.environment: Sequence[str] = ()
         self.without_mounts = ""
         """Why the machine has no mount namespaces."""
 

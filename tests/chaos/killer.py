@@ -75,6 +75,7 @@ class World:
         roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
         kept = {name: os.environ[name] for name in ("PATH", "CENSUS") if name in os.environ}
         self.env = kept | {"HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots, "LANG": "C.UTF-8"}
+        self.env["ORCH_ENVIRONMENT__PASS"] = "CENSUS"
         self.log = folder / "told.jsonl"
         self.commands: set[int] = set()
         self.ended = 0

@@ -32,6 +32,7 @@ class Shell:
         kept = {name: os.environ[name] for name in ("PATH", "CENSUS", "LD_LIBRARY_PATH") if name in os.environ}
         roots = os.pathsep.join(str(ROOT / holder) for holder in PACKAGES.values())
         self.env = kept | {"HOME": str(folder), "ORCH_HOME": str(self.home), "PYTHONPATH": roots, "LANG": "C.UTF-8"}
+        self.env["ORCH_ENVIRONMENT__PASS"] = "CENSUS"
 
     def start(self, *argv: str, stderr: int = subprocess.PIPE, main: str = MAIN, **env: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -301,7 +301,11 @@ def test_the_files_are_private_whatever_the_umask(shell: Shell) -> None:
 
 def test_keys_reach_no_environment_and_no_file(shell: Shell) -> None:
     """A key in the caller's environment is in no process of ours, as /proc shows them, and in no file."""
-    shell.env["SOME_API_KEY"] = "canary-0123456789"
+    shell.env |= {
+        "SOME_API_KEY": "canary-0123456789",
+        "SLACK_WEBHOOK": "https://hooks.example/canary",
+        "STRIPE_ID": "canary",
+    }
     shell.run("spawn", "t", "--name", "a", "--query", "What is here?")
     assert shell.ours() != []
     for pid in shell.ours():

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from census import allow
 from integration import deadly
 from orch import ArchivalConfig, AsyncOrchestrator, AsyncSubagent, Config, ScriptedBackend
 from orch.processes.zygote import ZygoteLauncher
@@ -37,6 +38,7 @@ def deadly_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     roots = [str(HERE.parents[1] / root) for root in ("orchestrator", "worker", "protocol")]
     monkeypatch.setenv("PYTHONPATH", ":".join([*roots, str(HERE)]))
     monkeypatch.setenv("DEADLY", str(tmp_path / "deadly"))
+    allow(monkeypatch, "DEADLY")
     (tmp_path / "note.txt").write_text("port = 4711\n")
     return tmp_path / "deadly"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from census import allow
 from integration import deadly
 from orch import AsyncOrchestrator, CompactionConfig, Config, ScriptedBackend
 from orch.processes.zygote import ZygoteLauncher
@@ -64,6 +65,7 @@ async def test_a_worker_dies_when(point: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PYTHONPATH", ":".join([*roots, str(HERE)]))
     deadly_file = tmp_path / "deadly"
     monkeypatch.setenv("DEADLY", str(deadly_file))
+    allow(monkeypatch, "DEADLY")
     deadly_file.write_text(point)
     async with AsyncOrchestrator(
         home=tmp_path / "home",

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, ScriptedBackend
 from orch.policy.hook_records import lines, switch
 from orch.sessions.audit import audit
-from orch_protocol.agent.config import HooksConfig
+from orch_protocol.agent.config import EnvironmentConfig, HooksConfig
 from orch_protocol.core.errors import ConfigError, LaunchError
 from orch_protocol.core.messages import Message, ToolResult, assistant, text_of, user
 from orch_protocol.hooks.options import CompletionChecklist, LoopDetection, NarrationGuard, Summarization
@@ -288,3 +289,34 @@ async def test_who_watches_is_told(open_root: Callable[..., AsyncOrchestrator], 
         agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=ScriptedBackend([READ, "Done."]))
         await agent.query("Go", on_event=lambda event: seen.append((event.kind, event.text, event.is_error)))
     assert ("hook", "tool_result: text", False) in seen
+
+
+READS_VARIABLE = """
+import os
+from orch import hook
+
+@hook("turn_start")
+def post(event, context):
+    os.environ["SLACK_WEBHOOK"]
+
+print(os.environ["SLACK_WEBHOOK"])
+"""
+
+
+async def test_hook_gets_only_the_variables_that_are_passed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the program reaches workers if `environment=` or `environment.pass` names it."""
+    monkeypatch.setenv("SLACK_WEBHOOK", "https://hooks.example/1")
+    (tmp_path / "post.py").write_text(READS_VARIABLE)
+    config = Config(hooks=HooksConfig(load=(str(tmp_path / "post.py"),)))
+    async with AsyncOrchestrator(home=home, env={}, config=config) as o:
+        with pytest.raises(LaunchError, match="SLACK_WEBHOOK is set in your shell but not passed to workers"):
+            await o.spawn("post", backend=ScriptedBackend(["posted"]))
+    async with AsyncOrchestrator(home=home, env={}, config=config, environment=["SLACK_*"]) as o:
+        agent = await o.spawn("post", backend=ScriptedBackend(["posted"]))
+        assert (await agent.query("post")).text == "posted"
+    config = msgspec.structs.replace(config, environment=EnvironmentConfig(pass_=("SLACK_WEBHOOK",)))
+    async with AsyncOrchestrator(home=home, env={}, config=config) as o:
+        agent = await o.spawn("post", backend=ScriptedBackend(["posted"]))
+        assert (await agent.query("post")).text == "posted"

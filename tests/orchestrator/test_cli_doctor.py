@@ -273,6 +273,21 @@ def test_keys_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.keys() == ("ok", "OPENAI_API_KEY, TAVILY_API_KEY")
 
 
+@pytest.mark.usefixtures("home")
+def test_withheld_variables_are_listed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model keys, which travel another way, the shell's own variables and those of `environment.pass` are not."""
+    for name in list(os.environ):
+        if not name.startswith(("ORCH_", "PYTHON", "PATH")):
+            monkeypatch.delenv(name)
+    assert doctor.environment() == ("ok", "nothing is withheld from workers")
+    model = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
+    for name in ("SLACK_WEBHOOK", "STRIPE_ACCOUNT", "DATABASE_URL", "SHLVL", "LANG", *model):
+        monkeypatch.setenv(name, "canary")
+    monkeypatch.setenv("ORCH_ENVIRONMENT__PASS", "STRIPE_*")
+    found = doctor.environment()
+    assert found == ("ok", "not passed to workers: DATABASE_URL SLACK_WEBHOOK (environment.pass adds some)")
+
+
 @pytest.mark.parametrize(
     ("processes", "memory", "said", "level"),
     [

@@ -260,6 +260,8 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("limits.reply_tokens = 4001", False),
         ("daemon.idle_minutes = 1", True),
         ("daemon.idle_minutes = 1e7", False),
+        ("environment.pass = []", True),
+        ('environment.pass = ["SLACK_WEBHOOK"]', False),
         ('policy.approval_mode = "deny"', True),
         ('policy.approval_mode = "allow"', False),
         ("policy.dangerous_tools = []", False),

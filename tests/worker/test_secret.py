@@ -6,6 +6,7 @@ import pytest
 
 from orch_worker.process import worker_init
 from orch_worker.system.secrets import Masker, masked
+from orch_worker.system.threads import told
 
 KEY, LONGER = "sk-planted-1", "sk-planted-1-and-more"
 
@@ -39,3 +40,15 @@ def test_what_a_worker_prints_has_no_key(capfd: pytest.CaptureFixture[str], monk
     stream = worker_init._Log.stream(1)
     print(f"ValueError: illegal header b'{KEY}'", file=stream, flush=True)
     assert capfd.readouterr().out == "ValueError: illegal header b'[a key]'\n"
+
+
+def test_key_error_for_a_withheld_variable_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other names, and other errors, have none."""
+    monkeypatch.setenv("ORCH_WITHHELD", "SLACK_WEBHOOK STRIPE_ACCOUNT")
+    hint = " (SLACK_WEBHOOK is set in your shell but not passed to workers; add it to environment.pass)"
+    assert told(KeyError("SLACK_WEBHOOK")) == f"KeyError: 'SLACK_WEBHOOK'{hint}"
+    assert told(KeyError("SLACK")) == "KeyError: 'SLACK'"
+    assert told(KeyError(["SLACK_WEBHOOK"])) == "KeyError: ['SLACK_WEBHOOK']"
+    assert told(ValueError("SLACK_WEBHOOK")) == "ValueError: SLACK_WEBHOOK"
+    monkeypatch.delenv("ORCH_WITHHELD")
+    assert told(KeyError("SLACK_WEBHOOK")) == "KeyError: 'SLACK_WEBHOOK'"

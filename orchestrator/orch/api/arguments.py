@@ -17,14 +17,14 @@ from orch_protocol.core.text import scrub
 from orch_protocol.services.import_export import ImportSession
 from orch_protocol.services.requests import Spawn
 from orch_protocol.wire.frames import DECODE_ERRORS
-from orch_worker.system.secrets import holds_secret, plain
+from orch_worker.backends.models import Models
+from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain
 from orch_worker.tools.api.base import Tool, tool
 
 from ..config import paths
 from ..policy.budget_rules import checked
 
 __all__ = [
-    "SECRETS",
     "Scripted",
     "ToolLike",
     "as_data",
@@ -36,9 +36,6 @@ __all__ = [
     "split_tools",
 ]
 
-SECRETS = ("_API_KEY", "_AUTH_TOKEN", "_CUSTOM_HEADERS")
-"""Ends of the names of variables that let one in at a provider."""
-
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
@@ -48,6 +45,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
     "home": ((str, os.PathLike), "a path, as text or a Path"),
     "env": (Mapping, "a mapping of variables"),
     "keys": (Mapping, "a mapping of keys by their variables"),
+    "environment": (Iterable, "a list of names of variables"),
     "approve": (Callable, "a function"),
     "policy": (Callable, "a function"),
     "launcher": (Callable, "a class of launchers, or a function that makes one"),
@@ -96,11 +94,13 @@ def as_data(request: Request) -> Request:
         raise ConfigError(f"no agent can be made of that: {error} (numbers are finite, everything is JSON)") from error
 
 
-def keys_in(env: Mapping[str, str], others: Iterable[str] = ()) -> dict[str, str]:
-    """Return the providers' secrets in `env`, and the `others`, for workers to read from their birth pipe and nowhere
-    else. Of the others those that are no secrets go by what `plain` returns."""
-    found = {name: value for name, value in env.items() if value and name.endswith(SECRETS)}
-    wanted = {name: env[name] for name in others if env.get(name) and name not in found}
+def keys_in(env: Mapping[str, str], known: Models) -> dict[str, str]:
+    """Return the secrets in `env` that the models `known` and web search use, for the birth pipes of workers.
+
+    A header's variable that is no secret goes by the name that `plain` returns.
+    """
+    found = {name: env[name] for name in (*known.secrets, SEARCH_KEY) if env.get(name)}
+    wanted = {name: env[name] for name in known.variables if env.get(name) and name not in found}
     return found | {name if holds_secret(name, value) else plain(name): value for name, value in wanted.items()}
 
 

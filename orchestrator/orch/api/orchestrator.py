@@ -296,7 +296,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
     `model` is `provider:model`, or `local`; None is the configured one, else a provider's default for which a key is
     there. `run` names a run folder that outlives the program: opened again, its agents answer again. Without it the run
     is this program's alone; transcripts stay in `home` either way. `config` replaces what configuration files and
-    variables say. `env` is where keys and addresses are looked up.
+    variables say. `env` is where keys and addresses are looked up. `environment` names variables, or globs, that
+    workers get besides the usual ones, as `environment.pass` does.
 
     `approve` is called with a Question for each call that needs approval, one at a time, and returns True, False or a
     Consent. It may be async; else it runs in a thread. Without it such calls are denied.
@@ -315,6 +316,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         home: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         keys: Mapping[str, str] | None = None,
+        environment: Iterable[str] = (),
         approve: Approver | None = None,
         policy: PolicyFunction | None = None,
         launcher: Callable[[str, Path], Launcher] | None = None,
@@ -322,7 +324,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
     ) -> None:
         if sys.platform == "win32":
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
-        check_arguments(model, config, run, home, env, keys, approve, policy, launcher, connect)
+        check_arguments(model, config, run, home, env, keys, environment, approve, policy, launcher, connect)
         if config is not None:
             config = configuration.checked(config)
         environ = os.environ if env is None else env
@@ -333,7 +335,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         self._policy = policy
         self._hooks = RootHooks(self.home)
         self._known, self._env = models.load(self.home), environ
-        self._keys = dict(keys) if keys is not None else keys_in(environ, self._known.variables)
+        self._keys = dict(keys) if keys is not None else keys_in(environ, self._known)
         default = configuration.Default.of(self._known, self._keys)
         unsaid = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
@@ -341,6 +343,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         self._skill_providers: list[SkillProvider] = []
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
+        self._environment = (*self.config.environment.pass_, *(names_of("environment", environment) or ()))
         self._asides = Asides(unsaid, configuration.strange_tools(configuration.flat(self.config)))
         self._named = run is not None
         self.run = run or f"{paths.OWN_RUN}{new_id()}"
@@ -382,6 +385,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
             journal = Journal.open(folder / JOURNAL, durability=self.config.durability)
             stack.callback(journal.close)
             launcher = self._make_launcher(run_token(folder), folder)
+            launcher.environment = self._environment
             stack.push_async_callback(launcher.stop)
             await launcher.start()
             if (template := self._template()) != "lean":

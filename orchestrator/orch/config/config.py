@@ -48,6 +48,7 @@ ROOT_WIDE: Final = (
         "durability",
         "session_dir",
         "daemon.idle_minutes",
+        "environment.pass",
         "subagents.enabled",
         "subagents.max_concurrent",
         "subagents.depth_cap",
@@ -59,7 +60,7 @@ ROOT_WIDE: Final = (
 )
 """What holds for all agents of a root from its start on, and cannot follow one caller of the daemon."""
 SHOWN: Final = 80
-NOT_SETTINGS: Final = ("ORCH_APPROVE", "ORCH_CALL", "ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN")
+NOT_SETTINGS: Final = ("ORCH_APPROVE", "ORCH_CALL", "ORCH_DEBUG_DUMPABLE", "ORCH_HOME", "ORCH_RUN", "ORCH_WITHHELD")
 """Variables that say something else: a command that an agent runs has the marks of its processes."""
 FEW: Final = 30
 
@@ -217,7 +218,7 @@ LISTS: Final = (
     *("prompt.templates", "extensions.load", "hooks.model_router.models"),
     *("hooks.content_safety.kinds", "policy.taint.trusted_hosts", "policy.taint.untrusted_paths"),
     *("policy.taint.sensitive_paths", "sandbox.read", "sandbox.write", "hooks.injection_guard.tools"),
-    *("hooks.output_sandbox.tools", "skills.folders", "skills.load"),
+    *("hooks.output_sandbox.tools", "skills.folders", "skills.load", "environment.pass"),
 )
 TABLES: Final = frozenset(key for key, type in TYPES.items() if get_origin(type) is dict)
 """Settings with keys of the user's own, each of which is a setting too."""

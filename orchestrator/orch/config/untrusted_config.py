@@ -106,6 +106,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "limits.tool_seconds": _at_most,
     "limits.reply_tokens": _at_most,
     "daemon.idle_minutes": _at_most,
+    "environment.pass": lambda new, old: set(new) <= set(old),
     "policy.approval_mode": _as_strict,
     "policy.dangerous_tools": _more,
     "policy.permissions": _denies,

@@ -11,7 +11,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from orch_protocol.core.errors import OrchError
+from orch_worker.backends import models
+from orch_worker.backends.models import Models
+from orch_worker.system.secrets import SEARCH_KEY
+
 from ..config import paths
+from ..config.config import load
 from ..processes.environment import clean_environment
 from ..processes.worker_logs import open_log
 from .daemon import ALREADY_RUNNING
@@ -26,8 +32,10 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
     """Start a daemon and return once it listens. False when another one holds the lock. Raises Failure."""
     home = paths.private_dir(paths.home(env))
     paths.private_dir(paths.daemon_dir(home))
-    theirs = clean_environment("daemon", {**env, "ORCH_HOME": str(home), "PYTHONPATH": _python_path(env)})
-    keys = {name: value for name, value in env.items() if name not in theirs}
+    given = {**env, "ORCH_HOME": str(home), "PYTHONPATH": _python_path(env)}
+    passed, known = _settings(env, home)
+    theirs = clean_environment("daemon", given, passed)
+    keys = {name: env[name] for name in (*known.credentials, SEARCH_KEY) if name in env and name not in theirs}
     keys_read, keys_write = os.pipe()
     ready_read, ready_write = os.pipe()
     log_descriptor = -1
@@ -72,6 +80,14 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
         raise Failure(error["type"], error["message"], int(error["exit_code"]))
     process.returncode = 0  # it is not ours to wait for: it outlives us
     return True
+
+
+def _settings(env: Mapping[str, str], home: Path) -> tuple[tuple[str, ...], Models]:
+    """Return `environment.pass` and the model catalog; their defaults where they are invalid, which the daemon says."""
+    try:
+        return load(None, env, home=home).config.environment.pass_, models.load(home)
+    except OrchError:
+        return (), models.load()
 
 
 def _open_log(log: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ class NotebookLauncher:
         self._names = names
         self._here = InProcessLauncher(run, folder)
         self._apart = default_launcher(run, folder)
+        self.environment: Sequence[str] = ()
 
     async def start(self) -> None:
         """Begin what launching processes needs. Raises LaunchError."""
+        self._apart.environment = self.environment
         await self._apart.start()
 
     def warm(self, template: Template) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -51,6 +52,9 @@ class WorkerProcess(Protocol):
 
 class Launcher(Protocol):
     """Starts workers. `start` before the first `launch`; after `stop` none of its processes is left."""
+
+    environment: Sequence[str]
+    """Names and globs of variables that its processes get besides `environment.ALLOWED`; set before `start`."""
 
     async def start(self) -> None:
         """Begin whatever launching needs; returns without waiting for it to be warm. Raises LaunchError."""

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -211,6 +211,7 @@ class ExecLauncher:
     """
 
     def __init__(self, run_id: str, folder: Path, *, entry: str = "orch_worker.process.main:main") -> None:
+        self.environment: Sequence[str] = ()
         self._run_id = run_id
         self._folder = folder
         self._entry = entry
@@ -255,7 +256,7 @@ class ExecLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=worker_environment(self._run_id),
+                env=worker_environment(self._run_id, self.environment),
                 pass_fds=(reader,),
                 process_group=0,
             )

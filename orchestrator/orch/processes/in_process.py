@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -100,6 +101,7 @@ class InProcessLauncher:
 
     def __init__(self, run: str = "", folder: Path | None = None) -> None:
         self.run, self.folder = run, folder
+        self.environment: Sequence[str] = ()  # its workers share this process's
         self._workers: list[ThreadWorker] = []
 
     async def start(self) -> None:

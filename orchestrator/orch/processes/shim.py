@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +31,10 @@ class Shim:
     """A running shim. `on_end` is called once, with the reason, when it is gone other than by `stop`.
 
     Its output and that of everything it starts goes to `log`. Nothing here relies on SIGCHLD: that is the program's.
-    Raises LaunchError if it cannot be started.
+    It gets the variables in `environment` besides the usual ones. Raises LaunchError if it cannot be started.
     """
 
-    def __init__(self, run_id: str, log: Path, on_end: Callable[[str], None]) -> None:
+    def __init__(self, run_id: str, log: Path, on_end: Callable[[str], None], environment: Sequence[str] = ()) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._starting: deque[Started] = deque()
@@ -55,7 +55,7 @@ class Shim:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=worker_environment(run_id),
+                env=worker_environment(run_id, environment),
                 pass_fds=(theirs.fileno(), root),
                 process_group=0,
             )

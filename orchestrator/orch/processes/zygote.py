@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -243,6 +243,7 @@ class ZygoteLauncher:
         entry: str = "orch_worker.process.main:main",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.environment: Sequence[str] = ()
         self._run_id = run_id
         self._log = folder / LOG_NAME
         self._boot_timeout = boot_timeout
@@ -305,7 +306,7 @@ class ZygoteLauncher:
             )
         try:
             if self._shim is None:
-                self._shim = Shim(self._run_id, self._log, self._shim_ended)
+                self._shim = Shim(self._run_id, self._log, self._shim_ended, self.environment)
             forker = Forker(
                 template,
                 self._shim,

@@ -26,6 +26,7 @@ __all__ = [
     "CompactionConfig",
     "Config",
     "DaemonConfig",
+    "EnvironmentConfig",
     "ExtensionsConfig",
     "HooksConfig",
     "LimitsConfig",
@@ -118,6 +119,12 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     idle_minutes: Minutes = 15.0
 
 
+class EnvironmentConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"pass_": "pass"}):
+    """Variables that the daemon and workers get besides the usual ones: names, or globs such as `AWS_*`."""
+
+    pass_: tuple[str, ...] = ()
+
+
 class HooksConfig(HookOptions, frozen=True, forbid_unknown_fields=True):
     """The hooks that every agent runs with, and what is set for those that are built in."""
 
@@ -193,6 +200,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    environment: EnvironmentConfig = EnvironmentConfig()
     archival: ArchivalConfig = field(default_factory=ArchivalConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)

@@ -32,6 +32,7 @@ from ..backends.base import NOTHING, AssistantTurn, Backend, OnText
 from ..conversation.prompt_markers import STEERING
 from ..conversation.tokens import CHARS_PER_TOKEN, clip
 from ..prompt.instructions import continued_prompt
+from ..system.threads import told
 from ..tools.dispatch.budget_client import Purse
 from ..tools.dispatch.toolbox import Executor, Outcome, refuse
 from .cancelled_calls import Cut, cut_off, end_all, ended, is_done, outcome_of
@@ -415,7 +416,7 @@ class _Turn:
             self._keep_streamed()
             raise
         except Exception as error:
-            raise BackendError(f"{info.provider}: {type(error).__name__}: {error}") from error
+            raise BackendError(f"{info.provider}: {told(error)}") from error
         self._steps += 1
         usage = turn.usage.of_a_response()
         self._usage += usage

@@ -195,6 +195,18 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     @property
+    def secrets(self) -> tuple[str, ...]:
+        """The variables that hold keys and secret headers of providers."""
+        names = (name for about in self.providers.values() for name in (*about.keys, about.headers_variable))
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """Every variable that says how providers are reached: keys, headers and addresses."""
+        addresses = filter(None, (about.base_url_variable for about in self.providers.values()))
+        return tuple(dict.fromkeys((*self.secrets, *self.variables, *addresses)))
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """The variables that headers of providers are made of."""
         headers = (header for about in self.providers.values() for header in about.headers.values())

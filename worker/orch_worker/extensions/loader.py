@@ -22,6 +22,7 @@ from ..system import atomic_json
 from ..system.files import bytes_of
 from ..system.folder_digest import Contents, contents_of, hash_of
 from ..system.importing import module_at
+from ..system.threads import told
 from ..tools.api.base import Tool, tool
 from ..tools.dispatch.presets import BUILTIN
 from .audit import PROMPT_STAGES, Grip, held_to_tiers, hold
@@ -182,7 +183,7 @@ def load(spec: ExtensionSpec, cwd: Path | None = None) -> Extension:
         extension = Extension(spec.manifest, grip)
         grip.held(register)(extension)
     except (Exception, SystemExit) as error:
-        why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, ConfigError) else told(error)
         raise ConfigError(f"extension {spec.manifest.name!r} is left out: {why}") from error
     return extension
 

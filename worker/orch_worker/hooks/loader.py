@@ -18,6 +18,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.options import HookOptions
 
 from ..system.importing import module_at
+from ..system.threads import told
 from .hook import OF_A_FILE, Hook
 
 __all__ = ["BUILTIN", "Switches", "declared", "read_switches"]
@@ -99,9 +100,7 @@ def _module(name: str, place: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         hint = "is the file there?" if place.endswith(".py") else "it is to be installed beside orch, or on PYTHONPATH"
-        raise ConfigError(
-            f"hooks.load: {name!r} cannot be imported: {type(error).__name__}: {error} ({hint})"
-        ) from error
+        raise ConfigError(f"hooks.load: {name!r} cannot be imported: {told(error)} ({hint})") from error
 
 
 def _file(path: Path) -> ModuleType:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["VENDORS", "Masker", "holds_secret", "is_secret", "masked", "plain", "secrets_of"]
+__all__ = [
+    "SEARCH_KEY",
+    "VENDORS",
+    "WITHHELD",
+    "Masker",
+    "holds_secret",
+    "is_secret",
+    "masked",
+    "plain",
+    "secrets_of",
+    "withheld_hint",
+]
 
 
 # --- Whose variables an environment may hold ---
@@ -39,6 +51,12 @@ PASSWORD_IN_ADDRESS: Final = re.compile(r"://[^\s/@:]*:[^\s/@]+@")
 PROXY: Final = "_PROXY"
 """Ends the names of addresses that are asked for every other one: without what lets them in nothing is reached."""
 
+SEARCH_KEY: Final = "TAVILY_API_KEY"
+"""Variable with the key of the web search."""
+
+WITHHELD: Final = "ORCH_WITHHELD"
+"""Variable with the names, separated by spaces, that a process was not given."""
+
 HIDDEN: Final = "[a key]"
 SHORTEST: Final = 8
 """What is shorter is no secret that protects anything, and may be part of any word."""
@@ -52,6 +70,21 @@ def is_secret(name: str) -> bool:
 def holds_secret(name: str, value: str) -> bool:
     """Whether the variable `name` looks as if `value` were a secret, or an address with a password."""
     return is_secret(name) or (not name.upper().endswith(PROXY) and PASSWORD_IN_ADDRESS.search(value) is not None)
+
+
+def withheld_hint(error: BaseException) -> str:
+    """Return advice for a KeyError about a variable that the user's shell has and this process was not given.
+
+    Returns "" for any other error.
+    """
+    if not isinstance(error, KeyError) or len(error.args) != 1 or error.args[0] not in _withheld():
+        return ""
+    name = error.args[0]
+    return f" ({name} is set in your shell but not passed to workers; add it to environment.pass)"
+
+
+def _withheld() -> list[str]:
+    return os.environ.get(WITHHELD, "").split()
 
 
 def plain(name: str) -> str:

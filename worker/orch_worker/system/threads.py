@@ -14,6 +14,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from .secrets import withheld_hint
+
 __all__ = [
     "ASIDE",
     "Aside",
@@ -102,9 +104,9 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return what is said of `error`, whatever it says itself."""
+    """Return the type and the text of `error`, and a hint where a variable was withheld from this process."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}{withheld_hint(error)}"
     except Exception:
         return type(error).__name__
 

@@ -34,7 +34,8 @@ def not_in_force(loaded: config.Loaded) -> dict[str, Any]:
 
     Empty when none is running, which is not started for this. Raises Failure.
     """
-    mine = config.flat(loaded.config)
+    values = config.flat(loaded.config)
+    mine = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}  # as in JSON
     theirs: dict[str, Any] = (daemon_status() or {}).get("settings", {})
     return {key: value for key, value in theirs.items() if key in mine and mine[key] != value}
 

@@ -18,10 +18,11 @@ from typing import Final, Literal, NamedTuple
 from orch_protocol.core.errors import LockedError, OrchError, SandboxError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.sandbox import BY_NAME_ONLY, WORDS
+from orch_worker.backends import models
 from orch_worker.sandbox.launcher_client import missing
 from orch_worker.sandbox.probe import describe, machine
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.tools.web.web import SEARCH_KEY
+from orch_worker.system.secrets import SEARCH_KEY
 
 from ...api.arguments import keys_in
 from ...config import config, paths
@@ -29,6 +30,7 @@ from ...config.version import DISTRIBUTION
 from ...daemon.client import Connection
 from ...daemon.failure import Failure, explain
 from ...policy import sandbox as sandboxing
+from ...processes.environment import withheld
 from ...render import terminal
 from ...render.terminal import dump
 from ...supervisor.recovery.orphan_cleanup import end_leftovers, marked, stored_token
@@ -43,6 +45,10 @@ COMFORTABLE_BYTES: Final = 1 << 30
 DESCRIPTORS: Final = 1024
 PROCESSES: Final = 512
 MEMORY_BYTES: Final = 512 << 20
+
+
+SHELL_ONLY: Final = ("_", "OLDPWD", "PWD", "SHLVL")
+"""Variables that a shell sets for itself."""
 
 
 class Finding(NamedTuple):
@@ -142,8 +148,18 @@ def limits() -> Finding:
 
 def keys() -> Finding:
     """Which providers' keys are there, by name."""
-    found = sorted({*keys_in(os.environ), *(name for name in (SEARCH_KEY,) if os.environ.get(name))})
+    found = sorted(name for name in keys_in(os.environ, models.load(paths.home())) if not name.startswith("{"))
     return Finding("ok", ", ".join(found) or "none: without one, offline answers and models of this machine")
+
+
+def environment() -> Finding:
+    """Which variables of this shell the daemon and workers do not get, by name."""
+    passed = config.load(None, os.environ).config.environment.pass_
+    hidden = {*SHELL_ONLY, *models.load(paths.home()).credentials, SEARCH_KEY}
+    names = [name for name in withheld(os.environ, passed) if name not in hidden]
+    if not names:
+        return Finding("ok", "nothing is withheld from workers")
+    return Finding("ok", f"not passed to workers: {' '.join(names)} (environment.pass adds some)")
 
 
 def descriptors() -> Finding:
@@ -217,7 +233,7 @@ def leftovers() -> Finding:
 
 CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
     *(python, platform, dependencies, processes, sandbox, denied_paths, descriptors, limits, home, disk, socket),
-    *(configuration, keys, daemon, leftovers),
+    *(configuration, keys, environment, daemon, leftovers),
 )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from ...system.secrets import SEARCH_KEY
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from .html_text import html_text
 from .http import Page, fetch, post_json
@@ -18,7 +19,6 @@ from .http import Page, fetch, post_json
 __all__ = ["fetch_url", "readable", "search", "web_search"]
 
 FETCH_SECONDS: Final = 30.0
-SEARCH_KEY: Final = "TAVILY_API_KEY"
 SEARCH_API: Final = "https://api.tavily.com"
 MAX_SNIPPET: Final = 500
 SNIFF_BYTES: Final = 8_192
