@@ -62,6 +62,7 @@ from ..config.paths import path_of
 from ..policy import sandbox
 from ..policy.approvals import Approvals, Approver
 from ..policy.budget_rules import budget_of, change_of
+from ..policy.credentials import Credentials, ProgramCredentials
 from ..policy.root_hooks import Hookable, RootHooks
 from ..processes import default_launcher
 from ..processes.base import Launcher
@@ -336,6 +337,8 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         self._hooks = RootHooks(self.home)
         self._known, self._env = models.load(self.home), environ
         self._keys = dict(keys) if keys is not None else keys_in(environ, self._known)
+        self.credentials: Credentials = ProgramCredentials()
+        """Which keys and servers agents use; the daemon sets its own before `start`."""
         default = configuration.Default.of(self._known, self._keys)
         unsaid = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
@@ -401,10 +404,11 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
                 sessions=sessions,
                 logs=logs,
                 catalog=Catalog(self._known, self._env, self._keys, self.config.budget.unknown_price),
+                credentials=self.credentials,
                 approvals=Approvals(self.home, self._approver, opinion=opinion),
                 watchers=self._watchers,
                 hooks=self._hooks,
-                keys=self._keys,
+                keys=self._keys_for,
                 orch_folders=paths.orch_folders(self.home, folder, sessions, self._env),
             )
             attend(supervisor, self._templates)
@@ -700,6 +704,11 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
         return await call(self.supervisor, None, method, fitting(method, params))
+
+    def _keys_for(self, id: str) -> dict[str, str]:
+        """Return the keys for the birth pipe of the agent's worker."""
+        values = self.credentials.values(id)
+        return self._keys if values is None else keys_in(values, self._known)
 
     def _template(self) -> Template:
         """Return what agents without a model of their own are started from, as far as that can be said already."""

@@ -268,7 +268,7 @@ async def thinking(here: Here) -> Said:
 async def models(here: Here) -> Said:
     from ..cli.resources import models as verb
 
-    reachable = await here.root.catalog.reachable(None)
+    reachable = await here.root.catalog_for(here.id).reachable(None)
     rows = [verb.data(row) for row in reachable]
     return Said(verb.table(reachable), rows)
 

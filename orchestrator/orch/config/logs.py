@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ LOG_BYTES = 1 << 20
 
 
 class _WithoutKeys(logging.Formatter):
-    """Lines without `secrets`: an error may quote what it was given."""
+    """Lines without `secrets`, which may grow: an error may quote what it was given."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
+    def __init__(self, secrets: Collection[str]) -> None:
         super().__init__("%(message)s")
-        self._secrets = tuple(secrets)
+        self._secrets = secrets
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked(super().format(record), self._secrets)
+        return masked(super().format(record), tuple(self._secrets))
 
 
 class BoundedLog(logging.handlers.RotatingFileHandler):
@@ -59,7 +59,7 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
     return log
 
 
-def open_log(path: Path, secrets: Iterable[str] = ()) -> None:
+def open_log(path: Path, secrets: Collection[str] = ()) -> None:
     """Write this process's log to `path` from now on, without `secrets`. Raises OSError when it cannot be written."""
     handler = BoundedLog(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
     handler.setFormatter(_WithoutKeys(secrets))

@@ -33,6 +33,11 @@ class Catalog:
         self._env = env
         self._keys = keys
 
+    def reached_with(self, values: Mapping[str, str]) -> Catalog:
+        """Return this catalog with the addresses and keys in `values`."""
+        keys = {name for name, value in values.items() if value}
+        return Catalog(self._known, values, keys, self._ceiling)
+
     async def complete(self, spec: BackendSpec) -> BackendSpec:
         """Return `spec` with all that a worker needs to make the backend. Raises ConfigError."""
         found = await locate(spec, self._known, self._env)

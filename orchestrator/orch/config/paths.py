@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost the thin CLI a fifth of its time
 if TYPE_CHECKING:
@@ -330,6 +330,25 @@ def show_socket(folder: Path | str, path: str) -> None:
         new = f"{link}.{os.getpid()}"
         os.symlink(path, new)
         os.replace(new, link)
+
+
+VARIABLES = "variables"
+
+
+def write_variables(folder: Path, names: Iterable[str]) -> None:
+    """Let commands know which variables the daemon in `folder` wants to be sent."""
+    new = folder / f"{VARIABLES}.{os.getpid()}"
+    new.write_text("\n".join(names))
+    new.replace(folder / VARIABLES)
+
+
+def variables(env: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names that `write_variables` wrote for the daemon of `env`'s ORCH_HOME, none where it wrote none."""
+    try:
+        with open(os.path.join(home_text(env), "daemon", VARIABLES), encoding="utf-8") as file:
+            return file.read().split()
+    except OSError:
+        return []
 
 
 def _fits(path: str) -> bool:

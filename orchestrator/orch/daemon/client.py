@@ -163,7 +163,7 @@ class Connection:
                 2,
             )
         connected = self._connect()
-        self._send(connected, line)
+        self._send(connected, line[:-2] + self._credentials() + b"}\n")
         while True:
             answer: dict[str, Any] = json.loads(self._line(connected, on_silence))
             # 0: the daemon could not read the request, or takes none any more.
@@ -171,8 +171,16 @@ class Connection:
                 continue
             if (event := answer.get("event")) is None:
                 return answer
-            if on_event is not None:
+            if "notice" in event:
+                print(f"orch: {event['notice']}", file=sys.stderr)
+            elif on_event is not None:
                 on_event(event)
+
+    def _credentials(self) -> bytes:
+        """Return the end of a request: the variables that the daemon wants, as far as they are set."""
+        found = {name: self._env[name] for name in paths.variables(self._env) if self._env.get(name)}
+        text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+        return b', "credentials": ' + text if found else b""
 
     def _send(self, connected: socket.socket, line: bytes) -> None:
         try:

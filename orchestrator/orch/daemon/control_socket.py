@@ -50,9 +50,10 @@ log = logger("orch.daemon.control_socket")
 
 
 class Client(Struct, frozen=True):
-    """Who is at the other end, as the kernel says; `tell` sends an event of the request being handled.
+    """Who is at the other end, as the kernel says.
 
-    `agent_id` is the agent on whose behalf it asks, None for the user; `refused` why it may not ask at all.
+    `tell` sends an event of the request being handled, `credentials` are the variables that came with it. `agent_id` is
+    the agent on whose behalf it asks, None for the user; `refused` says why it may not ask at all.
     """
 
     pid: int
@@ -60,6 +61,10 @@ class Client(Struct, frozen=True):
     tell: Callable[[Any], None] = lambda _event: None
     agent_id: str | None = None
     refused: str = ""
+    credentials: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Client(pid={self.pid}, uid={self.uid}, agent_id={self.agent_id})"
 
 
 Handler = Callable[[str, msgspec.Raw, Client], Awaitable[Any]]
@@ -237,7 +242,9 @@ class _Connection:
         task.add_done_callback(self.tasks.pop)
 
     async def _run(self, request: Request) -> None:
-        client = msgspec.structs.replace(self._client, tell=partial(self._tell, request.id))
+        client = msgspec.structs.replace(
+            self._client, tell=partial(self._tell, request.id), credentials=request.credentials
+        )
         await self._send(await self._server.answer(request, client))
 
     def _tell(self, id: int, event: Any) -> None:

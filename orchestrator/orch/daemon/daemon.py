@@ -1,7 +1,8 @@
 """The per-user root behind the CLI: `python -P -m orch.daemon.daemon`. One for each ORCH_HOME, by a lock on a file.
 
-It serves the control socket until it is told to stop or had nothing to do for `daemon.idle_minutes`. Keys reach it
-through a descriptor, so that its environment holds none.
+It serves the control socket until it is told to stop or had nothing to do for `daemon.idle_minutes`. Keys come with
+each request and stay in memory; `orch daemon run` hands some over through a descriptor, so that no environment holds
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,8 +28,10 @@ from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.core.sandbox import Level
 from orch_protocol.services.requests import SERVICES, AgentRow, Empty, List, QueryAgent
+from orch_protocol.wire.control_socket import Notice
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 from orch_protocol.wire.watch_events import WatchAgent
+from orch_worker.backends import models
 from orch_worker.process import worker_init
 from orch_worker.sandbox.probe import Offer, describe, machine
 from orch_worker.session.log.lock import FolderLock
@@ -38,6 +41,7 @@ from ..config import paths
 from ..config.config import ROOT_WIDE, flat, load
 from ..config.logs import logger, open_log
 from ..config.version import version
+from ..policy.credentials import CallerCredentials, read_salt
 from .control_socket import Client, ControlServer, DaemonLeaving
 
 __all__ = ["ALREADY_RUNNING", "Daemon", "DaemonStatus", "Stop", "Stopping", "main"]
@@ -97,6 +101,12 @@ class Stopping(Struct, frozen=True):
     pid: int
 
 
+class FallbackKeys(Struct, frozen=True):
+    """Names of the variables that the daemon uses for callers without keys."""
+
+    names: tuple[str, ...]
+
+
 class Daemon:
     """Answers control requests for `root` and knows when to leave.
 
@@ -117,6 +127,7 @@ class Daemon:
         fault: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
         offered: Callable[[], Awaitable[Offer]] = _machine,
+        credentials: CallerCredentials | None = None,
     ) -> None:
         self._root = root
         self._call = call
@@ -125,6 +136,7 @@ class Daemon:
         self._holds, self._fault = holds, fault
         self._clock = clock
         self._offered = offered
+        self._credentials = credentials
         self._touched = clock()
         self._requests = 0
         self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -147,16 +159,8 @@ class Daemon:
             if fault := self._fault():
                 self.stop()
                 raise DaemonLeaving(f"the daemon is leaving: {fault}; ask the next one")
-            if method == "daemon_status":
-                return await self._status()
-            if method not in SERVICES:
-                known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
-                raise ProtocolError(f"there is no method {method!r}; there are {known}")
-            asked = _params(method, params, SERVICES[method][0])
-            told = isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress)
-            if told or isinstance(asked, WatchAgent):
-                return await self._call(self._root, None, method, asked, client.tell)
-            return await self._call(self._root, None, method, asked)
+            with self._calling(method, client):
+                return await self._serve(method, params, client)
         finally:
             self._requests -= heard
             if heard:
@@ -168,6 +172,38 @@ class Daemon:
 
         check_command(self._root, agent_id, method)
         return await self._call(self._root, agent_id, method, _params(method, params, SERVICES[method][0]))
+
+    @contextlib.contextmanager
+    def _calling(self, method: str, client: Client) -> Iterator[None]:
+        """Let what is done in this block be done with the credentials of `client`; commands of agents offer none."""
+        if self._credentials is None or client.agent_id is not None:
+            yield
+            return
+        with self._credentials.calling(client.credentials, method, client.pid, lambda line: client.tell(Notice(line))):
+            if client.credentials:
+                self._root.credentials_offered()
+            yield
+
+    async def _serve(self, method: str, params: msgspec.Raw, client: Client) -> Any:
+        if method == "daemon_status":
+            return await self._status()
+        if method == "daemon_keys":
+            return self._take_keys(client)
+        if method not in SERVICES:
+            known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
+            raise ProtocolError(f"there is no method {method!r}; there are {known}")
+        asked = _params(method, params, SERVICES[method][0])
+        told = isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress)
+        if told or isinstance(asked, WatchAgent):
+            return await self._call(self._root, None, method, asked, client.tell)
+        return await self._call(self._root, None, method, asked)
+
+    def _take_keys(self, client: Client) -> FallbackKeys:
+        """Use the client's variables for callers without keys."""
+        if self._credentials is not None:
+            self._credentials.fall_back_on(client.credentials, "orch daemon start")
+            self._root.credentials_offered()
+        return FallbackKeys(tuple(sorted(client.credentials)))
 
     async def until_done(self) -> str:
         """Return why it is time to leave, when it is."""
@@ -258,19 +294,31 @@ def report(descriptor: int | None, **said: Any) -> None:
         os.close(descriptor)
 
 
-async def serve(lock: FolderLock, home: Path, config: Config, env: Mapping[str, str], ready: int | None) -> None:
+async def serve(
+    lock: FolderLock, home: Path, config: Config, credentials: CallerCredentials, ready: int | None
+) -> None:
     """Be the daemon until it is time to leave. `lock` is what makes it the one of `home`."""
     from ..api.orchestrator import AsyncOrchestrator
     from ..services import call
 
-    orchestrator = AsyncOrchestrator(config=config, run="daemon", home=home, env=env)
+    orchestrator = AsyncOrchestrator(config=config, run="daemon", home=home, keys={})
+    orchestrator.credentials = credentials
     await orchestrator.__aenter__()
     root = orchestrator.supervisor
-    daemon = Daemon(root, call, home=home, config=config, holds=lock.holds, fault=lambda: root.disk.fault)
+    daemon = Daemon(
+        root,
+        call,
+        home=home,
+        config=config,
+        holds=lock.holds,
+        fault=lambda: root.disk.fault,
+        credentials=credentials,
+    )
     socket = paths.socket_path(paths.daemon_dir(home), paths.CONTROL)
     server = ControlServer(socket, daemon.handle, agent_of=root.workers.agent_of)
     try:
         stop_on_signals(daemon.stop)
+        paths.write_variables(paths.daemon_dir(home), credentials.names)
         await server.start()
         paths.show_socket(paths.daemon_dir(home), socket)
         log.info("serving", version=version(), home=str(home), pid=os.getpid())
@@ -313,7 +361,12 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the daemon of this ORCH_HOME; ALREADY_RUNNING when there is one."""
     parser = argparse.ArgumentParser(prog="python -P -m orch.daemon.daemon", description=__doc__)
-    parser.add_argument("--keys", type=int, metavar="FD", help="descriptor to read key variables from, as JSON")
+    parser.add_argument(
+        "--keys",
+        type=int,
+        metavar="FD",
+        help="descriptor to read model variables from, as JSON, for callers without keys",
+    )
     parser.add_argument("--ready", type=int, metavar="FD", help="descriptor to report to, once, as JSON")
     arguments = parser.parse_args(argv)
     os.umask(0o077)
@@ -326,7 +379,7 @@ def main(argv: list[str] | None = None) -> int:
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
     try:
-        env = dict(os.environ) | (read_keys(arguments.keys) if arguments.keys is not None else {})
+        keys = read_keys(arguments.keys) if arguments.keys is not None else {}
         home = paths.private_dir(paths.home())
         folder = paths.private_dir(paths.daemon_dir(home))
         try:
@@ -334,8 +387,11 @@ def main(argv: list[str] | None = None) -> int:
         except LockedError as error:
             print(f"orch: another daemon serves {home}: {error}", file=sys.stderr)
             return ALREADY_RUNNING
-        open_log(folder / "log", (value for name, value in env.items() if holds_secret(name, value)))
-        asyncio.run(serve(lock, home, load(None, os.environ, home=home).config, env, arguments.ready))
+        secrets = {value for name, value in os.environ.items() if holds_secret(name, value)}
+        open_log(folder / "log", secrets)
+        credentials = CallerCredentials(models.load(home), read_salt(home), secrets)
+        credentials.fall_back_on(keys, "orch daemon run")
+        asyncio.run(serve(lock, home, load(None, os.environ, home=home).config, credentials, arguments.ready))
     except (OrchError, OSError) as error:
         log.exception("could_not_go_on")
         info = error_info(error)

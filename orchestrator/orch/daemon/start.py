@@ -1,4 +1,4 @@
-"""Starting the daemon: detached, with a clean environment, its keys through a pipe."""
+"""Starting the daemon with a clean environment: detached, or in the foreground in place of this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from orch_protocol.core.errors import OrchError
 from orch_worker.backends import models
-from orch_worker.backends.models import Models
 from orch_worker.system.secrets import SEARCH_KEY
 
 from ..config import paths
@@ -23,46 +23,36 @@ from ..processes.worker_logs import open_log
 from .daemon import ALREADY_RUNNING
 from .failure import Failure
 
-__all__ = ["start_daemon"]
+__all__ = ["run_daemon", "start_daemon"]
 
 TAIL = 2000
+COMMAND = (sys.executable, "-P", "-m", "orch.daemon.daemon")
 
 
 def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
     """Start a daemon and return once it listens. False when another one holds the lock. Raises Failure."""
     home = paths.private_dir(paths.home(env))
     paths.private_dir(paths.daemon_dir(home))
-    given = {**env, "ORCH_HOME": str(home), "PYTHONPATH": _python_path(env)}
-    passed, known = _settings(env, home)
-    theirs = clean_environment("daemon", given, passed)
-    keys = {name: env[name] for name in (*known.credentials, SEARCH_KEY) if name in env and name not in theirs}
-    keys_read, keys_write = os.pipe()
+    theirs, _ = _environment(env, home)
     ready_read, ready_write = os.pipe()
     log_descriptor = -1
     try:
         log_descriptor = _open_log(log)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "orch.daemon.daemon", "--keys", str(keys_read), "--ready", str(ready_write)],
+            [*COMMAND, "--ready", str(ready_write)],
             cwd=home,
             env=theirs,
             stdin=subprocess.DEVNULL,
             stdout=log_descriptor,
             stderr=log_descriptor,
-            pass_fds=(keys_read, ready_write),
+            pass_fds=(ready_write,),
             start_new_session=True,
         )
-        for descriptor in (keys_read, ready_write):
-            os.close(descriptor)
-        keys_read = ready_write = -1
-        try:
-            with open(keys_write, "wb") as pipe:
-                keys_write = -1
-                pipe.write(json.dumps(keys).encode())
-        except BrokenPipeError:
-            pass  # it ended early, and says why below
+        os.close(ready_write)
+        ready_write = -1
         said = _read(ready_read, seconds)
     finally:
-        for descriptor in (keys_read, keys_write, ready_read, ready_write, log_descriptor):
+        for descriptor in (ready_read, ready_write, log_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
     if said is None:
@@ -82,12 +72,34 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
     return True
 
 
-def _settings(env: Mapping[str, str], home: Path) -> tuple[tuple[str, ...], Models]:
-    """Return `environment.pass` and the model catalog; their defaults where they are invalid, which the daemon says."""
+def run_daemon(env: Mapping[str, str]) -> NoReturn:
+    """Become the daemon, in the foreground. It uses the model variables in `env` for callers without keys.
+
+    They are handed over by a pipe, so that the environment of the process holds none. Raises Failure.
+    """
+    home = paths.private_dir(paths.home(env))
+    paths.private_dir(paths.daemon_dir(home))
+    theirs, keys = _environment(env, home)
+    read, write = os.pipe()
+    with open(write, "wb") as pipe:
+        pipe.write(json.dumps(keys).encode())
+    os.set_inheritable(read, True)
+    os.chdir(home)
+    os.execve(sys.executable, [*COMMAND, "--keys", str(read)], theirs)
+
+
+def _environment(env: Mapping[str, str], home: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the environment of the daemon, and the variables of model providers in `env`.
+
+    Where the configuration is invalid its defaults count here; the daemon reports the error.
+    """
     try:
-        return load(None, env, home=home).config.environment.pass_, models.load(home)
+        passed, known = load(None, env, home=home).config.environment.pass_, models.load(home)
     except OrchError:
-        return (), models.load()
+        passed, known = (), models.load()
+    given = {**env, "ORCH_HOME": str(home), "PYTHONPATH": _python_path(env)}
+    keys = {name: env[name] for name in (*known.credentials, SEARCH_KEY) if env.get(name)}
+    return clean_environment("daemon", given, passed), keys
 
 
 def _open_log(log: str) -> int:

@@ -44,9 +44,9 @@ class End(NamedTuple):
 class Workers:
     """The processes of the agents in `nodes`, on the running event loop.
 
-    `logs` is the folder of their logs, `keys` what they get by their birth pipes. `on_failed` is called with id,
-    incarnation, reason and whether its time was over when there was to be a process and is none, `on_ended` with id and
-    incarnation when one has ended; neither once `close` was called.
+    `logs` is the folder of their logs, `keys` returns what an agent's get by their birth pipes. `on_failed` is called
+    with id, incarnation, reason and whether its time was over when there was to be a process and is none, `on_ended`
+    with id and incarnation when one has ended; neither once `close` was called.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Workers:
         board: Switchboard,
         *,
         logs: Path,
-        keys: dict[str, str],
+        keys: Callable[[str], dict[str, str]],
         holds: Holds,
         on_failed: Callable[[str, int, str, bool], object],
         on_ended: Callable[[str, int], object],
@@ -118,7 +118,7 @@ class Workers:
             incarnation=incarnation,
             ident=ident,
             address=self.board.address,
-            birth=Birth(token, self._keys),
+            birth=Birth(token, self._keys(id)),
             template=node.spec.template,
             log=str(self.log(id)),
             spool=str(peer.spool),

@@ -107,6 +107,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "doing": line(row["pending"]) if row["pending"] else "",
         "plan mode": "until its plan is approved" if row.get("planning") else "",
         "model": safe(row["model"]),
+        "credentials": safe(row.get("credentials", "")),
         "tools": " ".join([f"{row['preset']}:" if row["preset"] else "", *row["tools"]]).strip(),
         "sandbox": row.get("sandbox", "").removeprefix("L0"),
         "folder": safe(row["cwd"]),

@@ -41,6 +41,7 @@ from ..archival.engine import Archives
 from ..config.models import Catalog
 from ..policy.approvals import Approvals
 from ..policy.budgets import Budgets
+from ..policy.credentials import Credentials, ProgramCredentials
 from ..policy.rate_limits import Lanes
 from ..policy.root_hooks import RootHooks
 from ..processes.base import Launcher
@@ -48,7 +49,7 @@ from ..processes.router import Deliver, Peer, Switchboard
 from ..processes.session_holds import Holds
 from ..processes.workers import Workers
 from ..tree.agents.state import Node, head_of
-from ..tree.journal.entries import Entry
+from ..tree.journal.entries import CredentialsSet, Entry
 from ..tree.journal.events import (
     REQUESTS,
     Ask,
@@ -62,6 +63,7 @@ from ..tree.journal.events import (
     LaunchFailed,
     Notify,
     Relaunch,
+    Rest,
     Send,
     Signal,
     Sweep,
@@ -70,6 +72,7 @@ from ..tree.journal.events import (
     WorkerUp,
 )
 from ..tree.journal.journal import Journal
+from ..tree.rules.crash_policy import launch
 from ..tree.rules.exit_reasons import manner_of
 from ..tree.tree import Tree
 from .disk_io import Disk
@@ -117,18 +120,21 @@ class Supervisor:
         approvals: Approvals,
         watchers: Watchers,
         hooks: RootHooks,
-        keys: dict[str, str] | None = None,
+        credentials: Credentials | None = None,
+        keys: Callable[[str], dict[str, str]] = lambda _: {},
         orch_folders: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config, self.sessions, self.fleeting = config, sessions, Fleeting()
-        self.catalog, self.approvals = catalog, approvals
+        self._catalog, self.approvals = catalog, approvals
+        self.credentials: Credentials = credentials or ProgramCredentials()
         self.watchers, self.hooks = watchers, hooks
         self.tools: dict[str, dict[str, Any]] = {}
         """Functions of the user's program that agents may call, by agent id and tool name."""
         self.activity: dict[str, Progress] = {}
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.taken(), warm_holders=config.archival.warm_holders)
+        self.credentials.nodes = self.tree.nodes
         self.budgets = Budgets(self.tree.nodes, config.budget, clock)
         self.timers = Timers()
         self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self.timers.later)
@@ -148,7 +154,7 @@ class Supervisor:
             launcher,
             connect(self._on_frame),
             logs=logs,
-            keys=keys or {},
+            keys=keys,
             holds=self.holds,
             on_failed=lambda id, incarnation, why, late: self.handle(LaunchFailed(id, incarnation, why, late)),
             on_ended=self._on_ended,
@@ -156,6 +162,9 @@ class Supervisor:
         self.happenings = Happenings(self, journal)
         self._turns, self._calls, self.offers = Turns(), Calls(), Offers()
         self._waking: set[str] = set()
+        self._unlaunched: dict[str, int] = {}
+        """Agents whose process waits for credentials, and which incarnation it will be."""
+        self._born_with: dict[str, str] = {}
         self._luck, self._pings = random.Random(), Pings()
         self._pulses = Pulses(self._ask_for_life)
         self._closed = False
@@ -215,11 +224,11 @@ class Supervisor:
             if self._closed:
                 raise OrchError("this orchestrator is being closed: open another one")
             decision = self.tree.decide(event, self.clock())
-            for launch in decision.instructions:
-                if isinstance(launch, Launch):
+            for instruction in decision.instructions:
+                if isinstance(instruction, Launch):
                     self.workers.require_room()
-                    known = launch.id in self.tree.nodes.by_id
-                    user = launch.id if known else getattr(event, "caller", None)
+                    known = instruction.id in self.tree.nodes.by_id
+                    user = instruction.id if known else getattr(event, "caller", None)
                     self.budgets.require_process(user, getattr(event, "asker", None))
             self._journal.append(entries := self.budgets.charged(decision.entries))
         else:
@@ -238,15 +247,57 @@ class Supervisor:
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
             case Launch():
-                self.workers.launch(self.tree.nodes[instruction.id])
+                self._launch(instruction)
             case Signal():
-                self.workers.signal(instruction.id, instruction.incarnation, instruction.how)
+                self._signal(instruction)
             case Send():
                 self._perform_send(instruction)
             case Timer():
                 self._perform_timer(instruction)
             case Notify():
                 self._perform_notify(instruction)
+
+    def _launch(self, launch: Launch) -> None:
+        node = self.tree.nodes[launch.id]
+        if self.credentials.missing(node):
+            self._unlaunched[launch.id] = launch.incarnation
+            return
+        self._born_with[launch.id] = self.credentials.version(node)
+        self.workers.launch(node)
+
+    def _signal(self, signal: Signal) -> None:
+        if self._unlaunched.get(signal.id) != signal.incarnation:
+            self.workers.signal(signal.id, signal.incarnation, signal.how)
+        elif signal.how != "late":  # one that waits for credentials may wait for as long as it takes
+            del self._unlaunched[signal.id]
+            failed = LaunchFailed(signal.id, signal.incarnation, "it was waiting for credentials")
+            self._loop.call_soon(self.handle, failed)
+
+    def credentials_offered(self) -> None:
+        """Start the processes that wait for credentials which a caller has offered by now."""
+        for id, incarnation in tuple(self._unlaunched.items()):
+            node = self.tree.nodes[id]
+            with contextlib.suppress(OrchError):
+                self._admit(node)
+                del self._unlaunched[id]
+                for instruction in launch(id, incarnation):
+                    self._perform(instruction)
+
+    def _admit(self, node: Node) -> None:
+        """Check that the agent has its credentials, and let a process end that was born with others.
+
+        Raises CredentialsError.
+        """
+        if (record := self.credentials.admit(node)) is not None:
+            self.note(CredentialsSet(at=self.clock(), id=node.spec.id, credentials=record))
+        born = self._born_with.get(node.spec.id)
+        if node.status == "idle" and born is not None and born != self.credentials.version(node):
+            self.handle(Rest(node.spec.id))
+
+    def catalog_for(self, id: str | None) -> Catalog:
+        """Return the catalog with the keys and servers of the agent `id`, of the current caller when `id` is None."""
+        values = self.credentials.values(id)
+        return self._catalog if values is None else self._catalog.reached_with(values)
 
     def _perform_send(self, send: Send) -> None:
         if send.body is not None:
@@ -342,6 +393,8 @@ class Supervisor:
         it again if this one ends before the agent's transcript has it.
         """
         self.budgets.require_time(node.spec.id, asker)
+        if node.status not in ("killed", "failed"):  # which the tree refuses
+            self._admit(node)
         query_id, prompt = new_id(), scrub(prompt)
         self.watchers.attend(query_id, watcher)
         # Who waits does so in a turn of its own, and what it waits for is to end before that.

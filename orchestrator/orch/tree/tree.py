@@ -133,7 +133,7 @@ class Tree:
             spec, seq=seq, name=name, depth=depth, parent_id=event.caller if parent else spec.parent_id
         )
         entries: list[Entry] = [
-            Spawned(at=now, id=spec.id, spec=spec, request_id=event.request_id),
+            Spawned(at=now, id=spec.id, spec=spec, request_id=event.request_id, credentials=event.credentials),
             Launched(at=now, id=spec.id, incarnation=1),
         ]
         return Decision(entries, launch(spec.id, 1), spec.id)

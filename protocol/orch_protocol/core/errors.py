@@ -61,6 +61,7 @@ __all__ = [
     "ConcurrencyLimitError",
     "ConfigError",
     "ContextOverflowError",
+    "CredentialsError",
     "DamagedError",
     "DepthCapError",
     "EntryNotFoundError",
@@ -149,6 +150,10 @@ class UnsupportedPlatformError(SpawnError):
 
 class AgentError(OrchError):
     """Something about one agent."""
+
+
+class CredentialsError(AgentError):
+    """The agent waits for the key it was made with; nothing was asked."""
 
 
 class AgentNotFoundError(AgentError):

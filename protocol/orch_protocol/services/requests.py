@@ -105,7 +105,7 @@ __all__ = [
     "Waited",
 ]
 
-Status = Literal["starting", "idle", "busy", "cold", "died", "failed", "killed"]
+Status = Literal["starting", "idle", "busy", "cold", "died", "failed", "killed", "needs credentials"]
 
 
 class Empty(Struct, frozen=True, forbid_unknown_fields=True):
@@ -274,10 +274,16 @@ class NarrowAgent(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Resume(Struct, frozen=True, forbid_unknown_fields=True):
-    """Let a killed or failed agent answer again; what `budget` sets is what it, or any other, may use in all."""
+    """Let a killed or failed agent answer again; what `budget` sets is what it, or any other, may use in all.
+
+    With `credentials` any agent uses the caller's keys and servers from now on; with `all` so does every agent that had
+    the same ones.
+    """
 
     ref: str
     budget: BudgetChange = BudgetChange()
+    credentials: bool = False
+    all: bool = False
 
 
 class List(Struct, frozen=True, forbid_unknown_fields=True):
@@ -306,7 +312,7 @@ class AgentRow(Struct, frozen=True):
     otherwise it is "".
     `title` is what its session is called. `outcome` is how its last
     query ended, "" before and while one is under way. `deleted` is when its session, or what it held, was deleted for
-    good, "" when it was not.
+    good, "" when it was not. `credentials` names the variables that its models are reached with, and their source.
     """
 
     id: str
@@ -343,6 +349,7 @@ class AgentRow(Struct, frozen=True):
     deleted: str = ""
     run: str = ""
     denied_paths: Literal["", "unreadable", "by name only"] = ""
+    credentials: str = ""
 
 
 class Shown(Struct, frozen=True):

@@ -7,16 +7,20 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Request", "Response"]
+__all__ = ["Notice", "Request", "Response"]
 
 
 class Request(Struct, frozen=True, omit_defaults=True):
-    """One line from a client of the control socket."""
+    """One line from a client of the control socket. `credentials` are variables of its shell, for models."""
 
     id: int
     method: str
     params: msgspec.Raw = msgspec.Raw(b"{}")
     version: int = 1
+    credentials: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Request(id={self.id}, method={self.method!r})"
 
 
 class Response(Struct, frozen=True, omit_defaults=True):
@@ -26,3 +30,9 @@ class Response(Struct, frozen=True, omit_defaults=True):
     result: Any = None
     event: Any = None
     error: dict[str, str] | None = None
+
+
+class Notice(Struct, frozen=True):
+    """An event with a line for people, which a client prints on stderr."""
+
+    notice: str

@@ -209,7 +209,11 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def variables(self) -> tuple[str, ...]:
         """The variables that headers of providers are made of."""
-        headers = (header for about in self.providers.values() for header in about.headers.values())
+        return tuple(dict.fromkeys(name for provider in self.providers for name in self.headers_of(provider)))
+
+    def headers_of(self, provider: str) -> tuple[str, ...]:
+        """Return the variables that headers of the provider are made of."""
+        headers = self.providers[provider].headers.values()
         return tuple(dict.fromkeys(name for header in headers for name in VARIABLE.findall(header)))
 
     def listed_as(self, provider: str, name: str) -> str | None:
@@ -275,10 +279,7 @@ def equip(
     if not name:
         raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
     if about.keys and not any(key in keys for key in about.keys):
-        raise ConfigError(
-            f"{spec.provider}:{name} needs a key: set {' or '.join(about.keys)} where orch is started "
-            "(a daemon that runs already does not see it: orch daemon stop)"
-        )
+        raise ConfigError(f"{spec.provider}:{name} needs a key: set {' or '.join(about.keys)} where orch is started")
     model = msgspec.structs.replace(models.look_up(spec.provider, name), base_url=about.address(env))
     if not is_free(model) and not is_priced(model):
         model = msgspec.structs.replace(model, ceiling=ceiling)

@@ -77,11 +77,20 @@ def _kill(arguments: Namespace) -> int:
 
 def _resume_arguments(parser: ArgumentParser) -> None:
     command.ref(parser)
+    parser.add_argument(
+        "--credentials", action="store_true", help="use this shell's model keys and addresses for it from now on"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="with --credentials: for every agent that had the same credentials"
+    )
     command.budget_arguments(parser, "it, killed or not, with its subagents,", lifts=True)
 
 
 def _resume(arguments: Namespace) -> int:
-    row = Connection().call("resume", {"ref": arguments.ref, "budget": command.budget(arguments)})
+    params = {"ref": arguments.ref, "budget": command.budget(arguments)}
+    if arguments.credentials or arguments.all:
+        params |= {"credentials": arguments.credentials, "all": arguments.all}
+    row = Connection().call("resume", params)
     command.say(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 
@@ -124,7 +133,7 @@ VERBS = {
         _kill,
     ),
     "resume": Verb(
-        "Let a killed or failed agent answer again, or let any agent spend more.",
+        "Let a killed or failed agent answer again, or let any agent spend more or use this shell's keys.",
         "orch resume 1 --max-cost 2.50",
         _resume_arguments,
         _resume,

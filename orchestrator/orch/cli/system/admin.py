@@ -24,28 +24,43 @@ LEVELS = ("L0", "L1", "L2", "L3")
 
 
 def _daemon_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("action", choices=["start", "stop", "status", "logs"], help="what to do")
+    parser.add_argument("action", choices=["start", "run", "stop", "status", "logs"], help="what to do")
     parser.add_argument(
-        "--require-sandbox", choices=LEVELS, help="with start: run no tool of any agent at less; see orch doctor"
+        "--require-sandbox",
+        choices=LEVELS,
+        help="with start and run: run no tool of any agent at less; see orch doctor",
     )
 
 
 def _daemon(arguments: Namespace) -> int:
-    if arguments.require_sandbox is not None and arguments.action != "start":
-        raise Failure("ConfigError", "--require-sandbox goes with: orch daemon start", 2)
+    if arguments.require_sandbox is not None and arguments.action not in ("start", "run"):
+        raise Failure("ConfigError", "--require-sandbox goes with: orch daemon start, orch daemon run", 2)
     return ACTIONS[arguments.action](arguments)
+
+
+def _sandbox_settings(least: str | None) -> dict[str, str]:
+    return {"ORCH_SANDBOX__LEVEL": least, "ORCH_SANDBOX__REQUIRE": "true"} if least is not None else {}
+
+
+def _run(arguments: Namespace) -> int:
+    from ...daemon.start import run_daemon
+
+    if Connection(start=None).dial():
+        raise Failure("LockedError", "a daemon is running already: orch daemon stop, then run it here", 1)
+    run_daemon({**os.environ, **_sandbox_settings(arguments.require_sandbox)})
 
 
 def _start(arguments: Namespace) -> int:
     least = arguments.require_sandbox
-    settings = {"ORCH_SANDBOX__LEVEL": least, "ORCH_SANDBOX__REQUIRE": "true"} if least is not None else {}
-    status = Connection({**os.environ, **settings}).call("daemon_status")
+    connection = Connection({**os.environ, **_sandbox_settings(least)})
+    status = connection.call("daemon_status")
     if least is not None and not (status["sandbox_required"] and status["sandbox"] >= least):
         raise Failure(
             "ConfigError",
             f"daemon {status['pid']} is running and does not require {least}: orch daemon stop, then start it so",
             1,
         )
+    connection.call("daemon_keys")  # asked for explicitly, it uses this environment's keys for callers without any
     return _print_status(arguments, status)
 
 
@@ -117,7 +132,7 @@ def _logs(arguments: Namespace) -> int:
     return 0
 
 
-ACTIONS = {"start": _start, "stop": _stop, "status": _status, "logs": _logs}
+ACTIONS = {"start": _start, "run": _run, "stop": _stop, "status": _status, "logs": _logs}
 
 
 def _config_arguments(parser: ArgumentParser) -> None:
@@ -245,7 +260,7 @@ def _toml(value: Any) -> str:
 
 VERBS = {
     "daemon": Verb(
-        "Start, stop or look at the process that keeps the agents. Verbs that need it start it.",
+        "Start, run in the foreground, stop or look at the process that keeps the agents. Verbs that need it start it.",
         "orch daemon status --json",
         _daemon_arguments,
         _daemon,

@@ -11,7 +11,9 @@ from orch_protocol.services.requests import AgentRow, Kill, Killed, Resume
 from orch_worker.backends.cost_estimate import check_priced
 
 from ...supervisor.recovery.crash_recovery import used_by
+from ...tree.agents.state import Node
 from ...tree.journal import events
+from ...tree.journal.entries import CredentialsSet
 from ...tree.rules.admission import unkept
 from ..checks.reach import find_agent
 from .status import row
@@ -72,8 +74,30 @@ async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentR
     node = find_agent(root, caller, params.ref, "resume")
     if node.status == "killed" and not node.spec.persist:
         raise unkept(node)
+    if params.all and not params.credentials:
+        raise ConfigError("all goes with credentials: orch resume REF --credentials --all")
+    if params.credentials:
+        _give_credentials(root, node, everywhere=params.all)
     if params.budget.max_cost_usd:
         check_priced(node.spec.backend)
     root.handle(events.Resume(node.spec.id, params.budget))
     root.budgets_changed()
     return row(root, node)
+
+
+def _give_credentials(root: Supervisor, node: Node, *, everywhere: bool) -> None:
+    """Let the agent, with `everywhere` every agent with the same credentials, use those of the caller from now on.
+
+    Agents below that have none of their own move to the new address with it. Raises ConfigError.
+    """
+    nodes = root.tree.nodes
+    same = [other for other in nodes if root.credentials.same(node, other)] if everywhere else []
+    given = [node, *(other for other in same if other is not node)]
+    for each, record in [(each, root.credentials.replacement(each)) for each in given]:
+        root.note(CredentialsSet(at=root.clock(), id=each.spec.id, credentials=record))
+    for each in given:
+        for below in nodes.subtree(each.spec.id):
+            address = root.credentials.address(below.spec.backend.provider, below.spec.id)
+            if address and address != below.spec.backend.options.get("base_url"):
+                root.note(CredentialsSet(at=root.clock(), id=below.spec.id, base_url=address))
+    root.credentials_offered()

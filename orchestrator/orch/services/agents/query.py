@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from orch_protocol.core.errors import (
     AgentError,
+    BackendError,
     ConfigError,
+    ErrorInfo,
     NoResultError,
     OrchError,
     QueryCycleError,
@@ -51,7 +53,7 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
         key = new_id()
         root.watchers.follow(key, node.spec.id, heard)
     try:
-        with Keeping(root, caller, node):
+        with Advice(root, caller, node), Keeping(root, caller, node):
             query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
             if heard is not None and params.approve:
                 root.approvals.attend(query_id, heard)
@@ -119,7 +121,7 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
             await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
             pass  # out of time, which is told below, or failed, which is the answer to collect
-    with Keeping(root, caller, node):
+    with Advice(root, caller, node), Keeping(root, caller, node):
         pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
         waiting = at_hand(node, caller, again=params.again, query=query)
         _check_own_answer(root, caller, node, waiting or node.pending or node.last)
@@ -182,6 +184,24 @@ async def answer(
             f"it works on: `orch collect {node.spec.seq}` takes the answer later"
         ) from None
     return reply
+
+
+class Advice:
+    """Adds to errors of the agent's provider what the caller can do about a refused key."""
+
+    __slots__ = ("_caller", "_node", "_root")
+
+    def __init__(self, root: Supervisor, caller: str | None, node: Node) -> None:
+        self._root, self._caller, self._node = root, caller, node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if not isinstance(error, BackendError) or self._caller is not None:
+            return
+        if hint := self._root.credentials.hint(self._node, error):
+            raise error_from(ErrorInfo(type(error).__name__, f"{error}; {hint}")) from None
 
 
 def who(root: Supervisor, caller: str | None) -> str:

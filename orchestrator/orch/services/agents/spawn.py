@@ -74,7 +74,8 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
             f"agent {parent.spec.name!r} cannot name peers: only the user can, with spawn(peers=[...]) or --peers"
         )
     spec, note = await spec_of(root, request, caller)
-    id: str = root.handle(events.Spawn(spec, caller, request.request_id))
+    credentials = root.credentials.record() if caller is None else None
+    id: str = root.handle(events.Spawn(spec, caller, request.request_id, credentials))
     node = root.tree.nodes[id]
     if node.status == "starting":
         try:
@@ -95,9 +96,9 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     """Return the spec of the agent that `request` asks for on behalf of `caller`, and what is to be said of its
     sandbox; see `describe`. Raises SandboxError."""
     over = root.tree.nodes[caller].spec if caller is not None else None
-    backend = await root.catalog.complete(_backend(request, over, root.config))
+    backend = await root.catalog_for(caller).complete(_backend(request, over, root.config))
     if over is not None and over.local:
-        backend = await local_model(root, backend)
+        backend = await local_model(root, backend, caller)
     if request.thinking is not None:
         check_level(request.thinking)
         backend = replace(backend, thinking=request.thinking)

@@ -40,6 +40,8 @@ DENIED_PATHS: Final[dict[bool | None, Literal["", "unreadable", "by name only"]]
 
 
 KEPT = "(for local models alone)"
+WAITS = ("cold", "died", "starting")
+"""What agents are that may need credentials before they go on."""
 
 
 async def list_agents(root: Supervisor, caller: str | None, params: List) -> list[AgentRow]:
@@ -147,7 +149,7 @@ def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None 
         parent_id=spec.parent_id,
         depth=spec.depth,
         kind=spec.kind,
-        status=node.status,
+        status="needs credentials" if node.status in WAITS and root.credentials.missing(node) else node.status,
         task=spec.task,
         model=node.model,
         preset=spec.preset,
@@ -174,6 +176,7 @@ def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None 
         sandbox=spec.sandbox.level,
         denied_paths=DENIED_PATHS[spec.sandbox.covers_paths],
         deleted=node.deleted,
+        credentials=root.credentials.source(node),
     )
 
 

@@ -48,7 +48,7 @@ async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> 
     node = _caller(root, caller)
     backend: BackendSpec | None = None
     if (model := root.config.archival.summary.model) is not None:
-        backend = await root.catalog.complete(parse_model(model))
+        backend = await root.catalog_for(node.spec.id).complete(parse_model(model))
     flags = (backend or node.spec.backend).options.get("flags", {})
     step = await root.archives.summarise(node.spec, params, json=flags.get("json", True))
     if not isinstance(step, SummaryRequest):

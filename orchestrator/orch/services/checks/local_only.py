@@ -27,7 +27,7 @@ async def localise(root: Supervisor, caller: str | None, params: Localise) -> Ba
     Raises ConfigError when there is none.
     """
     node = root.tree.nodes[caller or ""]
-    backend = await local_model(root, node.spec.backend)
+    backend = await local_model(root, node.spec.backend, caller)
     if not params.look and not node.spec.local:
         _keep(root, node, backend)
     return backend
@@ -56,11 +56,14 @@ class Keeping:
             raise error_from(ErrorInfo(type(error).__name__, told)) from None
 
 
-async def local_model(root: Supervisor, backend: BackendSpec) -> BackendSpec:
-    """Return `backend` when it is of this machine, else the one that `local` means. Raises ConfigError."""
+async def local_model(root: Supervisor, backend: BackendSpec, id: str | None = None) -> BackendSpec:
+    """Return `backend` when it is of this machine, else the one that `local` means for the agent `id`.
+
+    Raises ConfigError.
+    """
     if not is_remote(backend):
         return backend
-    found = await root.catalog.complete(BackendSpec(LOCAL))
+    found = await root.catalog_for(id).complete(BackendSpec(LOCAL))
     if is_remote(found):
         raise ConfigError(f"`local`: {found.provider} is at {found.options.get('base_url')}, which is not this machine")
     return replace(found, thinking=backend.thinking)
@@ -79,7 +82,7 @@ async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
     if not bound or node.spec.local or node.pending is not None:
         return
     try:
-        backend = await local_model(root, node.spec.backend)
+        backend = await local_model(root, node.spec.backend, node.spec.id)
     except ConfigError as error:
         raise ConfigError(f"agent {node.spec.name!r} may not be told that: it is for a local model. {error}") from error
     _keep(root, node, backend)

@@ -55,7 +55,7 @@ async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: st
                 raise
             backend = spec.backend
     if spec.local:
-        backend = await local_model(root, spec.backend if is_remote(backend) else backend)
+        backend = await local_model(root, spec.backend if is_remote(backend) else backend, spec.id)
     return Answers(replace(backend, thinking=thinking or born.thinking), model)
 
 
@@ -77,7 +77,7 @@ async def chosen(root: Supervisor, spec: AgentSpec, model: str) -> str:
 
 
 async def _asked(root: Supervisor, spec: AgentSpec, model: str) -> BackendSpec:
-    backend = await root.catalog.complete(parse_model(model))
+    backend = await root.catalog_for(spec.id).complete(parse_model(model))
     if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.id):
         check_priced(backend)
     return backend

@@ -25,7 +25,7 @@ async def list_models(root: Supervisor, caller: str | None, _: ListModels) -> li
     """Return the models that the caller may ask."""
     backend = _own(root, caller)
     own = f"{backend.provider}:{backend.model}"
-    return await root.catalog.reachable(root.config.subagents.chat_models, [own])
+    return await root.catalog_for(caller).reachable(root.config.subagents.chat_models, [own])
 
 
 async def find_model(root: Supervisor, caller: str | None, params: FindModel) -> BackendSpec:
@@ -33,7 +33,7 @@ async def find_model(root: Supervisor, caller: str | None, params: FindModel) ->
     backend = _own(root, caller) if params.model is None else parse_model(params.model)
     said = params.model or f"{backend.provider}:{backend.model}"
     try:
-        found = await root.catalog.complete(backend)
+        found = await root.catalog_for(caller).complete(backend)
     except ConfigError as error:
         why = str(error)
     else:

@@ -60,9 +60,9 @@ async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> For
     copy = replace(spec, id=id, seq=0, name=params.name or "", folder=str(place), history=())
     chosen, thinking = await root.disk.do(_answers, Path(spec.folder), params.at)
     if params.model is not None:
-        backend = await root.catalog.complete(parse_model(params.model))
+        backend = await root.catalog_for(spec.id).complete(parse_model(params.model))
         if spec.local:
-            backend = await local_model(root, backend)
+            backend = await local_model(root, backend, spec.id)
         if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.parent_id):
             check_priced(backend)
         level = thinking or (spec.born or spec.backend).thinking
@@ -76,7 +76,7 @@ async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> For
     try:
         await root.disk.do(_belongings, Path(spec.folder), Path(copy.folder))
         session_of(root, caller, spec.id, "fork")  # deleted meanwhile, not all that the copy names was there any more
-        root.handle(events.Adopt(copy, "; ".join(found.repairs)))
+        root.handle(events.Adopt(copy, "; ".join(found.repairs), root.credentials.record(spec.id)))
     except BaseException:
         shutil.rmtree(copy.folder, ignore_errors=True)
         raise

@@ -79,7 +79,8 @@ async def _adopt(
     folder, found = Path(spec.folder), _gone_on_with(found, spec, request.thinking, iso(root.clock()))
     await root.disk.do(plant, folder, spec.id, spec.cwd, found, path)
     try:
-        root.handle(events.Adopt(spec, "; ".join(found.repairs)))
+        credentials = root.credentials.record() if above is None else None
+        root.handle(events.Adopt(spec, "; ".join(found.repairs), credentials))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -22,7 +22,7 @@ from orch_protocol.services.requests import Status
 from orch_protocol.session.entries import TranscriptPosition
 from orch_worker.conversation.stubs import marker
 
-from ..journal.entries import Asked, Pruned, Steered
+from ..journal.entries import Asked, CredentialsRecord, Pruned, Steered
 
 __all__ = [
     "Node",
@@ -184,6 +184,8 @@ class Node:
     watching: dict[str, str | int] = field(default_factory=dict)
     news: list[str] = field(default_factory=list)
     requests: dict[str, str] = field(default_factory=dict)
+    credentials: CredentialsRecord | None = None
+    """What its models are reached with, None: what the agent above it is reached with."""
 
     @property
     def is_holder(self) -> bool:

@@ -24,6 +24,7 @@ from ..journal.entries import (
     CatalogChanged,
     Chosen,
     Collected,
+    CredentialsSet,
     Ended,
     Entry,
     Heard,
@@ -240,7 +241,14 @@ class Nodes:
         self.by_id.put(node)
 
     def _apply_spawned(self, entry: Spawned) -> Node:
-        node = Node(entry.spec, entry.at, entry.at, model=_model(entry.spec), repaired=entry.repaired)
+        node = Node(
+            entry.spec,
+            entry.at,
+            entry.at,
+            model=_model(entry.spec),
+            repaired=entry.repaired,
+            credentials=entry.credentials,
+        )
         above = self.get(entry.spec.parent_id)
         if above is not None and above.pending is not None:
             node.payers = above.payers
@@ -432,6 +440,17 @@ class Nodes:
         node.spec = answered_by(node.spec, entry.answers)
         node.model = _model(node.spec)
         node.context_limit = node.spec.backend.options.get("context") or node.context_limit
+
+    def _apply_credentialsset(self, node: Node, entry: CredentialsSet) -> None:
+        node.credentials = entry.credentials or node.credentials
+        if entry.base_url:
+            spec, provider = node.spec, node.spec.backend.provider
+            at = {"base_url": entry.base_url}
+            backend = msgspec.structs.replace(spec.backend, options=spec.backend.options | at)
+            born = spec.born
+            if born is not None and born.provider == provider:
+                born = msgspec.structs.replace(born, options=born.options | at)
+            node.spec = msgspec.structs.replace(spec, backend=backend, born=born)
 
     def _apply_marked(self, node: Node, entry: Marked) -> None:
         node.spec = msgspec.structs.replace(node.spec, marks=entry.marks)

@@ -31,6 +31,8 @@ __all__ = [
     "CatalogChanged",
     "Chosen",
     "Collected",
+    "CredentialsRecord",
+    "CredentialsSet",
     "Ended",
     "Entry",
     "Heard",
@@ -80,6 +82,13 @@ class _Agent(_Entry, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     id: str
 
 
+class CredentialsRecord(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Which variables an agent's models are reached with: salted fingerprints by provider, and where they are from."""
+
+    fingerprints: dict[str, str]
+    source: str = ""
+
+
 class Spawned(_Agent, frozen=True, gc=False, kw_only=True, tag="spawned"):
     """An agent exists. `request_id` is the caller's, for a repeated request.
 
@@ -91,6 +100,17 @@ class Spawned(_Agent, frozen=True, gc=False, kw_only=True, tag="spawned"):
     request_id: str | None = None
     cold: bool = False
     repaired: str = ""
+    credentials: CredentialsRecord | None = None
+
+
+class CredentialsSet(_Agent, frozen=True, gc=False, kw_only=True, tag="credentials_set"):
+    """The agent and those below it use other credentials from now on; None: those of the agent above it.
+
+    `base_url` is the address of its model's server from now on, "" for no change.
+    """
+
+    credentials: CredentialsRecord | None = None
+    base_url: str = ""
 
 
 class Launched(_Agent, frozen=True, gc=False, kw_only=True, tag="launched"):
@@ -364,6 +384,7 @@ Entry: TypeAlias = (
     | Titled
     | CatalogChanged
     | Chosen
+    | CredentialsSet
     | Unsaid
     | Hearing
     | Archived

@@ -15,7 +15,7 @@ from orch_protocol.core.taint import Mark
 from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.worker_messages import Ready
 
-from .entries import Entry
+from .entries import CredentialsRecord, Entry
 
 __all__ = [
     "BOOT_SECONDS",
@@ -80,6 +80,7 @@ class Spawn(Struct, frozen=True, gc=False):
     spec: AgentSpec
     caller: str | None = None
     request_id: str | None = None
+    credentials: CredentialsRecord | None = None
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -211,6 +212,7 @@ class Adopt(Struct, frozen=True, gc=False):
 
     spec: AgentSpec
     repaired: str = ""
+    credentials: CredentialsRecord | None = None
 
 
 class Hold(Struct, frozen=True, gc=False):

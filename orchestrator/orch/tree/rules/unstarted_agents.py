@@ -17,7 +17,8 @@ def adopt(nodes: Nodes, event: Adopt, now: float) -> Decision:
     """Let there be the agent whose transcript somebody has made. Raises SpawnError when its name is taken."""
     seq = len(nodes) + 1
     spec = msgspec.structs.replace(event.spec, seq=seq, name=admission.name_for(nodes, event.spec.name, seq))
-    return Decision([Spawned(at=now, id=spec.id, spec=spec, cold=True, repaired=event.repaired)], [], spec.id)
+    made = Spawned(at=now, id=spec.id, spec=spec, cold=True, repaired=event.repaired, credentials=event.credentials)
+    return Decision([made], [], spec.id)
 
 
 def hold(nodes: Nodes, event: Hold, now: float) -> Decision:
