@@ -75,6 +75,7 @@ ANSWERS: dict[str, Any] = {
     "submit": msgspec.to_builtins(Submitted("abc", "q1")),
     "list": [ROW],
     "show": {"agent": ROW, "messages": [], "reply": None},
+    "daemon_keys": {"names": []},
     "kill": msgspec.to_builtins(Killed(("b", "a"))),
     "resume": ROW,
     "narrow": ROW | {"tools": ["read_file", "git_log"]},

@@ -424,6 +424,13 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
     )
 
 
+def test_daemon_start_gives_the_daemon_this_shells_keys(desk: Desk, capsys: Captured) -> None:
+    """Only this explicit command does, also where the daemon is running already."""
+    assert run(["daemon", "start", "--json"]) == 0
+    assert [method for method, _ in desk.asked] == ["daemon_status", "daemon_keys"]
+    assert json.loads(capsys.readouterr().out)["pid"] == 7
+
+
 @pytest.mark.parametrize(
     ("argv", "asked", "out"),
     [
@@ -444,7 +451,12 @@ def test_list_prints_a_table_a_tree_or_json(desk: Desk, capsys: Captured) -> Non
         ),
         (["narrow", "1", "--tools", ""], ("narrow", {"ref": "1", "tools": []}), "read_file git_log\n"),
         (
-            ["daemon", "start", "--json"],
+            ["resume", "1", "--credentials", "--all"],
+            ("resume", {"ref": "1", "budget": {}, "credentials": True, "all": True}),
+            "abc\n",
+        ),
+        (
+            ["daemon", "status", "--json"],
             ("daemon_status", {}),
             '{"pid":7,"sandbox":"L2","sandbox_required":false,"agents":0}\n',
         ),

@@ -16,6 +16,7 @@
     │   ├── AgentBusyError
     │   ├── AgentDiedError
     │   ├── AgentGoneError
+    │   ├── CredentialsError
     │   ├── ArchiveDeletedError
     │   ├── SessionDeletedError
     │   ├── NoResultError
