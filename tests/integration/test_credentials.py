@@ -58,6 +58,13 @@ def killed(shell: Shell) -> None:
         ended(each)
 
 
+def code_of(shell: Shell, *argv: str) -> int:
+    """Run one command and return its exit code."""
+    running = shell.start(*argv, stderr=subprocess.DEVNULL)
+    running.communicate(timeout=SECONDS)
+    return running.returncode
+
+
 def written(shell: Shell) -> list[Path]:
     """Return the files of the home that hold a key."""
     files = (path for path in shell.home.rglob("*") if path.is_file())
@@ -167,14 +174,14 @@ def test_daemon_in_the_foreground_serves_callers_without_keys(
     one, _ = providers
     running = shell.start("daemon", "run", stderr=subprocess.DEVNULL, **one.env())
     try:
-        while shell.start("daemon", "status", stderr=subprocess.DEVNULL).wait(SECONDS):
+        while code_of(shell, "daemon", "status"):
             assert running.poll() is None
         shell.run("spawn", "answer", "--name", "a", "--model", MODEL)
         assert shell.data("daemon", "status")["pid"] == running.pid
         assert shell.run("query", "a", "Who?").stdout == b"from one\n"
         assert "(from orch daemon run)" in shell.run("show", "a").stdout.decode()
         assert b"sk-canary" not in Path(f"/proc/{running.pid}/environ").read_bytes()
-        assert shell.start("daemon", "run").wait(SECONDS) == 1
+        assert code_of(shell, "daemon", "run") == 1
     finally:
         running.send_signal(signal.SIGTERM)
         running.communicate(timeout=SECONDS)
