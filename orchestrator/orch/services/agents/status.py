@@ -137,7 +137,10 @@ def row(root: Supervisor, node: Node) -> AgentRow:
     """Return the row of an agent of this root."""
     activity = root.activity.get(node.spec.id)
     doing = f"{activity.phase}: {activity.detail}" if activity else ""
-    return _row(node, root.tree.nodes, activity=doing, spent=root.budgets.spent(node))
+    made = _row(node, root.tree.nodes, activity=doing, spent=root.budgets.spent(node))
+    waits = node.status in WAITS and root.credentials.missing(node)
+    status = "needs credentials" if waits else made.status
+    return msgspec.structs.replace(made, status=status, credentials=root.credentials.source(node))
 
 
 def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None = None) -> AgentRow:
@@ -149,7 +152,7 @@ def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None 
         parent_id=spec.parent_id,
         depth=spec.depth,
         kind=spec.kind,
-        status="needs credentials" if node.status in WAITS and root.credentials.missing(node) else node.status,
+        status=node.status,
         task=spec.task,
         model=node.model,
         preset=spec.preset,
@@ -176,7 +179,6 @@ def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None 
         sandbox=spec.sandbox.level,
         denied_paths=DENIED_PATHS[spec.sandbox.covers_paths],
         deleted=node.deleted,
-        credentials=root.credentials.source(node),
     )
 
 
