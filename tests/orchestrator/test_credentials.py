@@ -32,7 +32,7 @@ class Desk:
         self.said: list[str] = []
 
     def calling(self, values: dict[str, str], method: str = "query"):  # type: ignore[no-untyped-def]
-        return self.credentials.calling(values, method, 1, self.said.append)
+        return self.credentials.calling(values, method, self.said.append)
 
     def spawn(self, id: str, values: dict[str, str], provider: str = "openai", parent: str | None = None) -> Node:
         """Put an agent on record that a caller with `values` spawns."""

@@ -28,7 +28,7 @@ async def spawned(home: Path) -> str:
     """Spawn an agent in a root that is closed then, and return its id."""
     made, credentials = opened(home)
     async with made:
-        with credentials.calling(A, "spawn", 1, lambda _: None):
+        with credentials.calling(A, "spawn", lambda _: None):
             agent = await made.spawn("answer", model="openai:gpt-4o")
         assert made.launcher.workers[-1].request.birth.keys["OPENAI_API_KEY"] == "key-of-a"
     return agent.id
@@ -44,10 +44,10 @@ async def test_launch_waits_for_credentials(tmp_path: Path) -> None:
         agent = await made.get(id)
         incarnation = root.tree.nodes[id].incarnation
         root.handle(BootOverdue(id, incarnation))
-        with credentials.calling(B, "list", 1, lambda _: None):
+        with credentials.calling(B, "list", lambda _: None):
             root.credentials_offered()
         assert ((await agent.state()).status, made.launcher.workers) == ("needs credentials", [])
-        with credentials.calling(A, "list", 1, lambda _: None):
+        with credentials.calling(A, "list", lambda _: None):
             root.credentials_offered()
         await root.waiters.until(f"up:{id}", 10)
         assert (await agent.state()).status == "idle"

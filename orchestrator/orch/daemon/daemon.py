@@ -179,7 +179,7 @@ class Daemon:
         if self._credentials is None or client.agent_id is not None:
             yield
             return
-        with self._credentials.calling(client.credentials, method, client.pid, lambda line: client.tell(Notice(line))):
+        with self._credentials.calling(client.credentials, method, lambda line: client.tell(Notice(line))):
             if client.credentials:
                 self._root.credentials_offered()
             yield

@@ -13,11 +13,11 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Iterator, Mapping, MutableSet
+from collections.abc import Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -37,6 +37,8 @@ __all__ = [
     "groups_of",
     "read_salt",
 ]
+
+Say: TypeAlias = Callable[[str], object]
 
 WEB_SEARCH: Final = "web_search"
 KEY: Final = "key-"
@@ -86,28 +88,31 @@ def fingerprint(salt: bytes, group: VariableGroup, values: Mapping[str, str]) ->
 
 
 def read_salt(home: Path) -> bytes:
-    """Return the salt of fingerprints in `home`, making it where there is none. Only its user may read it."""
-    path = home / SALT
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(os.urandom(SALT_BYTES))
-    return path.read_bytes()
+    """Return the salt of fingerprints in `home`, making it where there is none. Only its user may read it.
 
-
-class Reply(Protocol):
-    """Sends the caller one line for people."""
-
-    def __call__(self, line: str, /) -> object: ...
+    The caller holds the lock of the daemon.
+    """
+    path, new = home / SALT, home / f"{SALT}.new"
+    with contextlib.suppress(FileNotFoundError):
+        if len(salt := path.read_bytes()) == SALT_BYTES:
+            return salt
+    salt = os.urandom(SALT_BYTES)
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(salt)
+    new.replace(path)
+    return salt
 
 
 class Caller(NamedTuple):
-    """The command that a request came from: fingerprints of what it offers by group, and its verb."""
+    """The command that a request came from: fingerprints of what it offers by group, and its verb.
+
+    `say` prints a line on its stderr.
+    """
 
     offered: dict[str, str]
     method: str
-    pid: int
-    say: Reply
+    say: Say
 
 
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -231,9 +236,9 @@ class CallerCredentials:
         self._fallback, self._fallback_source = self.offer(values), source
 
     @contextmanager
-    def calling(self, values: Mapping[str, str], method: str, pid: int, say: Reply) -> Iterator[None]:
+    def calling(self, values: Mapping[str, str], method: str, say: Say) -> Iterator[None]:
         """Let what is done in this block be done for a caller that offers `values`."""
-        token = _caller.set(Caller(self.offer(values), method, pid, say))
+        token = _caller.set(Caller(self.offer(values), method, say))
         try:
             yield
         finally:
