@@ -14,6 +14,8 @@ from integration.served import Served
 from integration.shell import SECONDS, Shell, ended
 from wire.model_server import Answer, Request, fail, say
 
+pytestmark = pytest.mark.timeout(180)  # each starts a dozen commands
+
 MODEL = "openai:gpt-4o"
 KEYS = {"one": "sk-canary-of-shell-one", "two": "sk-canary-of-shell-two"}
 
