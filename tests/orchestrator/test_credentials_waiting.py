@@ -8,6 +8,8 @@ import pytest
 
 from orch import AgentGoneError
 from orch.policy.credentials import CallerCredentials
+from orch.supervisor.run_events import RECORDED
+from orch.tree.journal.entries import Asked
 from orch.tree.journal.events import BootOverdue, Rouse
 from orch_protocol.core.errors import CredentialsError
 from orch_worker.backends import models
@@ -76,3 +78,25 @@ async def test_query_without_the_credentials_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CredentialsError, match="waits for the OPENAI_API_KEY"):
             await agent.query("Hello?")
         assert (await agent.state()).pending is None
+
+
+async def test_query_accepted_before_a_restart_waits_for_credentials(tmp_path: Path) -> None:
+    """It is asked once they are offered; until then it is neither asked nor given up."""
+    id = await spawned(tmp_path)
+    made, _ = opened(tmp_path)
+    async with made:
+        root = made.supervisor
+        root.note(Asked(at=root.clock(), id=id, query_id="q1", head="Who?", stays=True, prompt="Who?"))
+    made, credentials = opened(tmp_path)
+    async with made:
+        root, agent = made.supervisor, await made.get(id)
+        up = root.waiters.watch(f"up:{id}")
+        if id not in root._unlaunched:
+            await root.waiters.until(RECORDED, 10)  # the launch is on record
+        row = await agent.state()
+        assert (row.status, row.pending, made.launcher.workers) == ("needs credentials", "Who?", [])
+        with credentials.calling(A, "list", lambda _: None):
+            root.credentials_offered()
+        await up
+        assert (await agent.state()).status == "busy"
+        await made.kill(id)
