@@ -52,6 +52,7 @@ def test_spawn_and_run_name_peers_and_archives(desk: Desk, verb: str) -> None:
     assert (params["peers"], params["archives"]) == ([], [])
 
 
+@pytest.mark.usefixtures("desk")
 def test_spawn_in_json_has_exactly_its_keys(capsys: Captured) -> None:
     """Scripts rely on the shape."""
     assert run(["spawn", "t", "--json"]) == 0
