@@ -228,8 +228,8 @@ MUTANTS: Final = (
     Mutant(
         "agents are launched that there are no descriptors for",
         "orchestrator/orch/processes/descriptors.py",
-        "    if taken + EACH * starting + SPARE > limit:",
-        "    if False:",
+        "    if used + needed <= limit:",
+        "    if True:",
         "tests/integration/test_descriptors.py::test_no_more_agents_are_launched_than_there_are_descriptors_for",
     ),
     Mutant(

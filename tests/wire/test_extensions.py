@@ -67,7 +67,7 @@ async def test_cost_guard(server: ModelServer, shell: Shell) -> None:
     """Agents of one run share what they may spend: the one that comes when it is spent asks no model."""
     installed(shell, "cost_guard")
     server.otherwise = lambda _: say("Fine.", usage={"input": 10_000, "output": 1000})
-    shell.env["COST_GUARD_USD"] = "0.03"
+    shell.env |= {"COST_GUARD_USD": "0.03", "ORCH_ENVIRONMENT__PASS": "CENSUS,COST_GUARD_USD"}
     assert await typed(shell, "run", "Hello") == "Fine.\n"
     assert "is spent: no model is asked any more" in await typed(shell, "run", "Hello", code=1)
     assert len(server.requests) == 1

@@ -1,7 +1,8 @@
 """Ends the turns of all agents of a program once they have spent `COST_GUARD_USD` together.
 
 Agents are processes: they share a file, named after the run that they belong to, and add to it what each response cost.
-Budgets (`max_cost_usd`) do that without an extension, and reserve before they spend; this shows how one decides.
+Workers get the variable if `environment.pass` in config.toml names it. Budgets (`max_cost_usd`) do the same without an
+extension, and reserve before they spend; this shows how one decides.
 """
 
 import fcntl
