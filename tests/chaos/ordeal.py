@@ -143,6 +143,7 @@ def opened(home: Path, run: str) -> Any:
 
 
 COMPACT_TOKENS: Final = 1100
+WAIT_SECONDS: Final = 60.0
 PADDING: Final = 60
 SCRIPT: Final = ({"loop": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"echo": True}]},)
 
@@ -171,17 +172,23 @@ class Client:
         self.agent = (await insist(spawn)).id
 
     async def query(self, *, padding: int = 0) -> None:
-        """Ask and wait; who hears nothing asks the same again, and who is refused asks something else."""
-        from orch_protocol.core.errors import OrchError
-        from orch_protocol.services.requests import QueryAgent
+        """Ask and wait for the answer; after an error ask something else.
+
+        A query that was accepted before a fault runs first when the next root opens: the client waits for it.
+        """
+        from orch_protocol.core.errors import AgentBusyError, OrchError
+        from orch_protocol.services.requests import QueryAgent, Wait
 
         for _ in range(TRIES):
             token = self.teller.token()
             asked = QueryAgent(self.agent, f"say {token} again{' and again' * padding}", request_id=token)
             try:
                 reply = await self.root._call("query", asked)
-            except OrchError:
+            except OrchError as error:
                 self.teller.tell(agent=self.agent, token=token, answered=False)
+                if isinstance(error, AgentBusyError):
+                    await self.root._call("wait", Wait((self.agent,), timeout=WAIT_SECONDS))
+                    continue
                 with contextlib.suppress(OrchError):
                     await self.root.resume(self.agent)
                 continue
