@@ -1,0 +1,87 @@
+"""Output of the demo: headings, wrapped lines and live lines at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TextIO
+
+from ..render import terminal
+
+__all__ = ["Screen", "screen_of"]
+
+NARROWEST: Final = 60
+WIDEST: Final = 120
+INDENT: Final = "   "
+
+
+class Screen:
+    """Writes to `out` in lines of at most `width` columns.
+
+    `live` says whether lines may be replaced, `color` whether they may be styled.
+    """
+
+    def __init__(self, out: TextIO, *, width: int = 80, live: bool = False, color: bool = False) -> None:
+        self.width = width
+        self.live = live
+        self.draws = terminal.draws(out)
+        """Whether the output takes characters outside ASCII."""
+        self._out, self._color = out, color
+        self._replaceable = 0
+        """How many lines at the end the next `update` replaces."""
+
+    def heading(self, text: str) -> None:
+        """Write the title of a part."""
+        self._write(["", self.bold(text)])
+
+    def say(self, text: str) -> None:
+        """Write a paragraph, wrapped and indented."""
+        self._write(self._wrapped(text))
+
+    def quote(self, text: str, lines: int = 1) -> None:
+        """Write the first `lines` lines of a text that somebody else wrote, each cut to the width."""
+        self.lines(f"> {line}" for line in text.splitlines()[:lines])
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Write lines as they are, indented and cut to the width."""
+        self._write([self._cut(line) for line in lines])
+
+    def update(self, lines: Sequence[str]) -> None:
+        """At a terminal, replace the lines of the last `update`; elsewhere, write nothing."""
+        if self.live:
+            self._erase()
+            cut = [self._cut(line) for line in lines]
+            self._out.write("".join(f"{line}\n" for line in cut))
+            self._out.flush()
+            self._replaceable = len(cut)
+
+    def bold(self, text: str) -> str:
+        """Return `text` in bold where styles are allowed."""
+        return f"\x1b[1m{text}\x1b[0m" if self._color else text
+
+    def _write(self, lines: Sequence[str]) -> None:
+        self._erase()
+        self._out.write("".join(f"{line}\n" for line in lines))
+        self._out.flush()
+
+    def _erase(self) -> None:
+        if self._replaceable:
+            self._out.write(f"\x1b[{self._replaceable}A\x1b[J")
+            self._replaceable = 0
+
+    def _wrapped(self, text: str) -> list[str]:
+        return textwrap.wrap(text, self.width, initial_indent=INDENT, subsequent_indent=INDENT, break_long_words=False)
+
+    def _cut(self, line: str) -> str:
+        return f"{INDENT}{terminal.safe(line)}"[: self.width].rstrip()
+
+
+def screen_of(out: TextIO = sys.stdout, environ: Mapping[str, str] = os.environ) -> Screen:
+    """Return a screen that suits `out`: live and styled at a terminal, plain in a pipe, in CI and with TERM=dumb."""
+    terminal_like = out.isatty() and environ.get("TERM") != "dumb" and not environ.get("CI")
+    columns = shutil.get_terminal_size().columns if out.isatty() else 80
+    width = min(max(columns, NARROWEST), WIDEST)
+    return Screen(out, width=width, live=terminal_like, color=terminal_like and not environ.get("NO_COLOR"))
