@@ -21,7 +21,7 @@ JOBS = auto
 help:  ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/ready  ## Two agents over this folder: asked, archived, recalled, killed, revived.
+demo: $(VENV)/ready  ## Show what orch does, in half a minute and without a key.
 	$(BIN)/orch demo
 
 test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".

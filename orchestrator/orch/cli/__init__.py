@@ -42,7 +42,7 @@ VERBS = {
     "models": ("orch.cli.resources.models", "the models that are known: limits, prices, keys"),
     "daemon": ("orch.cli.system.admin", "start, stop or look at the process behind all this"),
     "config": ("orch.cli.system.admin", "show the configuration, trust a project's"),
-    "demo": ("orch.cli.system.demo", "two agents over this folder: asked, archived, recalled, killed, revived"),
+    "demo": ("orch.cli.system.demo", "show what orch does, in half a minute and without a key"),
     "replay": (
         "orch.cli.sessions.replay",
         "what a recorded session costs under other policies, and what stays findable",

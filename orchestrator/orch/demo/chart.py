@@ -17,7 +17,7 @@ COLORS: Final = ("#555555", "#D55E00")  # dark gray, and the orange of Okabe and
 
 
 def text_chart(without: Sequence[int], archived: Sequence[int], *, width: int, drawn: bool = True) -> list[str]:
-    """Return the lines of a chart at most `width` columns wide: values upward, model calls to the right.
+    """Return the lines of a chart at most `width` columns wide: values upward, steps to the right.
 
     `drawn` says whether the output takes characters outside ASCII.
     """
@@ -26,7 +26,7 @@ def text_chart(without: Sequence[int], archived: Sequence[int], *, width: int, d
     label = len(_short(top))
     columns = max(10, min(width - label - 4, len(without)))
     upper, lower = _sampled(without, columns), _sampled(archived, columns)
-    lines = [f"{'':{label}}  {marks[0]} without archival   {marks[1]} with archival   (tokens in context)"]
+    lines = [f"{'':{label}}  {marks[0]} without archives   {marks[1]} with archives   (tokens in the conversation)"]
     for row in range(ROWS, 0, -1):
         floor = top * (row - 1) / ROWS
         cells = [
@@ -36,7 +36,7 @@ def text_chart(without: Sequence[int], archived: Sequence[int], *, width: int, d
         mark = _short(top) if row == ROWS else _short(top // 2) if row == (ROWS + 1) // 2 else ""
         lines.append(f"{mark:>{label}} |{''.join(cells)}".rstrip())
     lines.append(f"{'0':>{label}} +{'-' * columns}")
-    lines.append(f"{'':{label}}  model call 1{f'{len(without)}':>{max(columns - 12, 0)}}")
+    lines.append(f"{'':{label}}  step 1{f'{len(without)}':>{max(columns - 6, 0)}}")
     return lines
 
 
@@ -69,10 +69,10 @@ def svg_chart(without: Sequence[int], archived: Sequence[int]) -> str:
             ),
             text(left - 6, above + 5, _short(top), "end"),
             text(left - 6, height - below, "0", "end"),
-            text(left, height - below + 18, "model call 1"),
+            text(left, height - below + 18, "step 1"),
             text(width - right, height - below + 18, str(len(without)), "end"),
-            text(left + 12, above + 8, "tokens in context without archival", color=COLORS[0]),
-            text(left + 12, above + 26, "tokens in context with archival", color=COLORS[1]),
+            text(left + 12, above + 8, "tokens in the conversation, without archives", color=COLORS[0]),
+            text(left + 12, above + 26, "tokens in the conversation, with archives", color=COLORS[1]),
             "</svg>\n",
         ]
     )

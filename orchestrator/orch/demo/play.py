@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -24,26 +25,39 @@ from ..archival.store.index import message_text
 from ..render import terminal
 from ..replay.report import Terms
 from .bug_hunt import TASK, Script, copy_project, read_script
-from .chart import svg_chart, text_chart
+from .chart import PLAIN_WITH, PLAIN_WITHOUT, WITH, WITHOUT, svg_chart, text_chart
 from .context_meter import Course, bill, course_of, read_session
 from .screen import Screen
 
-__all__ = ["Played", "play"]
+__all__ = [
+    "Played",
+    "Quotation",
+    "Session",
+    "best_line",
+    "play",
+    "progress_line",
+    "quotations",
+    "show_session",
+    "tree_lines",
+]
 
 OFFLINE: Final = "extractive:"
-SECONDS: Final = 60.0
-"""How long one answer may take."""
 LIVE_SECONDS: Final = 900.0
+"""How long one answer may take."""
 REFRESH_SECONDS: Final = 0.2
 ATTEMPTS: Final = 5
 DETAIL: Final = "Under which number was the mail queued after the smtp timeout?"
-REPEATED: Final = "Which instrument has station 17 had since 2026-3-9?"
+REPEATED: Final = "What does data/calibration.csv say about the instrument TG-4471-B?"
 QUESTIONS: Final = {
     "overview": "What does the README say this project is?",
     "tests": "How are the tests run?",
     "errors": "Which errors are defined here?",
 }
 """What the three subagents are asked, by name."""
+TOKENS_PER_CELL: Final = 3000
+"""Of the bar in the line that shows the progress."""
+COMMON_WORDS: Final = frozenset({"the", "and", "was", "what", "which", "when", "about", "does", "say", "after"})
+NOTHING: Final = "nothing found"
 
 
 class Played(Struct, frozen=True):
@@ -64,6 +78,22 @@ class Played(Struct, frozen=True):
     svg: str
 
 
+class Session(Struct, frozen=True):
+    """The long session: sizes, cost in dollars, and the file with the chart."""
+
+    course: Course
+    usd_without: float
+    usd: float
+    svg: str
+
+
+class Quotation(Struct, frozen=True):
+    """A piece of a file or message, and where it is from, such as `README.md:3`."""
+
+    place: str
+    text: str
+
+
 def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | None, max_usd: float) -> Played:
     """Play the demo with agents in `folder`, and return what it showed.
 
@@ -78,16 +108,17 @@ def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | Non
     _introduce(screen, script, model)
     with Orchestrator(model or OFFLINE, config=config, run=run, home=home) as o:
         agent = _spawn(o, script, project, model)
-        course, dollars, svg = _long_session(screen, agent, script, home)
+        session = _long_session(screen, agent, script, home, model)
         line, turn = _recall(screen, o, agent, model)
-        killed, answer = _kill_and_ask_again(screen, agent)
+        killed, answer = _kill_and_ask_again(screen, agent, model)
         told = _three_subagents(screen, o, folder, model)
+        course = session.course
         return Played(
             steps=len(course.archived),
             tokens_without=course.sent_without,
             tokens_with=course.sent,
-            usd_without=round(dollars[0], 4),
-            usd_with=round(dollars[1], 4),
+            usd_without=round(session.usd_without, 4),
+            usd_with=round(session.usd, 4),
             archives=len(o.archives(agent.id)),
             recalled=line,
             recalled_turn=turn,
@@ -95,21 +126,24 @@ def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | Non
             revived_pid=agent.pid or 0,
             revived_answer=answer,
             subagents=told,
-            svg=svg,
+            svg=session.svg,
         )
 
 
 def _introduce(screen: Screen, script: Script, model: str | None) -> None:
-    who = (
-        f"The model {model} works on it."
-        if model is not None
-        else "A script takes the place of the model, so no key is needed. Everything else is real: processes, tools, "
-        "files, archives."
-    )
     screen.heading(
-        f"orch demo: an agent looks for a bug, in {len(script.turns)} questions and about {len(script.steps)} steps"
+        f"orch demo: an AI agent looks for a bug, in {len(script.turns)} questions and about {len(script.steps)} steps"
     )
-    screen.say(who)
+    screen.say(
+        "A program for flood alerts sent no alert on the night of a flood. The agent reads its files, runs its tests, "
+        "finds the bug and fixes it."
+    )
+    screen.say(
+        f"The model {model} decides each step."
+        if model is not None
+        else "A recorded script takes the place of the AI model, so no key is needed and nothing is charged. "
+        "The rest is real: processes, commands, files, archives."
+    )
 
 
 def _spawn(o: Orchestrator, script: Script, project: Path, model: str | None) -> Subagent:
@@ -120,28 +154,40 @@ def _spawn(o: Orchestrator, script: Script, project: Path, model: str | None) ->
 # --- 1: a long session ---
 
 
-def _long_session(screen: Screen, agent: Subagent, script: Script, home: Path) -> tuple[Course, Sequence[float], str]:
-    screen.heading("1. A long session costs less when finished turns are archived")
+def _long_session(screen: Screen, agent: Subagent, script: Script, home: Path, model: str | None) -> Session:
+    screen.heading("1. A long conversation gets shorter and cheaper")
     screen.say(
-        f"The agent is process {agent.pid} and works on a copy of a small program. After each question, its turn is "
-        "archived: a short record stays in context, the full text goes to disk."
+        "At each step the model is sent the whole conversation again, measured in tokens (about four characters each). "
+        "orch moves finished work from the conversation to an archive on disk, and leaves a short record of it."
     )
     file = Path(agent.state().folder, "session.jsonl")
     for number, turn in enumerate(script.turns, 1):
         future = agent.submit(turn.prompt)
         while not _is_done(future):
-            _show_progress(screen, file, number, script)
-        future.result()
-        course = course_of(read_session(file))
-        screen.lines([_progress(course, number, script)])
+            _show_progress(screen, file, number)
+        reply = future.result()
+        line = progress_line(course_of(read_session(file)), number, draws=screen.draws)
+        if screen.live and model is None and number < len(script.turns):
+            screen.update([line])
+        else:
+            screen.lines([line])
+        if model is not None:
+            screen.quote(reply.text)
     recording = read_session(file)
     course = course_of(recording)
-    dollars = bill(recording, home / "bill", Terms(items=0))
-    screen.lines(["", *_totals(course, dollars), ""])
+    without, archived = bill(recording, home / "bill", Terms(items=0))
+    session = Session(course, without, archived, _save(svg_chart(course.without, course.archived)))
+    show_session(screen, session)
+    return session
+
+
+def show_session(screen: Screen, session: Session) -> None:
+    """Show the totals and the chart."""
+    course = session.course
+    screen.lines(["", *_totals(session), ""])
     screen.lines(text_chart(course.without, course.archived, width=screen.width - 4, drawn=screen.draws))
-    svg = _save(svg_chart(course.without, course.archived))
-    screen.say(f"The same chart as a picture: {svg}")
-    return course, dollars, svg
+    screen.say("The same chart as a picture:")
+    screen.uncut(session.svg)
 
 
 def _is_done(future: Future[Reply]) -> bool:
@@ -152,30 +198,33 @@ def _is_done(future: Future[Reply]) -> bool:
     return True
 
 
-def _show_progress(screen: Screen, file: Path, turn: int, script: Script) -> None:
+def _show_progress(screen: Screen, file: Path, question: int) -> None:
     if screen.live:
         try:
-            screen.update([_progress(course_of(read_session(file)), turn, script)])
+            screen.update([progress_line(course_of(read_session(file)), question, draws=screen.draws)])
         except OrchError:
             pass  # the worker is writing its first line
 
 
-def _progress(course: Course, turn: int, script: Script) -> str:
+def progress_line(course: Course, question: int, *, draws: bool) -> str:
+    """Return the size of the conversation at the latest step, in figures and as a bar."""
     without, archived = (course.without or (0,))[-1], (course.archived or (0,))[-1]
-    return (
-        f"question {turn}/{len(script.turns)}  step {len(course.archived):2}   tokens in context: "
-        f"{without:6,} without, {archived:6,} with"
-    )
+    full, missing = (WITH, WITHOUT) if draws else (PLAIN_WITH, PLAIN_WITHOUT)
+    kept = -(-archived // TOKENS_PER_CELL)
+    bar = full * kept + missing * (-(-without // TOKENS_PER_CELL) - kept)
+    tokens = f"{without:6,} tokens without archives, {archived:6,} with"
+    return f"question {question}, step {len(course.archived):2}: {tokens}  {bar}"
 
 
-def _totals(course: Course, dollars: Sequence[float]) -> list[str]:
+def _totals(session: Session) -> list[str]:
+    course = session.course
     share = 100 * course.sent / max(course.sent_without, 1)
-    cost = 100 * dollars[1] / dollars[0] if dollars[0] else 100.0
+    cost = 100 * session.usd / session.usd_without if session.usd_without else 100.0
     return [
-        f"{'':28}{'without':>12}{'with archival':>16}",
-        f"{'tokens sent to the model':28}{course.sent_without:>12,}{course.sent:>16,}   {share:.0f} %",
-        f"{'cost with prompt caching':28}{dollars[0]:>12.2f}{dollars[1]:>16.2f}   {cost:.0f} %",
-        "(dollars, at $3 per million tokens, cached tokens at a tenth)",
+        f"{'':26}{'without archives':>18}{'with archives':>16}",
+        f"{'tokens sent to the model':26}{course.sent_without:>18,}{course.sent:>16,}   {share:.0f} %",
+        f"{'cost in dollars':26}{session.usd_without:>18.2f}{session.usd:>16.2f}   {cost:.0f} %",
+        "(computed: $3 per million new tokens, a tenth for repeated ones)",
     ]
 
 
@@ -190,52 +239,66 @@ def _save(svg: str) -> str:
 
 
 def _recall(screen: Screen, o: Orchestrator, agent: Subagent, model: str | None) -> tuple[str, int]:
-    """Find a detail of an archived turn; return its line and the number of the turn."""
-    screen.heading("2. Nothing is lost: an archived detail, word for word")
+    """Find a detail of an archived turn; return its line and the number of the turn, or "" and 0."""
+    screen.heading("2. Nothing is lost: a detail is found again, word for word")
     if model is None:
         agent.set_model(OFFLINE)  # the script has ended; from here on, answers are search results
     archives = o.archives(agent.id)
-    screen.say(f"{len(archives)} finished turns are in archives. The agent's context has a short record of each.")
+    screen.say(
+        f"{len(archives)} archives hold the finished work; a search goes through them, without a call to a model."
+    )
     screen.say(f"Question: {DETAIL}")
-    hit = o.search_archive(DETAIL, ref=agent.id)[0]
-    turn = [each.id for each in archives].index(hit.id) + 1
-    answer = o.get(hit.id).query(DETAIL, timeout=LIVE_SECONDS if model else SECONDS)
-    line = _best_line(DETAIL, [message_text(each) for each in o.read_archive(hit.id, first=hit.entry, last=hit.entry)])
-    screen.say(f"The archive of question {turn} ({hit.id}) answers, from message {hit.entry}:")
-    screen.quote(line if model is None else answer.text, 1 if model is None else 3)
+    hits = [hit for hit in o.search_archive(DETAIL, ref=agent.id) if hit.entry]
+    if not hits:
+        screen.say("The search found nothing. The model probably did not read the file with this detail.")
+        return "", 0
+    hit = hits[0]
+    places = [each.id for each in archives]
+    turn = places.index(hit.id) + 1 if hit.id in places else 0
+    texts = [message_text(each) for each in o.read_archive(hit.id, first=hit.entry, last=hit.entry)]
+    line = best_line(DETAIL, [line.rpartition("\t")[2] for text in texts for line in text.splitlines()])
+    screen.say(f"Found in the archive of question {turn}, message {hit.entry}:")
+    screen.quote(line)
+    if model is not None:
+        answer = o.get(hit.id).query(DETAIL, timeout=LIVE_SECONDS)
+        screen.say("The model, asked about this archive, says:")
+        screen.quote(answer.text)
     return line, turn
 
 
-def _best_line(question: str, texts: Sequence[str]) -> str:
-    """Return the line with the most words of `question`, without its line number."""
-    words = {word.strip("?,.").lower() for word in question.split()} - {"the", "and", "was", "which", "when", "about"}
-    lines = [line.rpartition("\t")[2].strip() for text in texts for line in text.splitlines()]
-    return max(lines, key=lambda line: sum(word in line.lower() for word in words), default="")
+def best_line(question: str, lines: Sequence[str]) -> str:
+    """Return the first of the lines that have most words of `question`; "" if there are none."""
+    words = {word.strip("?,.").lower() for word in question.split()} - COMMON_WORDS
+    return max(
+        (line.strip() for line in lines), key=lambda line: sum(word in line.lower() for word in words), default=""
+    )
 
 
 # --- 3: a killed process ---
 
 
-def _kill_and_ask_again(screen: Screen, agent: Subagent) -> tuple[int, str]:
+def _kill_and_ask_again(screen: Screen, agent: Subagent, model: str | None) -> tuple[int, str]:
     """Kill the agent's process in the middle of a turn, and ask the same question again."""
-    screen.heading("3. kill -9 in the middle of an answer")
+    screen.heading("3. A killed process costs nothing but the step it was at")
+    screen.say("Each agent is a process of its own. This one is asked a question, and killed while it works on the answer.")
     screen.say(f"Question: {REPEATED}")
     pid = _kill_in_the_middle(agent)
-    screen.say(f"Process {pid} was killed while it worked on the answer. The same question again:")
-    reply = agent.query(REPEATED, timeout=LIVE_SECONDS)
-    answer = _headline(reply.text)
-    screen.quote(answer)
-    screen.say(f"Process {agent.pid} answered. It continued from the session file, with all archives.")
+    screen.say(f"kill -9 {pid}: the process is gone.")
+    screen.say("The same question again is answered by a new process, which has the whole conversation from disk:")
+    answer = agent.query(REPEATED, timeout=LIVE_SECONDS).text
+    if model is None:
+        answer = best_line(REPEATED, [line for each in quotations(answer) for line in each.text.splitlines()])
+    screen.quote(answer or NOTHING)
+    screen.say(f"This was process {agent.pid}.")
     return pid, answer
 
 
 def _kill_in_the_middle(agent: Subagent) -> int:
-    """Kill the agent's process at its first tool call; return the pid. A turn that ended first is asked again."""
-
+    """Kill the agent's process while it answers; return the pid. A turn that ended first is asked again."""
     killed: list[int] = []
 
     def kill(event: TurnEvent) -> None:
-        if event.kind == "tool_call" and not killed and agent.pid is not None:
+        if event.kind in ("tool_call", "text") and not killed and agent.pid is not None:
             killed.append(agent.pid)
             os.kill(agent.pid, signal.SIGKILL)
 
@@ -252,12 +315,12 @@ def _kill_in_the_middle(agent: Subagent) -> int:
 
 
 def _three_subagents(screen: Screen, o: Orchestrator, folder: Path, model: str | None) -> dict[str, str]:
-    """Ask three agents about `folder` at the same time; return the headline of each answer by the agent's name."""
-    screen.heading("4. Three subagents at once, in this folder")
+    """Ask three agents about `folder` at the same time; return what each answered, shortened, by the agent's name."""
+    screen.heading("4. Three agents at once answer questions about this folder")
     screen.say(
         f"Each is a process of its own. The model {model} answers."
         if model
-        else "Each is a process of its own. They search files and quote them; with a key, a model would answer."
+        else "Each is a process of its own. Without a model they search the files and quote what fits best."
     )
     agents = {
         name: o.spawn(question, preset="investigate", name=name, cwd=folder) for name, question in QUESTIONS.items()
@@ -269,36 +332,57 @@ def _three_subagents(screen: Screen, o: Orchestrator, folder: Path, model: str |
         for name, future in futures.items():
             if future.done():
                 seconds.setdefault(name, time.monotonic() - began)
-        screen.update(_tree(agents, seconds, began))
+        screen.update(_tree(agents, seconds, began, screen.draws))
         time.sleep(REFRESH_SECONDS / 4)
-    screen.lines(_tree(agents, seconds, began))
-    told = {name: _headline(future.result(SECONDS).text) for name, future in futures.items()}
+    screen.lines(_tree(agents, seconds, began, screen.draws))
+    told = {name: _headline(future.result(LIVE_SECONDS).text, model) for name, future in futures.items()}
     for name, question in QUESTIONS.items():
-        screen.say(f"{question}")
-        screen.quote(told[name] or "nothing found")
+        screen.say(f"Question: {question}")
+        screen.quote(told[name])
     return told
 
 
-def _tree(agents: dict[str, Subagent], seconds: dict[str, float], began: float) -> list[str]:
+def _tree(agents: dict[str, Subagent], seconds: dict[str, float], began: float, draws: bool) -> list[str]:
+    return tree_lines(
+        [
+            (name, name in seconds, state.pid, seconds.get(name, time.monotonic() - began), state.usage.cost_usd)
+            for name, state in ((name, agent.state()) for name, agent in agents.items())
+        ],
+        draws=draws,
+    )
+
+
+def tree_lines(agents: Sequence[tuple[str, bool, int | None, float, float]], *, draws: bool) -> list[str]:
+    """Return a tree of agents: name, whether it has answered, process, seconds, dollars."""
+    branch, last = ("├ ", "└ ") if draws else ("|- ", "`- ")
     rows = [
         [
-            "├" if name != list(agents)[-1] else "└",
-            name,
-            "done" if name in seconds else "working",
-            f"{agent.state().pid}",
-            f"{seconds.get(name, time.monotonic() - began):.1f} s",
-            f"${agent.state().usage.cost_usd:.4f}",
+            f"{last if number == len(agents) else branch}{name}",
+            "done" if done else "working",
+            str(pid or "-"),
+            f"{seconds:.1f} s",
+            f"${usd:.4f}",
         ]
-        for name, agent in agents.items()
+        for number, (name, done, pid, seconds, usd) in enumerate(agents, 1)
     ]
-    return [
-        "demo",
-        *terminal.columns([["", "NAME", "STATE", "PROCESS", "TIME", "COST"], *rows], frozenset({3, 4, 5})).splitlines(),
-    ]
+    head = ["demo", "STATE", "PROCESS", "TIME", "COST"]
+    return terminal.columns([head, *rows], frozenset({2, 3, 4})).splitlines()
 
 
-def _headline(answer: str) -> str:
-    """Return the line of an answer that says most: the first quoted one of a search, else the first."""
-    lines = [line.strip() for line in answer.splitlines() if line.strip()]
-    quoted = [line.removeprefix(">").strip() for line in lines if line.startswith(">")]
-    return next((line for line in [*quoted, *lines[:1]] if line), "")
+def _headline(answer: str, model: str | None) -> str:
+    """Return the first quotation of a search with its place, or all that a model said; on one line."""
+    if model is None:
+        answer = next((f"{each.place}: {each.text}" for each in quotations(answer)), NOTHING)
+    return " ".join(answer.split())
+
+
+def quotations(answer: str) -> list[Quotation]:
+    """Return the quotations of an offline answer: lines that begin with `>`, below a line that says where from."""
+    found: list[Quotation] = []
+    place = ""
+    for is_quoted, lines in groupby(answer.splitlines(), key=lambda line: line.startswith(">")):
+        if is_quoted:
+            found.append(Quotation(place, "\n".join(line[1:].removeprefix(" ") for line in lines)))
+        else:
+            place = next((line.strip() for line in reversed(list(lines)) if line.strip()), "")
+    return found

@@ -16,6 +16,7 @@ __all__ = ["Screen", "screen_of"]
 NARROWEST: Final = 60
 WIDEST: Final = 120
 INDENT: Final = "   "
+QUOTED_LINES: Final = 2
 
 
 class Screen:
@@ -35,19 +36,33 @@ class Screen:
 
     def heading(self, text: str) -> None:
         """Write the title of a part."""
-        self._write(["", self.bold(text)])
+        self._write(["", *map(self._bold, textwrap.wrap(text, self.width))])
 
     def say(self, text: str) -> None:
         """Write a paragraph, wrapped and indented."""
         self._write(self._wrapped(text))
 
-    def quote(self, text: str, lines: int = 1) -> None:
-        """Write the first `lines` lines of a text that somebody else wrote, each cut to the width."""
-        self.lines(f"> {line}" for line in text.splitlines()[:lines])
+    def quote(self, text: str) -> None:
+        """Write a text that somebody else wrote: at most two lines, each marked with `>`."""
+        mark = f"{INDENT}> "
+        wrapped = textwrap.wrap(
+            terminal.safe(" ".join(text.splitlines())),
+            self.width,
+            initial_indent=mark,
+            subsequent_indent=mark,
+            max_lines=QUOTED_LINES,
+            placeholder=" …" if self.draws else " ...",
+            break_on_hyphens=False,
+        )
+        self._write(wrapped)
 
     def lines(self, lines: Iterable[str]) -> None:
         """Write lines as they are, indented and cut to the width."""
         self._write([self._cut(line) for line in lines])
+
+    def uncut(self, line: str) -> None:
+        """Write a line to copy, such as a command or a path: indented, however long it is."""
+        self._write([f"{INDENT}{terminal.safe(line)}"])
 
     def update(self, lines: Sequence[str]) -> None:
         """At a terminal, replace the lines of the last `update`; elsewhere, write nothing."""
@@ -57,10 +72,6 @@ class Screen:
             self._out.write("".join(f"{line}\n" for line in cut))
             self._out.flush()
             self._replaceable = len(cut)
-
-    def bold(self, text: str) -> str:
-        """Return `text` in bold where styles are allowed."""
-        return f"\x1b[1m{text}\x1b[0m" if self._color else text
 
     def _write(self, lines: Sequence[str]) -> None:
         self._erase()
@@ -72,6 +83,9 @@ class Screen:
             self._out.write(f"\x1b[{self._replaceable}A\x1b[J")
             self._replaceable = 0
 
+    def _bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self._color else text
+
     def _wrapped(self, text: str) -> list[str]:
         return textwrap.wrap(text, self.width, initial_indent=INDENT, subsequent_indent=INDENT, break_long_words=False)
 
@@ -80,8 +94,10 @@ class Screen:
 
 
 def screen_of(out: TextIO = sys.stdout, environ: Mapping[str, str] = os.environ) -> Screen:
-    """Return a screen that suits `out`: live and styled at a terminal, plain in a pipe, in CI and with TERM=dumb."""
+    """Return a screen that suits `out`: live and styled at a terminal, plain in a pipe, in CI and with TERM=dumb.
+
+    NO_COLOR keeps the live lines and takes the styles. COLUMNS sets the width, also in a pipe.
+    """
     terminal_like = out.isatty() and environ.get("TERM") != "dumb" and not environ.get("CI")
-    columns = shutil.get_terminal_size().columns if out.isatty() else 80
-    width = min(max(columns, NARROWEST), WIDEST)
+    width = min(max(shutil.get_terminal_size((80, 24)).columns, NARROWEST), WIDEST)
     return Screen(out, width=width, live=terminal_like, color=terminal_like and not environ.get("NO_COLOR"))

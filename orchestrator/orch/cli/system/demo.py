@@ -1,8 +1,10 @@
-"""`orch demo`: what orch does, in half a minute and without a key."""
+"""`orch demo`: show in half a minute what orch does, without a key."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -64,17 +66,29 @@ def _live_model(arguments: Namespace) -> str:
 
 def _close(screen: Screen, played: Played, left: int, seconds: float) -> None:
     saved = 100 - 100 * played.tokens_with / max(played.tokens_without, 1)
+    found = "an archived detail found" if played.recalled else "archives searched"
+    orch = _command()
     screen.heading("That was orch")
     screen.lines(
         [
-            f"{played.steps} steps, {saved:.0f} % fewer tokens sent, and every archived detail can be found.",
-            f"A killed process lost nothing. After {seconds:.0f} s, {left} processes of the demo are left.",
+            f"{played.steps} steps with {saved:.0f} % fewer tokens, {found}, a killed process",
+            f"replaced, three agents at once; in {seconds:.0f} s. Processes left: {left}.",
             "Try next:",
-            "  orch run 'What does this project do?'   ask one question about this folder",
-            "  orch chat                               talk to an agent",
-            "  orch replay SESSION.jsonl               see what archival saves in your own session",
         ]
     )
+    screen.uncut(f"{orch} run 'What does this project do?'   # ask about this folder")
+    screen.uncut(f"{orch} chat                               # talk to an agent")
+    screen.uncut(f"{orch} doctor                             # check this machine")
+
+
+def _command() -> str:
+    """Return how to start orch in this shell: the name if it is found, else the path of the program that runs."""
+    if shutil.which("orch"):
+        return "orch"
+    program = Path(sys.argv[0])
+    if program.name == "orch" and program.is_file():
+        return shlex.quote(os.path.relpath(program))
+    return f"{shlex.quote(sys.executable)} -m orch"
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -85,7 +99,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 VERBS = {
     "demo": Verb(
-        "See orch work: archival, recall, a killed process, three subagents. No key needed.",
+        "Show what orch does, in half a minute: a long session, archives, a killed process, three agents. Needs no key.",
         "orch demo",
         _arguments,
         _demo,
