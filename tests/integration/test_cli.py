@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -341,52 +340,6 @@ def test_list_imports_next_to_nothing(shell: Shell) -> None:
     loaded = done.stdout.decode().splitlines()[1].split()
     heavy = {"zmq", "asyncio", "structlog", "msgspec", "typing", "subprocess", "pathlib", "importlib", "orch_protocol"}
     assert heavy & set(loaded) == set()
-
-
-def test_the_demo(shell: Shell) -> None:
-    """In an empty folder too: two agents, one killed and revived, nothing left, neither process nor file."""
-    told = shell.data("demo")
-    assert told["left"] == []
-    assert "signal 9" in told["killed"]["outcome"]
-    assert told["revived"]["pid"] not in (None, told["killed"]["pid"])
-    assert [agent["status"] for agent in told["agents"]] == ["idle", "idle"]
-    assert not shell.home.exists()
-    (shell.folder / "README.md").write_text("# Pump\n\nThe README promises water. Installed by hand.\n")
-    said = shell.run("demo").stdout.decode()
-    assert "README.md:3" in said
-    again = said.partition("reader again, now process ")[2]
-    assert "> Query: What does the README promise, and how is it installed? (" in again, "it knows what came before"
-
-
-def test_the_demo_archives_a_turn_and_recalls_it(shell: Shell) -> None:
-    """Without a key: a line that left the conversation is found, read exactly, and told by its holder; in seconds."""
-    odd = "check_the_sump_of(pump, level=82.5, unit='mm', names=('Žluťoučký',))"
-    (shell.folder / "pump.py").write_text(f"def check(pump):\n    {odd}\n")
-    told = shell.data("demo")
-    recalled = told["recalled"]
-    assert odd in recalled["line"]
-    assert recalled["read"] == recalled["line"]
-    assert "entry " in recalled["holder"]
-    assert recalled["line"] in recalled["holder"]
-    assert recalled["record"]
-    assert recalled["line"] not in recalled["record"]
-    assert told["seconds"] < 10
-    said = shell.run("demo").stdout.decode()
-    assert f"looked for in the archives: {recalled['line']}" in said
-    assert said.index("is archive ") < said.index("In its conversation stays") < said.index("Its holder, now process ")
-
-
-def test_ctrl_c_during_the_demo_leaves_nothing(shell: Shell) -> None:
-    """Interrupted anywhere, it ends its processes and removes its files."""
-    demo = shell.start("demo")
-    assert demo.stdout is not None
-    assert demo.stdout.readline().startswith(b"Two agents")
-    for _ in range(3):  # as whoever is in a hurry does
-        demo.send_signal(signal.SIGINT)
-        time.sleep(0.02)
-    _, err = demo.communicate(timeout=SECONDS)
-    assert (demo.returncode, b"Traceback" in err) == (130, False)
-    assert not shell.home.exists()
 
 
 def test_the_doctor_passes_here(shell: Shell) -> None:

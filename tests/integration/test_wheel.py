@@ -110,3 +110,28 @@ def test_every_module_imports_from_the_wheel_without_extras(wheel: Path, tmp_pat
     assert result["missing"] == NEEDS_AN_EXTRA
     modules = sum(1 for package, folder in PACKAGES.items() for _ in (ROOT / folder / package).rglob("*.py"))
     assert result["imported"] + len(result["missing"]) >= modules - len(PACKAGES) * 2
+
+
+def test_demo_finds_its_example_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """All files of the program, and the script, are in the package: no checkout is needed."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "wheel")
+    link_distributions(closure(PROJECT["dependencies"]), tmp_path / "dependencies")
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:3]\n"
+        "from pathlib import Path; from orch.demo import bug_hunt\n"
+        "bug_hunt.copy_project(Path(sys.argv[3])); print(len(bug_hunt.read_script().steps))"
+    )
+    folders = [str(tmp_path / name) for name in ("wheel", "dependencies", "copy")]
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, *folders], capture_output=True, text=True, timeout=50, check=True
+    )
+    example = ROOT / "examples" / "bug_hunt"
+    steps = [step for turn in json.loads((example / "script.json").read_text())["turns"] for step in turn["steps"]]
+    assert int(ran.stdout) == len(steps)
+
+    def files(folder: Path) -> dict[str, bytes]:
+        found = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
+        return {str(file.relative_to(folder)): file.read_bytes() for file in found}
+
+    assert files(tmp_path / "copy") == files(example / "project")

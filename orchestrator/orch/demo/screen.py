@@ -13,7 +13,7 @@ from ..render import terminal
 
 __all__ = ["Screen", "screen_of"]
 
-NARROWEST: Final = 60
+NARROWEST: Final = 80
 WIDEST: Final = 120
 INDENT: Final = "   "
 QUOTED_LINES: Final = 2
@@ -98,6 +98,11 @@ def screen_of(out: TextIO = sys.stdout, environ: Mapping[str, str] = os.environ)
 
     NO_COLOR keeps the live lines and takes the styles. COLUMNS sets the width, also in a pipe.
     """
-    terminal_like = out.isatty() and environ.get("TERM") != "dumb" and not environ.get("CI")
-    width = min(max(shutil.get_terminal_size((80, 24)).columns, NARROWEST), WIDEST)
-    return Screen(out, width=width, live=terminal_like, color=terminal_like and not environ.get("NO_COLOR"))
+    columns = shutil.get_terminal_size((NARROWEST, 24)).columns
+    rich = out.isatty() and environ.get("TERM") != "dumb" and not environ.get("CI")
+    return Screen(
+        out,
+        width=min(max(columns, NARROWEST), WIDEST),
+        live=rich and columns >= NARROWEST,  # a wrapped line cannot be replaced
+        color=rich and not environ.get("NO_COLOR"),
+    )
