@@ -6,8 +6,9 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -106,7 +107,7 @@ def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | Non
     project = home / "tidegauge"
     copy_project(project)
     _introduce(screen, script, model)
-    with Orchestrator(model or OFFLINE, config=config, run=run, home=home) as o:
+    with _temporary_files_in(home / "tmp"), Orchestrator(model or OFFLINE, config=config, run=run, home=home) as o:
         agent = _spawn(o, script, project, model)
         session = _long_session(screen, agent, script, home, model)
         line, turn = _recall(screen, o, agent, model)
@@ -144,6 +145,21 @@ def _introduce(screen: Screen, script: Script, model: str | None) -> None:
         else "A recorded script takes the place of the AI model, so no key is needed and nothing is charged. "
         "The rest is real: processes, commands, files, archives."
     )
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Let the commands of agents write temporary files to `folder`; this process keeps writing where it did."""
+    folder.mkdir()
+    tempfile.gettempdir()  # is computed once
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("TMPDIR")
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def _spawn(o: Orchestrator, script: Script, project: Path, model: str | None) -> Subagent:
