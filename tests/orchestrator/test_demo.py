@@ -13,16 +13,8 @@ import pytest
 from orch.demo.bug_hunt import copy_project, read_script
 from orch.demo.chart import svg_chart, text_chart
 from orch.demo.context_meter import Course, bill, course_of, read_session
-from orch.demo.play import (
-    TOKENS_PER_CELL,
-    Quotation,
-    Session,
-    best_line,
-    progress_line,
-    quotations,
-    show_session,
-    tree_lines,
-)
+from orch.demo.long_session import TOKENS_PER_CELL, Session, progress_line, show_session
+from orch.demo.play import Quotation, best_line, quotations, tree_lines
 from orch.demo.screen import Screen, screen_of
 from orch.replay.report import Terms
 from sources import ROOT

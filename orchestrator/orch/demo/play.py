@@ -7,7 +7,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -16,36 +15,22 @@ from typing import Final
 from msgspec import Struct
 
 from orch_protocol.agent.config import ArchivalConfig, BudgetConfig, Config
-from orch_protocol.core.errors import AgentDiedError, OrchError
-from orch_protocol.core.messages import Reply
+from orch_protocol.core.errors import AgentDiedError
 from orch_protocol.wire.worker_messages import TurnEvent
 from orch_worker.backends.offline.scripted import ScriptedBackend
 
 from ..api.sync import Orchestrator, Subagent
 from ..archival.store.index import message_text
 from ..render import terminal
-from ..replay.report import Terms
 from .bug_hunt import TASK, Script, copy_project, read_script
-from .chart import PLAIN_WITH, PLAIN_WITHOUT, WITH, WITHOUT, svg_chart, text_chart
-from .context_meter import Course, bill, course_of, read_session
-from .screen import Screen
+from .long_session import run_long_session
+from .screen import REFRESH_SECONDS, Screen
 
-__all__ = [
-    "Played",
-    "Quotation",
-    "Session",
-    "best_line",
-    "play",
-    "progress_line",
-    "quotations",
-    "show_session",
-    "tree_lines",
-]
+__all__ = ["Played", "Quotation", "best_line", "play", "quotations", "tree_lines"]
 
 OFFLINE: Final = "extractive:"
 LIVE_SECONDS: Final = 900.0
 """How long one answer may take."""
-REFRESH_SECONDS: Final = 0.2
 ATTEMPTS: Final = 5
 DETAIL: Final = "Under which number was the mail queued after the smtp timeout?"
 REPEATED: Final = "What does data/calibration.csv say about the instrument TG-4471-B?"
@@ -55,8 +40,6 @@ QUESTIONS: Final = {
     "errors": "Which errors are defined here?",
 }
 """What the three subagents are asked, by name."""
-TOKENS_PER_CELL: Final = 3000
-"""Of the bar in the line that shows the progress."""
 COMMON_WORDS: Final = frozenset({"the", "and", "was", "what", "which", "when", "about", "does", "say", "after"})
 NOTHING: Final = "nothing found"
 
@@ -76,15 +59,6 @@ class Played(Struct, frozen=True):
     revived_pid: int
     revived_answer: str
     subagents: dict[str, str]
-    svg: str
-
-
-class Session(Struct, frozen=True):
-    """The long session: sizes, cost in dollars, and the file with the chart."""
-
-    course: Course
-    usd_without: float
-    usd: float
     svg: str
 
 
@@ -109,7 +83,7 @@ def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | Non
     _introduce(screen, script, model)
     with _temporary_files_in(home / "tmp"), Orchestrator(model or OFFLINE, config=config, run=run, home=home) as o:
         agent = _spawn(o, script, project, model)
-        session = _long_session(screen, agent, script, home, model)
+        session = run_long_session(screen, agent, script, home, model)
         line, turn = _recall(screen, o, agent, model)
         killed, answer = _kill_and_ask_again(screen, agent, model)
         told = _three_subagents(screen, o, folder, model)
@@ -167,90 +141,6 @@ def _spawn(o: Orchestrator, script: Script, project: Path, model: str | None) ->
     return o.spawn(TASK, backend=backend, preset="work", name="debugger", cwd=project)
 
 
-# --- 1: a long session ---
-
-
-def _long_session(screen: Screen, agent: Subagent, script: Script, home: Path, model: str | None) -> Session:
-    screen.heading("1. A long conversation gets shorter and cheaper")
-    screen.say(
-        "At each step the model is sent the whole conversation again, measured in tokens (about four characters each). "
-        "orch moves finished work from the conversation to an archive on disk, and leaves a short record of it."
-    )
-    file = Path(agent.state().folder, "session.jsonl")
-    for number, turn in enumerate(script.turns, 1):
-        future = agent.submit(turn.prompt)
-        while not _is_done(future):
-            _show_progress(screen, file, number)
-        reply = future.result()
-        line = progress_line(course_of(read_session(file)), number, draws=screen.draws)
-        if screen.live and model is None and number < len(script.turns):
-            screen.update([line])
-        else:
-            screen.lines([line])
-        if model is not None:
-            screen.quote(reply.text)
-    recording = read_session(file)
-    course = course_of(recording)
-    without, archived = bill(recording, home / "bill", Terms(items=0))
-    session = Session(course, without, archived, _save(svg_chart(course.without, course.archived)))
-    show_session(screen, session)
-    return session
-
-
-def show_session(screen: Screen, session: Session) -> None:
-    """Show the totals and the chart."""
-    course = session.course
-    screen.lines(["", *_totals(session), ""])
-    screen.lines(text_chart(course.without, course.archived, width=screen.width - 4, drawn=screen.draws))
-    screen.say("The same chart as a picture:")
-    screen.uncut(session.svg)
-
-
-def _is_done(future: Future[Reply]) -> bool:
-    try:
-        future.exception(REFRESH_SECONDS)
-    except TimeoutError:
-        return False
-    return True
-
-
-def _show_progress(screen: Screen, file: Path, question: int) -> None:
-    if screen.live:
-        try:
-            screen.update([progress_line(course_of(read_session(file)), question, draws=screen.draws)])
-        except OrchError:
-            pass  # the worker is writing its first line
-
-
-def progress_line(course: Course, question: int, *, draws: bool) -> str:
-    """Return the size of the conversation at the latest step, in figures and as a bar."""
-    without, archived = (course.without or (0,))[-1], (course.archived or (0,))[-1]
-    full, missing = (WITH, WITHOUT) if draws else (PLAIN_WITH, PLAIN_WITHOUT)
-    kept = -(-archived // TOKENS_PER_CELL)
-    bar = full * kept + missing * (-(-without // TOKENS_PER_CELL) - kept)
-    tokens = f"{without:6,} tokens without archives, {archived:6,} with"
-    return f"question {question}, step {len(course.archived):2}: {tokens}  {bar}"
-
-
-def _totals(session: Session) -> list[str]:
-    course = session.course
-    share = 100 * course.sent / max(course.sent_without, 1)
-    cost = 100 * session.usd / session.usd_without if session.usd_without else 100.0
-    return [
-        f"{'':26}{'without archives':>18}{'with archives':>16}",
-        f"{'tokens sent to the model':26}{course.sent_without:>18,}{course.sent:>16,}   {share:.0f} %",
-        f"{'cost in dollars':26}{session.usd_without:>18.2f}{session.usd:>16.2f}   {cost:.0f} %",
-        "(computed: $3 per million new tokens, a tenth for repeated ones)",
-    ]
-
-
-def _save(svg: str) -> str:
-    descriptor, name = tempfile.mkstemp(prefix="orch-demo-", suffix=".svg")
-    with open(descriptor, "w") as file:
-        file.write(svg)
-    return name
-
-
 # --- 2: recall ---
 
 
@@ -296,7 +186,7 @@ def best_line(question: str, lines: Sequence[str]) -> str:
 def _kill_and_ask_again(screen: Screen, agent: Subagent, model: str | None) -> tuple[int, str]:
     """Kill the agent's process in the middle of a turn, and ask the same question again."""
     screen.heading("3. A killed process costs nothing but the step it was at")
-    screen.say("Each agent is a process of its own. This one is asked a question, and killed while it works on the answer.")
+    screen.say("Each agent is a process of its own. This one is killed while it works on the answer to a question.")
     screen.say(f"Question: {REPEATED}")
     pid = _kill_in_the_middle(agent)
     screen.say(f"kill -9 {pid}: the process is gone.")

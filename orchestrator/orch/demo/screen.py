@@ -11,12 +11,14 @@ from typing import Final, TextIO
 
 from ..render import terminal
 
-__all__ = ["Screen", "screen_of"]
+__all__ = ["REFRESH_SECONDS", "Screen", "screen_of"]
 
 NARROWEST: Final = 80
 WIDEST: Final = 120
 INDENT: Final = "   "
 QUOTED_LINES: Final = 2
+REFRESH_SECONDS: Final = 0.2
+"""Between two versions of live lines."""
 
 
 class Screen:

@@ -99,7 +99,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 VERBS = {
     "demo": Verb(
-        "Show what orch does, in half a minute: a long session, archives, a killed process, three agents. Needs no key.",
+        "Show what orch does, in half a minute: a long session, archives, a kill, three agents. No key needed.",
         "orch demo",
         _arguments,
         _demo,
