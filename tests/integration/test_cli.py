@@ -357,3 +357,17 @@ def test_a_log_that_cannot_be_written_is_told(shell: Shell) -> None:
     assert told.count("\n") == 1
     assert "daemon/log cannot be written: Is a directory" in told
     assert shell.ours() == []
+
+
+def test_ctrl_c_during_the_demo_leaves_nothing(shell: Shell) -> None:
+    """Interrupted while the agent works, it ends its processes and removes its files."""
+    demo = shell.start("demo")
+    assert demo.stdout is not None
+    while not demo.stdout.readline().startswith(b"   question 1"):
+        assert demo.poll() is None
+    for _ in range(3):
+        demo.send_signal(signal.SIGINT)
+    _, err = demo.communicate(timeout=SECONDS)
+    assert (demo.returncode, b"Traceback" in err) == (130, False)
+    assert shell.ours() == []
+    assert not shell.home.exists()
