@@ -69,7 +69,7 @@ def test_ctrl_c_ends_the_waiting_only(shell: Shell) -> None:
     assert b"Traceback" not in err
     assert shell.run("collect", "a", "--no-wait", code=4).stdout == b""
     os.kill(spawned["pid"], signal.SIGCONT)
-    assert shell.run("collect", "a").stdout.startswith(b"Extractive answer")
+    assert shell.run("collect", "a").stdout.startswith(b"Offline search")
 
 
 def test_a_turn_is_watched_steered_and_cancelled(shell: Shell) -> None:

@@ -100,7 +100,7 @@ async def test_what_was_chosen_holds_in_a_later_root_and_on_its_branch(tmp_path:
     async with opened(tmp_path, run="one") as o:
         agent = await o.get("reader")
         assert (await agent.state()).model == "extractive"
-        assert "Extractive answer" in (await agent.query("Which was one?")).text
+        assert "Offline search" in (await agent.query("Which was one?")).text
         copy = await agent.fork(before)
         assert (await copy.state()).model == "scripted"
         await agent.checkout(before)

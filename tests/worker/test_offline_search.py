@@ -16,7 +16,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 QUESTIONS: Final[list[dict[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("offline_questions.toml").read_text(encoding="utf-8")
 )["questions"]
-RIGHT: Final = 18
+RIGHT: Final = 27
 _WHERE: Final = re.compile(r"^(\S+?)(?::\d+)?\n> ", re.MULTILINE)
 
 

@@ -95,7 +95,7 @@ class TestRank:
         assert "needle" in passage.text
         assert len(passage.text) < 400
         many = rank([Source("a", "needle\n" * 100)], terms_of("needle"))
-        assert all(len(passage.text.split("\n")) <= 6 for passage in many)
+        assert all(len(passage.text.split("\n")) <= 10 for passage in many)
 
     def test_file_named_by_a_term_is_quoted_from_its_beginning(self) -> None:
         """A file that the question names gives its first paragraphs, not a bare heading."""

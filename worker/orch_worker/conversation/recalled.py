@@ -12,7 +12,7 @@ from orch_protocol.services.requests import Hit
 from .rendering import render_message
 from .tokens import clip
 
-__all__ = ["shown_entries", "shown_hits", "split_hits", "with_hits"]
+__all__ = ["hits_in", "shown_entries", "shown_hits", "split_hits", "with_hits"]
 
 SEARCH_CHARS: Final = 4_500
 READ_CHARS: Final = 12_000
@@ -44,8 +44,13 @@ def with_hits(question: str, hits: Sequence[Hit]) -> str:
 def split_hits(question: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return what `with_hits` put together: the question, and the passages, each with where it is from."""
     asked, _, found = question.partition(f"\n\n{FOUND}\n\n")
-    parts = [part.partition(":\n") for part in found.split("\n\n") if _WHERE.match(part)]
-    return asked, tuple((_WHERE.match(head)[1], text) for head, _, text in parts)  # type: ignore[index]
+    return asked, hits_in(found)
+
+
+def hits_in(shown: str) -> tuple[tuple[str, str], ...]:
+    """Return the passages that `shown_hits` showed, each with where it is from: `<id> entry <number>`."""
+    parts = [part.partition(":\n") for part in shown.split("\n\n") if _WHERE.match(part)]
+    return tuple((_WHERE.match(head)[1], text) for head, _, text in parts)  # type: ignore[index]
 
 
 def shown_entries(first: int, messages: Sequence[Message]) -> str:

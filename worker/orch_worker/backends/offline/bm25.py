@@ -10,6 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from .passages import DEFINITION, Block, blocks, is_prose, is_secondary
+
 __all__ = ["Passage", "Source", "Term", "count", "paths_of", "rank", "terms_of"]
 
 
@@ -61,6 +63,16 @@ class Term(Struct, frozen=True):
     def usable(self) -> bool:
         """Whether it is worth a search by itself."""
         return self.weight >= 1.0
+
+    @property
+    def is_identifier(self) -> bool:
+        """Whether it is a compound name, such as `read_file` or `ReadFile`."""
+        return self.weight > 1.0
+
+    @property
+    def asks_for_code(self) -> bool:
+        """Whether it says that a definition is looked for rather than a description."""
+        return self.text.startswith(("defin", "declar", "implement"))
 
     @property
     def regex(self) -> str:
@@ -140,21 +152,37 @@ def _stem(word: str) -> str:
     return word
 
 
+# --- Scores ---
+
 K1: Final = 1.2
 B: Final = 0.75
 LABEL_SHARE: Final = 0.5
 NAME_SHARE: Final = 3.0
-DEFINITION_FACTOR: Final = 1.6
+NAMES_FACTOR: Final = 1.6
+"""For a definition or heading with the terms in its name."""
+DEFINES_FACTOR: Final = 3.0
+"""For one whose name says nothing but the terms. Both count for the share of the terms that the name has."""
+TOP_FACTOR: Final = 1.3
+"""For documentation in the top folder, such as README and Makefile."""
+SAMPLE_FACTOR: Final = 0.7
+"""For code in documentation."""
+SECONDARY_FACTOR: Final = 0.3
+"""For tests, fixtures, examples, benchmarks and lists of changes."""
+PROSE_FACTOR: Final = 1.4
+"""For documentation, unless the question names an identifier."""
+PROSE_FACTOR_FOR_CODE: Final = 0.5
+"""For documentation, when the question asks for a definition."""
+HEADING_SHARE: Final = 0.5
+"""Of the heading above a passage that is not the first below it."""
 EACH_FURTHER_TERM: Final = 0.3
 MAX_SOURCES: Final = 24
-FIRST_CHUNKS: Final = 3
-MAX_LINES: Final = 6
-MAX_CHARS: Final = 500
+FIRST_BLOCKS: Final = 3
 USUAL_CHARS: Final = 200
 MAX_LINE: Final = 300
+SECTION_LINES: Final = 14
 
-_HEADING: Final = re.compile(r"\s*(?:#+ |(?:async )?(?:def|class|function|fn|func|struct|interface|type|enum)\b)")
-_DEFINES: Final = re.compile(rf"(?:{_HEADING.pattern})[^(:={{]*|[A-Za-z_]\w*(?=\s*(?::[^=]*)?=[^=])")
+_ASSIGNED: Final = re.compile(r"[\w.-]*\w(?=\s*(?::[^=]*)?=[^=]|\s*::?(?:\s|$))")
+_NAME: Final = re.compile(r"[^\W_]\w*")
 
 
 class Source(Struct, frozen=True):
@@ -166,12 +194,13 @@ class Source(Struct, frozen=True):
 
 
 class Passage(Struct, frozen=True):
-    """A few neighbouring lines, where they are (`label:line` or `label`) and how well they fit."""
+    """A few neighboring lines, where they are (`label:line` or `label`) and how well they fit."""
 
     label: str
     where: str
     text: str
     score: float
+    number: int = 1
 
 
 class _Scorer:
@@ -179,12 +208,17 @@ class _Scorer:
 
     def __init__(self, terms: Sequence[Term], counts: list[list[int]], total: int) -> None:
         self.terms = terms
+        if any(term.asks_for_code for term in terms):
+            self._prose = PROSE_FACTOR_FOR_CODE
+        else:
+            self._prose = 1.0 if any(term.is_identifier for term in terms) else PROSE_FACTOR
+        self._words = frozenset(term.word.lower() for term in terms) | frozenset(term.text for term in terms)
         self._weights = [
             term.weight * math.log(1 + (total - found + 0.5) / (found + 0.5))
             for term, found in zip(terms, (sum(map(bool, column)) for column in zip(*counts, strict=True)), strict=True)
         ]
 
-    def score(self, counts: Sequence[int], length: int, usual: float) -> float:
+    def score(self, counts: Sequence[float], length: int, usual: float) -> float:
         """Return how well a text of `length` characters fits in which the terms occur `counts` times."""
         damping = K1 * (1 - B + B * length / usual)
         found = [weight * n * (K1 + 1) / (n + damping) for weight, n in zip(self._weights, counts, strict=True) if n]
@@ -195,7 +229,31 @@ class _Scorer:
         lowered = label.lower()
         stem = lowered.rpartition("/")[2].partition(".")[0]
         found = [pair for pair in zip(self._weights, self.terms, strict=True) if count(pair[1], lowered)]
-        return sum(weight * (NAME_SHARE if term.text == stem else LABEL_SHARE) for weight, term in found)
+        return sum(weight * (NAME_SHARE if _stem(stem) == term.text else LABEL_SHARE) for weight, term in found)
+
+    def factor(self, label: str) -> float:
+        """Return how much of a score is left in a source called `label`."""
+        kind = self._prose * (1.0 if "/" in label else TOP_FACTOR) if is_prose(label) else 1.0
+        return kind * (SECONDARY_FACTOR if is_secondary(label) else 1.0)
+
+    def counts(self, text: str) -> list[int]:
+        """Return how often each term occurs in `text`."""
+        lowered = text.lower()
+        return [count(term, lowered) for term in self.terms]
+
+    def naming(self, name: str, most: float = DEFINES_FACTOR) -> float:
+        """Return the factor for a definition or heading that is called `name`, at most `most`."""
+        lowered = name.lower()
+        words = [word for word in _NAME.findall(lowered) if word not in _STOP]
+        exact = words and all(word in self._words or _stem(word) in self._words for word in words)
+        most = most if exact else NAMES_FACTOR
+        usable = [
+            (weight, count(term, lowered))
+            for weight, term in zip(self._weights, self.terms, strict=True)
+            if term.usable
+        ]
+        total = sum(weight for weight, _ in usable)
+        return 1.0 + (most - 1.0) * sum(weight for weight, found in usable if found) / total if total else 1.0
 
 
 def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> list[Passage]:
@@ -209,7 +267,12 @@ def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> li
     scorer = _Scorer(terms, counts, max(total, len(sources)))
     usual = sum(len(source.text) for source in sources) / len(sources) or 1.0
     scored = [
-        (scorer.score(found, len(source.text), usual) + scorer.label_score(source.label), -index, source)
+        (
+            (scorer.score(found, len(source.text), usual) + scorer.label_score(source.label))
+            * scorer.factor(source.label),
+            -index,
+            source,
+        )
         for index, (source, found) in enumerate(zip(sources, counts, strict=True))
     ]
     best = sorted((entry for entry in scored if entry[0] > 0), reverse=True, key=lambda entry: entry[:2])[:MAX_SOURCES]
@@ -218,43 +281,60 @@ def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> li
 
 
 def _passages(source: Source, scorer: _Scorer) -> Iterator[Passage]:
-    by_name = scorer.label_score(source.label)
-    for index, (number, lines) in enumerate(_chunks(source)):
-        lowered = "\n".join(lines).lower()
-        counts = [count(term, lowered) for term in scorer.terms]
-        score = scorer.score(counts, max(len(lowered), USUAL_CHARS), USUAL_CHARS)
-        if score and any(_defines(line, scorer.terms) for line in lines):
-            score *= DEFINITION_FACTOR
-        bare_heading = len(lines) == 1 and lines[0].startswith("#")
-        if score or (by_name and index < FIRST_CHUNKS and not bare_heading):
-            where = f"{source.label}:{number}" if source.numbers else source.label
-            shown = "\n".join(_cut(line, scorer.terms) for line in lines)
-            yield Passage(source.label, where, shown, score + by_name)
+    by_name, factor = scorer.label_score(source.label), scorer.factor(source.label)
+    lines = source.text.split("\n")
+    found = list(blocks(source.label, list(zip(source.numbers or range(1, len(lines) + 1), lines, strict=False))))
+    for index, block in enumerate(found):
+        naming = _naming(block, scorer)
+        score = naming * _block_score(block, scorer)
+        if score or (by_name and index < FIRST_BLOCKS):
+            whole = _section(found, index) if naming > NAMES_FACTOR and block.opens else block.lines
+            text = "\n".join(_cut(line, scorer.terms) for line in whole)
+            where = f"{source.label}:{block.number}" if source.numbers else source.label
+            yield Passage(source.label, where, text, (score + by_name) * factor, block.number)
 
 
-def _chunks(source: Source) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line and the lines of each passage: up to a blank line, a gap or a full one."""
-    begin, lines, size, last = 0, list[str](), 0, 0
-    all_lines = source.text.split("\n")
-    for number, line in zip(source.numbers or range(1, len(all_lines) + 1), all_lines, strict=False):
-        full = len(lines) >= MAX_LINES or size + len(line) > MAX_CHARS
-        if lines and (full or number != last + 1 or not line.strip() or _HEADING.match(line)):
-            yield begin, lines
-            lines, size = [], 0
-        if line.strip():
-            if not lines:
-                begin = number
-            lines.append(line.rstrip())
-            size += len(line)
-        last = number
-    if lines:
-        yield begin, lines
+def _block_score(block: Block, scorer: _Scorer) -> float:
+    """Return how well `block` fits, with the heading above it."""
+    text = "\n".join(block.lines)
+    share = 1.0 if block.opens else HEADING_SHARE
+    pairs = zip(scorer.counts(text), scorer.counts(block.heading), strict=True)
+    kind = SAMPLE_FACTOR if block.fenced else 1.0
+    return kind * scorer.score([own + share * above for own, above in pairs], max(len(text), USUAL_CHARS), USUAL_CHARS)
 
 
-def _defines(line: str, terms: Sequence[Term]) -> bool:
-    """Return whether `line` is a heading or definition of something called by one of the terms worth a search."""
-    match = _DEFINES.match(line)
-    return match is not None and any(count(term, match[0].lower()) for term in terms if term.usable)
+def _naming(block: Block, scorer: _Scorer) -> float:
+    """Return the factor of what `block` defines, or of the heading that it is the first below."""
+    if block.opens:
+        return scorer.naming(block.heading)
+    best = 1.0
+    for line in block.lines:
+        if match := DEFINITION.match(line):
+            name = _NAME.search(line, match.end())
+            best = max(
+                best,
+                scorer.naming(name[0], most=NAMES_FACTOR if line[0].isspace() else DEFINES_FACTOR) if name else 1.0,
+            )
+        elif not block.heading and (match := _ASSIGNED.match(line.removeprefix("# "))):
+            best = max(best, scorer.naming(match[0]))
+    return best
+
+
+def _section(found: Sequence[Block], index: int) -> list[str]:
+    """Return the lines of the block `index`, and of those below the same heading that fit: whole blocks alone."""
+    lines = list(found[index].lines)
+    last = found[index].number + len(lines)
+    for block in found[index + 1 :]:
+        between = block.number - last
+        if (
+            block.opens
+            or block.heading != found[index].heading
+            or len(lines) + between + len(block.lines) > SECTION_LINES
+        ):
+            break
+        lines += [*[""] * between, *block.lines]
+        last = block.number + len(block.lines)
+    return lines
 
 
 def _cut(line: str, terms: Sequence[Term]) -> str:

@@ -1,8 +1,7 @@
-"""The backend that needs no model: looks with the granted tools, and answers in quotations. Offline, deterministic."""
+"""The backend that needs no model: searches with the granted tools, and answers in quotations. Deterministic."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,34 +14,51 @@ from orch_protocol.core.errors import BackendError, ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage, text_of, tool_uses
 
 from ...conversation.framing import is_project, question_in, split_first_prompt
-from ...conversation.recalled import split_hits
+from ...conversation.recalled import hits_in, split_hits
+from ...conversation.stubs import holder_of
 from ...conversation.tokens import CHARS_PER_TOKEN
 from ..base import AssistantTurn, BackendInfo, Conversation, OnText
-from .bm25 import Source, Term, count, paths_of, rank, terms_of
+from .bm25 import PART_WEIGHT, Source, Term, count, paths_of, rank, terms_of
+from .passages import DEFINITION
 
 __all__ = ["ExtractiveBackend", "from_spec"]
 
-HEADER: Final = "Extractive answer: quotations, no model."
+HEADER: Final = "Offline search (no model): quotations from files and messages."
 CALL_ID: Final = "look_"
 MAX_ANSWER_CHARS: Final = 1_500 * CHARS_PER_TOKEN
-MAX_QUOTES: Final = 8
-MAX_QUOTES_A_SOURCE: Final = 3
+MAX_QUOTES: Final = 3
+MAX_QUOTES_A_SOURCE: Final = 2
 WORTH_QUOTING: Final = 0.25
+MAX_LOOKS: Final = 3
 MAX_SEARCHES: Final = 4
 MAX_HITS: Final = 50
 MAX_HITS_A_FILE: Final = 5
-MAX_FILES_READ: Final = 4
+MAX_PROSE_HITS: Final = 100
+MAX_PROSE_HITS_A_FILE: Final = 3
+MAX_HEADINGS: Final = 100
+MAX_DEFINITIONS: Final = 200
+MAX_FILES_READ: Final = 5
+MAX_ARCHIVE_HITS: Final = 5
+MAX_ENTRIES_READ: Final = 2
 LINES_AROUND: Final = 8
-LINES_READ: Final = 40
-LINES_OF_NAMED_FILE: Final = 200
+LINES_READ: Final = 80
+LINES_OF_NAMED_FILE: Final = 1_000
 MAX_LISTED: Final = 300
+MAX_NAMED: Final = 50
 OVERVIEW_FILES: Final = 40
 OVERVIEW_LINES: Final = 20
+FOLDERS_SHOWN: Final = 8
+PROSE_GLOB: Final = "*.{md,rst,txt,adoc}"
 
 _HIT: Final = re.compile(r"(.+?):(\d+): (.*)")
 _NUMBERED: Final = re.compile(r" *(\d+)\t(.*)")
 _HELD: Final = re.compile(r"\[entry (\d+)\]\n")  # what a holder holds has numbers of its own
+_MORE: Final = re.compile(r"\[([\d,]+) more files")
+_ENTRY: Final = re.compile(r"([a-f][0-9a-f]{11}) entry (\d+)")
+_ENTRY_HEAD: Final = re.compile(r"\A\[entry \d+\]\n## (\w+)\n")
+_STOPPED: Final = "[stopped at "
 _README: Final = re.compile(r"readme(\.\w+)?", re.IGNORECASE)
+_FILE_WORD: Final = re.compile(r"\b(?:readme|license|changelog|contributing|makefile|dockerfile)\b", re.IGNORECASE)
 
 
 class Look(Struct, frozen=True):
@@ -53,9 +69,14 @@ class Look(Struct, frozen=True):
     steps: int
     began: int
     files: dict[str, dict[int, str]]
-    hits: dict[str, dict[str, int]]
     listed: tuple[str, ...]
+    cut: frozenset[str]
+    """The patterns of searches that stopped before every file was searched."""
+    total: int
+    """How many files there are, of which `listed` are some."""
     read: frozenset[str]
+    archived: dict[str, str]
+    """Text of archived entries, by `<archive id> entry <number>`."""
     found: tuple[tuple[str, str], ...] = ()
     """Passages that came with the question, and where each is from."""
 
@@ -63,6 +84,22 @@ class Look(Struct, frozen=True):
     def searches(self) -> tuple[Term, ...]:
         """The terms worth a search each."""
         return tuple(term for term in self.terms if term.usable)[:MAX_SEARCHES]
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The files that the question names, as far as they are known to exist."""
+        return tuple(dict.fromkeys(filter(None, (self._file(name) for name in _names_in(self.question)))))
+
+    def _file(self, name: str) -> str:
+        """Return the file called `name`, in the highest folder that has one; "" when there is none."""
+        lowered = name.lower().removeprefix("./")
+        matches = [
+            path
+            for path in {*self.listed, *self.read}
+            if f"/{path.lower()}".endswith(f"/{lowered}")
+            or f"/{path.lower()}".rpartition(".")[0].endswith(f"/{lowered}")
+        ]
+        return min(matches, key=lambda path: (path.count("/"), path), default="")
 
 
 class ExtractiveBackend(Conversation):
@@ -90,22 +127,48 @@ class ExtractiveBackend(Conversation):
         return BackendInfo("extractive", "")
 
     def _calls(self, look: Look) -> list[tuple[str, dict[str, Any]]]:
-        planned = _first_look(look) if look.steps == 0 else _second_look(look) if look.steps == 1 else []
+        planned = (_first_look, _second_look, _third_look)[look.steps](look) if look.steps < MAX_LOOKS else []
         granted = {tool.name for tool in self.tools}
         return [call for call in planned if call[0] in granted]
 
     def _answer(self, look: Look, messages: Sequence[Message]) -> str:
         if not look.searches:
             return _overview(look)
-        found = [Source(label, text) for label, text in look.found]
-        sources = [*_file_sources(look), *found, *_entries(messages[: look.began])]
-        quotes = _quotes(sources, look.terms, len(look.listed) + look.began)
+        named = [source for source in _file_sources(look) if source.label in look.named]
+        total = look.total + look.began
+        quotes = _quotes(named, look.terms, total) if named else []
+        sources = named
+        if not quotes:
+            found = [Source(label, text) for label, text in look.found]
+            archived = [Source(label, text) for label, text in sorted(look.archived.items())]
+            searches = any(tool.name == "search_archive" for tool in self.tools)
+            entries = _entries(messages[: look.began], stubs=not searches)
+            sources = [*_file_sources(look), *found, *archived, *entries]
+            quotes = _quotes(sources, look.terms, total)
         missing = [term.word for term in look.searches if not _occurs(term, sources)]
         if not quotes:
-            return f"{HEADER}\n\nNothing found for {', '.join(term.word for term in look.searches)}."
+            words = ", ".join(term.word for term in look.searches)
+            return f"{HEADER}\n\nNothing found for {words}.\n{self._searched(look, messages)}"
         if missing:
             quotes.append(f"Nothing found for {', '.join(missing)}.")
         return "\n\n".join([HEADER, *quotes])
+
+    def _searched(self, look: Look, messages: Sequence[Message]) -> str:
+        """Return a line that lists what was searched."""
+        granted = {tool.name for tool in self.tools}
+        places = []
+        if granted & {"grep_files", "read_file"}:
+            shown = f" ({_folders(look.listed, FOLDERS_SHOWN)})" if look.listed else ""
+            places.append(
+                f"{look.total:,} file{'s' * (look.total != 1)}{shown}"
+                if "list_files" in granted
+                else "the files of this folder"
+            )
+        if "search_archive" in granted:
+            places.append("the archives of this conversation")
+        if said := sum(1 for _ in _entries(messages[: look.began], stubs=True)):
+            places.append(f"{said:,} earlier message{'s' * (said != 1)}")
+        return f"Searched: {', '.join(places) or 'nothing, since no tool to search with is granted'}."
 
 
 def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ExtractiveBackend:  # noqa: ARG001
@@ -131,21 +194,45 @@ def _look(messages: Sequence[Message]) -> Look:
     turn = messages[began + 1 :]
     calls = {call.id: call for message in turn for call in tool_uses(message)}
     files: dict[str, dict[int, str]] = defaultdict(dict)
-    hits: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    listed: list[str] = []
+    listed: dict[str, None] = {}
+    cut: set[str] = set()
+    total = 0
     read: set[str] = set()
+    archived: dict[str, str] = {}
     for call, text in _shown(turn, calls):
         if call.name == "read_file":
             read.add(call.input["path"])
             files[call.input["path"]].update(_numbered(text))
         elif call.name == "grep_files":
+            if _STOPPED in text:
+                cut.add(call.input["pattern"])
             for path, number, line in _grepped(text):
                 files[path][number] = line
-                hits[call.input["pattern"]][path] += 1
         elif call.name == "list_files":
-            listed += [line for line in text.splitlines() if line and not line.startswith(("[", "No files"))]
+            listed.update(
+                dict.fromkeys(line for line in text.splitlines() if line and not line.startswith(("[", "No files")))
+            )
+            more = _MORE.search(text)
+            total = max(
+                total, len(listed) + (int(more[1].replace(",", "")) if more and "glob" not in call.input else 0)
+            )
+        elif call.name == "search_archive":
+            archived.update(hits_in(text))
+        elif call.name == "read_archive":
+            archived[f"{call.input['id']} entry {call.input['first']}"] = text
+    asked_before = question.strip().lower()
+    archived = {place: text for place, text in archived.items() if _is_evidence(text, asked_before)}
     steps = sum(message.role == "assistant" for message in turn)
-    return Look(question, terms, steps, began, files, hits, tuple(listed), frozenset(read), found)
+    known = max(total, len(listed), len(files))
+    return Look(
+        question, terms, steps, began, files, tuple(listed), frozenset(cut), known, frozenset(read), archived, found
+    )
+
+
+def _is_evidence(text: str, asked: str) -> bool:
+    """Return whether the archived `text` is more than the same question, or an answer of this backend."""
+    bare = _ENTRY_HEAD.sub("", text).strip()
+    return HEADER not in bare and not (asked in bare.lower() and len(bare) < 2 * len(asked))
 
 
 def _is_question(message: Message) -> bool:
@@ -175,53 +262,84 @@ def _grepped(text: str) -> Iterator[tuple[str, int, str]]:
             yield match[1], int(match[2]), match[3]
 
 
+def _names_in(question: str) -> tuple[str, ...]:
+    """Return what in `question` may be the name of a file."""
+    return (*paths_of(question), *(match[0] for match in _FILE_WORD.finditer(question)))
+
+
 def _first_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
+    """List and search: the terms one by one, all of them in documentation, and the archives."""
     calls: list[tuple[str, dict[str, Any]]] = [("list_files", {"max_results": MAX_LISTED})]
+    names = [*(name.rpartition("/")[2] for name in _names_in(look.question)), *(term.text for term in look.searches)]
+    if patterns := [f"*{_any_case(name)}*" for name in names if re.fullmatch(r"[\w.-]+", name)]:
+        calls.append(("list_files", {"glob": f"{{{','.join(dict.fromkeys(patterns))},}}", "max_results": MAX_NAMED}))
     for term in look.searches:
         bounds = {"max_results": MAX_HITS, "max_per_file": MAX_HITS_A_FILE}
         calls.append(("grep_files", {"pattern": term.regex, "ignore_case": True, **bounds}))
+    if look.searches:
+        pattern = "|".join(term.regex for term in look.searches)
+        prose = {"glob": PROSE_GLOB, "ignore_case": True}
+        bounds = {"max_results": MAX_PROSE_HITS, "max_per_file": MAX_PROSE_HITS_A_FILE}
+        calls.append(("grep_files", {"pattern": f"^#+ .*(?:{pattern})", "max_results": MAX_HEADINGS, **prose}))
+        calls.append(("grep_files", {"pattern": pattern, **prose, **bounds}))
+        query = " ".join(term.word for term in look.terms if term.weight > PART_WEIGHT)
+        calls.append(("search_archive", {"query": query, "limit": MAX_ARCHIVE_HITS}))
     named = paths_of(look.question)[:MAX_FILES_READ]
     return calls + [("read_file", {"path": path, "limit": LINES_OF_NAMED_FILE}) for path in named]
 
 
 def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
+    """Read what the first look found: named files whole, others around the best lines, archived entries whole."""
     if not look.searches:
         readme = next((path for path in look.listed if _README.fullmatch(path)), None)
         return [("read_file", {"path": readme, "limit": LINES_READ})] if readme else []
     calls: list[tuple[str, dict[str, Any]]] = []
-    for path in _promising(look)[:MAX_FILES_READ]:
-        if _named(path, look.searches):
+    for path in look.named:
+        if path not in look.read:
             calls.append(("read_file", {"path": path, "limit": LINES_OF_NAMED_FILE}))
-        else:
-            best = min(look.files[path].items(), key=lambda line: (-_weight(line[1], look.terms), line[0]))[0]
-            offset = max(1, best - LINES_AROUND)
-            calls.append(("read_file", {"path": path, "offset": offset, "limit": LINES_READ}))
+    asks_for_code = any(term.asks_for_code for term in look.terms)
+    often = [term for term in look.searches if term.regex in look.cut and (asks_for_code or term.is_identifier)]
+    if often and not look.named:
+        names = "|".join(re.escape(term.text) for term in often)
+        pattern = rf"^(?:{DEFINITION.pattern}\w*(?:{names})\w{{0,3}}\b|(?:{names})\w{{0,3}}\s*(?::[^=]*)?=[^=])"
+        bounds = {"max_results": MAX_DEFINITIONS, "max_per_file": MAX_HITS_A_FILE}
+        calls.append(("grep_files", {"pattern": pattern, "ignore_case": True, **bounds}))
+    else:
+        calls += _reads(look)
+    for place in list(look.archived)[:MAX_ENTRIES_READ]:
+        if match := _ENTRY.fullmatch(place):
+            entry = int(match[2])
+            calls.append(("read_archive", {"id": match[1], "first": entry, "last": entry}))
     return calls
 
 
-def _promising(look: Look) -> list[str]:
-    """Return the files worth reading, best first: rare terms count more, a term in the name counts most."""
-    scores: dict[str, float] = defaultdict(float)
-    total = max(len(look.listed), len(look.files)) + 1
-    for term in look.searches:
-        found = look.hits.get(term.regex, {})
-        rarity = term.weight * math.log(1 + total / (len(found) + 1))
-        for path, hits in found.items():
-            scores[path] += rarity * hits / (hits + 1)
-    for path in {*look.listed, *scores}:
-        if named := _named(path, look.searches):
-            scores[path] += named * math.log(1 + total)
-    return sorted((path for path in scores if path not in look.read), key=lambda path: (-scores[path], path))
+def _third_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
+    """Read what the second look found, when that was a search for definitions."""
+    return _reads(look) if look.searches and not look.named and not look.read else []
 
 
-def _named(path: str, terms: Sequence[Term]) -> float:
-    name = path.rpartition("/")[2].lower()
-    return sum(term.weight for term in terms if count(term, name))
+def _reads(look: Look) -> list[tuple[str, dict[str, Any]]]:
+    """Return calls that read the files worth it, around their best lines."""
+    best = _promising(look)[: 0 if look.named else MAX_FILES_READ]
+    return [
+        ("read_file", {"path": path, "offset": max(1, number - LINES_AROUND), "limit": LINES_READ})
+        for path, number in best
+    ]
 
 
-def _weight(line: str, terms: Sequence[Term]) -> float:
-    lowered = line.lower()
-    return sum(term.weight for term in terms if count(term, lowered))
+def _promising(look: Look) -> list[tuple[str, int]]:
+    """Return the files worth reading, best first, each with the line to read about."""
+    sources = list(_file_sources(look))
+    sources += [Source(path, path, (1,)) for path in look.listed if path not in look.files]
+    best: dict[str, int] = {}
+    for passage in rank(sources, look.terms, look.total):
+        best.setdefault(passage.label, passage.number)
+    return [(path, number) for path, number in best.items() if path not in look.read]
+
+
+def _any_case(name: str) -> str:
+    """Return a glob that matches `name` in any case."""
+    return "".join(f"[{char}{char.upper()}]" if char.isascii() and char.islower() else char for char in name.lower())
 
 
 def _file_sources(look: Look) -> Iterator[Source]:
@@ -230,12 +348,16 @@ def _file_sources(look: Look) -> Iterator[Source]:
         yield Source(path, "\n".join(lines[number] for number in numbers), numbers)
 
 
-def _entries(messages: Sequence[Message]) -> Iterator[Source]:
-    """Yield the conversation before the turn, but for the questions to this backend, its looks and its answers."""
+def _entries(messages: Sequence[Message], *, stubs: bool) -> Iterator[Source]:
+    """Yield the conversation before the turn, without the questions to this backend, its calls and its answers.
+
+    `stubs` says whether to yield the records of archived turns too.
+    """
     for index, message in enumerate(messages):
         after = messages[index + 1] if index + 1 < len(messages) else None
         if (
             is_project(message)
+            or (not stubs and holder_of(text_of(message)) is not None)
             or _is_ours(message)
             or (_is_question(message) and after is not None and _is_ours(after))
         ):
@@ -269,7 +391,7 @@ def _quotes(sources: Sequence[Source], terms: Sequence[Term], total: int) -> lis
             break
         bare = "".join(passage.text.split())
         quote = "\n".join([passage.where, *(f"> {line}" for line in passage.text.split("\n"))])
-        if bare in seen or taken[passage.label] == MAX_QUOTES_A_SOURCE or len(quote) + 2 > room:
+        if any(bare in other for other in seen) or taken[passage.label] == MAX_QUOTES_A_SOURCE or len(quote) + 2 > room:
             continue
         quotes.append(quote)
         room -= len(quote) + 2
@@ -287,12 +409,16 @@ def _overview(look: Look) -> str:
             "\n".join([f"{path}:{first[0] if first else 1}", *(f"> {lines[number][:200]}" for number in first)])
         )
     if look.listed:
-        folders = sorted({f"{path.partition('/')[0]}/" for path in look.listed if "/" in path})
-        names = [*folders, *(path for path in look.listed if "/" not in path)]
-        more = f" and {len(names) - OVERVIEW_FILES} more" if len(names) > OVERVIEW_FILES else ""
-        count = f"{len(look.listed):,}{'+' if len(look.listed) >= MAX_LISTED else ''}"
-        parts.append(f"{count} files in: {', '.join(names[:OVERVIEW_FILES])}{more}")
+        parts.append(f"{look.total:,} files in: {_folders(look.listed, OVERVIEW_FILES)}")
     if len(parts) == 1:
         asked = look.question.strip()[:80] or "an empty question"
         parts.append(f"Nothing found for {asked!r}: it names nothing to look for.")
     return "\n\n".join(parts)[:MAX_ANSWER_CHARS]
+
+
+def _folders(paths: Sequence[str], most: int) -> str:
+    """Return the folders and files at the top of `paths`, at most `most` of them."""
+    folders = sorted({f"{path.partition('/')[0]}/" for path in paths if "/" in path})
+    names = [*folders, *(path for path in paths if "/" not in path)]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -1,0 +1,140 @@
+"""Splitting a text into passages that can be quoted whole: paragraphs, list items, table rows, definitions, lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ["DEFINITION", "Block", "blocks", "is_prose", "is_secondary"]
+
+MAX_LINES: Final = 10
+MAX_CHARS: Final = 800
+MAX_PROSE_LINES: Final = 24
+MAX_PROSE_CHARS: Final = 1_600
+
+DEFINITION: Final = re.compile(
+    r"\s*(?:export |pub |public |static )*(?:async )?"
+    r"(?:def|class|function|fn|func|struct|interface|type|enum|trait|module)\s+"
+)
+_DECORATOR: Final = re.compile(r"\s*@\w")
+_HEADING: Final = re.compile(r"#{1,6}\s+(.*?)[\s#]*")
+_ITEM: Final = re.compile(r"\s{0,3}(?:[-*+]|\d{1,3}[.)])\s")
+_FENCE: Final = re.compile(r"\s*(?:```|~~~)")
+_PROSE: Final = re.compile(r"(?:.*/)?(?:[^/]*\.(?:md|markdown|rst|txt|adoc)|[A-Z_]{4,})", re.DOTALL)
+_BUILD: Final = re.compile(r"(?:.*/)?(?:[Mm]akefile|justfile)", re.DOTALL)
+_DATA: Final = re.compile(r".*\.(?:csv|tsv|log|jsonl|ndjson)", re.DOTALL)
+_SECONDARY: Final = re.compile(
+    r"(?:^|/)(?:(?:tests?|testing|testdata|fixtures?|corpus|examples?|samples?|bench(?:mark)?s?|vendor|third_party)/"
+    r"|(?:test_|conftest\b|CHANGELOG\b|CHANGES\b|HISTORY\b)|[^/]*(?:_test|\.test|\.spec)\.\w+$|[^/]*\.(?:lock|svg|min\.js)$)"
+)
+
+
+class Block(Struct, frozen=True):
+    """Lines to quote together. `number` is that of the first; `heading` is the one above them, "" without any."""
+
+    number: int
+    lines: list[str]
+    heading: str = ""
+    opens: bool = False
+    """Whether it is the first below its heading."""
+    fenced: bool = False
+    """Whether it is a sample in documentation."""
+
+
+def is_prose(label: str) -> bool:
+    """Return whether the file `label` is documentation, or build targets, rather than code or data."""
+    return _PROSE.fullmatch(label) is not None or _BUILD.fullmatch(label) is not None
+
+
+def is_secondary(label: str) -> bool:
+    """Return whether the file `label` is a test, a fixture, an example, a benchmark or a list of changes."""
+    return _SECONDARY.search(label) is not None
+
+
+def blocks(label: str, lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
+    """Yield the passages of the numbered `lines` of the file `label`. Where numbers have a gap, a passage ends."""
+    if _PROSE.fullmatch(label):
+        yield from _prose(lines)
+    elif _DATA.fullmatch(label):
+        yield from (Block(number, [line.rstrip()]) for number, line in lines if line.strip())
+    else:
+        yield from _code(lines)
+
+
+def _code(lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
+    """Yield blocks up to a blank line, a definition or the limits."""
+    taken: list[str] = []
+    begin = last = size = 0
+    for number, line in lines:
+        starts = (DEFINITION.match(line) or _DECORATOR.match(line)) and not (taken and _DECORATOR.match(taken[-1]))
+        full = len(taken) >= MAX_LINES or size + len(line) > MAX_CHARS
+        if taken and (full or starts or number != last + 1 or not line.strip()):
+            yield Block(begin, taken)
+            taken, size = [], 0
+        if line.strip():
+            begin = begin if taken else number
+            taken.append(line.rstrip())
+            size += len(line)
+        last = number
+    if taken:
+        yield Block(begin, taken)
+
+
+def _prose(lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
+    """Yield paragraphs, list items, table rows and fenced blocks, each with the heading above it.
+
+    A heading is a block of its own only when nothing below it is known.
+    """
+    taken: list[str] = []
+    begin = last = size = 0
+    heading, heading_number, opens, fenced = "", 0, False, False
+
+    def ended() -> Iterator[Block]:
+        nonlocal taken, size, opens
+        if taken:
+            yield Block(begin, taken, heading, opens, _FENCE.match(taken[0]) is not None)
+            taken, size, opens = [], 0, False
+
+    def left() -> Iterator[Block]:
+        yield from ended()
+        if opens:
+            yield Block(heading_number, [f"# {heading}"], heading, opens=True)
+
+    for at, (number, line) in enumerate(lines):
+        if number != last + 1:
+            yield from left()
+            heading, opens, fenced = "", False, _begins_fenced(lines, at)
+        last = number
+        fence = _FENCE.match(line) is not None
+        if (match := _HEADING.fullmatch(line)) and not fenced:
+            yield from left()
+            heading, heading_number, opens = match[1], number, True
+            continue
+        row = line.lstrip().startswith("|")
+        full = len(taken) >= MAX_PROSE_LINES or size + len(line) > MAX_PROSE_CHARS
+        if full or (not fenced and (fence or row or not line.strip() or _ITEM.match(line))):
+            yield from ended()
+        if line.strip() and not (row and set(line) <= set("|-: ")):
+            begin = begin if taken else number
+            taken.append(line.rstrip())
+            size += len(line)
+        if row or (fence and fenced):
+            yield from ended()
+        fenced ^= fence
+    yield from left()
+
+
+def _begins_fenced(lines: Sequence[tuple[int, str]], start: int) -> bool:
+    """Return whether the run of lines from `start` on begins inside a fenced block: its first fence names no language.
+
+    That is a guess, since an opening fence may do without. A file's first line is outside.
+    """
+    number = lines[start][0]
+    if number == 1:
+        return False
+    run = (line for at, line in lines[start:] if (at - number) < MAX_PROSE_LINES * 2)
+    fence = next((line for line in run if _FENCE.match(line)), "")
+    return fence.strip() in ("```", "~~~")
