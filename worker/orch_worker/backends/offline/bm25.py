@@ -32,8 +32,8 @@ _PATH: Final = re.compile(r"[\w.-]*(?:/[\w.-]+)+|[\w-]+\.[A-Za-z]\w{0,7}")
 _STOP_WORDS: Final = """
     a about above after again against all also am an and any are as at be because been before being below between
     both but by can could did do does doing don down during each either else every few for from further get gets had
-    has have having he her here hers him his how i if in into is it its itself just let like may me might more most
-    must my myself neither no nor not now of off on once only or other our ours out over own please same shall she
+    has have having he her here hers him his how i if in into is it its itself just let like many may me might more most
+    much must my myself neither no nor not now of off on once only or other our ours out over own please same shall she
     should so some such than that the their theirs them then there these they this those through to too under until up
     upon us very was way we were what when where whether which while who whom whose why will with within without would
     yes yet you your yours eg ie etc vs
@@ -174,12 +174,16 @@ PROSE_FACTOR_FOR_CODE: Final = 0.5
 """For documentation, when the question asks for a definition."""
 HEADING_SHARE: Final = 0.5
 """Of the heading above a passage that is not the first below it."""
+MESSAGE_FACTOR: Final = 0.6
+"""For messages and archived entries, beside files."""
 EACH_FURTHER_TERM: Final = 0.3
 MAX_SOURCES: Final = 24
 FIRST_BLOCKS: Final = 3
 USUAL_CHARS: Final = 200
 MAX_LINE: Final = 300
 SECTION_LINES: Final = 14
+MAX_ENTRY_LINES: Final = 3
+"""Of a text without line numbers, such as a message or the result of a tool."""
 
 _ASSIGNED: Final = re.compile(r"[\w.-]*\w(?=\s*(?::[^=]*)?=[^=]|\s*::?(?:\s|$))")
 _NAME: Final = re.compile(r"[^\W_]\w*")
@@ -231,8 +235,11 @@ class _Scorer:
         found = [pair for pair in zip(self._weights, self.terms, strict=True) if count(pair[1], lowered)]
         return sum(weight * (NAME_SHARE if _stem(stem) == term.text else LABEL_SHARE) for weight, term in found)
 
-    def factor(self, label: str) -> float:
-        """Return how much of a score is left in a source called `label`."""
+    def factor(self, source: Source) -> float:
+        """Return the factor for everything in `source`."""
+        if not source.numbers:
+            return MESSAGE_FACTOR
+        label = source.label
         kind = self._prose * (1.0 if "/" in label else TOP_FACTOR) if is_prose(label) else 1.0
         return kind * (SECONDARY_FACTOR if is_secondary(label) else 1.0)
 
@@ -268,8 +275,7 @@ def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> li
     usual = sum(len(source.text) for source in sources) / len(sources) or 1.0
     scored = [
         (
-            (scorer.score(found, len(source.text), usual) + scorer.label_score(source.label))
-            * scorer.factor(source.label),
+            (scorer.score(found, len(source.text), usual) + scorer.label_score(source.label)) * scorer.factor(source),
             -index,
             source,
         )
@@ -281,14 +287,17 @@ def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> li
 
 
 def _passages(source: Source, scorer: _Scorer) -> Iterator[Passage]:
-    by_name, factor = scorer.label_score(source.label), scorer.factor(source.label)
+    by_name, factor = scorer.label_score(source.label), scorer.factor(source)
     lines = source.text.split("\n")
     found = list(blocks(source.label, list(zip(source.numbers or range(1, len(lines) + 1), lines, strict=False))))
     for index, block in enumerate(found):
         naming = _naming(block, scorer)
         score = naming * _block_score(block, scorer)
         if score or (by_name and index < FIRST_BLOCKS):
-            whole = _section(found, index) if naming > NAMES_FACTOR and block.opens else block.lines
+            if not source.numbers and len(block.lines) > MAX_ENTRY_LINES:
+                whole = _best_lines(block.lines, scorer)
+            else:
+                whole = _section(found, index) if naming > NAMES_FACTOR and block.opens else block.lines
             text = "\n".join(_cut(line, scorer.terms) for line in whole)
             where = f"{source.label}:{block.number}" if source.numbers else source.label
             yield Passage(source.label, where, text, (score + by_name) * factor, block.number)
@@ -335,6 +344,13 @@ def _section(found: Sequence[Block], index: int) -> list[str]:
         lines += [*[""] * between, *block.lines]
         last = block.number + len(block.lines)
     return lines
+
+
+def _best_lines(lines: Sequence[str], scorer: _Scorer) -> Sequence[str]:
+    """Return the line that fits best, and those behind it that fit into a short quotation."""
+    scores = [scorer.score(scorer.counts(line), USUAL_CHARS, USUAL_CHARS) for line in lines]
+    best = scores.index(max(scores))
+    return lines[best : best + MAX_ENTRY_LINES]
 
 
 def _cut(line: str, terms: Sequence[Term]) -> str:

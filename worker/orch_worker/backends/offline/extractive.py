@@ -15,10 +15,10 @@ from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usag
 
 from ...conversation.framing import is_project, question_in, split_first_prompt
 from ...conversation.recalled import hits_in, split_hits
-from ...conversation.stubs import holder_of
+from ...conversation.stubs import body_of, holder_of
 from ...conversation.tokens import CHARS_PER_TOKEN
 from ..base import AssistantTurn, BackendInfo, Conversation, OnText
-from .bm25 import PART_WEIGHT, Source, Term, count, paths_of, rank, terms_of
+from .bm25 import Source, Term, count, paths_of, rank, terms_of
 from .passages import DEFINITION
 
 __all__ = ["ExtractiveBackend", "from_spec"]
@@ -38,8 +38,8 @@ MAX_PROSE_HITS_A_FILE: Final = 3
 MAX_HEADINGS: Final = 100
 MAX_DEFINITIONS: Final = 200
 MAX_FILES_READ: Final = 5
-MAX_ARCHIVE_HITS: Final = 5
-MAX_ENTRIES_READ: Final = 2
+MAX_ARCHIVE_HITS: Final = 20
+MAX_ENTRIES_READ: Final = 3
 LINES_AROUND: Final = 8
 LINES_READ: Final = 80
 LINES_OF_NAMED_FILE: Final = 1_000
@@ -51,12 +51,14 @@ FOLDERS_SHOWN: Final = 8
 PROSE_GLOB: Final = "*.{md,rst,txt,adoc}"
 
 _HIT: Final = re.compile(r"(.+?):(\d+): (.*)")
+_NUMBER: Final = re.compile(r"^ *\d+\t", re.MULTILINE)
 _NUMBERED: Final = re.compile(r" *(\d+)\t(.*)")
 _HELD: Final = re.compile(r"\[entry (\d+)\]\n")  # what a holder holds has numbers of its own
 _MORE: Final = re.compile(r"\[([\d,]+) more files")
 _ENTRY: Final = re.compile(r"([a-f][0-9a-f]{11}) entry (\d+)")
 _ENTRY_HEAD: Final = re.compile(r"\A\[entry \d+\]\n## (\w+)\n")
 _STOPPED: Final = "[stopped at "
+_RESULT: Final = re.compile(r"\]?\n\[tool_result: |\A\[tool_result: |\]\Z")
 _README: Final = re.compile(r"readme(\.\w+)?", re.IGNORECASE)
 _FILE_WORD: Final = re.compile(r"\b(?:readme|license|changelog|contributing|makefile|dockerfile)\b", re.IGNORECASE)
 
@@ -140,7 +142,7 @@ class ExtractiveBackend(Conversation):
         sources = named
         if not quotes:
             found = [Source(label, text) for label, text in look.found]
-            archived = [Source(label, text) for label, text in sorted(look.archived.items())]
+            archived = [Source(label, _unnumbered(text)) for label, text in sorted(look.archived.items())]
             searches = any(tool.name == "search_archive" for tool in self.tools)
             entries = _entries(messages[: look.began], stubs=not searches)
             sources = [*_file_sources(look), *found, *archived, *entries]
@@ -217,11 +219,17 @@ def _look(messages: Sequence[Message]) -> Look:
                 total, len(listed) + (int(more[1].replace(",", "")) if more and "glob" not in call.input else 0)
             )
         elif call.name == "search_archive":
-            archived.update(hits_in(text))
+            for place, passage in hits_in(text):
+                known = archived.get(place, "")
+                archived[place] = known if passage in known else f"{known}\n\n{passage}".strip()
         elif call.name == "read_archive":
-            archived[f"{call.input['id']} entry {call.input['first']}"] = text
-    asked_before = question.strip().lower()
-    archived = {place: text for place, text in archived.items() if _is_evidence(text, asked_before)}
+            archived[f"{call.input['id']} entry {call.input['first']}"] = _entry_text(text)
+    ours = {holder_of(text_of(message)) for message in messages if _is_ours(message)}
+    archived = {
+        place: text
+        for place, text in archived.items()
+        if place.partition(" ")[0] not in ours and _is_evidence(text, question)
+    }
     steps = sum(message.role == "assistant" for message in turn)
     known = max(total, len(listed), len(files))
     return Look(
@@ -229,10 +237,21 @@ def _look(messages: Sequence[Message]) -> Look:
     )
 
 
-def _is_evidence(text: str, asked: str) -> bool:
-    """Return whether the archived `text` is more than the same question, or an answer of this backend."""
-    bare = _ENTRY_HEAD.sub("", text).strip()
-    return HEADER not in bare and not (asked in bare.lower() and len(bare) < 2 * len(asked))
+def _entry_text(shown: str) -> str:
+    """Return what an entry says that read_archive has shown, without its head and the calls in it."""
+    text = _ENTRY_HEAD.sub("", shown)
+    if text.startswith("[tool_result: "):
+        text = _RESULT.sub("\n\n", text)
+    return "\n".join(line for line in text.split("\n") if not line.startswith(("[tool_use: ", "[more lines follow")))
+
+
+def _is_evidence(text: str, question: str) -> bool:
+    """Return whether the archived `text` is more than the same question, or a call or an answer of this backend."""
+    asked, bare = question.strip().lower(), text.strip().lower()
+    calls = '"ignore_case": true' in bare or '"max_results": ' in bare
+    return (
+        bool(bare) and HEADER.lower() not in bare and not calls and not (asked in bare and len(bare) < 2 * len(asked))
+    )
 
 
 def _is_question(message: Message) -> bool:
@@ -282,8 +301,8 @@ def _first_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
         bounds = {"max_results": MAX_PROSE_HITS, "max_per_file": MAX_PROSE_HITS_A_FILE}
         calls.append(("grep_files", {"pattern": f"^#+ .*(?:{pattern})", "max_results": MAX_HEADINGS, **prose}))
         calls.append(("grep_files", {"pattern": pattern, **prose, **bounds}))
-        query = " ".join(term.word for term in look.terms if term.weight > PART_WEIGHT)
-        calls.append(("search_archive", {"query": query, "limit": MAX_ARCHIVE_HITS}))
+        # Together they would be found word for word in the calls of an archived turn that searched for them.
+        calls += [("search_archive", {"query": term.text, "limit": MAX_ARCHIVE_HITS}) for term in look.searches]
     named = paths_of(look.question)[:MAX_FILES_READ]
     return calls + [("read_file", {"path": path, "limit": LINES_OF_NAMED_FILE}) for path in named]
 
@@ -306,7 +325,8 @@ def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
         calls.append(("grep_files", {"pattern": pattern, "ignore_case": True, **bounds}))
     else:
         calls += _reads(look)
-    for place in list(look.archived)[:MAX_ENTRIES_READ]:
+    hits = rank([Source(place, text) for place, text in look.archived.items()], look.terms)
+    for place in list(dict.fromkeys(hit.label for hit in hits))[:MAX_ENTRIES_READ]:
         if match := _ENTRY.fullmatch(place):
             entry = int(match[2])
             calls.append(("read_archive", {"id": match[1], "first": entry, "last": entry}))
@@ -357,21 +377,31 @@ def _entries(messages: Sequence[Message], *, stubs: bool) -> Iterator[Source]:
         after = messages[index + 1] if index + 1 < len(messages) else None
         if (
             is_project(message)
-            or (not stubs and holder_of(text_of(message)) is not None)
-            or _is_ours(message)
-            or (_is_question(message) and after is not None and _is_ours(after))
+            or _is_left_out(message, stubs)
+            or (_is_question(message) and after is not None and _is_left_out(after, stubs))
         ):
             continue
         results = (b for b in message.content if isinstance(b, ToolResult) and not b.tool_use_id.startswith(CALL_ID))
         if text := "\n\n".join(filter(None, [text_of(message), *map(_text, results)])):
             held = _HELD.match(text)
-            yield Source(f"entry {held[1] if held else index + 1}", text[held.end() :] if held else text)
+            yield Source(f"entry {held[1] if held else index + 1}", _unnumbered(text[held.end() :] if held else text))
 
 
 def _is_ours(message: Message) -> bool:
     if message.role != "assistant":
         return False
-    return text_of(message).startswith(HEADER) or any(use.id.startswith(CALL_ID) for use in tool_uses(message))
+    text = body_of(text_of(message))
+    ours = text.startswith(HEADER) or f"\n{HEADER}\n" in text
+    return ours or any(use.id.startswith(CALL_ID) for use in tool_uses(message))
+
+
+def _is_left_out(message: Message, stubs: bool) -> bool:
+    return _is_ours(message) or (not stubs and holder_of(text_of(message)) is not None)
+
+
+def _unnumbered(text: str) -> str:
+    """Return `text` without the line numbers that read_file puts in front of lines."""
+    return _NUMBER.sub("", text)
 
 
 def _occurs(term: Term, sources: Sequence[Source]) -> bool:
