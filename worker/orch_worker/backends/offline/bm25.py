@@ -32,11 +32,11 @@ _PATH: Final = re.compile(r"[\w.-]*(?:/[\w.-]+)+|[\w-]+\.[A-Za-z]\w{0,7}")
 _STOP_WORDS: Final = """
     a about above after again against all also am an and any are as at be because been before being below between
     both but by can could did do does doing don down during each either else every few for from further get gets had
-    has have having he her here hers him his how i if in into is it its itself just let like many may me might more most
-    much must my myself neither no nor not now of off on once only or other our ours out over own please same shall she
-    should so some such than that the their theirs them then there these they this those through to too under until up
-    upon us very was way we were what when where whether which while who whom whose why will with within without would
-    yes yet you your yours eg ie etc vs
+    has have having he her here hers him his how i if in into is it its itself just let like many may me might more
+    most much must my myself neither no nor not now of off on once only or other our ours out over own please same
+    shall she since should so some such than that the their theirs them then there these they this those through to
+    too under until up upon us very was way we were what when where whether which while who whom whose why will with
+    within without would yes yet you your yours eg ie etc vs
     什么 怎么 如何 哪里 哪些 为什 请问 이것 무엇 어디"""
 _GENERIC_WORDS: Final = """
     call called calls carry code codebase contain contains content contents declared define defined defines
@@ -174,7 +174,7 @@ PROSE_FACTOR_FOR_CODE: Final = 0.5
 """For documentation, when the question asks for a definition."""
 HEADING_SHARE: Final = 0.5
 """Of the heading above a passage that is not the first below it."""
-MESSAGE_FACTOR: Final = 0.6
+MESSAGE_FACTOR: Final = 0.5
 """For messages and archived entries, beside files."""
 EACH_FURTHER_TERM: Final = 0.3
 MAX_SOURCES: Final = 24

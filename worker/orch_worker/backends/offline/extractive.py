@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import BackendError, ConfigError
@@ -56,11 +56,55 @@ _NUMBERED: Final = re.compile(r" *(\d+)\t(.*)")
 _HELD: Final = re.compile(r"\[entry (\d+)\]\n")  # what a holder holds has numbers of its own
 _MORE: Final = re.compile(r"\[([\d,]+) more files")
 _ENTRY: Final = re.compile(r"([a-f][0-9a-f]{11}) entry (\d+)")
-_ENTRY_HEAD: Final = re.compile(r"\A\[entry \d+\]\n## (\w+)\n")
+_ENTRY_HEAD: Final = re.compile(r"\A\[entry \d+\]\n## \w+\n")
 _STOPPED: Final = "[stopped at "
 _RESULT: Final = re.compile(r"\]?\n\[tool_result: |\A\[tool_result: |\]\Z")
 _README: Final = re.compile(r"readme(\.\w+)?", re.IGNORECASE)
 _FILE_WORD: Final = re.compile(r"\b(?:readme|license|changelog|contributing|makefile|dockerfile)\b", re.IGNORECASE)
+
+
+class Results(Struct):
+    """What the tools have shown in the turn so far."""
+
+    files: dict[str, dict[int, str]]
+    """Lines by path and number."""
+    listed: dict[str, None]
+    total: int = 0
+    """How many files there are, of which `listed` are some."""
+    cut: set[str] = field(default_factory=set)
+    """The patterns of searches that stopped before every file was searched."""
+    read: set[str] = field(default_factory=set)
+    archived: dict[str, str] = field(default_factory=dict)
+    """Text of archived entries, by `<archive id> entry <number>`."""
+
+    def add(self, call: ToolUse, text: str) -> None:
+        """Add the result `text` of `call`."""
+        match call.name:
+            case "read_file":
+                self.read.add(call.input["path"])
+                self._add_lines(call.input["path"], _numbered(text))
+            case "grep_files":
+                if _STOPPED in text:
+                    self.cut.add(call.input["pattern"])
+                for path, number, line in _grepped(text):
+                    self._add_lines(path, {number: line})
+            case "list_files":
+                self._add_listed(text, whole="glob" not in call.input)
+            case "search_archive":
+                for place, passage in hits_in(text):
+                    known = self.archived.get(place, "")
+                    self.archived[place] = known if passage in known else f"{known}\n\n{passage}".strip()
+            case "read_archive":
+                self.archived[f"{call.input['id']} entry {call.input['first']}"] = _entry_text(text)
+
+    def _add_lines(self, path: str, lines: dict[int, str]) -> None:
+        self.files.setdefault(path, {}).update(lines)
+
+    def _add_listed(self, text: str, *, whole: bool) -> None:
+        paths = (line for line in text.splitlines() if line and not line.startswith(("[", "No files")))
+        self.listed.update(dict.fromkeys(paths))
+        more = _MORE.search(text) if whole else None
+        self.total = max(self.total, len(self.listed) + (int(more[1].replace(",", "")) if more else 0))
 
 
 class Look(Struct, frozen=True):
@@ -70,15 +114,7 @@ class Look(Struct, frozen=True):
     terms: tuple[Term, ...]
     steps: int
     began: int
-    files: dict[str, dict[int, str]]
-    listed: tuple[str, ...]
-    cut: frozenset[str]
-    """The patterns of searches that stopped before every file was searched."""
-    total: int
-    """How many files there are, of which `listed` are some."""
-    read: frozenset[str]
-    archived: dict[str, str]
-    """Text of archived entries, by `<archive id> entry <number>`."""
+    seen: Results
     found: tuple[tuple[str, str], ...] = ()
     """Passages that came with the question, and where each is from."""
 
@@ -97,7 +133,7 @@ class Look(Struct, frozen=True):
         lowered = name.lower().removeprefix("./")
         matches = [
             path
-            for path in {*self.listed, *self.read}
+            for path in {*self.seen.listed, *self.seen.read}
             if f"/{path.lower()}".endswith(f"/{lowered}")
             or f"/{path.lower()}".rpartition(".")[0].endswith(f"/{lowered}")
         ]
@@ -137,12 +173,12 @@ class ExtractiveBackend(Conversation):
         if not look.searches:
             return _overview(look)
         named = [source for source in _file_sources(look) if source.label in look.named]
-        total = look.total + look.began
+        total = look.seen.total + look.began
         quotes = _quotes(named, look.terms, total) if named else []
         sources = named
         if not quotes:
             found = [Source(label, text) for label, text in look.found]
-            archived = [Source(label, _unnumbered(text)) for label, text in sorted(look.archived.items())]
+            archived = [Source(label, _unnumbered(text)) for label, text in sorted(look.seen.archived.items())]
             searches = any(tool.name == "search_archive" for tool in self.tools)
             entries = _entries(messages[: look.began], stubs=not searches)
             sources = [*_file_sources(look), *found, *archived, *entries]
@@ -160,9 +196,9 @@ class ExtractiveBackend(Conversation):
         granted = {tool.name for tool in self.tools}
         places = []
         if granted & {"grep_files", "read_file"}:
-            shown = f" ({_folders(look.listed, FOLDERS_SHOWN)})" if look.listed else ""
+            shown = f" ({_folders(tuple(look.seen.listed), FOLDERS_SHOWN)})" if look.seen.listed else ""
             places.append(
-                f"{look.total:,} file{'s' * (look.total != 1)}{shown}"
+                f"{look.seen.total:,} file{'s' * (look.seen.total != 1)}{shown}"
                 if "list_files" in granted
                 else "the files of this folder"
             )
@@ -195,46 +231,16 @@ def _look(messages: Sequence[Message]) -> Look:
         terms = terms_of(task or split_first_prompt(text_of(first))[0])
     turn = messages[began + 1 :]
     calls = {call.id: call for message in turn for call in tool_uses(message)}
-    files: dict[str, dict[int, str]] = defaultdict(dict)
-    listed: dict[str, None] = {}
-    cut: set[str] = set()
-    total = 0
-    read: set[str] = set()
-    archived: dict[str, str] = {}
+    seen = Results({}, {})
     for call, text in _shown(turn, calls):
-        if call.name == "read_file":
-            read.add(call.input["path"])
-            files[call.input["path"]].update(_numbered(text))
-        elif call.name == "grep_files":
-            if _STOPPED in text:
-                cut.add(call.input["pattern"])
-            for path, number, line in _grepped(text):
-                files[path][number] = line
-        elif call.name == "list_files":
-            listed.update(
-                dict.fromkeys(line for line in text.splitlines() if line and not line.startswith(("[", "No files")))
-            )
-            more = _MORE.search(text)
-            total = max(
-                total, len(listed) + (int(more[1].replace(",", "")) if more and "glob" not in call.input else 0)
-            )
-        elif call.name == "search_archive":
-            for place, passage in hits_in(text):
-                known = archived.get(place, "")
-                archived[place] = known if passage in known else f"{known}\n\n{passage}".strip()
-        elif call.name == "read_archive":
-            archived[f"{call.input['id']} entry {call.input['first']}"] = _entry_text(text)
+        seen.add(call, text)
     ours = {holder_of(text_of(message)) for message in messages if _is_ours(message)}
-    archived = {
+    seen.archived = {
         place: text
-        for place, text in archived.items()
+        for place, text in seen.archived.items()
         if place.partition(" ")[0] not in ours and _is_evidence(text, question)
     }
-    steps = sum(message.role == "assistant" for message in turn)
-    known = max(total, len(listed), len(files))
-    return Look(
-        question, terms, steps, began, files, tuple(listed), frozenset(cut), known, frozenset(read), archived, found
-    )
+    return Look(question, terms, sum(message.role == "assistant" for message in turn), began, seen, found)
 
 
 def _entry_text(shown: str) -> str:
@@ -248,10 +254,8 @@ def _entry_text(shown: str) -> str:
 def _is_evidence(text: str, question: str) -> bool:
     """Return whether the archived `text` is more than the same question, or a call or an answer of this backend."""
     asked, bare = question.strip().lower(), text.strip().lower()
-    calls = '"ignore_case": true' in bare or '"max_results": ' in bare
-    return (
-        bool(bare) and HEADER.lower() not in bare and not calls and not (asked in bare and len(bare) < 2 * len(asked))
-    )
+    ours = HEADER.lower() in bare or '"ignore_case": true' in bare or '"max_results": ' in bare
+    return bool(bare) and not ours and not (asked in bare and len(bare) < 2 * len(asked))
 
 
 def _is_question(message: Message) -> bool:
@@ -290,8 +294,9 @@ def _first_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
     """List and search: the terms one by one, all of them in documentation, and the archives."""
     calls: list[tuple[str, dict[str, Any]]] = [("list_files", {"max_results": MAX_LISTED})]
     names = [*(name.rpartition("/")[2] for name in _names_in(look.question)), *(term.text for term in look.searches)]
-    if patterns := [f"*{_any_case(name)}*" for name in names if re.fullmatch(r"[\w.-]+", name)]:
-        calls.append(("list_files", {"glob": f"{{{','.join(dict.fromkeys(patterns))},}}", "max_results": MAX_NAMED}))
+    if patterns := [f"*{_any_case(name)}*" for name in dict.fromkeys(names) if re.fullmatch(r"[\w.-]+", name)]:
+        glob = f"{{{','.join(patterns)}}}" if len(patterns) > 1 else patterns[0]
+        calls.append(("list_files", {"glob": glob, "max_results": MAX_NAMED}))
     for term in look.searches:
         bounds = {"max_results": MAX_HITS, "max_per_file": MAX_HITS_A_FILE}
         calls.append(("grep_files", {"pattern": term.regex, "ignore_case": True, **bounds}))
@@ -310,14 +315,14 @@ def _first_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
 def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
     """Read what the first look found: named files whole, others around the best lines, archived entries whole."""
     if not look.searches:
-        readme = next((path for path in look.listed if _README.fullmatch(path)), None)
+        readme = next((path for path in look.seen.listed if _README.fullmatch(path)), None)
         return [("read_file", {"path": readme, "limit": LINES_READ})] if readme else []
     calls: list[tuple[str, dict[str, Any]]] = []
     for path in look.named:
-        if path not in look.read:
+        if path not in look.seen.read:
             calls.append(("read_file", {"path": path, "limit": LINES_OF_NAMED_FILE}))
     asks_for_code = any(term.asks_for_code for term in look.terms)
-    often = [term for term in look.searches if term.regex in look.cut and (asks_for_code or term.is_identifier)]
+    often = [term for term in look.searches if term.regex in look.seen.cut and (asks_for_code or term.is_identifier)]
     if often and not look.named:
         names = "|".join(re.escape(term.text) for term in often)
         pattern = rf"^(?:{DEFINITION.pattern}\w*(?:{names})\w{{0,3}}\b|(?:{names})\w{{0,3}}\s*(?::[^=]*)?=[^=])"
@@ -325,7 +330,7 @@ def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
         calls.append(("grep_files", {"pattern": pattern, "ignore_case": True, **bounds}))
     else:
         calls += _reads(look)
-    hits = rank([Source(place, text) for place, text in look.archived.items()], look.terms)
+    hits = rank([Source(place, text) for place, text in look.seen.archived.items()], look.terms)
     for place in list(dict.fromkeys(hit.label for hit in hits))[:MAX_ENTRIES_READ]:
         if match := _ENTRY.fullmatch(place):
             entry = int(match[2])
@@ -335,7 +340,7 @@ def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
 
 def _third_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
     """Read what the second look found, when that was a search for definitions."""
-    return _reads(look) if look.searches and not look.named and not look.read else []
+    return _reads(look) if look.searches and not look.named and not look.seen.read else []
 
 
 def _reads(look: Look) -> list[tuple[str, dict[str, Any]]]:
@@ -350,11 +355,11 @@ def _reads(look: Look) -> list[tuple[str, dict[str, Any]]]:
 def _promising(look: Look) -> list[tuple[str, int]]:
     """Return the files worth reading, best first, each with the line to read about."""
     sources = list(_file_sources(look))
-    sources += [Source(path, path, (1,)) for path in look.listed if path not in look.files]
+    sources += [Source(path, path, (1,)) for path in look.seen.listed if path not in look.seen.files]
     best: dict[str, int] = {}
-    for passage in rank(sources, look.terms, look.total):
+    for passage in rank(sources, look.terms, look.seen.total):
         best.setdefault(passage.label, passage.number)
-    return [(path, number) for path, number in best.items() if path not in look.read]
+    return [(path, number) for path, number in best.items() if path not in look.seen.read]
 
 
 def _any_case(name: str) -> str:
@@ -363,7 +368,7 @@ def _any_case(name: str) -> str:
 
 
 def _file_sources(look: Look) -> Iterator[Source]:
-    for path, lines in sorted(look.files.items()):
+    for path, lines in sorted(look.seen.files.items()):
         numbers = tuple(sorted(lines))
         yield Source(path, "\n".join(lines[number] for number in numbers), numbers)
 
@@ -433,13 +438,13 @@ def _quotes(sources: Sequence[Source], terms: Sequence[Term], total: int) -> lis
 def _overview(look: Look) -> str:
     """Return what there is to see when the question names nothing to look for."""
     parts = [HEADER]
-    for path, lines in sorted(look.files.items()):
+    for path, lines in sorted(look.seen.files.items()):
         first = sorted(lines)[:OVERVIEW_LINES]
         parts.append(
             "\n".join([f"{path}:{first[0] if first else 1}", *(f"> {lines[number][:200]}" for number in first)])
         )
-    if look.listed:
-        parts.append(f"{look.total:,} files in: {_folders(look.listed, OVERVIEW_FILES)}")
+    if look.seen.listed:
+        parts.append(f"{look.seen.total:,} files in: {_folders(tuple(look.seen.listed), OVERVIEW_FILES)}")
     if len(parts) == 1:
         asked = look.question.strip()[:80] or "an empty question"
         parts.append(f"Nothing found for {asked!r}: it names nothing to look for.")

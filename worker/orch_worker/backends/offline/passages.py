@@ -25,15 +25,17 @@ _ITEM: Final = re.compile(r"\s{0,3}(?:[-*+]|\d{1,3}[.)])\s")
 _FENCE: Final = re.compile(r"\s*(?:```|~~~)")
 _PROSE: Final = re.compile(r"(?:.*/)?(?:[^/]*\.(?:md|markdown|rst|txt|adoc)|[A-Z_]{4,})", re.DOTALL)
 _BUILD: Final = re.compile(r"(?:.*/)?(?:[Mm]akefile|justfile)", re.DOTALL)
+_TABLE: Final = re.compile(r".*\.[ct]sv", re.DOTALL)
 _DATA: Final = re.compile(r".*\.(?:csv|tsv|log|jsonl|ndjson)", re.DOTALL)
 _SECONDARY: Final = re.compile(
     r"(?:^|/)(?:(?:tests?|testing|testdata|fixtures?|corpus|examples?|samples?|bench(?:mark)?s?|vendor|third_party)/"
-    r"|(?:test_|conftest\b|CHANGELOG\b|CHANGES\b|HISTORY\b)|[^/]*(?:_test|\.test|\.spec)\.\w+$|[^/]*\.(?:lock|svg|min\.js)$)"
+    r"|(?:test_|conftest\b|CHANGELOG\b|CHANGES\b|HISTORY\b)|[^/]*(?:_test|\.test|\.spec)\.\w+$"
+    r"|[^/]*\.(?:lock|svg|min\.js)$)"
 )
 
 
 class Block(Struct, frozen=True):
-    """Lines to quote together. `number` is that of the first; `heading` is the one above them, "" without any."""
+    """Lines to quote together, from line `number` on, below `heading`: a row's is the names of its columns."""
 
     number: int
     lines: list[str]
@@ -59,7 +61,8 @@ def blocks(label: str, lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
     if _PROSE.fullmatch(label):
         yield from _prose(lines)
     elif _DATA.fullmatch(label):
-        yield from (Block(number, [line.rstrip()]) for number, line in lines if line.strip())
+        columns = lines[0][1] if _TABLE.fullmatch(label) and lines and lines[0][0] == 1 else ""
+        yield from (Block(number, [line.rstrip()], columns) for number, line in lines if line.strip())
     else:
         yield from _code(lines)
 
