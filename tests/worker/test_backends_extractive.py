@@ -96,6 +96,37 @@ class TestAnswering:
         reply = await talk(project, *LOOK).ask("LIMIT")
         assert reply.text.split("\n\n")[1].startswith("src/ledger.py:1\n> LIMIT = 7")
 
+    async def test_definition_beats_tests(self, project: Path) -> None:
+        """A definition is quoted before a test with more of the words."""
+        (project / "tests").mkdir()
+        (project / "tests/test_ledger.py").write_text("def test_append_entry() -> None:\n    append_entry('append')\n")
+        reply = await talk(project, *LOOK).ask("Where is append_entry defined?")
+        assert reply.text.split("\n\n")[1].startswith("src/ledger.py:4\n> def append_entry(")
+
+    async def test_definition_is_found_behind_many_uses(self, tmp_path: Path) -> None:
+        """A name that is used more often than a search shows is searched again, as a definition."""
+        for number in range(80):
+            (tmp_path / f"a{number}.py").write_text("open_valve()\n")
+        (tmp_path / "z.py").write_text("def open_valve() -> None:\n    ...\n")
+        reply = await talk(tmp_path, *LOOK).ask("Where is open_valve defined?")
+        assert reply.text.split("\n\n")[1].startswith("z.py:1\n> def open_valve(")
+
+    async def test_section_below_a_matching_heading_is_whole(self, tmp_path: Path) -> None:
+        """When a heading says what is asked, the quotation has the section, with the number of its first line."""
+        (tmp_path / "guide.md").write_text(
+            "# Guide\n\nText.\n\n## Oil change\n\nFirst.\n\n- Second.\n\n## Other\n\nNo.\n"
+        )
+        reply = await talk(tmp_path, *LOOK).ask("How does an oil change work?")
+        assert reply.text.split("\n", 2)[2] == "guide.md:7\n> First.\n> \n> - Second."
+
+    @pytest.mark.parametrize("name", ["src/store.py", "store.py", "STORE.py"])
+    async def test_named_file_answers_alone(self, project: Path, name: str) -> None:
+        """A question that names a file, with or without its folder, is answered from that file."""
+        reply = await talk(project, *LOOK).ask(f"How is an entry written in {name}?")
+        quoted = [block.split("\n")[0] for block in reply.text.split("\n\n")[1:] if "\n> " in block]
+        assert quoted
+        assert all(where.startswith("src/store.py:") for where in quoted)
+
     async def test_identifiers_are_found_by_part(self, project: Path) -> None:
         """A compound name nobody wrote whole is found by what it is made of, when files are there to read."""
         reply = await talk(project, *LOOK).ask("What does store.write do?")

@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from orch_worker.backends.offline.extractive import ExtractiveBackend
 from orch_worker.tools.dispatch.presets import load
 from talk import Talk
@@ -42,3 +44,33 @@ async def test_right_file_is_quoted_first() -> None:
         if first is None or first[1] not in question["files"]:
             wrong.append(f"{question['ask']} {first and first[1]} instead of {question['files']}")
     assert len(QUESTIONS) - len(wrong) >= RIGHT, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("question", "where", "line"),
+    [
+        ("What does the README say this project is?", "README.md", ""),
+        ("How are the tests run?", "Makefile", "test:"),
+        ("Which errors are defined here?", "protocol/orch_protocol/core/errors.py", "class "),
+    ],
+)
+async def test_questions_of_the_demo_about_this_repository(question: str, where: str, line: str) -> None:
+    """The first quotation is the README's first paragraph, the Makefile's line, a class of the errors."""
+    text = await answer(REPOSITORY, question)
+    assert text.split("\n\n")[1].startswith(where)
+    assert f"\n> {line}" in text
+    if where == "README.md":
+        readme = (REPOSITORY / where).read_text(encoding="utf-8").split("\n\n")
+        assert text.split("\n\n")[1].split("\n")[1] == f"> {readme[1].splitlines()[0]}"
+
+
+async def test_row_of_a_table_is_quoted_alone() -> None:
+    """A question about a row of a CSV file is answered with that row, first in the quotation."""
+    text = await answer(REPOSITORY / "examples/bug_hunt/project", "Which instrument has station 17 had since 2026-3-9?")
+    assert text.split("\n\n")[1].startswith("data/calibration.csv:8\n> 17,2026-3-9,TG-4471-B,")
+
+
+@pytest.mark.parametrize("question", [each["ask"] for each in QUESTIONS[:12]])
+async def test_at_most_three_quotations(question: str) -> None:
+    """However much is found, an answer has three quotations at most."""
+    assert len(_WHERE.findall(await answer(REPOSITORY, question))) <= 3

@@ -177,7 +177,7 @@ HEADING_SHARE: Final = 0.5
 MESSAGE_FACTOR: Final = 0.5
 """For messages and archived entries, beside files."""
 EACH_FURTHER_TERM: Final = 0.3
-MAX_SOURCES: Final = 24
+MAX_SOURCES: Final = 100
 FIRST_BLOCKS: Final = 3
 USUAL_CHARS: Final = 200
 MAX_LINE: Final = 300
