@@ -166,6 +166,8 @@ TOP_FACTOR: Final = 1.3
 """For documentation in the top folder, such as README and Makefile."""
 SAMPLE_FACTOR: Final = 0.7
 """For code in documentation."""
+IMPORT_FACTOR: Final = 0.3
+"""For lines that import and do nothing else."""
 SECONDARY_FACTOR: Final = 0.3
 """For tests, fixtures, examples, benchmarks and lists of changes."""
 PROSE_FACTOR: Final = 1.4
@@ -186,6 +188,7 @@ MAX_ENTRY_LINES: Final = 3
 """Of a text without line numbers, such as a message or the result of a tool."""
 
 _ASSIGNED: Final = re.compile(r"[\w.-]*\w(?=\s*(?::[^=]*)?=[^=]|\s*::?(?:\s|$))")
+_IMPORT: Final = re.compile(r"\s*(?:import |from \S+ import |use |#include |export .* from )")
 _NAME: Final = re.compile(r"[^\W_]\w*")
 
 
@@ -309,6 +312,8 @@ def _block_score(block: Block, scorer: _Scorer) -> float:
     share = 1.0 if block.opens else HEADING_SHARE
     pairs = zip(scorer.counts(text), scorer.counts(block.heading), strict=True)
     kind = SAMPLE_FACTOR if block.fenced else 1.0
+    if all(_IMPORT.match(line) for line in block.lines):
+        kind = IMPORT_FACTOR
     return kind * scorer.score([own + share * above for own, above in pairs], max(len(text), USUAL_CHARS), USUAL_CHARS)
 
 
