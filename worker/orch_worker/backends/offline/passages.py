@@ -138,6 +138,7 @@ def _begins_fenced(lines: Sequence[tuple[int, str]], start: int) -> bool:
     number = lines[start][0]
     if number == 1:
         return False
-    run = (line for at, line in lines[start:] if (at - number) < MAX_PROSE_LINES * 2)
+    ahead = MAX_PROSE_LINES * 2
+    run = (line for at, line in lines[start : start + ahead] if at - number < ahead)
     fence = next((line for line in run if _FENCE.match(line)), "")
     return fence.strip() in ("```", "~~~")
