@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,17 @@ def send(text: str) -> str:
     return f"sent {text}"
 
 
+_contexts: list[ToolContext] = []
+"""Those of the test that runs, with what their tools keep: launchers of commands, say."""
+
+
+@pytest.fixture(autouse=True)
+def _close_contexts() -> Iterator[None]:
+    yield
+    while _contexts:
+        _contexts.pop().belongings.close()
+
+
 class Life:
     """An agent's tools, over its transcript in `folder`, and what was asked of whoever approves."""
 
@@ -224,6 +236,7 @@ class Life:
             marks=self.marks,
             env={"HOME": "/h/none"},
         )
+        _contexts.append(context)
         agent = AgentSpec("a1", 1, "n", "t", BackendSpec("scripted"), str(folder), str(folder))
 
         async def move(_: BackendSpec) -> None:
