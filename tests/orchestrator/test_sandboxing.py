@@ -185,6 +185,7 @@ def test_mount_namespaces_are_looked_for_only_where_commands_run() -> None:
     """Other agents start no faster or slower for it."""
     spec = SandboxSpec()
     assert covering(spec, ("read_file", "run_python"), unasked_mounts, PolicyConfig()) == (spec, "")
+    assert covering(spec, ("read_file",), unasked_mounts, PolicyConfig(denied_paths=("a",))) == (spec, "")
     assert covering(spec, ("bash",), str, PolicyConfig()) == (SandboxSpec(covers_paths=True), "")
 
 
@@ -201,6 +202,16 @@ def test_missing_mount_namespaces_are_reported(policy: PolicyConfig, said: str) 
     spec, note = covering(SandboxSpec(), ("bash",), lambda: "no namespaces", policy)
     assert spec.covers_paths is False
     assert note.startswith(f"denied paths: by name only (no namespaces): {said}")
+
+
+def test_missing_mount_namespaces_are_reported_for_run_python_beside_denied_paths() -> None:
+    """An agent that has it and no commands can read denied files too."""
+    policy = PolicyConfig(denied_paths=("a",))
+    spec, note = covering(SandboxSpec(), ("run_python",), lambda: "no namespaces", policy)
+    assert spec.covers_paths is False
+    assert note.startswith("denied paths: by name only (no namespaces)")
+    assert "run_python" in note
+    assert covering(SandboxSpec(), ("run_python",), str, policy) == (SandboxSpec(covers_paths=True), "")
 
 
 @pytest.mark.parametrize(

@@ -163,14 +163,23 @@ async def test_more_denied_files_than_can_be_hidden_are_refused_where_required(
 
 
 @pytest.mark.parametrize(
-    ("covers_paths", "denied", "offered"),
-    [(True, (), True), (True, ("*.pem",), False), (False, ("*.pem",), True), (False, (), True)],
+    ("covers_paths", "denied", "required", "offered"),
+    [
+        (True, (), False, True),
+        (True, ("*.pem",), False, False),
+        (False, ("*.pem",), False, True),
+        (False, (), False, True),
+        (True, ("*.pem",), True, False),
+        (False, ("*.pem",), True, False),
+        (False, (), True, True),
+    ],
 )
-def test_run_python_is_not_offered_beside_hidden_denied_paths(
-    context: ToolContext, covers_paths: bool, denied: tuple[str, ...], offered: bool
+def test_run_python_is_not_offered_beside_denied_paths_that_are_hidden_or_required(
+    context: ToolContext, covers_paths: bool, denied: tuple[str, ...], required: bool, offered: bool
 ) -> None:
     """It runs in the agent's own process, from which nothing is hidden."""
-    given = replace(context, sandbox=SandboxSpec(covers_paths=covers_paths), policy=PolicyConfig(denied_paths=denied))
+    policy = PolicyConfig(denied_paths=denied, require_denied_paths=required)
+    given = replace(context, sandbox=SandboxSpec(covers_paths=covers_paths), policy=policy)
     assert (run_python.missing(given) == "") is offered
 
 

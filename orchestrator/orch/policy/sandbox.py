@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "covering", "held", "raised", "stricter", "wanted"]
 
-EXPOSED = "commands can read denied files, credentials and the files of orch itself by other means"
+EXPOSED = (
+    "commands can read denied files, credentials and the files of orch itself by other means, and so can run_python"
+)
+REFUSED = "commands are refused, and run_python is not offered"
 LEFT_OUT = (
     "run_python runs code in the agent's own process, which no sandbox holds, and is left out: run_python_script takes "
     'its place, or sandbox.tools.run_python = "L0" brings it back'
@@ -87,16 +90,17 @@ def held(
 def covering(
     spec: SandboxSpec, tools: Iterable[str], missing: Callable[[], str], policy: PolicyConfig
 ) -> tuple[SandboxSpec, str]:
-    """Return `spec` with whether paths can be hidden from the commands of `tools`, and what is to be said if not.
+    """Return `spec` with whether paths can be hidden from the commands of `tools`, and what to report if not.
 
-    The machine is not asked for tools that run no commands.
+    The machine is not asked for tools that run no code. For `run_python` it is asked only when there are denied paths:
+    they decide whether the tool is offered.
     """
-    if COMMANDS.isdisjoint(tools):
+    if COMMANDS.isdisjoint(tools) and not (policy.denied_paths and IN_WORKER in tools):
         return spec, ""
     why = missing()
     if not why:
         return replace(spec, covers_paths=True), ""
-    what = "commands are refused" if policy.require_denied_paths and policy.denied_paths else EXPOSED
+    what = REFUSED if policy.require_denied_paths and policy.denied_paths else EXPOSED
     return replace(spec, covers_paths=False), f"{BY_NAME_ONLY} ({why}): {what}"
 
 

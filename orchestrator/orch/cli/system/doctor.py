@@ -126,7 +126,8 @@ def denied_paths() -> Finding:
     if not (why := missing()):
         return Finding("ok", "unreadable for commands, as are credentials and the files of orch")
     if rules.require_denied_paths and rules.denied_paths:
-        return Finding("fail", f"{BY_NAME_ONLY} ({why}), and policy.require_denied_paths is set: commands are refused")
+        what = f"policy.require_denied_paths is set: {sandboxing.REFUSED}"
+        return Finding("fail", f"{BY_NAME_ONLY} ({why}), and {what}")
     return Finding("warn", f"{BY_NAME_ONLY} ({why}): {sandboxing.EXPOSED}")
 
 

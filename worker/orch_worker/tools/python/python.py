@@ -26,8 +26,12 @@ with open("/dev/null") as nothing:
 
 
 def _is_unconfined(context: ToolContext) -> bool:
-    """Whether code may run in the worker itself, where nothing confines it and no path is hidden."""
-    if context.policy.denied_paths and mounts_missing(context) == "":
+    """Whether code may run in the worker itself, where nothing confines it and no path is hidden.
+
+    With denied paths: only where there are no mount namespaces and `require_denied_paths` is not set.
+    """
+    policy = context.policy
+    if policy.denied_paths and (policy.require_denied_paths or not mounts_missing(context)):
         return False
     return context.sandbox.of(IN_WORKER) == "L0"
 
