@@ -16,7 +16,7 @@ JOBS = auto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos chaos-long hostile bench bench-peers stress lint types layers check clean
+.PHONY: help demo test external chaos chaos-long hostile bench bench-peers stress lint types layers check clean
 
 help:  ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ demo: $(VENV)/ready  ## Show what orch does, in half a minute and without a key.
 
 test: $(VENV)/ready-to-test  ## Run every test; more arguments by ARGS="-k wire -x".
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+external: $(VENV)/ready-to-test  ## Run the tests that need npm.
+	npm install --silent --no-save --prefix .ci/node @copilotkit/aimock@1.43.0
+	$(BIN)/python -m pytest -m external $(ARGS)
 
 chaos: $(VENV)/ready-to-test  ## For at most 5 minutes: kill 300 processes of a working daemon, let each call to a file fail.
 	$(BIN)/python tests/chaos/killer.py --kills 300 --seconds 170 $(ARGS)

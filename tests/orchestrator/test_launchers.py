@@ -57,7 +57,14 @@ class TestEnvironment:
         "name",
         [
             *("PATH", "HOME", "LANG", "LC_TIME", "TZ", "TERM", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH"),
-            *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VIRTUAL_ENV"),
+            *(
+                "SSL_CERT_FILE",
+                "REQUESTS_CA_BUNDLE",
+                "GIT_SSL_CAINFO",
+                "CUDA_VISIBLE_DEVICES",
+                "OMP_NUM_THREADS",
+                "VIRTUAL_ENV",
+            ),
             *(
                 "CONDA_PREFIX",
                 "ORCH_HOME",

@@ -1,8 +1,6 @@
 """The same backends against a model server that others wrote (aimock, from npm): what both of us understand is so.
 
-    npm install --prefix .ci/node --no-save @copilotkit/aimock@1.43.0
-
-or the path of its `llmock` in the variable AIMOCK. Without it these tests are skipped, and say so.
+`make external` installs it (npm needed) and runs these tests; elsewhere AIMOCK may hold the path of its `llmock`.
 """
 
 from __future__ import annotations
@@ -27,10 +25,13 @@ from wire.peers import PEERS, Peer, Talk
 PROGRAM = os.environ.get("AIMOCK") or str(ROOT / ".ci" / "node" / "node_modules" / ".bin" / "llmock")
 DEADLINE = 20.0
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("node") is None or shutil.which(PROGRAM) is None,
-    reason="aimock is not installed: see the top of tests/wire/test_peer.py",
-)
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.skipif(
+        shutil.which("node") is None or shutil.which(PROGRAM) is None,
+        reason="aimock is not installed: make external",
+    ),
+]
 
 
 def calling(id: str, city: str) -> dict[str, Any]:
