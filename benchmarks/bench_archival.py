@@ -14,7 +14,7 @@ from harness import Args, Row
 from synthetic import Worker
 
 from orch.api.archiver import Archiver
-from orch.archival.store.store import Archive, Record, Stored
+from orch.archival.store.store import ArchiveRecord, ArchiveStore, StoredMessage
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse
 from orch_worker.conversation.tokens import Estimator
 
@@ -37,15 +37,15 @@ def measure(args: Args) -> list[Row]:
 
 def commit(folder: Path, rounds: int) -> Row:
     """Return how long an archive of 40 entries takes to be on the disk, against one append and sync of its bytes."""
-    archive = Archive.open(folder / "ours")
-    record = Record("", 0, "turn", "t", 0, 1, 2, 20, 1, 9000, 0, "", "orch", "done", "because")
+    archive = ArchiveStore.open(folder / "ours")
+    record = ArchiveRecord("", 0, "turn", "t", 0, 1, 2, 20, 1, 9000, 0, "", "orch", "done", "because")
     plain = os.open(folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     worker = Worker(1)
 
     def ours() -> float:
         took = []
         for number in range(COMMITS):
-            messages = [Stored(message) for message in entries(worker, number)]
+            messages = [StoredMessage(message) for message in entries(worker, number)]
             begin = perf_counter()
             archive.add(record, messages)
             took.append(perf_counter() - begin)

@@ -15,7 +15,7 @@ from harness import Args, Row
 from synthetic import Worker
 
 from orch.archival.store.search import Search
-from orch.archival.store.store import Archive, Record, Stored
+from orch.archival.store.store import ArchiveRecord, ArchiveStore, StoredMessage
 
 ARCHIVES, STEPS, WORDS = 10_000, 6, 850
 QUERIES = 500
@@ -28,7 +28,7 @@ def measure(args: Args) -> list[Row]:
     """Fill a folder, index it, and ask."""
     count = ARCHIVES // 20 if args.quick else ARCHIVES
     with harness.scratch() as folder:
-        archive = Archive.open(folder / "archive")
+        archive = ArchiveStore.open(folder / "archive")
         asked, text_bytes = fill(archive, count, QUERIES // 5 if args.quick else QUERIES)
         search = Search(archive)
         begin = perf_counter()
@@ -46,10 +46,10 @@ def measure(args: Args) -> list[Row]:
     return rows
 
 
-def fill(archive: Archive, count: int, queries: int) -> tuple[list[tuple[str, str, str]], int]:
+def fill(archive: ArchiveStore, count: int, queries: int) -> tuple[list[tuple[str, str, str]], int]:
     """Archive `count` turns; return what to ask (kind, query, id of the archive that holds it), and bytes of text."""
     worker = Worker(5)
-    record = Record("", 0, "turn", "t", 0, 1, 2, STEPS, 1, 9000, 0, "", "orch", "done", "because")
+    record = ArchiveRecord("", 0, "turn", "t", 0, 1, 2, STEPS, 1, 9000, 0, "", "orch", "done", "because")
     kinds = worker.random.choices(list(SHARES), list(SHARES.values()), k=queries)
     places = dict(zip(worker.random.sample(range(count), queries), kinds, strict=True))
     asked: list[tuple[str, str, str]] = []
@@ -57,7 +57,7 @@ def fill(archive: Archive, count: int, queries: int) -> tuple[list[tuple[str, st
     for number in range(count):
         needles = worker.needles(number)
         turn = worker.turn(number, STEPS, WORDS, needles)
-        id = archive.add(record, [Stored(message) for message in turn]).id
+        id = archive.add(record, [StoredMessage(message) for message in turn]).id
         size += sum(len(str(block)) for message in turn for block in message.content)
         if kind := places.get(number):
             asked.append((kind, query(worker, kind, needles), id))
@@ -78,7 +78,7 @@ def query(worker: Worker, kind: str, needles: dict[str, str]) -> str:
 
 
 def questions(
-    search: Search, archive: Archive, asked: list[tuple[str, str, str]], count: int, *, create: bool
+    search: Search, archive: ArchiveStore, asked: list[tuple[str, str, str]], count: int, *, create: bool
 ) -> list[Row]:
     """Return how long the answers take, and how often the right archive is among the first ten.
 

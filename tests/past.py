@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from orch.archival.engine import Archives
+from orch.archival.engine import ArchiveEngine
 from orch.archival.plan.economics import Prices
-from orch.archival.store.catalog import Record
-from orch.archival.store.deletion import Deleted
-from orch.archival.store.session_archives import Ledger
+from orch.archival.store.catalog import ArchiveRecord
+from orch.archival.store.deletion import DeletionResult
+from orch.archival.store.session_archives import SessionArchives
 from orch.tree.agents.agent_record import emptied
 from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, Durability
@@ -96,7 +96,7 @@ class Life:
         self.queries = 0
         self.loop = asyncio.Runner()
         self.transcript = self.opened()
-        self.archives = Archives(config, at_once)
+        self.archives = ArchiveEngine(config, at_once)
         self.spec = AgentSpec(
             id="agent", seq=1, name="agent", task="t", backend=BackendSpec("extractive"), folder=str(folder), cwd="/"
         )
@@ -204,7 +204,7 @@ class Life:
         record = self.ledger().records[holder]
         self.transcript.upgrade(Upgrade(holder, stub_text(record.kind, holder, text, record.answer), at_once))
 
-    def prune(self, before: str, when: str = DELETED) -> Deleted:
+    def prune(self, before: str, when: str = DELETED) -> DeletionResult:
         """Delete the archives made by then, while the agent has no process."""
         self.transcript.close()
         deleted = self.loop.run(self.archives.delete(self.spec, before, when))
@@ -227,17 +227,17 @@ class Life:
     def forget(self) -> None:
         """Let another root go on."""
         self.loop.run(self.archives.close())
-        self.archives = Archives(self.config, at_once)
+        self.archives = ArchiveEngine(self.config, at_once)
 
     # What is there.
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SessionArchives:
         """Return the file as somebody reads it who never saw it before."""
-        ledger = Ledger(self.folder)
+        ledger = SessionArchives(self.folder)
         ledger.catch_up()
         return ledger
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[ArchiveRecord]:
         """Return all archives, by the engine's word."""
         return self.loop.run(self.archives.known(self.spec))
 
@@ -273,7 +273,7 @@ class Life:
         self._check_records(known)
         self._check_union(known)
 
-    def _check_records(self, known: list[Record]) -> None:
+    def _check_records(self, known: list[ArchiveRecord]) -> None:
         for record in known:
             if record.deleted:
                 continue
@@ -288,7 +288,7 @@ class Life:
             gaps = [b - a for a, b in pairwise(places) if b - a != 1]
             assert len(gaps) <= (record.kind == "phase"), "what an archive holds has gaps"
 
-    def _check_union(self, known: list[Record]) -> None:
+    def _check_union(self, known: list[ArchiveRecord]) -> None:
         holders = set(self._path(kind="archive"))
         known = [record for record in known if record.id in holders]
         own = [id for record in known for id in self._ids(record.own)]

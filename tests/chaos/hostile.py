@@ -32,7 +32,7 @@ sys.path.insert(0, str(TESTS))
 import msgspec  # noqa: E402
 
 from frames import KINDS, mutated, some_body  # noqa: E402
-from orch.archival.store.session_archives import Ledger  # noqa: E402
+from orch.archival.store.session_archives import SessionArchives  # noqa: E402
 from orch.config.config import flat, load  # noqa: E402
 from orch.processes.router import PeerTable, Router  # noqa: E402
 from orch.sessions.findings import in_session  # noqa: E402
@@ -216,7 +216,7 @@ def transcripts(folder: Path) -> Iterator[Attempt]:
             path.write_bytes(mutated(data, luck) + data[4096:])
         try:
             read_session(agent), read_last_turn(agent), read_usage(agent, "q1")
-            ledger = Ledger(agent)
+            ledger = SessionArchives(agent)
             ledger.catch_up()
             for id in list(ledger.records):
                 with contextlib.suppress(OrchError):

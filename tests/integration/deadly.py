@@ -244,12 +244,12 @@ def root_points() -> dict[str, Callable[[], None]]:
 
     return {
         "a worker asks": lambda: service("archive", before),
-        "a thread is to work it out": lambda: before(engine.Archives, "_planned"),
+        "a thread is to work it out": lambda: before(engine.ArchiveEngine, "_planned"),
         "the file is read": lambda: after(
-            archive_pool.Shelves, "catch_up", lambda shelves: bool(shelves.ledger.path.stat().st_size > 2000)
+            archive_pool.OpenArchives, "catch_up", lambda shelves: bool(shelves.ledger.path.stat().st_size > 2000)
         ),
-        "an archive is planned": lambda: after(engine.Draft, "store"),
-        "the plan is worked out": lambda: after(engine.Archives, "_planned"),
+        "an archive is planned": lambda: after(engine.ArchiveDraft, "store"),
+        "the plan is worked out": lambda: after(engine.ArchiveEngine, "_planned"),
         "the plan is to be sent": lambda: service("archive", after),
         "a worker tells": lambda: service("archived", before),
         "the journal is to be told": lambda: before(journal.Journal, "record", tells("Archived")),

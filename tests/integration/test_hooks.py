@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from orch import AsyncOrchestrator, Block, Config, Orchestrator, Reply, ScriptedBackend
-from orch.policy.hook_records import lines, switch
+from orch.policy.hook_records import hook_lines, set_enabled
 from orch.sessions.audit import audit
 from orch_protocol.agent.config import EnvironmentConfig, HooksConfig
 from orch_protocol.core.errors import ConfigError, LaunchError
@@ -205,7 +205,7 @@ async def test_built_in_hooks_that_count_and_shorten_act_in_a_real_run(tmp_path:
     assert [row.what for row in rows if row.what in ("call", "compaction")] == ["call", "compaction"]
     assert not any(row.remark for row in rows)
     with pytest.raises(ConfigError, match="audit_log"):
-        switch(home, "audit_log", enabled=False)
+        set_enabled(home, "audit_log", enabled=False)
 
 
 async def test_an_agent_checks_its_work_before_it_stops(tmp_path: Path) -> None:
@@ -258,9 +258,9 @@ async def test_what_hooks_did_is_kept_for_the_list(tmp_path: Path) -> None:
         script = ScriptedBackend([READ, "1", READ, "2"])
         agent = await root.spawn("Read", tools=["read_file"], cwd=tmp_path, backend=script)
         await agent.query("Go")
-        switch(home, "counted", enabled=False)
+        set_enabled(home, "counted", enabled=False)
         await agent.query("Go")
-    [line] = lines(home, [])
+    [line] = hook_lines(home, [])
     assert (line.name, line.calls, line.errors, line.enabled) == ("counted", 1, 0, False)
 
 

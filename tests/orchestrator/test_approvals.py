@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch import Config, Consent, PolicyConfig, Question, SubagentsConfig
-from orch.policy.approvals import NOBODY, Approvals
-from orch.policy.grants import Grants, covers, made
+from orch.policy.approvals import NOBODY_TO_ASK, ApprovalBroker
+from orch.policy.grants import GrantStore, covers, grant_of
 from orch.services import call
 from orch_protocol.core.approval import Answered, AnswerQuestion
 from orch_protocol.core.errors import ConfigError
@@ -35,7 +35,7 @@ def question(id: str = "q1", **changes: Any) -> Question:
 async def test_nobody_there_is_a_no_at_once(tmp_path: Path) -> None:
     """Without client and approver nothing is waited for."""
     before = asyncio.get_running_loop().time()
-    assert "nobody is there" in await Approvals(tmp_path).ask(question(), "a", None, 100)
+    assert "nobody is there" in await ApprovalBroker(tmp_path).ask(question(), "a", None, 100)
     assert asyncio.get_running_loop().time() == before
 
 
@@ -47,7 +47,7 @@ async def test_a_program_may_answer_with_either(tmp_path: Path, said: Any) -> No
     async def approve(_: Question) -> Any:
         return said
 
-    assert await Approvals(tmp_path, approve).ask(question(), "a", None, 100) == ""
+    assert await ApprovalBroker(tmp_path, approve).ask(question(), "a", None, 100) == ""
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ async def test_whatever_is_no_clear_yes_is_a_no(tmp_path: Path, said: Any, why: 
             raise said
         return said
 
-    assert why in await Approvals(tmp_path, approve).ask(question(), "a", None, 100)
+    assert why in await ApprovalBroker(tmp_path, approve).ask(question(), "a", None, 100)
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), StopIteration(), KeyboardInterrupt()])
@@ -84,21 +84,21 @@ async def test_whoever_leaves_while_asked_ends_a_thread_alone(tmp_path: Path, ra
     def approve(_: Question) -> bool:
         raise raised
 
-    assert type(raised).__name__ in await Approvals(tmp_path, approve).ask(question(), "a", None, 100)
+    assert type(raised).__name__ in await ApprovalBroker(tmp_path, approve).ask(question(), "a", None, 100)
 
 
 async def test_who_approves_has_the_context_variables_of_the_program(tmp_path: Path) -> None:
     """In its thread, too."""
     user = ContextVar("user", default="nobody")
     user.set("somebody")
-    assert await Approvals(tmp_path, lambda _: user.get() == "somebody").ask(question(), "a", None, 100) == ""
+    assert await ApprovalBroker(tmp_path, lambda _: user.get() == "somebody").ask(question(), "a", None, 100) == ""
 
 
 @virtual
 async def test_an_answer_that_does_not_come_is_a_no_in_time(tmp_path: Path) -> None:
     """A question waits as long as it may and no longer; an answer after that does not count."""
     asked: list[Question] = []
-    approvals = Approvals(tmp_path)
+    approvals = ApprovalBroker(tmp_path)
     approvals.attend("q", asked.append)
     assert "within 5 s" in await approvals.ask(question(), "a", "q", 5)
     late = approvals.answer(AnswerQuestion("q1", True))
@@ -108,17 +108,17 @@ async def test_an_answer_that_does_not_come_is_a_no_in_time(tmp_path: Path) -> N
 @virtual
 async def test_client_that_could_not_ask_denies_as_if_nobody_were_there(tmp_path: Path) -> None:
     """The reason is the same, and such calls are counted."""
-    approvals = Approvals(tmp_path)
+    approvals = ApprovalBroker(tmp_path)
     approvals.attend("q", lambda _: None)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
     await asyncio.sleep(0)
     assert approvals.answer(AnswerQuestion("q1", True, unasked=True)).taken
-    assert await asking == NOBODY
+    assert await asking == NOBODY_TO_ASK
 
 
 def test_denied_calls_are_counted_for_each_query_once(tmp_path: Path) -> None:
     """A count is taken with the end of its query."""
-    approvals = Approvals(tmp_path)
+    approvals = ApprovalBroker(tmp_path)
     approvals.count_denied(["parent", "child"])
     approvals.count_denied(["parent"])
     assert [approvals.take_denied(id) for id in ("parent", "child", "parent")] == [2, 1, 0]
@@ -127,7 +127,7 @@ def test_denied_calls_are_counted_for_each_query_once(tmp_path: Path) -> None:
 @virtual
 async def test_the_first_answer_counts(tmp_path: Path) -> None:
     """Of two answers the second is told that it did not count."""
-    approvals = Approvals(tmp_path)
+    approvals = ApprovalBroker(tmp_path)
     approvals.attend("q", lambda _: None)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
     await asyncio.sleep(0)
@@ -141,7 +141,7 @@ async def test_the_first_answer_counts(tmp_path: Path) -> None:
 @virtual
 async def test_a_client_that_leaves_has_said_no(tmp_path: Path) -> None:
     """What a client was asked is denied when it goes away."""
-    approvals = Approvals(tmp_path)
+    approvals = ApprovalBroker(tmp_path)
     asked: list[Question] = []
     approvals.attend("q", asked.append)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 500))
@@ -155,7 +155,7 @@ async def test_a_question_waits_for_a_client_that_returns(tmp_path: Path) -> Non
     """Who comes back, or comes along, is asked what was asked before; the no has a reason."""
     first: list[Question] = []
     second: list[Question] = []
-    approvals = Approvals(tmp_path)
+    approvals = ApprovalBroker(tmp_path)
     approvals.attend("agent", first.append)
     asking = asyncio.create_task(approvals.ask(question(), "a", "agent", 500))
     await asyncio.sleep(0)
@@ -172,7 +172,7 @@ async def test_one_of_two_clients_may_leave(tmp_path: Path) -> None:
     """Both are asked, and the question stays as long as one of them is there."""
     first: list[Question] = []
     second: list[Question] = []
-    approvals = Approvals(tmp_path)
+    approvals = ApprovalBroker(tmp_path)
     approvals.attend("q", first.append)
     approvals.attend("q", second.append)
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 500))
@@ -195,7 +195,7 @@ class TestLater:
             asked.append(each)
             return Consent(True, "session")
 
-        approvals = Approvals(tmp_path, approve)
+        approvals = ApprovalBroker(tmp_path, approve)
         for id, session, digest in (("1", "a", "d1"), ("2", "a", "d1"), ("3", "b", "d1"), ("4", "a", "d2")):
             assert await approvals.ask(question(id, digest=digest), session, None, 5) == ""
         assert [each.id for each in asked] == ["1", "3", "4"]
@@ -208,8 +208,8 @@ class TestLater:
         async def approve(_: Question) -> Consent:
             return Consent(True, "project", seconds=50)
 
-        assert await Approvals(tmp_path, approve, lambda: now[0]).ask(question(), "a", None, 5) == ""
-        another = Approvals(tmp_path, clock=lambda: now[0])
+        assert await ApprovalBroker(tmp_path, approve, lambda: now[0]).ask(question(), "a", None, 5) == ""
+        another = ApprovalBroker(tmp_path, clock=lambda: now[0])
         assert await another.ask(question(), "b", None, 5) == ""
         assert await another.ask(question(folder="/v"), "b", None, 5) != ""
         now[0] += 50
@@ -230,7 +230,7 @@ class TestLater:
         async def approve(_: Question) -> Consent:
             return says.pop(0)
 
-        approvals = Approvals(tmp_path, approve, lambda: now[0])
+        approvals = ApprovalBroker(tmp_path, approve, lambda: now[0])
         for id, digest, session in (("1", "d1", "a"), ("2", "d2", "b"), ("3", "d3", "b")):
             assert await approvals.ask(question(id, digest=digest), session, None, 5) == ""
         listed = [(each.scope, each.exactly, each.expires_at, each.agent_id) for each in approvals.permissions("/w")]
@@ -254,7 +254,7 @@ class TestLater:
     )
     def test_a_pattern_covers_simple_commands(self, subject: str, covered: bool) -> None:
         """A pattern never covers a command that may be more than one, nor what is for a local model."""
-        grant = made(question(), Consent(True, "project", "git *"), 0.0)
+        grant = grant_of(question(), Consent(True, "project", "git *"), 0.0)
         assert covers(grant, question(subject=subject, digest="other"), 1.0) is covered
         assert not covers(grant, question(subject=subject, digest="other", local=True), 1.0)
         assert not covers(grant, question(subject=subject, digest="other", tool="own"), 1.0)
@@ -263,7 +263,7 @@ class TestLater:
         """A damaged record grants nothing and says what to do."""
         (tmp_path / "permissions.json").write_text("{")
         with pytest.raises(ConfigError, match="remove it"):
-            Grants(tmp_path).of()
+            GrantStore(tmp_path).of()
 
 
 @given(st.text(max_size=60))
@@ -381,20 +381,20 @@ async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> Non
 
 def test_pattern_does_not_cover_a_call_that_asks_for_credentials() -> None:
     """Whoever approved `rm *` was not asked about credentials; the approval of exactly that call holds."""
-    pattern = made(question(), Consent(True, "session", "rm *"), 0.0)
+    pattern = grant_of(question(), Consent(True, "session", "rm *"), 0.0)
     asking = question(input={"command": "rm x", "credentials": True})
     assert covers(pattern, question(), 1.0)
     assert not covers(pattern, asking, 1.0)
-    assert covers(made(asking, Consent(True, "session"), 0.0), asking, 1.0)
+    assert covers(grant_of(asking, Consent(True, "session"), 0.0), asking, 1.0)
 
 
 @virtual
 async def test_approval_by_a_pattern_is_told_from_one_of_the_call(tmp_path: Path) -> None:
     """A pattern that was approved earlier is no approval of this very call."""
-    approvals = Approvals(tmp_path, lambda _: Consent(True, "session", "rm *"))
+    approvals = ApprovalBroker(tmp_path, lambda _: Consent(True, "session", "rm *"))
     assert not approvals.by_pattern(question(), "a")
     await approvals.ask(question(), "a", None, 100)
     assert approvals.by_pattern(question(), "a")
-    exactly = Approvals(tmp_path, lambda _: Consent(True, "session"))
+    exactly = ApprovalBroker(tmp_path, lambda _: Consent(True, "session"))
     await exactly.ask(question(), "a", None, 100)
     assert not exactly.by_pattern(question(), "a")

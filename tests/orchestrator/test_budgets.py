@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.policy.budget_rules import budget_of, dollars, share
-from orch.policy.budgets import Budgets
+from orch.policy.budget_rules import budget_of, format_usd, reservation
+from orch.policy.budgets import BudgetLedger
 from orch.tree.journal.events import Finish, Kill, Resume, Spend
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.budget import Amounts, Budget, BudgetChange, Reserve, Reserved
@@ -32,7 +32,7 @@ class Town:
 
     def __init__(self, ceiling: float | None = None) -> None:
         self.forest = Forest(allow_nested=True, max_concurrent=99)
-        self.budgets = Budgets(self.forest.tree.nodes, Budget(max_cost_usd=ceiling), lambda: self.forest.now)
+        self.budgets = BudgetLedger(self.forest.tree.nodes, Budget(max_cost_usd=ceiling), lambda: self.forest.now)
 
     def work(self, limit: float | None = None, parent: str | None = None) -> str:
         """Let an agent be at work, and return its id."""
@@ -80,12 +80,12 @@ class TestShare:
     )
     def test_what_somebody_gets(self, left: float, soon: float, others: bool, usd: float | None) -> None:
         """As much as is wanted, less where less is left, nothing yet where more comes back."""
-        assert share(1.0, 2.0, 8.0, left, soon, others=others) == usd
+        assert reservation(1.0, 2.0, 8.0, left, soon, others=others) == usd
 
     @given(st.floats(0, 20), st.floats(0, 20), st.booleans())
     def test_nobody_waits_for_nothing(self, left: float, held: float, others: bool) -> None:
         """What is given is there; who waits can get it later; who is refused cannot."""
-        usd = share(1.0, 2.0, 8.0, left, left + held, others=others)
+        usd = reservation(1.0, 2.0, 8.0, left, left + held, others=others)
         if usd is None:
             assert left + held > left
             assert left + held >= 1.0
@@ -305,4 +305,4 @@ def test_what_is_no_money_is_refused(usd: Any) -> None:
 )
 def test_money_is_told_to_the_millionth(usd: float, text: str) -> None:
     """Small amounts are seen, large ones are cents."""
-    assert dollars(usd) == text
+    assert format_usd(usd) == text

@@ -16,7 +16,7 @@ from orch.cli.agents import controlling_terminal
 from orch.cli.agents.approval_prompt import MODES, choose_approval
 from orch.daemon.client import NOT_RUNNING
 from orch.daemon.failure import Failure
-from orch.policy.grants import Grants, made
+from orch.policy.grants import GrantStore, grant_of
 from orch_protocol.core.approval import Consent, Permission, Question
 from orchestrator.desk import REPLY, Desk, opened
 
@@ -338,10 +338,10 @@ def test_without_a_daemon_permissions_are_those_of_projects(desk: Desk, tmp_path
     """What was approved for a project is listed with its end, and can be taken back, one or all; never another's."""
     desk.answers["permissions"] = desk.answers["revoke"] = Failure(NOT_RUNNING, "no daemon is running", 3)
     here, there = str((tmp_path / "project").resolve()), str(tmp_path.resolve())
-    grants, now = Grants(tmp_path / "home"), time.time()
+    grants, now = GrantStore(tmp_path / "home"), time.time()
     for folder, pattern in ((here, None), (here, "git *"), (there, None)):
         asked = Question("q", "a", "n", "t", 1, "bash", "rm x", {}, (), "", folder, "d")
-        grants.add(made(asked, Consent(True, "project", pattern), now), now)
+        grants.add(grant_of(asked, Consent(True, "project", pattern), now), now)
     first, second, _ = grants.of()
     end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now + 90 * 86400))
     assert run(["config", "permissions"]) == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch.cli import run
-from orch.policy.hook_records import lines, record, switch, tallies
+from orch.policy.hook_records import hook_lines, read_totals, record, set_enabled
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.events import ToolCall, ToolReturn
 from orch_protocol.hooks.options import HookOptions
@@ -120,7 +120,7 @@ def test_the_audit_log_is_never_off(home: Path, capsys: Captured) -> None:
     assert run(["hooks", "disable", "audit_log"]) == 2
     assert "always on: read it with orch session audit" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="always on"):
-        switch(home, "audit_log", enabled=False)
+        set_enabled(home, "audit_log", enabled=False)
     assert not (home / "hooks.json").exists()
     with pytest.raises(ConfigError, match=r"take it out, and read it with orch session audit"):
         declared(["audit_log"], HookOptions())
@@ -134,7 +134,7 @@ def test_a_name_that_is_none(capsys: Captured) -> None:
 
 def test_one_that_is_gone_can_be_enabled(home: Path, capsys: Captured) -> None:
     """What is switched off can be switched on though it is configured no more."""
-    switch(home, "old", enabled=False)
+    set_enabled(home, "old", enabled=False)
     assert data(capsys, "enable", "old")["changed"] is True
 
 
@@ -170,8 +170,8 @@ class TestRecords:
         """Calls, time and errors are those of all turns; the last error is the last there was."""
         record(tmp_path, [HookTally(FAR, 1, 0.1, 1, 1, "old")], now=1.0)
         record(tmp_path, [HookTally(FAR, 3, 0.3)], now=2.0)
-        assert tallies(tmp_path)["far"].tally == HookTally(FAR, 4, 0.4, 1, 1, "old")
-        assert lines(tmp_path, [])[0].mean_ms == 100.0
+        assert read_totals(tmp_path)["far"].tally == HookTally(FAR, 4, 0.4, 1, 1, "old")
+        assert hook_lines(tmp_path, [])[0].mean_ms == 100.0
 
     def test_the_oldest_are_forgotten(self, tmp_path: Path) -> None:
         """Of so many hooks those are kept that were heard of last."""
@@ -180,11 +180,11 @@ class TestRecords:
         for number in range(3):
             names = [replace(FAR, name=f"h{number}-{each}") for each in range(100)]
             record(tmp_path, [HookTally(row) for row in names], now=float(number))
-        assert len(tallies(tmp_path)) == 200
-        assert not any(name.startswith("h0-") for name in tallies(tmp_path))
+        assert len(read_totals(tmp_path)) == 200
+        assert not any(name.startswith("h0-") for name in read_totals(tmp_path))
 
     def test_a_damaged_file_counts_as_nothing(self, tmp_path: Path) -> None:
         """Figures that cannot be read begin anew."""
         (tmp_path / "hook-stats.json").write_text("{")
         record(tmp_path, [HookTally(FAR, 1, 0.1)])
-        assert tallies(tmp_path)["far"].tally.calls == 1
+        assert read_totals(tmp_path)["far"].tally.calls == 1

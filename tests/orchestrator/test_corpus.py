@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator
-from orch.archival.store.session_archives import Ledger
+from orch.archival.store.session_archives import SessionArchives
 from orch.sessions.findings import in_lines, in_session
 from orch.testing import fake_world
 from orch.tree.journal.journal import HEADER
@@ -71,7 +71,7 @@ def test_a_transcript_says_what_it_said(home: Path) -> None:
     found, said = read_session(session(home)), told(home)
     assert [[message.role, text_of(message)] for message in found.messages] == said["shown"]
     assert {turn: reply.text for turn, reply in found.replies.items()} == said["replies"]
-    ledger = Ledger(session(home))
+    ledger = SessionArchives(session(home))
     ledger.catch_up()
     archives = {
         id: None if record.deleted else [text_of(message) for message in ledger.read(id)]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.policy.budget_rules import LOW, change_of, told
-from orch.policy.budgets import Budgets
+from orch.policy.budget_rules import LOW_SHARE, budget_change, format_amount
+from orch.policy.budgets import BudgetLedger
 from orch.supervisor.time_budget import Overtime
 from orch.tree.agents.agent_record import Worked
 from orch.tree.journal.entries import Opened
@@ -28,7 +28,7 @@ class Land:
 
     def __init__(self, **limits: float) -> None:
         self.forest = Forest(allow_nested=True, max_concurrent=99)
-        self.budgets = Budgets(self.forest.tree.nodes, Budget(**limits), lambda: self.forest.now)
+        self.budgets = BudgetLedger(self.forest.tree.nodes, Budget(**limits), lambda: self.forest.now)
 
     def work(self, parent: str | None = None, **limits: float) -> str:
         """Let an agent with these limits be at work, and return its id."""
@@ -226,7 +226,7 @@ class TestLow:
         id = land.work()
         land.take(id, tokens=10**9)
         assert land.budgets.low(id) == ""
-        assert LOW == 0.8
+        assert LOW_SHARE == 0.8
 
 
 class TestAll:
@@ -252,7 +252,9 @@ class TestAll:
             land.take(id, model_calls=1)
         self.change(land, max_model_calls=None)
         land.take(id, model_calls=99)
-        again = Budgets(land.forest.refold().nodes, Budget(max_tokens=10, max_model_calls=1), lambda: land.forest.now)
+        again = BudgetLedger(
+            land.forest.refold().nodes, Budget(max_tokens=10, max_model_calls=1), lambda: land.forest.now
+        )
         assert again.of_all == land.budgets.of_all == Budget(max_tokens=30)
         assert land.budgets.change(BudgetChange()) is None
 
@@ -260,7 +262,9 @@ class TestAll:
         """Each limit for itself."""
         land = Land(max_tokens=10, max_tool_calls=5)
         self.change(land, max_tokens=30, max_tool_calls=50)
-        later = Budgets(land.forest.refold().nodes, Budget(max_tokens=20, max_tool_calls=5), lambda: land.forest.now)
+        later = BudgetLedger(
+            land.forest.refold().nodes, Budget(max_tokens=20, max_tool_calls=5), lambda: land.forest.now
+        )
         assert later.of_all == Budget(max_tokens=20, max_tool_calls=50)
 
 
@@ -294,21 +298,21 @@ def test_nobody_ever_uses_more_than_there_is(kind: str, seed: int) -> None:
 
 def test_amounts_are_told_to_people() -> None:
     """With their unit, one and many."""
-    said = [told(kind, 1) for kind in KINDS]
+    said = [format_amount(kind, 1) for kind in KINDS]
     assert said == ["$1.00", "1 token", "1 s of work", "1 s of tools", "1 model call", "1 call of tools", "1 process"]
-    assert told("tokens", 12345.0) == "12,345 tokens"
-    assert told("seconds", 1.25) == "1.2 s of work"
+    assert format_amount("tokens", 12345.0) == "12,345 tokens"
+    assert format_amount("seconds", 1.25) == "1.2 s of work"
 
 
 def test_what_a_program_sets_anew() -> None:
     """Endless is no limit, what is left out stays, and what is no limit is refused by name."""
-    assert change_of(None, None) == BudgetChange()
-    assert change_of(2.5, Budget(max_tokens=5)).limits() == {"max_cost_usd": 2.5, "max_tokens": 5}
+    assert budget_change(None, None) == BudgetChange()
+    assert budget_change(2.5, Budget(max_tokens=5)).limits() == {"max_cost_usd": 2.5, "max_tokens": 5}
     endless = float("inf")
-    assert change_of(endless, Budget(max_seconds=endless)).limits() == {"max_cost_usd": None, "max_seconds": None}
+    assert budget_change(endless, Budget(max_seconds=endless)).limits() == {"max_cost_usd": None, "max_seconds": None}
     for limits, what in (({"max_tokens": 1.5}, "a whole number"), ({"max_seconds": -1}, "a number")):
         with pytest.raises(ConfigError, match=rf"{next(iter(limits))} = .* does not do: {what} above 0"):
-            change_of(None, Budget(**limits))
+            budget_change(None, Budget(**limits))
 
 
 class TestCutOff:
@@ -344,7 +348,7 @@ class TestCutOff:
             entries = [land.budgets.put_aside(id, hold), land.budgets.settle(id, hold, one) if settled else None]
             land.forest.write([entry for entry in entries if entry is not None])
         again = land.forest.refold()
-        budgets = Budgets(again.nodes, Budget(max_cost_usd=10, max_model_calls=5), lambda: land.forest.now)
+        budgets = BudgetLedger(again.nodes, Budget(max_cost_usd=10, max_model_calls=5), lambda: land.forest.now)
         used = Usage(cost_usd=1, model_calls=1)
         decision = again.decide(Recover(1, {}, {f"q-{id}": used}), land.forest.now)
         again.apply(budgets.charged(decision.entries))

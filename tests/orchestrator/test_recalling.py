@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from orch import ArchivalConfig, Config
-from orch.archival.engine import Archives
+from orch.archival.engine import ArchiveEngine
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError
 from orchestrator.world import opened
 from past import EAGER
@@ -20,9 +20,9 @@ async def test_a_file_is_looked_through_once_for_archives_that_nobody_told_of(
 ) -> None:
     """A wrong id costs the reading of what has grown since the last one, not of every file there is."""
     asked: list[str] = []
-    known = Archives.known
+    known = ArchiveEngine.known
 
-    async def counted(self: Archives, spec: Any) -> Any:
+    async def counted(self: ArchiveEngine, spec: Any) -> Any:
         asked.append(spec.id)
         return await known(self, spec)
 
@@ -30,7 +30,7 @@ async def test_a_file_is_looked_through_once_for_archives_that_nobody_told_of(
         first, second = await o.scripted("one", "two"), await o.scripted("one")
         await first.query("go")
         await second.query("go")
-        monkeypatch.setattr(Archives, "known", counted)
+        monkeypatch.setattr(ArchiveEngine, "known", counted)
         for expected in ({first.id, second.id}, set()):
             asked.clear()
             with pytest.raises(AgentNotFoundError):
@@ -99,13 +99,13 @@ async def test_a_search_reads_the_files_of_those_that_have_archives(
     read: list[str] = []
 
     def counting(name: str) -> None:
-        act = getattr(Archives, name)
+        act = getattr(ArchiveEngine, name)
 
-        async def counted(self: Archives, spec: Any, *more: Any) -> Any:
+        async def counted(self: ArchiveEngine, spec: Any, *more: Any) -> Any:
             read.append(spec.id)
             return await act(self, spec, *more)
 
-        monkeypatch.setattr(Archives, name, counted)
+        monkeypatch.setattr(ArchiveEngine, name, counted)
 
     eager = Config(archival=replace(EAGER, async_=False))
     lazy = Config(archival=ArchivalConfig(enabled=True))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, msgpack
 
-from orch.policy.hook_records import tallies
+from orch.policy.hook_records import read_totals
 from orch.policy.root_hooks import RootHooks
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
@@ -134,7 +134,7 @@ async def test_several_at_once(tmp_path: Path) -> None:
     for _ in range(9):
         await asyncio.sleep(0)
     hooks.close()
-    assert tallies(tmp_path)["c"].tally.last_error == "failed: ValueError: late news"
+    assert read_totals(tmp_path)["c"].tally.last_error == "failed: ValueError: late news"
 
 
 async def test_agents_are_told_what_there_is(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ async def test_what_it_keeps_goes_with_the_turn_and_with_the_process(tmp_path: P
     await run(hooks)
     assert seen[-1][0] == {"n": 1}
     hooks.close()
-    assert tallies(tmp_path)["h"].tally.metrics == {"seen": 4.0}
+    assert read_totals(tmp_path)["h"].tally.metrics == {"seen": 4.0}
 
 
 async def test_figures_are_on_record_when_it_is_closed(tmp_path: Path) -> None:
@@ -176,4 +176,4 @@ async def test_figures_are_on_record_when_it_is_closed(tmp_path: Path) -> None:
         hooks.ran([HookTally(hooks.rows[0], 1, 0.5)], lambda *work: written.append(work))
     hooks.close()
     assert written == []
-    assert (tallies(tmp_path)["h"].tally.calls, tallies(tmp_path)["h"].tally.seconds) == (2, 1.0)
+    assert (read_totals(tmp_path)["h"].tally.calls, read_totals(tmp_path)["h"].tally.seconds) == (2, 1.0)

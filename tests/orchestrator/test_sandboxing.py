@@ -9,7 +9,14 @@ import pytest
 
 from orch import SandboxError
 from orch.api import orchestrator
-from orch.policy.sandbox import check, covering, held, raised, stricter, wanted
+from orch.policy.sandbox import (
+    available_sandbox,
+    check_required_levels,
+    configured_sandbox,
+    stricter,
+    with_hidden_paths,
+    with_minimum_level,
+)
 from orch.services import call
 from orch.services.agents import spawn
 from orch.tree.agents.state import Node
@@ -33,18 +40,22 @@ def unasked() -> Offer:
 def test_a_tool_beats_a_preset_and_a_preset_the_rest() -> None:
     """What is said more exactly counts."""
     config = SandboxConfig("L1", presets={"work": "L2"}, tools={"bash": "L3"}, read=("data",))
-    assert [wanted(config, preset).of(tool) for preset in ("", "work") for tool in ("bash", "py_help")] == [
+    assert [configured_sandbox(config, preset).of(tool) for preset in ("", "work") for tool in ("bash", "py_help")] == [
         *("L3", "L1"),
         *("L3", "L2"),
     ]
-    assert wanted(config, "").read == ("data",)
+    assert configured_sandbox(config, "").read == ("data",)
 
 
 def test_what_is_required_is_the_least() -> None:
     """No preset and no tool gets below the level, and whoever raises it requires it."""
     config = SandboxConfig("L2", require=True, presets={"work": "L1"}, tools={"bash": "L0", "py_help": "L3"})
-    assert [wanted(config, "work").of(tool) for tool in ("bash", "py_help", "git_log")] == ["L2", "L3", "L2"]
-    raised_ = raised(SandboxConfig("L3", tools={"bash": "L0"}), "L2")
+    assert [configured_sandbox(config, "work").of(tool) for tool in ("bash", "py_help", "git_log")] == [
+        "L2",
+        "L3",
+        "L2",
+    ]
+    raised_ = with_minimum_level(SandboxConfig("L3", tools={"bash": "L0"}), "L2")
     assert (raised_.level, raised_.require, raised_.tools) == ("L3", True, {"bash": "L2"})
 
 
@@ -62,36 +73,42 @@ def test_two_rules_together_are_the_stricter_of_each() -> None:
 def test_a_machine_is_not_tried_when_nothing_is_asked_of_it() -> None:
     """Agents without a sandbox cost what they did."""
     spec = SandboxSpec(limits=ToolLimits(cpu_seconds=5))
-    assert held(spec, (), unasked, require=True) == (spec, "")
-    check(SandboxConfig("L3"), unasked)
+    assert available_sandbox(spec, (), unasked, require=True) == (spec, "")
+    check_required_levels(SandboxConfig("L3"), unasked)
 
 
 def test_less_than_was_asked_for_is_told() -> None:
     """The level that there is, and why not the other; what there is more of is taken as it is."""
-    spec, note = held(SandboxSpec("L3", {"bash": "L1"}), (), lambda: SOME, require=False)
+    spec, note = available_sandbox(SandboxSpec("L3", {"bash": "L1"}), (), lambda: SOME, require=False)
     assert spec == SandboxSpec("L2", {"bash": "L1"})
     assert note == ("sandbox level L3 cannot be had here (no L3: bubblewrap is not installed): tools run at L2")
-    assert held(SandboxSpec("L2"), (), lambda: Offer({"L2": "no Landlock"}), require=True) == (SandboxSpec("L3"), "")
+    assert available_sandbox(SandboxSpec("L2"), (), lambda: Offer({"L2": "no Landlock"}), require=True) == (
+        SandboxSpec("L3"),
+        "",
+    )
 
 
 def test_less_than_is_required_is_refused() -> None:
     """With what is missing, and what to do; nothing is run at less."""
     complaint = r"level L2 is required, and this machine has L1 \(no L2: no Landlock; no L3: no names.*orch doctor"
     with pytest.raises(SandboxError, match=complaint):
-        held(SandboxSpec("L2"), (), lambda: FEW, require=True)
+        available_sandbox(SandboxSpec("L2"), (), lambda: FEW, require=True)
     with pytest.raises(SandboxError, match=complaint):
-        check(SandboxConfig("L2", require=True), lambda: FEW)
+        check_required_levels(SandboxConfig("L2", require=True), lambda: FEW)
     with pytest.raises(SandboxError):
-        check(SandboxConfig("L0", tools={"bash": "L3"}, require=True), lambda: SOME)
-    check(SandboxConfig("L2", require=True), lambda: SOME)
+        check_required_levels(SandboxConfig("L0", tools={"bash": "L3"}, require=True), lambda: SOME)
+    check_required_levels(SandboxConfig("L2", require=True), lambda: SOME)
 
 
 def test_who_asks_for_code_in_the_worker_is_told_that_it_is_left_out() -> None:
     """Nothing can hold it there; whoever granted it by name hears so, unless it may run as it is."""
-    assert "run_python_script takes" in held(SandboxSpec("L2"), ("run_python",), lambda: SOME, require=False)[1]
-    assert held(SandboxSpec("L2"), ("bash",), lambda: SOME, require=False)[1] == ""
+    assert (
+        "run_python_script takes"
+        in available_sandbox(SandboxSpec("L2"), ("run_python",), lambda: SOME, require=False)[1]
+    )
+    assert available_sandbox(SandboxSpec("L2"), ("bash",), lambda: SOME, require=False)[1] == ""
     free = SandboxSpec("L2", {"run_python": "L0"})
-    assert held(free, ("run_python",), lambda: SOME, require=False) == (free, "")
+    assert available_sandbox(free, ("run_python",), lambda: SOME, require=False) == (free, "")
 
 
 def on(monkeypatch: pytest.MonkeyPatch, offer: Offer) -> None:
@@ -184,9 +201,9 @@ def unasked_mounts() -> str:
 def test_mount_namespaces_are_looked_for_only_where_commands_run() -> None:
     """Other agents start no faster or slower for it."""
     spec = SandboxSpec()
-    assert covering(spec, ("read_file", "run_python"), unasked_mounts, PolicyConfig()) == (spec, "")
-    assert covering(spec, ("read_file",), unasked_mounts, PolicyConfig(denied_paths=("a",))) == (spec, "")
-    assert covering(spec, ("bash",), str, PolicyConfig()) == (SandboxSpec(covers_paths=True), "")
+    assert with_hidden_paths(spec, ("read_file", "run_python"), unasked_mounts, PolicyConfig()) == (spec, "")
+    assert with_hidden_paths(spec, ("read_file",), unasked_mounts, PolicyConfig(denied_paths=("a",))) == (spec, "")
+    assert with_hidden_paths(spec, ("bash",), str, PolicyConfig()) == (SandboxSpec(covers_paths=True), "")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +216,7 @@ def test_mount_namespaces_are_looked_for_only_where_commands_run() -> None:
 )
 def test_missing_mount_namespaces_are_reported(policy: PolicyConfig, said: str) -> None:
     """With what follows from it."""
-    spec, note = covering(SandboxSpec(), ("bash",), lambda: "no namespaces", policy)
+    spec, note = with_hidden_paths(SandboxSpec(), ("bash",), lambda: "no namespaces", policy)
     assert spec.covers_paths is False
     assert note.startswith(f"denied paths: by name only (no namespaces): {said}")
 
@@ -207,11 +224,11 @@ def test_missing_mount_namespaces_are_reported(policy: PolicyConfig, said: str) 
 def test_missing_mount_namespaces_are_reported_for_run_python_beside_denied_paths() -> None:
     """An agent that has it and no commands can read denied files too."""
     policy = PolicyConfig(denied_paths=("a",))
-    spec, note = covering(SandboxSpec(), ("run_python",), lambda: "no namespaces", policy)
+    spec, note = with_hidden_paths(SandboxSpec(), ("run_python",), lambda: "no namespaces", policy)
     assert spec.covers_paths is False
     assert note.startswith("denied paths: by name only (no namespaces)")
     assert "run_python" in note
-    assert covering(SandboxSpec(), ("run_python",), str, policy) == (SandboxSpec(covers_paths=True), "")
+    assert with_hidden_paths(SandboxSpec(), ("run_python",), str, policy) == (SandboxSpec(covers_paths=True), "")
 
 
 @pytest.mark.parametrize(

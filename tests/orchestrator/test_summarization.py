@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig, AsyncSubagent, Config, HooksConfig, ScriptedBackend
-from orch.policy.hook_records import lines
+from orch.policy.hook_records import hook_lines
 from orch_protocol.core.messages import Message, assistant, user
 from orch_protocol.hooks.options import Summarization
 from orch_protocol.session.entries import ArchiveEntry, CompactionEntry
@@ -97,7 +97,7 @@ async def test_archives_where_there_are_none_are_an_error_of_the_hook(tmp_path: 
         agent = await spawned(o)
         assert (await agent.query("how many?")).text == "nine"
         assert await recorded(agent, CompactionEntry) == []
-    [line] = lines(tmp_path, [])
+    [line] = hook_lines(tmp_path, [])
     assert (line.errors, line.last_error) == (1, "wants archives made, and archival.enabled is not set")
 
 

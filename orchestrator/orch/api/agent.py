@@ -55,7 +55,7 @@ from orch_protocol.session.tree import (
 )
 from orch_protocol.wire.worker_messages import TurnEvent
 
-from ..policy.budget_rules import change_of
+from ..policy.budget_rules import budget_change
 from ..services import call, check_seconds
 from ..services.agents.query import answer, ask
 from ..supervisor.watchers import watching
@@ -283,7 +283,7 @@ class AsyncSubagent:
     async def resume(self, *, max_cost: float | None = None, budget: Budget | None = None) -> None:
         """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any; so
         with each limit of `budget`."""
-        await self._call("resume", Resume(self.id, change_of(max_cost, budget)))
+        await self._call("resume", Resume(self.id, budget_change(max_cost, budget)))
 
     async def commands(self) -> CommandCatalog:
         """Return the commands that can be executed in its session: built-in ones, templates, those of extensions."""
@@ -361,13 +361,13 @@ class AsyncSubagent:
         The model is not told. It is on the way that the conversation goes: who goes back before it does not have it, a
         copy has it. Raises ConfigError for what JSON cannot be, AgentBusyError while a turn runs.
         """
-        from ..archival.adapters.base import plain  # by those who keep something
+        from ..archival.adapters.base import to_json_data  # by those who keep something
 
         try:
             builtins = msgspec.to_builtins(data, str_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{kind!r} cannot be kept, for it is no JSON data: {error}") from error
-        return (await self._change(Keep(kind, plain(builtins, kind)))).entry
+        return (await self._change(Keep(kind, to_json_data(builtins, kind)))).entry
 
     async def kept(self, kind: str | None = None) -> list[Kept]:
         """Return what was kept with the session, of one kind or all, in order; of several the last one holds."""

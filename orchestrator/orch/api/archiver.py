@@ -21,15 +21,15 @@ from orch_worker.conversation.tokens import Estimator
 from orch_worker.prompt.instructions import WITNESS
 
 from ..archival.adapters import format_named, with_note
-from ..archival.caller_archives import Filing
-from ..archival.conversation_items import Pieces
-from ..archival.fold import Folded, Folding
+from ..archival.caller_archives import ArchiveFiler
+from ..archival.conversation_items import ItemReader
+from ..archival.fold import ArchivedRange, Archiving
 from ..archival.plan import plan
 from ..archival.plan.economics import Prices
 from ..archival.recall import TOOLS, answer, check_entries, check_search
-from ..archival.store.catalog import Record, SearchableShelf
+from ..archival.store.catalog import ArchiveRecord, SearchableCatalog
 from ..archival.store.search import Search
-from ..archival.store.store import Archive
+from ..archival.store.store import ArchiveStore
 from ..archival.store.unfold import unfold
 from ..config.archival_profiles import rules_of
 
@@ -47,13 +47,13 @@ PASSAGES = 8
 class Witnesses:
     """Answers from one archive. Without a root to spawn in, one is started by the first question, for all of them."""
 
-    def __init__(self, archive: SearchableShelf, search: Search, root: Orchestrator | None) -> None:
+    def __init__(self, archive: SearchableCatalog, search: Search, root: Orchestrator | None) -> None:
         self._archive = archive
         self._search = search
         self._given = root
         self._root = root
 
-    def query(self, record: Record, question: str) -> str:
+    def query(self, record: ArchiveRecord, question: str) -> str:
         """Return what a model says to `question` that sees what the archive holds. Raises AgentError, BackendError."""
         agent = self._opened().spawn(
             WITNESS[record.kind].format(task=record.task), preset="holder", history=rendered(self._shown(record), 0)
@@ -76,16 +76,16 @@ class Witnesses:
             self._root = Orchestrator()
         return self._root
 
-    def _shown(self, record: Record) -> list[Message]:
+    def _shown(self, record: ArchiveRecord) -> list[Message]:
         stored = self._contents(record)
         if record.kind == "era":
             return stored  # more than anybody reads at once: its members' records are among its messages
         return unfold(self._archive, stored, _same, self._contents)
 
-    def _contents(self, record: Record) -> list[Message]:
+    def _contents(self, record: ArchiveRecord) -> list[Message]:
         return [stored.message for stored in self._archive.messages(record.id)]
 
-    def _with_passages(self, record: Record, question: str) -> str:
+    def _with_passages(self, record: ArchiveRecord, question: str) -> str:
         if record.kind != "era":
             return question
         below = {member.id for member in self._archive.below(record)}
@@ -128,7 +128,7 @@ class Archiver:
     ) -> None:
         self.config = _configured(config or ArchivalConfig(), profile)
         self.rules = rules_of(self.config)
-        self.folded: tuple[Folded, ...] = ()
+        self.folded: tuple[ArchivedRange, ...] = ()
         """What the last `fold` archived, in order."""
         shape = format_named(format)
         self._prices = prices or Prices()
@@ -140,18 +140,18 @@ class Archiver:
             raise ConfigError("orchestrator is an Orchestrator, not an AsyncOrchestrator: `query` does not await")
         if isinstance(beside, bool) or not isinstance(beside, int) or beside < 0:
             raise ConfigError(f"beside is a number of tokens, not {beside!r}")
-        self._archive = Archive.open(Path(folder))
+        self._archive = ArchiveStore.open(Path(folder))
         estimator = estimator or (Estimator() if self.config.profile == "seed" else Estimator(shape.ratios))
-        self._pieces = Pieces(shape, self._archive, estimator)
+        self._pieces = ItemReader(shape, self._archive, estimator)
         self._search = Search(self._archive)
         self._witnesses = Witnesses(self._archive, self._search, orchestrator)
         try:
             stored = self._search.added
-            self._filing = Filing(self._pieces, self._archive, self.config.summary, summarise, stored)
+            self._filing = ArchiveFiler(self._pieces, self._archive, self.config.summary, summarise, stored)
         except BaseException:
             self._archive.close()
             raise
-        self._folding = Folding(self._pieces, self.rules, self._filing.store)
+        self._folding = Archiving(self._pieces, self.rules, self._filing.store)
 
     def __enter__(self) -> Archiver:
         return self
@@ -171,7 +171,7 @@ class Archiver:
         """What was damaged in the folder, and which summaries were not to be had, a line each."""
         return list(self._archive.notes)
 
-    def archives(self) -> list[Record]:
+    def archives(self) -> list[ArchiveRecord]:
         """Return every archive, in the order they were made."""
         return list(self._archive.records.values())
 
@@ -185,7 +185,7 @@ class Archiver:
         """
         before = pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(_listed(messages))]
         self._filing.late()
-        fresh = plan.fresh_from([piece.message for piece in pieces])
+        fresh = plan.first_uncached_message([piece.message for piece in pieces])
         pieces, folded = self._folding.fold_all(
             pieces,
             self.config.trigger,

@@ -22,7 +22,7 @@ from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain
 from orch_worker.tools.api.base import Tool, tool
 
 from ..config import paths
-from ..policy.budget_rules import checked
+from ..policy.budget_rules import check_budget
 
 __all__ = [
     "Scripted",
@@ -83,7 +83,7 @@ def as_data(request: Request) -> Request:
     """Return `request` as it is when it comes from another process and as files hold it. Raises ConfigError."""
     said = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
     for budget in (said.get("budget"), said.get("limits")):
-        checked(budget or Budget())  # as JSON, what is no number would be no limit
+        check_budget(budget or Budget())  # as JSON, what is no number would be no limit
     try:
         try:
             data = msgspec.json.encode(request)

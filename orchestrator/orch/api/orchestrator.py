@@ -60,10 +60,10 @@ from ..config.models import Catalog
 from ..config.notices import Asides
 from ..config.paths import path_of
 from ..policy import sandbox
-from ..policy.approvals import Approvals, Approver
-from ..policy.budget_rules import budget_of, change_of
+from ..policy.approvals import ApprovalBroker, Approver
+from ..policy.budget_rules import budget_change, budget_of
 from ..policy.credentials import Credentials, ProgramCredentials
-from ..policy.root_hooks import Hookable, RootHooks
+from ..policy.root_hooks import HookRegistrar, RootHooks
 from ..processes import default_launcher
 from ..processes.base import Launcher
 from ..processes.descriptors import require_room
@@ -287,7 +287,7 @@ class Templated:
         return self._templates.all()
 
 
-class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
+class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable):
     """A root: supervises the agents of one run, each in a process of its own.
 
         async with AsyncOrchestrator() as o:
@@ -365,7 +365,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         if self._supervisor is not None:
             return self
         self._loop = asyncio.get_running_loop()
-        sandbox.check(self.config.sandbox, machine)
+        sandbox.check_required_levels(self.config.sandbox, machine)
         require_room()
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         chosen = self.config.session_dir
@@ -405,7 +405,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
                 logs=logs,
                 catalog=Catalog(self._known, self._env, self._keys, self.config.budget.unknown_price),
                 credentials=self.credentials,
-                approvals=Approvals(self.home, self._approver, opinion=opinion),
+                approvals=ApprovalBroker(self.home, self._approver, opinion=opinion),
                 watchers=self._watchers,
                 hooks=self._hooks,
                 keys=self._keys_for,
@@ -691,7 +691,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
         With `max_cost` any agent may spend so many USD in all, with `math.inf` as much as it likes; so with each limit
         of `budget`.
         """
-        row: AgentRow = await self._call("resume", Resume(str(ref), change_of(max_cost, budget)))
+        row: AgentRow = await self._call("resume", Resume(str(ref), budget_change(max_cost, budget)))
         return AsyncSubagent(self, row.id)
 
     async def budget(self, *, max_cost: float | None = None, budget: Budget | None = None) -> BudgetShown:
@@ -699,7 +699,7 @@ class AsyncOrchestrator(Hookable, Templated, Skilled, Conversing, Prunable):
 
         It holds, also when the run is opened anew, until the configuration says something else than it does now.
         """
-        shown: BudgetShown = await self._call("budget", ChangeBudget(change_of(max_cost, budget)))
+        shown: BudgetShown = await self._call("budget", ChangeBudget(budget_change(max_cost, budget)))
         return shown
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:

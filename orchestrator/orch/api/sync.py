@@ -30,7 +30,7 @@ from orch_worker.policy.policy_callback import PolicyFunction
 
 from ..config.interrupts import Presses
 from ..policy.approvals import Approver
-from ..policy.root_hooks import Hookable
+from ..policy.root_hooks import HookRegistrar
 from ..processes.base import Launcher
 from ..resources.prompt_templates import PromptTemplate
 from ..supervisor.watchers import Observer
@@ -335,7 +335,7 @@ GRACE_SECONDS = 1.0
 END_SECONDS = 8.0
 
 
-class Orchestrator(Hookable, Templated, Skilled):
+class Orchestrator(HookRegistrar, Templated, Skilled):
     """A root for ordinary programs; the parameters are AsyncOrchestrator's.
 
         with Orchestrator() as o:

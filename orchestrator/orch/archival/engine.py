@@ -30,29 +30,29 @@ from orch_worker.session.visible_messages import Item
 from ..config.archival_profiles import rules_of
 from ..tree.agents.agent_record import refusal
 from .adapters import format_named
-from .conversation_items import Piece, Pieces
-from .fold import Folding
+from .conversation_items import ConversationItem, ItemReader
+from .fold import Archiving
 from .plan.economics import Prices
-from .store.archive_pool import Do, Shelves, Stacks
-from .store.catalog import Record, Shelf, Stored
-from .store.deletion import Deleted, delete, session_bytes
+from .store.archive_pool import ArchivePool, Do, OpenArchives
+from .store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
+from .store.deletion import DeletionResult, delete, session_bytes
 from .store.prune import Doomed, doomed
-from .store.session_archives import Cover, Ledger, joined, read_archive
-from .summary import Style, questions, questions_beside
+from .store.session_archives import LineRange, SessionArchives, join_ranges, read_archive
+from .summary import SummaryStyle, in_conversation_summary_prompts, summary_prompts
 
-__all__ = ["Archives", "Draft", "merged"]
+__all__ = ["ArchiveDraft", "ArchiveEngine", "merge_hits"]
 
 
 # --- What is to be archived next of what a ledger shows ---
 
 
-class Draft:
+class ArchiveDraft:
     """What is to be archived next of what a ledger shows. Nothing of it is true before the agent has it on record."""
 
-    def __init__(self, ledger: Ledger, pieces: Callable[[Shelf], Pieces]) -> None:
+    def __init__(self, ledger: SessionArchives, pieces: Callable[[ArchiveCatalog], ItemReader]) -> None:
         self.collapses: list[Collapse] = []
         self.summarise: list[str] = []
-        self.shelf = _Plan(ledger)
+        self.shelf = _PlannedConversation(ledger)
         self.pieces = pieces(self.shelf)
         self._ledger = ledger
         self.items = [item for item in ledger.view.items if item.note.messages]
@@ -60,12 +60,14 @@ class Draft:
         self._by_piece = dict(zip(map(id, self.shown), self.items, strict=True))
         self._kept = list(self.shown)  # as long as they are here no other has the id of one
 
-    def store(self, record: Record, part: Sequence[Piece], said: Sequence[Message], summarise: bool) -> Record:
+    def store(
+        self, record: ArchiveRecord, part: Sequence[ConversationItem], said: Sequence[Message], summarise: bool
+    ) -> ArchiveRecord:
         """Return `record` of `part` as it will be."""
         covers = [self._by_piece[id(piece)].note for piece in part]
         # A prompt with stubs of phases stands for these too; by itself it is its first line.
         alone = [
-            Cover(cover.start, cover.head, cover.head, 1)
+            LineRange(cover.start, cover.head, cover.head, 1)
             if piece.holders and piece.message.role == "user" and not cover.summaries
             else cover
             for cover, piece in zip(covers, part, strict=True)
@@ -97,7 +99,9 @@ class Draft:
             self.summarise.append(full.id)
         return full
 
-    def changed(self, was: Sequence[Piece], now: Sequence[Piece], holder: str, start: int, stop: int) -> None:
+    def changed(
+        self, was: Sequence[ConversationItem], now: Sequence[ConversationItem], holder: str, start: int, stop: int
+    ) -> None:
         """Take down that the archive `holder` turned `was` into `now`, where what it archived went from `start` to
         `stop`: all before and behind that is the same."""
         same = len(was) - stop
@@ -105,7 +109,7 @@ class Draft:
         start = next(place for place in range(start, len(was)) if was[place] is not now[place])
         items = [self._by_piece[id(piece)] for piece in was[start:stop]]
         record = self.shelf.records[holder]
-        first, last, cover = items[0].first, items[-1].last, joined([item.note for item in items])
+        first, last, cover = items[0].first, items[-1].last, join_ranges([item.note for item in items])
         stubs = now[start : len(now) - same]
         for piece in stubs:
             self._by_piece[id(piece)] = Item(piece.message, first, last, cover)
@@ -132,20 +136,20 @@ class Draft:
             records += [self.shelf.records[id] for id in record.members if id in self.shelf.records]
         return [span for record in records for span in record.own]
 
-    def _spans(self, used: Sequence[Cover], covers: Sequence[Cover], places: Iterable[int]) -> tuple[Span, ...]:
+    def _spans(self, used: Sequence[LineRange], covers: Sequence[LineRange], places: Iterable[int]) -> tuple[Span, ...]:
         return tuple(span for each in _joined_spans(used, covers, places) for span in self._ledger.sound(*each))
 
 
-class _Plan(Shelf):
+class _PlannedConversation(ArchiveCatalog):
     """A ledger with what is planned on top of it."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SessionArchives) -> None:
         super().__init__(ledger.folder)
         self.records = dict(ledger.records)
         self._path = ledger.path
 
-    def messages(self, id: str) -> list[Stored]:
-        return [Stored(message) for message in read_archive(self._path, self.records[id])]
+    def messages(self, id: str) -> list[StoredMessage]:
+        return [StoredMessage(message) for message in read_archive(self._path, self.records[id])]
 
 
 def _without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
@@ -158,7 +162,9 @@ def _without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(left)
 
 
-def _joined_spans(used: Sequence[Cover], covers: Sequence[Cover], places: Iterable[int]) -> list[tuple[int, int]]:
+def _joined_spans(
+    used: Sequence[LineRange], covers: Sequence[LineRange], places: Iterable[int]
+) -> list[tuple[int, int]]:
     """Return from where to where the lines of `used[place]` go for each of `places`, ascending; neighbours are one.
 
     Between two items that follow each other the file holds no other message, unless the first is not used whole.
@@ -178,13 +184,13 @@ def _joined_spans(used: Sequence[Cover], covers: Sequence[Cover], places: Iterab
 T = TypeVar("T")
 
 
-class Archives:
+class ArchiveEngine:
     """What the agents of one root have archived, under `config`. `do` runs a function in a thread."""
 
     def __init__(self, config: ArchivalConfig, do: Do) -> None:
         self.config = config
         self.rules = rules_of(config)
-        self._stacks = Stacks(do)
+        self._stacks = ArchivePool(do)
         self._told: dict[str, int] = {}
 
     async def close(self) -> None:
@@ -195,9 +201,9 @@ class Archives:
         """Return what of the agent's conversation is to be put on record as archived now. Raises StoreError."""
         return await self._stacks.work(Path(spec.folder), self._planned, spec, ask, prices)
 
-    async def known(self, spec: AgentSpec) -> list[Record]:
+    async def known(self, spec: AgentSpec) -> list[ArchiveRecord]:
         """Return every archive that the agent has on record, in order, deleted ones too. Raises StoreError."""
-        return await self._stacks.work(Path(spec.folder), _known)
+        return await self._stacks.work(Path(spec.folder), _load_records)
 
     def size(self, spec: AgentSpec) -> int:
         """Return how large the agent's file is, in bytes."""
@@ -240,33 +246,33 @@ class Archives:
         """
         return await self._stacks.work(Path(spec.folder), _read, id, first, last)
 
-    async def record(self, spec: AgentSpec, id: str) -> Record:
+    async def record(self, spec: AgentSpec, id: str) -> ArchiveRecord:
         """Return what is known of the archive `id` of the agent.
 
         Raises AgentNotFoundError, AmbiguousRefError, ArchiveDeletedError.
         """
-        return await self._stacks.work(Path(spec.folder), _found, id)
+        return await self._stacks.work(Path(spec.folder), _find_archive, id)
 
     async def doomed(self, spec: AgentSpec, before: str) -> tuple[Doomed, int]:
         """Return what would go with the archives of the agent that were made at `before` (ISO 8601) or earlier, and how
         large their holders' own sessions are, in bytes. Raises StoreError."""
-        return await self._stacks.work(Path(spec.folder), _doomed, before)
+        return await self._stacks.work(Path(spec.folder), _deletion_candidates, before)
 
-    async def delete(self, spec: AgentSpec, before: str, when: str) -> Deleted:
+    async def delete(self, spec: AgentSpec, before: str, when: str) -> DeletionResult:
         """Delete these archives for good, at the time `when`. Neither agent nor holders have a process.
 
         Raises LockedError when one has, StoreError: then nothing was deleted, or what is left goes the next time.
         """
-        return await self._stacks.work(Path(spec.folder), _deleted, before, when)
+        return await self._stacks.work(Path(spec.folder), _delete_archives, before, when)
 
     async def renew(self, spec: AgentSpec, change: Callable[[], T]) -> T:
         """Return what `change` returns, which puts another file in the place of the agent's; all is known anew then."""
-        return await self._stacks.work(Path(spec.folder), _renewed, change)
+        return await self._stacks.work(Path(spec.folder), _reindex, change)
 
     async def forget(self, spec: AgentSpec) -> None:
         """Know nothing more of the agent, and have none of its files open."""
         if (folder := Path(spec.folder)) in self._stacks.folders():
-            await self._stacks.work(folder, Shelves.close)
+            await self._stacks.work(folder, OpenArchives.close)
         self._told.pop(spec.id, None)
 
     async def source(self, spec: AgentSpec, holder: str) -> Source:
@@ -278,15 +284,15 @@ class Archives:
 
     # In threads.
 
-    def _planned(self, shelves: Shelves, spec: AgentSpec, ask: Archive, prices: Prices) -> ArchivePlan:
+    def _planned(self, shelves: OpenArchives, spec: AgentSpec, ask: Archive, prices: Prices) -> ArchivePlan:
         shelves.catch_up()
         own = format_named("orch")
         estimator = Estimator() if self.config.profile == "seed" else Estimator(ratios_of(spec.backend), ask.factor)
-        draft = Draft(shelves.ledger, lambda shelf: Pieces(own, shelf, estimator))
+        draft = ArchiveDraft(shelves.ledger, lambda shelf: ItemReader(own, shelf, estimator))
         shown, items = draft.shown, draft.items
         # A turn that has begun since is not the one that ended: what it has done so far stays.
         ended = ask.stop_reason if items and items[-1].last == ask.last else None
-        Folding(draft.pieces, self.rules, draft.store, draft.changed).fold_all(
+        Archiving(draft.pieces, self.rules, draft.store, draft.changed).fold_all(
             shown,
             self.config.trigger,
             prices,
@@ -299,22 +305,22 @@ class Archives:
         orders = (self._order(draft.shelf.records[holder], ask, prices) for holder in draft.summarise)
         return ArchivePlan(tuple(draft.collapses), tuple(orders))
 
-    def _order(self, record: Record, ask: Archive, prices: Prices) -> SummaryOrder:
+    def _order(self, record: ArchiveRecord, ask: Archive, prices: Prices) -> SummaryOrder:
         """Return where asking about an archive costs least: beside the conversation that is cached, or apart."""
         apart = record.tokens * prices.fresh
         mine = ask.beside and self.config.summary.model is None and record.kind == "turn"
         return SummaryOrder(record.id, beside=mine and ask.context_tokens * prices.read < apart)
 
-    def _asked(self, shelves: Shelves, step: Summarise, style: Style) -> SummaryRequest | str | None:
+    def _asked(self, shelves: OpenArchives, step: Summarise, style: SummaryStyle) -> SummaryRequest | str | None:
         shelves.catch_up()
         record = shelves.ledger.records.get(step.holder)
         if record is None:
             raise AgentNotFoundError(f"no archive {step.holder!r} in {shelves.ledger.path}")
         if step.answer is None and step.beside:
-            shelves.asking[record.id] = questions_beside(record.task, style)
+            shelves.asking[record.id] = in_conversation_summary_prompts(record.task, style)
         elif step.answer is None:
             said = [stored.message for stored in shelves.ledger.messages(record.id)]
-            shelves.asking[record.id] = questions(said, style, self.config.summary.model)
+            shelves.asking[record.id] = summary_prompts(said, style, self.config.summary.model)
         # What is left of it when this fails is of no use.
         asking = shelves.asking.pop(record.id, None)
         if asking is None:
@@ -329,12 +335,12 @@ class Archives:
         return request
 
 
-def _known(shelves: Shelves) -> list[Record]:
+def _load_records(shelves: OpenArchives) -> list[ArchiveRecord]:
     shelves.catch_up()
     return list(shelves.ledger.records.values())
 
 
-def _found(shelves: Shelves, id: str) -> Record:
+def _find_archive(shelves: OpenArchives, id: str) -> ArchiveRecord:
     shelves.catch_up()
     record = shelves.ledger.find(id)
     if record.deleted:
@@ -342,18 +348,18 @@ def _found(shelves: Shelves, id: str) -> Record:
     return record
 
 
-def _doomed(shelves: Shelves, before: str) -> tuple[Doomed, int]:
+def _deletion_candidates(shelves: OpenArchives, before: str) -> tuple[Doomed, int]:
     shelves.catch_up()
     going = doomed(shelves.ledger, before)
     return going, session_bytes(shelves.ledger.folder, [record.id for record in going.records])
 
 
-def _deleted(shelves: Shelves, before: str, when: str) -> Deleted:
+def _delete_archives(shelves: OpenArchives, before: str, when: str) -> DeletionResult:
     shelves.asking.clear()
     return delete(shelves.ledger, shelves.search, before, when)
 
 
-def _renewed(shelves: Shelves, change: Callable[[], T]) -> T:
+def _reindex(shelves: OpenArchives, change: Callable[[], T]) -> T:
     shelves.asking.clear()
     shelves.search.forget()
     try:
@@ -363,29 +369,29 @@ def _renewed(shelves: Shelves, change: Callable[[], T]) -> T:
         shelves.ledger.catch_up()
 
 
-def _source(shelves: Shelves, spec: AgentSpec, holder: str) -> Source:
-    record = _found(shelves, holder)
+def _source(shelves: OpenArchives, spec: AgentSpec, holder: str) -> Source:
+    record = _find_archive(shelves, holder)
     if record.kind == "era":
         return Source(spec.folder, spec.id, record.kind, record.task, shown=shelves.ledger.shown(record))
     return Source(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
 
 
-def _searched(shelves: Shelves, query: str, limit: int, among: Container[str] | None) -> list[Hit]:
+def _searched(shelves: OpenArchives, query: str, limit: int, among: Container[str] | None) -> list[Hit]:
     shelves.catch_up()
     return shelves.search.search(query, limit, among) if shelves.ledger.records else []
 
 
-def _passages(shelves: Shelves, question: str, era: str, limit: int) -> list[Hit]:
-    below = {record.id for record in shelves.ledger.below(_found(shelves, era))}
+def _passages(shelves: OpenArchives, question: str, era: str, limit: int) -> list[Hit]:
+    below = {record.id for record in shelves.ledger.below(_find_archive(shelves, era))}
     return shelves.search.passages(question, below, limit)
 
 
-def _read(shelves: Shelves, id: str, first: int, last: int | None) -> list[Message]:
-    record = _found(shelves, id)
+def _read(shelves: OpenArchives, id: str, first: int, last: int | None) -> list[Message]:
+    record = _find_archive(shelves, id)
     return shelves.ledger.read(record.id, first, last)
 
 
-def merged(hits: Sequence[Sequence[Hit]], limit: int) -> list[Hit]:
+def merge_hits(hits: Sequence[Sequence[Hit]], limit: int) -> list[Hit]:
     """Return the best `limit` of what several agents' archives found: exact hits first, the agents taking turns."""
     rows = [hit for place in range(limit) for found in hits if place < len(found) for hit in [found[place]]]
     return sorted(rows, key=lambda hit: not hit.exact)[:limit]

@@ -16,21 +16,21 @@ from orch_worker.conversation.tokens import clip
 from orch_worker.conversation.turns import responses, task_of, turns_of
 
 from ..config.archival_profiles import Rules
-from .conversation_items import Piece, Pieces
+from .conversation_items import ConversationItem, ItemReader
 from .plan import plan
 from .plan.economics import Prices
-from .plan.plan import RECEIPT_TOKENS, Collapse
+from .plan.plan import RECEIPT_TOKENS, ArchiveRange
 from .plan.rollup import era_tokens
-from .store.catalog import Record
+from .store.catalog import ArchiveRecord
 
-__all__ = ["Folded", "Folding"]
+__all__ = ["ArchivedRange", "Archiving"]
 
-Store = Callable[[Record, Sequence[Piece], Sequence[Message], bool], Record]
+Store = Callable[[ArchiveRecord, Sequence[ConversationItem], Sequence[Message], bool], ArchiveRecord]
 """Stores pieces, of which these messages are no stubs, under a record, and returns that as it is known from then on.
 
 The last argument says whether a model is to be asked for a summary. Raises StoreError.
 """
-Changed = Callable[[Sequence[Piece], Sequence[Piece], str, int, int], None]
+Changed = Callable[[Sequence[ConversationItem], Sequence[ConversationItem], str, int, int], None]
 """Told what a conversation was, what it is, and the id of the archive that made the difference."""
 
 CHARS_A_TOKEN: Final = 4
@@ -39,7 +39,7 @@ UNKNOWN: Final = "a00000000000"
 HINT: Final = "the archive holds it all"
 
 
-class Folded(Struct, frozen=True):
+class ArchivedRange(Struct, frozen=True):
     """One thing that was archived: its id, its kind (turn, phase, era), why, what it was about, how large it was."""
 
     id: str
@@ -50,10 +50,10 @@ class Folded(Struct, frozen=True):
     summarised: bool
 
 
-class Folding:
+class Archiving:
     """Archives parts of conversations by the rules. What is archived goes to `store`, the change to `changed`."""
 
-    def __init__(self, pieces: Pieces, rules: Rules, store: Store, changed: Changed | None = None) -> None:
+    def __init__(self, pieces: ItemReader, rules: Rules, store: Store, changed: Changed | None = None) -> None:
         self._pieces = pieces
         self._archive = pieces.archive
         self._rules = rules
@@ -62,7 +62,7 @@ class Folding:
 
     def fold_all(
         self,
-        pieces: list[Piece],
+        pieces: list[ConversationItem],
         trigger: TriggerConfig,
         prices: Prices,
         stop_reason: StopReason | None,
@@ -71,7 +71,7 @@ class Folding:
         summaries: bool,
         depth: int = 0,
         now: bool = False,
-    ) -> tuple[list[Piece], list[Folded]]:
+    ) -> tuple[list[ConversationItem], list[ArchivedRange]]:
         """Archive everything that the rules let go: finished turns, then stubs too many, then the past of long turns.
 
         With `now` all finished turns go that become smaller by that. If the conversation was past the high water, or
@@ -79,33 +79,37 @@ class Folding:
         done. Raises StoreError.
         """
 
-        def view() -> plan.View:
+        def view() -> plan.ConversationView:
             return self._pieces.view(pieces, stop_reason, beside=beside, summaries=summaries)
 
         estimator = self._pieces.estimator
         seen = view()
         if now:
-            turns = plan.all_finished(seen, self._rules, trigger, depth=depth)
+            turns = plan.all_archivable_turns(seen, self._rules, trigger, depth=depth)
         else:
-            turns = plan.finished_turns(seen, self._rules, trigger, prices, estimator, depth=depth)
+            turns = plan.turns_to_archive(seen, self._rules, trigger, prices, estimator, depth=depth)
         pieces, folded = self._fold(pieces, turns)
-        while merging := plan.eras(view(), self._rules, prices):
+        while merging := plan.next_era(view(), self._rules, prices):
             pieces, done = self._fold(pieces, [merging])
             folded += done
-        pieces, done = self._fold(pieces, plan.phases(view(), self._rules, prices))
+        pieces, done = self._fold(pieces, plan.next_phases(view(), self._rules, prices))
         folded += done
         now_seen = view()
         if (folded or seen.live > self._rules.high) and plan.is_over_bound(now_seen, self._rules):
-            pieces, done = self._fold(pieces, plan.all_finished(now_seen, self._rules, trigger, depth=depth))
+            pieces, done = self._fold(pieces, plan.all_archivable_turns(now_seen, self._rules, trigger, depth=depth))
             folded += done
-            while plan.is_over_bound(over := view(), self._rules) and (next_fold := plan.bounding(over, self._rules)):
+            while plan.is_over_bound(over := view(), self._rules) and (
+                next_fold := plan.next_range_over_bound(over, self._rules)
+            ):
                 pieces, done = self._fold(pieces, [next_fold])
                 folded += done
         return pieces, folded
 
-    def _fold(self, pieces: list[Piece], collapses: Sequence[Collapse]) -> tuple[list[Piece], list[Folded]]:
+    def _fold(
+        self, pieces: list[ConversationItem], collapses: Sequence[ArchiveRange]
+    ) -> tuple[list[ConversationItem], list[ArchivedRange]]:
         means = {"turn": self._turn, "era": self._era, "phase": self._phase}
-        folded: list[Folded] = []
+        folded: list[ArchivedRange] = []
         before = len(pieces)
         for planned in collapses:
             shift = len(pieces) - before
@@ -117,7 +121,9 @@ class Folding:
                 self._changed(was, pieces, done[0].id, places["start"], places["stop"])
         return pieces, folded
 
-    def _turn(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:
+    def _turn(
+        self, pieces: list[ConversationItem], collapse: ArchiveRange
+    ) -> tuple[list[ConversationItem], list[ArchivedRange]]:
         part = pieces[collapse.start : collapse.stop]
         asked = [self._prompt(piece) for piece in pieces[collapse.start : collapse.body]]
         task = task_of([piece.message for piece in asked])
@@ -134,7 +140,9 @@ class Folding:
         asked = asked or [self._pieces.written(user(task))]
         return [*pieces[: collapse.start], *asked, stub, *pieces[collapse.stop :]], [_told(known)]
 
-    def _era(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:
+    def _era(
+        self, pieces: list[ConversationItem], collapse: ArchiveRange
+    ) -> tuple[list[ConversationItem], list[ArchivedRange]]:
         part = pieces[collapse.start : collapse.stop]
         said = [piece.message for piece in self._pieces.unstubbed(part)]
         record = self._record(collapse, part, said, task_of(said) if said else "", stands=2)
@@ -144,7 +152,9 @@ class Folding:
         stubs = [user(era_prompt(known.turns)), assistant(stub_text("era", known.id, known.record))]
         return [*pieces[: collapse.start], *map(self._pieces.written, stubs), *pieces[collapse.stop :]], [_told(known)]
 
-    def _phase(self, pieces: list[Piece], collapse: Collapse) -> tuple[list[Piece], list[Folded]]:
+    def _phase(
+        self, pieces: list[ConversationItem], collapse: ArchiveRange
+    ) -> tuple[list[ConversationItem], list[ArchivedRange]]:
         asked = [place for place in range(collapse.start, collapse.body) if pieces[place].message.role == "user"]
         start = asked[-1] if asked else collapse.body
         part = pieces[start : collapse.stop]
@@ -162,7 +172,7 @@ class Folding:
         raw = format.with_text(prompt.raw, stub) if asked else format.write(user(stub))
         return [*pieces[:start], self._pieces.piece(raw), *pieces[collapse.stop :]], [_told(known)]
 
-    def _prompt(self, piece: Piece) -> Piece:
+    def _prompt(self, piece: ConversationItem) -> ConversationItem:
         """Return a prompt as it stays when its turn is archived: without its phases; head and tail if it is huge."""
         piece = self._pieces.bare(piece)
         if piece.tokens <= self._rules.prompt:
@@ -188,12 +198,18 @@ class Folding:
         return text if size <= tokens else render(receipt, chars * tokens // size)
 
     def _record(
-        self, collapse: Collapse, part: Sequence[Piece], said: Sequence[Message], task: str, *, stands: int
-    ) -> Record:
+        self,
+        collapse: ArchiveRange,
+        part: Sequence[ConversationItem],
+        said: Sequence[Message],
+        task: str,
+        *,
+        stands: int,
+    ) -> ArchiveRecord:
         members = tuple(id for piece in part for id in piece.holders)
         records = [self._archive.records[id] for id in members]
         own = [receipt_of(said, task)] if said else []
-        return Record(
+        return ArchiveRecord(
             id=UNKNOWN,
             number=0,
             kind=collapse.kind,
@@ -214,5 +230,5 @@ class Folding:
         )
 
 
-def _told(record: Record) -> Folded:
-    return Folded(record.id, record.kind, record.reason, record.task, record.tokens, record.summarised)
+def _told(record: ArchiveRecord) -> ArchivedRange:
+    return ArchivedRange(record.id, record.kind, record.reason, record.task, record.tokens, record.summarised)

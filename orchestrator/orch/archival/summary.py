@@ -23,14 +23,22 @@ from orch_protocol.services.requests import SummaryRequest
 from orch_worker.conversation.rendering import turn_pieces
 from orch_worker.conversation.tokens import clip
 
-__all__ = ["Asker", "Style", "Summary", "ask", "parse", "questions", "questions_beside"]
+__all__ = [
+    "Summary",
+    "SummaryRequester",
+    "SummaryStyle",
+    "in_conversation_summary_prompts",
+    "parse",
+    "request_summary",
+    "summary_prompts",
+]
 
 
-Style: TypeAlias = Literal["structured", "paragraph"]
+SummaryStyle: TypeAlias = Literal["structured", "paragraph"]
 
 CHUNK_CHARS: Final = 60_000
 FINDINGS: Final = 5
-MOST_CHARS: Final = 1_600
+MAX_CHARS: Final = 1_600
 ANSWER_CHARS: Final = 100_000
 
 _STRUCTURED: Final = """\
@@ -42,7 +50,7 @@ _PARAGRAPH: Final = """\
 You compress a finished piece of an agent's work. The full transcript is kept elsewhere and can be looked up; what \
 you write is all the agent still sees of it. Answer with one paragraph of three to five sentences: what was asked, \
 what was done, what came of it, what is still open. Exact names, paths and figures; no headings, no lists."""
-_BESIDE: Final = """\
+_IN_CONVERSATION: Final = """\
 [This is not part of the conversation. Call no tools.]
 The piece of work is the turn that began with: {task}
 
@@ -64,14 +72,14 @@ class Summary(Struct, frozen=True):
         return "\n".join(lines)
 
 
-def ask(
+def request_summary(
     messages: Sequence[Message],
-    style: Style,
+    style: SummaryStyle,
     model: str | None,
     asked: Callable[[SummaryRequest], str],
 ) -> str | None:
     """Return what the model behind `asked` says of `messages`, as text; None when it gives no usable answer."""
-    asking = questions(messages, style, model)
+    asking = summary_prompts(messages, style, model)
     try:
         request = next(asking)
         while True:
@@ -81,8 +89,8 @@ def ask(
         return text
 
 
-def questions(
-    messages: Sequence[Message], style: Style, model: str | None
+def summary_prompts(
+    messages: Sequence[Message], style: SummaryStyle, model: str | None
 ) -> Generator[SummaryRequest, str, str | None]:
     """Yield what a model is to be asked about `messages`, and be sent its answers; return the summary, None if none.
 
@@ -104,29 +112,29 @@ def questions(
     if not found:
         return None
     if style == "paragraph":
-        return clip("\n".join(summary.outcome for summary in found), MOST_CHARS, "the archive holds it all")
+        return clip("\n".join(summary.outcome for summary in found), MAX_CHARS, "the archive holds it all")
     findings = [finding for row in _rows([summary.key_findings for summary in found]) for finding in row]
     whole = Summary(found[-1].outcome, tuple(findings[:FINDINGS]), found[-1].open_questions)
-    return clip(str(whole), MOST_CHARS, "the archive holds it all")
+    return clip(str(whole), MAX_CHARS, "the archive holds it all")
 
 
-def questions_beside(task: str, style: Style) -> Generator[SummaryRequest, str, str | None]:
+def in_conversation_summary_prompts(task: str, style: SummaryStyle) -> Generator[SummaryRequest, str, str | None]:
     """Yield what a model that sees the conversation is to be asked about its turn `task`, and be sent its answers.
 
     Returns the summary, None if there is none.
     """
     instructions = _STRUCTURED if style == "structured" else _PARAGRAPH
-    prompt = _BESIDE.format(task=task, instructions=instructions)
+    prompt = _IN_CONVERSATION.format(task=task, instructions=instructions)
     answer = parse((yield SummaryRequest("", prompt)), style)
     if isinstance(answer, str):
         again = f"{prompt}\n\nYour answer before was not usable: {answer}. Answer again."
         answer = parse((yield SummaryRequest("", again)), style)
     if isinstance(answer, str):
         return None
-    return clip(answer.outcome if style == "paragraph" else str(answer), MOST_CHARS, "the archive holds it all")
+    return clip(answer.outcome if style == "paragraph" else str(answer), MAX_CHARS, "the archive holds it all")
 
 
-def parse(answer: str, style: Style) -> Summary | str:
+def parse(answer: str, style: SummaryStyle) -> Summary | str:
     """Return `answer` as a summary, or what is wrong about it. A fence around JSON is forgiven. Never raises."""
     if not isinstance(answer, str):
         return f"it is a {type(answer).__name__}, not text"
@@ -151,11 +159,11 @@ def _rows(columns: Sequence[Sequence[str]]) -> list[list[str]]:
 
 # --- Asking a caller's function for summaries ---
 
-MOST_WAITING: Final = 4
+MAX_PENDING: Final = 4
 REASON_CHARS: Final = 300
 
 
-class _Question(Struct):
+class _PendingSummary(Struct):
     """One archive that is asked about, and what came of it: a text, or why there is none."""
 
     id: str
@@ -163,7 +171,7 @@ class _Question(Struct):
     failure: tuple[str, str] | None = None
 
 
-class Asker:
+class SummaryRequester:
     """Asks `summarise` about archives, in threads that may take longer than anybody waits for them.
 
     Why there is no summary goes to `notes`, once for each kind of reason. Raises ConfigError for what cannot be called
@@ -178,14 +186,14 @@ class Asker:
         self._settings = settings
         self._notes = notes
         self._told: set[str] = set()
-        self._late: list[tuple[threading.Thread, _Question]] = []
+        self._late: list[tuple[threading.Thread, _PendingSummary]] = []
 
     def ask(self, id: str, messages: Sequence[Message]) -> str | None:
         """Return a summary of `messages`, the archive `id`; None when there is none in time. Never raises."""
-        if sum(thread.is_alive() for thread, _ in self._late) >= MOST_WAITING:
-            self._tell(id, ("busy", f"{MOST_WAITING} are being waited for"))
+        if sum(thread.is_alive() for thread, _ in self._late) >= MAX_PENDING:
+            self._tell(id, ("busy", f"{MAX_PENDING} are being waited for"))
             return None
-        question = _Question(id)
+        question = _PendingSummary(id)
         # A thread, because nothing else gives up on a caller's function that does not return.
         thread = threading.Thread(target=self._work, args=(question, messages), name="orch-summary", daemon=True)
         thread.start()
@@ -203,10 +211,10 @@ class Asker:
         answers = [(question.id, self._answer(question)) for question in done]
         return [(id, text) for id, text in answers if text]
 
-    def _work(self, question: _Question, messages: Sequence[Message]) -> None:
+    def _work(self, question: _PendingSummary, messages: Sequence[Message]) -> None:
         settings = self._settings
         try:
-            text = ask(messages, settings.style, settings.model, self._summarise)
+            text = request_summary(messages, settings.style, settings.model, self._summarise)
         except BaseException as error:  # the caller's code: whatever it raises, the turn is archived
             name = type(error).__name__
             question.failure = (name, f"{name}: {error}")
@@ -214,7 +222,7 @@ class Asker:
             question.text = None if text is None else scrub(text)
             question.failure = ("unusable", f"what came back is no {settings.style} summary") if text is None else None
 
-    def _answer(self, question: _Question) -> str | None:
+    def _answer(self, question: _PendingSummary) -> str | None:
         if question.failure is not None:
             self._tell(question.id, question.failure)
         return question.text

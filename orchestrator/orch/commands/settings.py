@@ -152,7 +152,7 @@ def _extensions(here: Here) -> Said:
 
 @command("hooks", "what hooks have done so far", group=GROUP)
 async def hooks(here: Here) -> Said:
-    found = [*await here.root.disk.do(hook_records.lines, here.root.hooks.home, []), hook_records.AUDIT_LOG]
+    found = [*await here.root.disk.do(hook_records.hook_lines, here.root.hooks.home, []), hook_records.AUDIT_LOG]
     return Said(hook_verb.table(found), msgspec.to_builtins(found))
 
 

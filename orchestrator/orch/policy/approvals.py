@@ -21,26 +21,26 @@ from orch_protocol.core.text import scrub
 from orch_worker.policy.policy_callback import Opinion
 from orch_worker.system.threads import awaited, in_thread
 
-from .grants import Grant, Grants, covers, made
+from .grants import Grant, GrantStore, covers, grant_of
 
-__all__ = ["NOBODY", "Approvals", "Approver", "OnQuestion"]
+__all__ = ["NOBODY_TO_ASK", "ApprovalBroker", "Approver", "OnQuestion"]
 
 Approver = Callable[[Question], Consent | bool | Awaitable[Consent | bool]]
 OnQuestion = Callable[[Question], None]
-OnOver = Callable[[str], None]
+OnQuestionClosed = Callable[[str], None]
 
-REMEMBERED: Final = 256
-NOBODY: Final = "it needs approval and nobody is there to ask"
+MAX_REMEMBERED: Final = 256
+NOBODY_TO_ASK: Final = "it needs approval and nobody is there to ask"
 
 
-class _Client(NamedTuple):
+class _Approver(NamedTuple):
     """Somebody who can answer."""
 
     ask: OnQuestion
-    over: OnOver | None
+    over: OnQuestionClosed | None
 
 
-class _Open(NamedTuple):
+class _OpenQuestion(NamedTuple):
     """A question that waits for an answer from those who attend `about`."""
 
     question: Question
@@ -48,7 +48,7 @@ class _Open(NamedTuple):
     waiting: asyncio.Future[Consent]
 
 
-class Approvals:
+class ApprovalBroker:
     """Brings each question to those who can answer it: whoever waits for the answer of the asking agent's first
     ancestor, or watches that, or else the program's `approver`; where there is nobody, the answer is no, at once.
 
@@ -65,23 +65,23 @@ class Approvals:
     ) -> None:
         self.opinion = opinion
         self._approver = approver
-        self._grants = Grants(home)
+        self._grants = GrantStore(home)
         self._sessions: dict[str, list[Grant]] = {}
         self._approvers: dict[str, Approver] = {}
         self._clock = clock
-        self._clients: dict[str, list[_Client]] = {}
-        self._open: dict[str, _Open] = {}
+        self._clients: dict[str, list[_Approver]] = {}
+        self._open: dict[str, _OpenQuestion] = {}
         self._settled: dict[str, str] = {}
         self._denied: Counter[str] = Counter()
         self._turn = asyncio.Lock()
 
-    def attend(self, about: str, client: OnQuestion, over: OnOver | None = None) -> None:
+    def attend(self, about: str, client: OnQuestion, over: OnQuestionClosed | None = None) -> None:
         """Let `client` be told of what is asked while the query `about` is under way, or of the agent `about`.
 
         It is told at once of what was asked about that and waits for an answer; `over` is called with the id of each
         question that waits for none any more, whoever gave it.
         """
-        self._clients.setdefault(about, []).append(_Client(client, over))
+        self._clients.setdefault(about, []).append(_Approver(client, over))
         for each in list(self._open.values()):
             if each.about == about:
                 client(each.question)
@@ -115,7 +115,7 @@ class Approvals:
                 elif (approver := self._approvers.get(session, self._approver)) is not None:
                     answer = await self._ask_program(question, approver)
                 else:
-                    return NOBODY
+                    return NOBODY_TO_ASK
         except TimeoutError:
             self._note(question.id, "nobody answered in time")
             return f"it needs approval and nobody answered within {seconds:g} s"
@@ -125,9 +125,9 @@ class Approvals:
         if is_plan:
             return ""
         if answer.scope == "session":
-            self._sessions.setdefault(session, []).append(made(question, answer, self._clock()))
+            self._sessions.setdefault(session, []).append(grant_of(question, answer, self._clock()))
         elif answer.scope == "project":
-            self._grants.add(made(question, answer, self._clock()), self._clock())
+            self._grants.add(grant_of(question, answer, self._clock()), self._clock())
         return ""
 
     def by_pattern(self, question: Question, session: str) -> bool:
@@ -146,10 +146,10 @@ class Approvals:
             return Answered(
                 False, self._settled.get(said.id) or "there is no such question, or it was answered already"
             )
-        if _endless(said.seconds):
+        if _is_nan(said.seconds):
             return Answered(False, "its seconds are no number: say how long it holds, or leave them out")
         if said.unasked:
-            self._settle(said.id, Consent(False), NOBODY)
+            self._settle(said.id, Consent(False), NOBODY_TO_ASK)
         else:
             self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds, said.reason), "")
         return Answered(True)
@@ -198,7 +198,7 @@ class Approvals:
 
     async def _ask_clients(self, question: Question, about: str) -> Consent:
         waiting: asyncio.Future[Consent] = asyncio.get_running_loop().create_future()
-        self._open[question.id] = _Open(question, about, waiting)
+        self._open[question.id] = _OpenQuestion(question, about, waiting)
         try:
             for client in list(self._clients[about]):
                 client.ask(question)
@@ -224,7 +224,7 @@ class Approvals:
         if isinstance(said, bool):
             return Consent(said)
         try:
-            if _endless(said.seconds):
+            if _is_nan(said.seconds):
                 raise msgspec.ValidationError(f"seconds is {said.seconds!r}")
             return replace(msgspec.convert(msgspec.structs.asdict(said), Consent), reason=scrub(said.reason))
         except msgspec.ValidationError as error:
@@ -249,11 +249,11 @@ class Approvals:
 
     def _note(self, id: str, why: str) -> None:
         self._settled[id] = why
-        while len(self._settled) > REMEMBERED:
+        while len(self._settled) > MAX_REMEMBERED:
             del self._settled[next(iter(self._settled))]
 
 
-def _endless(seconds: Any) -> bool:
+def _is_nan(seconds: Any) -> bool:
     """Say whether `seconds` are no number: no time comes after so many."""
     return isinstance(seconds, float) and math.isnan(seconds)
 

@@ -15,21 +15,21 @@ from orch_protocol.core.errors import ConfigError
 from ..tree.agents.state import Node
 
 __all__ = [
-    "LOW",
-    "Account",
+    "LOW_SHARE",
+    "BudgetAccount",
+    "budget_change",
     "budget_of",
-    "change_of",
-    "checked",
-    "dollars",
-    "low",
-    "reached",
-    "share",
-    "short",
-    "shortened",
-    "told",
+    "check_budget",
+    "exceeded_message",
+    "exhausted_message",
+    "format_amount",
+    "format_usd",
+    "low_budget_notice",
+    "reduced_message",
+    "reservation",
 ]
 
-LOW: Final = 0.8
+LOW_SHARE: Final = 0.8
 """From this part of a budget on whoever uses it is told that it comes to an end."""
 NOUNS: Final = {
     "tokens": ("token", "tokens"),
@@ -41,7 +41,7 @@ FLAGS: Final = {kind: f"--{limit_of(kind).removesuffix('_usd').replace('_', '-')
 """How each limit is set from the shell."""
 
 
-class Account(Struct, frozen=True):
+class BudgetAccount(Struct, frozen=True):
     """One budget of one kind: `owner` None is the root's. `held` is what is put aside."""
 
     kind: str
@@ -61,7 +61,7 @@ class Account(Struct, frozen=True):
         return max(0.0, self.limit - self.spent)
 
 
-def share(least: float, enough: float, most: float, left: float, soon: float, *, others: bool) -> float | None:
+def reservation(least: float, enough: float, most: float, left: float, soon: float, *, others: bool) -> float | None:
     """Return how much of `left` to put aside for what is wanted, less than `least` for no; None is to wait.
 
     `soon` is what there is when everybody else is done, if nobody takes any of it. Where `others` share it, half of
@@ -74,7 +74,7 @@ def share(least: float, enough: float, most: float, left: float, soon: float, *,
     return None if soon > left and soon >= least else amount
 
 
-def checked(budget: Budget) -> Budget:
+def check_budget(budget: Budget) -> Budget:
     """Return `budget` as it is. Raises ConfigError for what is no budget, and for what is no limit."""
     if not isinstance(budget, Budget):
         raise ConfigError(
@@ -87,11 +87,11 @@ def checked(budget: Budget) -> Budget:
 
 def budget_of(max_cost: float | None, budget: Budget | None) -> Budget:
     """Return what a program says that an agent may use. Raises ConfigError."""
-    said = checked(budget or Budget())
+    said = check_budget(budget or Budget())
     return said if max_cost is None else msgspec.structs.replace(said, max_cost_usd=_checked("max_cost_usd", max_cost))
 
 
-def change_of(max_cost: float | None, budget: Budget | None) -> BudgetChange:
+def budget_change(max_cost: float | None, budget: Budget | None) -> BudgetChange:
     """Return what a program sets: limits that are given, and none where they are endless. Raises ConfigError."""
     if budget is not None and not isinstance(budget, Budget):
         raise ConfigError(f"a budget is said with orch.Budget(...), not with {budget!r}")
@@ -115,43 +115,45 @@ def _checked(name: str, limit: Any) -> Any:
         raise ConfigError(f"{name} = {limit!r} does not do: {what} above 0, or left out for no limit") from error
 
 
-def dollars(usd: float) -> str:
+def format_usd(usd: float) -> str:
     """Return an amount of money for people, to the millionth."""
     return f"${usd:.6f}".rstrip("0").rstrip(".") if usd < 1 else f"${usd:,.2f}"
 
 
-def told(kind: str, amount: float) -> str:
+def format_amount(kind: str, amount: float) -> str:
     """Return so much of `kind` for people."""
     if kind == "usd":
-        return dollars(amount)
+        return format_usd(amount)
     if kind in NOUNS:
         return f"{amount:,.0f} {NOUNS[kind][amount != 1]}"
     seconds = f"{amount:,.1f}".removesuffix(".0") if amount >= 1 else f"{amount:.3g}"
     return f"{seconds} s" + (" of tools" if kind == "tool_seconds" else " of work")
 
 
-def short(account: Account, least: float) -> str:
+def exceeded_message(account: BudgetAccount, least: float) -> str:
     """Return why `least` cannot be had, whose budget that is, and what raises it."""
-    left = told(account.kind, account.soon)
+    left = format_amount(account.kind, account.soon)
     if account.kind == "usd":
-        return f"the next request may cost {dollars(least)} or more, and {left} is left: {_whose(account)}"
+        return f"the next request may cost {format_usd(least)} or more, and {left} is left: {_whose(account)}"
     if account.kind == "tokens":
-        return f"the next request may take {told('tokens', least)} or more, and {left} are left: {_whose(account)}"
-    return f"{told(account.kind, least)} would be needed, and {left} are left: {_whose(account)}"
+        wanted = format_amount("tokens", least)
+        return f"the next request may take {wanted} or more, and {left} are left: {_whose(account)}"
+    return f"{format_amount(account.kind, least)} would be needed, and {left} are left: {_whose(account)}"
 
 
-def shortened(account: Account, amount: float) -> str:
+def reduced_message(account: BudgetAccount, amount: float) -> str:
     """Return that what was put aside was less than was wanted."""
     verb = "cost" if account.kind == "usd" else "take"
-    return f"its last response could {verb} no more than {told(account.kind, amount)}. Before it, {_whose(account)}"
+    most = format_amount(account.kind, amount)
+    return f"its last response could {verb} no more than {most}. Before it, {_whose(account)}"
 
 
-def reached(account: Account) -> str:
+def exhausted_message(account: BudgetAccount) -> str:
     """Return that nothing is left."""
     return f"its budget is used up: {_whose(account)}"
 
 
-def low(accounts: Sequence[Account]) -> str:
+def low_budget_notice(accounts: Sequence[BudgetAccount]) -> str:
     """Return what an agent is told of these, "" when there are none."""
     if not accounts:
         return ""
@@ -162,24 +164,24 @@ def low(accounts: Sequence[Account]) -> str:
     )
 
 
-def _part(account: Account) -> str:
+def _part(account: BudgetAccount) -> str:
     percent = min(100, math.floor(100 * account.spent / account.limit))
     return f"{percent} % of what may be used, {_of(account)}"
 
 
-def _of(account: Account) -> str:
+def _of(account: BudgetAccount) -> str:
     if account.kind == "usd":
-        return f"{dollars(account.spent)} of {dollars(account.limit)}"
-    amount = told(account.kind, account.spent)
+        return f"{format_usd(account.spent)} of {format_usd(account.limit)}"
+    amount = format_amount(account.kind, account.spent)
     number = amount.split(" ")[0]
-    return f"{number} of {told(account.kind, account.limit)}"
+    return f"{number} of {format_amount(account.kind, account.limit)}"
 
 
-def _who(account: Account) -> str:
+def _who(account: BudgetAccount) -> str:
     return "all agents together" if account.owner is None else f"agent {account.owner.spec.name!r} and those below it"
 
 
-def _whose(account: Account) -> str:
+def _whose(account: BudgetAccount) -> str:
     """Return whose the budget is, how much of it is gone, and what raises it."""
     verb, unit = ("spent", "USD") if account.kind == "usd" else ("used", "N")
     said = f"{_who(account)} {verb} {_of(account)}"

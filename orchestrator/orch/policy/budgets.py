@@ -34,9 +34,17 @@ from orch_protocol.core.messages import Usage
 
 from ..tree.agents.state import Node, Nodes
 from ..tree.journal.entries import Answered, Entry, LetGo, PutAside, RootBudgeted, Spent
-from .budget_rules import LOW, Account, low, reached, share, short, shortened
+from .budget_rules import (
+    LOW_SHARE,
+    BudgetAccount,
+    exceeded_message,
+    exhausted_message,
+    low_budget_notice,
+    reduced_message,
+    reservation,
+)
 
-__all__ = ["Budgets"]
+__all__ = ["BudgetLedger"]
 
 NOTHING: Final = Amounts()
 WITH_PROCESS: Final = frozenset({"AgentDiedError", "AgentGoneError"})
@@ -44,7 +52,7 @@ WITH_PROCESS: Final = frozenset({"AgentDiedError", "AgentGoneError"})
 LIMITS: Final = tuple((kind, limit_of(kind)) for kind in KINDS)
 
 
-class _Hold(Struct, frozen=True):
+class _Reservation(Struct, frozen=True):
     """What is put aside: for a turn, or (None) beside it, for the process that asked."""
 
     amounts: Amounts
@@ -53,7 +61,7 @@ class _Hold(Struct, frozen=True):
     least: Amounts = NOTHING
 
 
-class _Turn(Struct, frozen=True):
+class _TurnSpending(Struct, frozen=True):
     """What is counted of a turn under way: what it used, and how many holds of responses and of calls were settled."""
 
     query_id: str = ""
@@ -62,24 +70,24 @@ class _Turn(Struct, frozen=True):
     calls: int = 0
 
 
-NO_TURN: Final = _Turn()
+NO_TURN: Final = _TurnSpending()
 
 
-class Budgets:
+class BudgetLedger:
     """The budgets of the agents in `nodes`, and what is `configured` for all of them together. `clock` is the time."""
 
     def __init__(self, nodes: Nodes, configured: Budget, clock: Callable[[], float]) -> None:
         self._nodes = nodes
         self._clock = clock
         self.configured = budget_in(configured)
-        self._holds: dict[str, dict[str, _Hold]] = {}
-        self._turns: dict[str, _Turn] = {}
+        self._holds: dict[str, dict[str, _Reservation]] = {}
+        self._turns: dict[str, _TurnSpending] = {}
         for id, aside in nodes.aside.items():
             if (asked := nodes[id].pending) is not None:  # a root before this one ended meanwhile
                 calls = sum(map(_is_call, aside.let_go))
-                self._turns[id] = _Turn(asked.query_id, NOTHING, len(aside.let_go) - calls, calls)
+                self._turns[id] = _TurnSpending(asked.query_id, NOTHING, len(aside.let_go) - calls, calls)
                 self._holds[id] = {
-                    hold: _Hold(least, asked.query_id, nodes[id].incarnation, least)
+                    hold: _Reservation(least, asked.query_id, nodes[id].incarnation, least)
                     for hold, least in aside.held.items()
                 }
 
@@ -136,20 +144,20 @@ class Budgets:
             tightest = min(accounts, key=lambda account: account.left)
             soon = min(accounts, key=lambda account: account.soon)
             others = self._others(node, tightest)
-            amount = share(least, enough, most, tightest.left, soon.soon, others=others)
+            amount = reservation(least, enough, most, tightest.left, soon.soon, others=others)
             if amount is None:
                 return None
             if amount < least:
-                raise BudgetExceededError(short(soon, least))
+                raise BudgetExceededError(exceeded_message(soon, least))
             granted[kind] = amount
             if amount < most:
-                why = shortened(tightest, amount)
+                why = reduced_message(tightest, amount)
         reserved = Reserved(new_id(), Amounts(**granted), why)
         held = {each: hold for each, hold in self._holds.get(id, {}).items() if _is_held(node, hold)}
         self._forget()
-        self._holds[id] = held | {reserved.id: _Hold(reserved.amounts, query_id, node.incarnation, want.least)}
+        self._holds[id] = held | {reserved.id: _Reservation(reserved.amounts, query_id, node.incarnation, want.least)}
         if query_id is not None and self._turn(id).query_id != query_id:
-            self._turns[id] = _Turn(query_id)
+            self._turns[id] = _TurnSpending(query_id)
         return reserved
 
     def put_aside(self, id: str, hold: str) -> PutAside | None:
@@ -172,7 +180,9 @@ class Budgets:
         turn = self._turn(id)
         if held is not None and held.query_id == turn.query_id:
             calls = _is_call(held.least)
-            self._turns[id] = _Turn(turn.query_id, turn.spent + used, turn.responses + (not calls), turn.calls + calls)
+            self._turns[id] = _TurnSpending(
+                turn.query_id, turn.spent + used, turn.responses + (not calls), turn.calls + calls
+            )
         return LetGo(at=self._clock(), id=id, hold=hold) if held is not None and held.query_id is not None else None
 
     def charged(self, entries: list[Entry]) -> list[Entry]:
@@ -189,7 +199,7 @@ class Budgets:
     def low(self, id: str) -> str:
         """Return what the agent is to be told of budgets that it is bound by and that are nearly used up."""
         accounts = (account for kind in self.kinds_for(id) for account in self._accounts(self._nodes[id], kind))
-        return low([account for account in accounts if account.spent >= LOW * account.limit])
+        return low_budget_notice([account for account in accounts if account.spent >= LOW_SHARE * account.limit])
 
     def holders(self) -> list[str]:
         """Return the topics by which it is told that turns or processes end for which something is put aside."""
@@ -205,7 +215,7 @@ class Budgets:
         """
         for account in self._accounts(self._nodes.get(id), "processes", asker):
             if account.left < 1:
-                raise BudgetExceededError(short(account, 1))
+                raise BudgetExceededError(exceeded_message(account, 1))
 
     def require_time(self, id: str, asker: str | None = None) -> None:
         """Raise BudgetExceededError unless the agent may be at work for a while. `asker` is about to ask it."""
@@ -218,9 +228,9 @@ class Budgets:
         tightest = min(
             self._accounts(self._nodes[id], "seconds", asker), key=lambda account: account.left, default=None
         )
-        return None if tightest is None else (tightest.left, reached(tightest))
+        return None if tightest is None else (tightest.left, exhausted_message(tightest))
 
-    def _accounts(self, user: Node | None, kind: str, asker: str | None = None) -> Iterator[Account]:
+    def _accounts(self, user: Node | None, kind: str, asker: str | None = None) -> Iterator[BudgetAccount]:
         """Yield the accounts that bind `user`, None: an agent without parent. `asker` is about to ask it."""
         limit = limit_of(kind)
         for node in self._charged(user, asker):
@@ -237,17 +247,17 @@ class Budgets:
         payers = self._nodes.payers(asker, user.spec.id) if asker is not None else user.payers
         yield from (node for node in map(self._nodes.get, payers) if node is not None)
 
-    def _account(self, owner: Node | None, kind: str, limit: float) -> Account:
+    def _account(self, owner: Node | None, kind: str, limit: float) -> BudgetAccount:
         if kind == "seconds":
             worked = self._nodes.worked if owner is None else owner.worked
-            return Account(kind, owner, limit, worked.seconds(self._clock()), 0.0)
+            return BudgetAccount(kind, owner, limit, worked.seconds(self._clock()), 0.0)
         if kind == "processes":
-            return Account(kind, owner, limit, self._processes(owner), 0.0)
+            return BudgetAccount(kind, owner, limit, self._processes(owner), 0.0)
         at_work = self._at_work(owner)
         spent = amounts_of(self._recorded(owner))
         held = sum(getattr(hold.amounts, kind) for node in at_work for hold in self._held(node))
         more = sum(getattr(self._unrecorded(node), kind) for node in at_work)
-        return Account(kind, owner, limit, getattr(spent, kind) + more, held)
+        return BudgetAccount(kind, owner, limit, getattr(spent, kind) + more, held)
 
     def _recorded(self, owner: Node | None) -> Usage:
         """Return what the agent, those below it and peers for it, None: all, have used in turns that are over."""
@@ -272,7 +282,7 @@ class Budgets:
         for id in [id for id in self._holds if not any(self._held(self._nodes[id]))]:
             del self._holds[id]
 
-    def _others(self, asker: Node, account: Account) -> bool:
+    def _others(self, asker: Node, account: BudgetAccount) -> bool:
         """Whether others are at work on the same budget. Those above the asker, and its payers, wait for it."""
         above = {node.spec.id for node in self._charged(asker)}
         return any(node.spec.id not in above and self._is_counted(node) for node in self._at_work(account.owner))
@@ -281,7 +291,7 @@ class Budgets:
         """Whether the agent is in a turn of which something is counted."""
         return node.pending is not None and self._turn(node.spec.id).query_id == node.pending.query_id
 
-    def _turn(self, id: str) -> _Turn:
+    def _turn(self, id: str) -> _TurnSpending:
         return self._turns.get(id, NO_TURN)
 
     def _unrecorded(self, node: Node) -> Amounts:
@@ -311,7 +321,7 @@ class Budgets:
             else None
         )
 
-    def _held(self, node: Node) -> Iterator[_Hold]:
+    def _held(self, node: Node) -> Iterator[_Reservation]:
         return (hold for hold in self._holds.get(node.spec.id, {}).values() if _is_held(node, hold))
 
 
@@ -319,7 +329,7 @@ def _is_call(least: Amounts) -> bool:
     return bool(least.tool_calls or least.tool_seconds)
 
 
-def _is_held(node: Node, hold: _Hold) -> bool:
+def _is_held(node: Node, hold: _Reservation) -> bool:
     if hold.query_id is None:
         return node.running and node.incarnation == hold.incarnation
     return node.pending is not None and node.pending.query_id == hold.query_id

@@ -41,12 +41,12 @@ __all__ = [
 Say: TypeAlias = Callable[[str], object]
 
 WEB_SEARCH: Final = "web_search"
-KEY: Final = "key-"
-ADDRESS: Final = "url-"
+KEY_PREFIX: Final = "key-"
+ADDRESS_PREFIX: Final = "url-"
 """Beginnings of fingerprints: of variables with a secret among them, and without one."""
 SALT: Final = "credentials.salt"
 SALT_BYTES: Final = 32
-REFUSED: Final = (" said 401", " said 403", " to a key that may use ")
+REFUSAL_TEXTS: Final = (" said 401", " said 403", " to a key that may use ")
 
 
 class VariableGroup(Struct, frozen=True):
@@ -84,7 +84,7 @@ def fingerprint(salt: bytes, group: VariableGroup, values: Mapping[str, str]) ->
         return ""
     body = json.dumps([group.name, sorted(part.items())]).encode()
     digest = hmac.new(salt, body, hashlib.sha256).hexdigest()[:32]
-    return f"{KEY if any(name in part for name in group.secrets) else ADDRESS}{digest}"
+    return f"{KEY_PREFIX if any(name in part for name in group.secrets) else ADDRESS_PREFIX}{digest}"
 
 
 def read_salt(home: Path) -> bytes:
@@ -263,7 +263,7 @@ class CallerCredentials:
         if group is None:
             return ""
         mark = self._mark(node, group)
-        if mark.startswith(KEY):
+        if mark.startswith(KEY_PREFIX):
             return "" if mark in self._sets else " or ".join(group.keys or group.secrets)
         return " or ".join(group.keys) if group.required else ""
 
@@ -283,7 +283,7 @@ class CallerCredentials:
         offered = caller.offered.get(group.name, "") if caller is not None else ""
         mark = self._mark(node, group)
         if names := self.missing(node):
-            if not mark.startswith(KEY) and offered.startswith(KEY):
+            if not mark.startswith(KEY_PREFIX) and offered.startswith(KEY_PREFIX):
                 return self._merged(node)
             raise CredentialsError(
                 f"agent {node.spec.name!r} ({node.spec.id}) waits for the {names} that it was made with: run any orch "
@@ -302,7 +302,9 @@ class CallerCredentials:
         """Return the record of the agent with what the current caller offers. Raises ConfigError."""
         caller, group = _caller.get(), self._groups.get(node.spec.backend.provider)
         offered = caller.offered if caller is not None else {}
-        if not offered or (group is not None and group.required and not offered.get(group.name, "").startswith(KEY)):
+        if not offered or (
+            group is not None and group.required and not offered.get(group.name, "").startswith(KEY_PREFIX)
+        ):
             names = " or ".join(group.keys) if group is not None and group.keys else "variable of a model provider"
             raise ConfigError(f"this shell has no {names} to give to agent {node.spec.name!r}: set it and repeat")
         return self._merged(node)
@@ -315,7 +317,7 @@ class CallerCredentials:
     def hint(self, node: Node, error: BackendError) -> str:
         """Return advice where the provider refused the agent's key and the caller has another one, else ""."""
         caller, group = _caller.get(), self._groups.get(node.spec.backend.provider)
-        if caller is None or group is None or not any(text in str(error) for text in REFUSED):
+        if caller is None or group is None or not any(text in str(error) for text in REFUSAL_TEXTS):
             return ""
         given = self._sets.get(caller.offered.get(group.name, ""), {})
         own = self._sets.get(self._mark(node, group), {})
@@ -361,8 +363,10 @@ class CallerCredentials:
         """Return the fingerprints of what the current caller offers; without a key of a provider, the daemon's own."""
         caller = _caller.get()
         offered = caller.offered if caller is not None else {}
-        own = {name: mark for name, mark in self._fallback.items() if mark.startswith(KEY) or name not in offered}
-        return offered | {name: mark for name, mark in own.items() if not offered.get(name, "").startswith(KEY)}
+        own = {
+            name: mark for name, mark in self._fallback.items() if mark.startswith(KEY_PREFIX) or name not in offered
+        }
+        return offered | {name: mark for name, mark in own.items() if not offered.get(name, "").startswith(KEY_PREFIX)}
 
     def _merged(self, node: Node) -> CredentialsRecord:
         caller, record = _caller.get(), self._recorded(node.spec.id)

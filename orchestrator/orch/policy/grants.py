@@ -17,7 +17,7 @@ from orch_protocol.core.errors import ConfigError, StoreError
 
 from ..config import paths
 
-__all__ = ["Grant", "Grants", "covers", "made"]
+__all__ = ["Grant", "GrantStore", "covers", "grant_of"]
 
 PROJECT_SECONDS: Final = 90 * 24 * 3600.0
 NOT_SIMPLE: Final = re.compile(r"[;&|<>$`(){}\\\n\r]")
@@ -41,7 +41,7 @@ class Grant(Struct, frozen=True):
     tainted: bool = False
 
 
-def made(question: Question, answer: Consent, now: float) -> Grant:
+def grant_of(question: Question, answer: Consent, now: float) -> Grant:
     """Return what `answer` grants for later."""
     seconds = answer.seconds
     if seconds is None and answer.scope == "project":
@@ -74,7 +74,7 @@ def covers(grant: Grant, question: Question, now: float) -> bool:
     return simple and fnmatchcase(question.subject, grant.subject)
 
 
-class Grants:
+class GrantStore:
     """The grants of projects, in one file of the user's; never in the project itself, which may be a stranger's."""
 
     def __init__(self, home: Path) -> None:

@@ -24,23 +24,23 @@ __all__ = [
     "AUDIT_LOG",
     "EVIDENCE",
     "HookLine",
+    "hook_lines",
     "hooks_spec",
-    "lines",
+    "read_totals",
     "record",
-    "summed",
-    "switch",
+    "set_enabled",
+    "sum_tallies",
     "switches_file",
-    "tallies",
 ]
 
-MOST_KEPT: Final = 200
+MAX_RECORDED: Final = 200
 EVIDENCE: Final = "evidence"
 """The folder in a home of what hooks have measured."""
-LAST_ERROR: Final = 500
-MOST_METRICS: Final = 50
+MAX_ERROR_CHARS: Final = 500
+MAX_METRICS: Final = 50
 
 
-class Kept(Struct, frozen=True):
+class HookTotals(Struct, frozen=True):
     """What a hook did so far, and when it was last heard of (Unix time, seconds)."""
 
     tally: HookTally
@@ -89,12 +89,12 @@ def switches_file(home: Path) -> Path:
     return home / "hooks.json"
 
 
-def lines(home: Path, configured: Iterable[HookRow]) -> list[HookLine]:
+def hook_lines(home: Path, configured: Iterable[HookRow]) -> list[HookLine]:
     """Return the hooks that are `configured`, in order, then those that were heard of elsewhere.
 
     Raises ConfigError when what is switched off cannot be read.
     """
-    off, kept = read_switches(str(switches_file(home))), tallies(home)
+    off, kept = read_switches(str(switches_file(home))), read_totals(home)
     rows = {row.name: row for row in configured}
     rows |= {name: each.tally.row for name, each in sorted(kept.items()) if name not in rows}
     found = []
@@ -121,7 +121,7 @@ def lines(home: Path, configured: Iterable[HookRow]) -> list[HookLine]:
     return found
 
 
-def switch(home: Path, name: str, *, enabled: bool) -> bool:
+def set_enabled(home: Path, name: str, *, enabled: bool) -> bool:
     """Switch the hook `name` on or off for every process of this user; return whether that changed anything.
 
     Raises ConfigError for the one that cannot be off.
@@ -141,25 +141,25 @@ def record(home: Path, ran: Iterable[HookTally], now: float | None = None) -> No
     """Add what hooks did to what they did before. Raises StoreError."""
     at = time.time() if now is None else now
     with locked(_lock(home)):
-        kept = tallies(home)
+        kept = read_totals(home)
         for each in ran:
             before = kept.get(each.row.name)
-            kept[each.row.name] = Kept(summed(before.tally if before else None, each), at)
-        names = sorted(kept, key=lambda name: kept[name].at, reverse=True)[:MOST_KEPT]
+            kept[each.row.name] = HookTotals(sum_tallies(before.tally if before else None, each), at)
+        names = sorted(kept, key=lambda name: kept[name].at, reverse=True)[:MAX_RECORDED]
         write(_file(home), {name: kept[name] for name in sorted(names)}, durable=False)
 
 
-def tallies(home: Path) -> dict[str, Kept]:
+def read_totals(home: Path) -> dict[str, HookTotals]:
     """Return what hooks did so far, by name. What cannot be read counts as nothing: these are figures, which grow."""
     try:
-        return msgspec.json.decode(_file(home).read_bytes(), type=dict[str, Kept])
+        return msgspec.json.decode(_file(home).read_bytes(), type=dict[str, HookTotals])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
 
 
-def summed(old: HookTally | None, ran: HookTally) -> HookTally:
+def sum_tallies(old: HookTally | None, ran: HookTally) -> HookTally:
     """Return what a hook did in all."""
-    last = ran.last_error[:LAST_ERROR]
+    last = ran.last_error[:MAX_ERROR_CHARS]
     if old is None:
         return replace(ran, last_error=last)
     return HookTally(
@@ -169,14 +169,14 @@ def summed(old: HookTally | None, ran: HookTally) -> HookTally:
         errors=old.errors + ran.errors,
         late=old.late + ran.late,
         last_error=last or old.last_error,
-        metrics=_added(old.metrics, ran.metrics),
+        metrics=_add_metrics(old.metrics, ran.metrics),
     )
 
 
-def _added(old: dict[str, float], more: dict[str, float]) -> dict[str, float]:
-    """Return the figures of both, at most MOST_METRICS of them: the first ones."""
+def _add_metrics(old: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    """Return the figures of both, at most MAX_METRICS of them: the first ones."""
     sums = old | {name: old.get(name, 0.0) + value for name, value in more.items()}
-    return dict(list(sums.items())[:MOST_METRICS])
+    return dict(list(sums.items())[:MAX_METRICS])
 
 
 def _file(home: Path) -> Path:

@@ -15,15 +15,15 @@ from orch_protocol.core.ids import new_id
 
 from ..tree.agents.state import Nodes
 
-__all__ = ["Lanes"]
+__all__ = ["RateLimiter"]
 
 FIRST_SECONDS: Final = 1.0
-MOST_SECONDS: Final = 30.0
-LONGEST_SECONDS: Final = 60.0
+MAX_BACKOFF_SECONDS: Final = 30.0
+MAX_PAUSE_SECONDS: Final = 60.0
 """Longer than this nobody is let wait: everybody asks, one after the other, and is told by the model itself."""
 QUIET_SECONDS: Final = 60.0
 """So long after the last refusal it is over."""
-SPREAD: Final = 0.1
+JITTER: Final = 0.1
 """By how much of itself a wait may grow: other programs with the same key come back at the same moment."""
 
 
@@ -32,7 +32,7 @@ class _Permit(Struct, frozen=True):
     incarnation: int
 
 
-class _Lane(Struct):
+class _RateLimitedModel(Struct):
     width: int = 1
     answered: int = 0
     refusals: int = 0
@@ -41,12 +41,12 @@ class _Lane(Struct):
     permits: dict[str, _Permit] = field(default_factory=dict)
 
 
-class Lanes:
+class RateLimiter:
     """The crowded lanes, by name: `provider:model`. Times are seconds on whatever clock `now` is."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _RateLimitedModel] = {}
 
     def names(self) -> tuple[str, ...]:
         """Return the lanes that are crowded, as far as is known."""
@@ -60,15 +60,15 @@ class Lanes:
         lane = self._lanes.get(name)
         news = lane is None
         if lane is None:
-            lane = self._lanes[name] = _Lane()
+            lane = self._lanes[name] = _RateLimitedModel()
         if now >= lane.until:
             # Those that were under way together are refused together: that is one refusal.
             lane.refusals += 1
             lane.width, lane.answered = max(1, lane.width // 2), 0
-        pause = wait if wait is not None else min(MOST_SECONDS, FIRST_SECONDS * 2 ** (lane.refusals - 1))
-        if pause > LONGEST_SECONDS:
+        pause = wait if wait is not None else min(MAX_BACKOFF_SECONDS, FIRST_SECONDS * 2 ** (lane.refusals - 1))
+        if pause > MAX_PAUSE_SECONDS:
             pause = 0.0
-        lane.until = max(lane.until, now + pause * (1 + SPREAD * chance))
+        lane.until = max(lane.until, now + pause * (1 + JITTER * chance))
         lane.refused = now
         return news
 
@@ -103,10 +103,10 @@ class Lanes:
 
     def holders(self, name: str) -> list[str]:
         """Return the topics by which it is told that processes end whose requests are under way."""
-        lane = self._lanes.get(name, _Lane())
+        lane = self._lanes.get(name, _RateLimitedModel())
         return [f"gone:{permit.agent}:{permit.incarnation}" for permit in self._under_way(lane).values()]
 
-    def _under_way(self, lane: _Lane) -> dict[str, _Permit]:
+    def _under_way(self, lane: _RateLimitedModel) -> dict[str, _Permit]:
         lane.permits = {
             id: permit
             for id, permit in lane.permits.items()

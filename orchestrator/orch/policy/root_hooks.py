@@ -26,13 +26,13 @@ from orch_worker.hooks.runner import Tally
 from orch_worker.system.threads import Late, Threads
 
 from ..config.notices import aside
-from .hook_records import record, summed
+from .hook_records import record, sum_tallies
 
-__all__ = ["Do", "Hookable", "RootHooks", "Say"]
+__all__ = ["HookRegistrar", "RecordHooks", "ReportHook", "RootHooks"]
 
-Do = Callable[[Callable[..., None], Path, tuple[HookTally, ...]], Any]
+RecordHooks = Callable[[Callable[..., None], Path, tuple[HookTally, ...]], Any]
 Call = Callable[[str, str, Struct], Awaitable[Any]]
-Say = Callable[[str, str, bool], Any]
+ReportHook = Callable[[str, str, bool], Any]
 """Says a text to the agent with an id, as a follow-up or at once. May be called from any thread."""
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ class RootHooks:
 
     def __init__(self, home: Path) -> None:
         self.rows: tuple[HookRow, ...] = ()
-        self.say: Say = _nobody
+        self.say: ReportHook = _nobody
         """Lets an agent hear what a hook says to it."""
         self.call: Call = _no_root
         """Serves the agent with an id."""
@@ -62,7 +62,7 @@ class RootHooks:
         self._watching: set[asyncio.Task[None]] = set()
         self._told = Audience(self._tell_of)
         self._events = 0
-        self._do: Do = _at_once
+        self._do: RecordHooks = _at_once
 
     def register(self, hook: Hook) -> None:
         """Let agents call `hook` from their next turn on. Raises ConfigError."""
@@ -90,20 +90,20 @@ class RootHooks:
             self._recording.cancel()
         self._record(lambda _record, home, due: _recorded(home, due))
 
-    def ran(self, rows: Iterable[HookTally], do: Do) -> None:
+    def ran(self, rows: Iterable[HookTally], do: RecordHooks) -> None:
         """Count what hooks did; `do` takes it down a moment later, in a thread: no turn waits for that."""
         for row in rows:
-            self._due[row.row.name] = summed(self._due.get(row.row.name), row)
+            self._due[row.row.name] = sum_tallies(self._due.get(row.row.name), row)
         if self._recording is None:
             self._recording = asyncio.get_running_loop().call_later(RECORD_SECONDS, self._record, do)
 
-    def _record(self, do: Do) -> None:
+    def _record(self, do: RecordHooks) -> None:
         self._measure()
         due, self._due, self._recording = tuple(self._due.values()), {}, None
         if due:
             do(_recorded, self.home, due)
 
-    async def run(self, asked: RunHooks, spec: AgentSpec, say: Say, do: Do) -> HooksSaid:
+    async def run(self, asked: RunHooks, spec: AgentSpec, say: ReportHook, do: RecordHooks) -> HooksSaid:
         """Call the hooks that the agent `spec` asks for, and return what they say. Raises nothing but CancelledError.
 
         For those that are async and only observe nobody waits: what they did is counted here, as in `ran`.
@@ -134,13 +134,13 @@ class RootHooks:
         for (name, _), context in self._contexts.items():
             hook = self._registry.find(name)
             if hook is not None and (metrics := context.measured()):
-                self._due[name] = summed(self._due.get(name), HookTally(hook.row, metrics=metrics))
+                self._due[name] = sum_tallies(self._due.get(name), HookTally(hook.row, metrics=metrics))
 
     def listens(self, *stages: str) -> bool:
         """Whether there is any hook at one of `stages`."""
         return any(self._registry.chain(stage) for stage in stages)
 
-    def happened(self, event: Event, spec: AgentSpec, say: Say, do: Do) -> None:
+    def happened(self, event: Event, spec: AgentSpec, say: ReportHook, do: RecordHooks) -> None:
         """Let hooks be told of `event` about the agent `spec`, which the root knows first. Nobody waits for them."""
         hooks = self._registry.chain(event.stage)
         if hooks:
@@ -165,7 +165,7 @@ class RootHooks:
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
 
-    def _found(self, asked: RunHook, spec: AgentSpec, say: Say) -> Iterator[Calling | str]:
+    def _found(self, asked: RunHook, spec: AgentSpec, say: ReportHook) -> Iterator[Calling | str]:
         """Yield what is asked for, or why it is not to be had."""
         try:
             event = msgspec.msgpack.decode(asked.event, type=STAGES[asked.stage].event)
@@ -179,12 +179,12 @@ class RootHooks:
             else:
                 yield hook, event, self._context(hook, spec, say, event.turn)
 
-    async def _watch(self, hook: Hook, event: Event, context: HookContext, do: Do) -> None:
+    async def _watch(self, hook: Hook, event: Event, context: HookContext, do: RecordHooks) -> None:
         tally = Tally(hook.row)
         tally.add(watched(hook.row.name, event.stage, await awaited(hook, event, context)))
         self.ran((tally.take(),), do)
 
-    def _context(self, hook: Hook, spec: AgentSpec, say: Say, turn: str) -> HookContext:
+    def _context(self, hook: Hook, spec: AgentSpec, say: ReportHook, turn: str) -> HookContext:
         key = (hook.row.name, spec.id)
         context = self._contexts.pop(key, None) or HookContext(
             hook.row.name, spec, say=partial(say, spec.id), call=partial(self.call, spec.id), tell=_unwatched
@@ -204,7 +204,7 @@ class RootHooks:
         self.rows = tuple(row for row in rows if row.stages)
 
 
-class Hookable:
+class HookRegistrar:
     """Something that hooks can be registered with. `_hooks` holds them."""
 
     _hooks: RootHooks

@@ -15,7 +15,14 @@ from orch_protocol.core.sandbox import BY_NAME_ONLY, COMMANDS, IN_WORKER, Level,
 if TYPE_CHECKING:
     from orch_worker.sandbox.probe import Offer
 
-__all__ = ["check", "covering", "held", "raised", "stricter", "wanted"]
+__all__ = [
+    "available_sandbox",
+    "check_required_levels",
+    "configured_sandbox",
+    "stricter",
+    "with_hidden_paths",
+    "with_minimum_level",
+]
 
 EXPOSED = (
     "commands can read denied files, credentials and the files of orch itself by other means, and so can run_python"
@@ -27,7 +34,7 @@ LEFT_OUT = (
 )
 
 
-def wanted(config: SandboxConfig, preset: str) -> SandboxSpec:
+def configured_sandbox(config: SandboxConfig, preset: str) -> SandboxSpec:
     """Return the sandbox that `config` has for agents of `preset` ("": they were given tools instead).
 
     Where a level is required, what is said of presets and tools can only be more.
@@ -44,7 +51,7 @@ def wanted(config: SandboxConfig, preset: str) -> SandboxSpec:
     )
 
 
-def raised(config: SandboxConfig, level: Level) -> SandboxConfig:
+def with_minimum_level(config: SandboxConfig, level: Level) -> SandboxConfig:
     """Return `config` with nothing of it below `level`, and required."""
     return replace(_floored(config, level), require=True)
 
@@ -61,13 +68,13 @@ def stricter(one: SandboxSpec, other: SandboxSpec) -> SandboxSpec:
     )
 
 
-def check(config: SandboxConfig, offer: Callable[[], Offer]) -> None:
+def check_required_levels(config: SandboxConfig, offer: Callable[[], Offer]) -> None:
     """Raise SandboxError when `config` requires a level that this machine does not have."""
     if config.require:
         _here((config.level, *config.presets.values(), *config.tools.values()), offer, require=True)
 
 
-def held(
+def available_sandbox(
     spec: SandboxSpec, tools: Iterable[str], offer: Callable[[], Offer], *, require: bool
 ) -> tuple[SandboxSpec, str]:
     """Return `spec` at levels that this machine has, and what is to be said of that, "" for nothing.
@@ -87,7 +94,7 @@ def held(
     return replace(spec, level=have[spec.level], tools=at), "; ".join([*less, *notes])
 
 
-def covering(
+def with_hidden_paths(
     spec: SandboxSpec, tools: Iterable[str], missing: Callable[[], str], policy: PolicyConfig
 ) -> tuple[SandboxSpec, str]:
     """Return `spec` with whether paths can be hidden from the commands of `tools`, and what to report if not.

@@ -18,7 +18,7 @@ from orch_worker.session.log.append_log import load
 from orch_worker.session.session import Session
 from orch_worker.session.transcript import NAME
 
-from ..archival.adapters import FORMATS, OWN, format_named, translated
+from ..archival.adapters import FORMATS, OWN, convert_message, format_named
 from ..config import paths
 from ..config.output_file import write_out
 from .formats.conversation import Found, Reading, path_of
@@ -120,7 +120,7 @@ def _list(found: Found, format: str, notes: list[str]) -> Iterator[str]:
     rows = [
         row
         for message in Session.fold(told).messages
-        for row in translated(shape, Message(message.role, tuple(lost.fit(message.content))))
+        for row in convert_message(shape, Message(message.role, tuple(lost.fit(message.content))))
     ]
     notes += lost.notes()
     yield "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"

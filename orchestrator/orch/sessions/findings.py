@@ -27,7 +27,7 @@ from orch_worker.system.files import open_regular
 
 from ..archival.store.index import NAME as INDEX
 from ..archival.store.index import index_fault, set_aside
-from ..archival.store.session_archives import Ledger
+from ..archival.store.session_archives import SessionArchives
 from ..config import paths
 from ..tree.agents.state import Node, Nodes
 from ..tree.journal.entries import decoded
@@ -194,7 +194,7 @@ def _whole(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 def in_archives(path: Path) -> Iterator[Finding]:
     """Yield which archives of the session file at `path` cannot be read whole."""
-    ledger = Ledger(path.parent, path.name)
+    ledger = SessionArchives(path.parent, path.name)
     try:
         ledger.catch_up()
     except OrchError:

@@ -37,12 +37,12 @@ from orch_protocol.wire.worker_messages import (
     Unsaid,
 )
 
-from ..archival.engine import Archives
+from ..archival.engine import ArchiveEngine
 from ..config.models import Catalog
-from ..policy.approvals import Approvals
-from ..policy.budgets import Budgets
+from ..policy.approvals import ApprovalBroker
+from ..policy.budgets import BudgetLedger
 from ..policy.credentials import Credentials, ProgramCredentials
-from ..policy.rate_limits import Lanes
+from ..policy.rate_limits import RateLimiter
 from ..policy.root_hooks import RootHooks
 from ..processes.base import Launcher
 from ..processes.router import Deliver, Peer, Switchboard
@@ -117,7 +117,7 @@ class Supervisor:
         sessions: Path,
         logs: Path,
         catalog: Catalog,
-        approvals: Approvals,
+        approvals: ApprovalBroker,
         watchers: Watchers,
         hooks: RootHooks,
         credentials: Credentials | None = None,
@@ -135,12 +135,12 @@ class Supervisor:
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.taken(), warm_holders=config.archival.warm_holders)
         self.credentials.nodes = self.tree.nodes
-        self.budgets = Budgets(self.tree.nodes, config.budget, clock)
+        self.budgets = BudgetLedger(self.tree.nodes, config.budget, clock)
         self.timers = Timers()
         self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self.timers.later)
         self._journal = journal
         self.disk, self.projects = Disk(journal), Projects()
-        self.archives = Archives(config.archival, self.disk.do)
+        self.archives = ArchiveEngine(config.archival, self.disk.do)
         self._serve = serve
         self.mounts_missing = launcher.mounts_missing
         """Says why commands cannot have mount namespaces of their own, "" when they can."""
@@ -148,7 +148,7 @@ class Supervisor:
         self.clock = clock
         self._loop = asyncio.get_running_loop()
         self.waiters, self.holds = Waiters(), Holds()
-        self.lanes = Lanes(self.tree.nodes)
+        self.lanes = RateLimiter(self.tree.nodes)
         self.workers = Workers(
             self.tree.nodes,
             launcher,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from ..policy.budgets import Budgets
+from ..policy.budgets import BudgetLedger
 from ..tree.agents.state import Nodes
 
 __all__ = ["Overtime"]
@@ -21,7 +21,7 @@ class Overtime:
     def __init__(
         self,
         nodes: Nodes,
-        budgets: Budgets,
+        budgets: BudgetLedger,
         end: Callable[[str, str, str], object],
         later: Callable[[float, Callable[[], None]], object],
     ) -> None:

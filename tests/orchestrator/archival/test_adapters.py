@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.archival.adapters import detect, format_named, pack, translated, unpack
+from orch.archival.adapters import convert_message, decode_message, detect, encode_message, format_named
 from orch.archival.adapters.base import difference, restore
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
@@ -119,8 +119,8 @@ def test_messages_are_restored_exactly(name: str, raw: dict[str, Any]) -> None:
     """Every kind of message comes back as it was, and is not touched on the way."""
     before = copy.deepcopy(raw)
     format = format_named(name)
-    message, rest = pack(format, raw)
-    assert unpack(format, message, rest) == raw == before
+    message, rest = encode_message(format, raw)
+    assert decode_message(format, message, rest) == raw == before
 
 
 @given(json_values, json_values)
@@ -146,15 +146,15 @@ def test_unknown_keys_are_kept(case: tuple[str, dict[str, Any]], more: dict[str,
     odd = more | raw
     if "role" in raw or "role" not in more:
         format = format_named(name)
-        message, rest = pack(format, odd)
-        assert unpack(format, message, rest) == odd
+        message, rest = encode_message(format, odd)
+        assert decode_message(format, message, rest) == odd
 
 
 def test_usual_messages_cost_nothing_beside() -> None:
     """What an SDK gives back, and a bare string, need next to nothing kept beside them."""
     for name, raw in [("anthropic", ANTHROPIC[3]), ("openai", OPENAI[2]), ("openai", OPENAI[12])]:
-        assert pack(format_named(name), raw)[1] is None
-    assert pack(format_named("anthropic"), ANTHROPIC[0])[1] == {"k": {"content": {"t": 1}}}
+        assert encode_message(format_named(name), raw)[1] is None
+    assert encode_message(format_named("anthropic"), ANTHROPIC[0])[1] == {"k": {"content": {"t": 1}}}
 
 
 def test_calls_and_results_become_ours() -> None:
@@ -196,9 +196,9 @@ def test_messages_of_another_shape_are_translated() -> None:
     turn = Message("assistant", (Text("look"), ToolUse("a", "f", {}), ToolUse("b", "f", {})))
     results = Message("user", (ToolResult("a", (Text("x"),)), ToolResult("b", (Text("y"),)), Text("and?")))
     chat = format_named("openai")
-    assert [call["id"] for call in translated(chat, turn)[0]["tool_calls"]] == ["a", "b"]
-    assert [raw["role"] for raw in translated(chat, results)] == ["tool", "tool", "user"]
-    items = [raw for message in (turn, results) for raw in translated(format_named("responses"), message)]
+    assert [call["id"] for call in convert_message(chat, turn)[0]["tool_calls"]] == ["a", "b"]
+    assert [raw["role"] for raw in convert_message(chat, results)] == ["tool", "tool", "user"]
+    items = [raw for message in (turn, results) for raw in convert_message(format_named("responses"), message)]
     assert [raw.get("type", raw.get("role")) for raw in items] == [
         "assistant",
         "function_call",
@@ -207,4 +207,4 @@ def test_messages_of_another_shape_are_translated() -> None:
         "function_call_output",
         "user",
     ]
-    assert len(translated(format_named("anthropic"), results)) == 1
+    assert len(convert_message(format_named("anthropic"), results)) == 1

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from orch.archival.store import store as module
-from orch.archival.store.store import Archive, Record, Stored
+from orch.archival.store.store import ArchiveRecord, ArchiveStore, StoredMessage
 from orch_protocol.core.errors import DamagedError, ForeignFileError, LockedError, StoreError
 from orch_protocol.core.messages import Message, assistant, user
 from orch_worker.session.log.append_log import AppendLog
@@ -18,9 +18,9 @@ from orch_worker.session.log.append_log import AppendLog
 FILE = "archive-000001.jsonl"
 
 
-def record(**changes: Any) -> Record:
+def record(**changes: Any) -> ArchiveRecord:
     """Return what is known of an archive before it is one."""
-    given = Record(
+    given = ArchiveRecord(
         id="",
         number=0,
         kind="turn",
@@ -40,19 +40,19 @@ def record(**changes: Any) -> Record:
     return msgspec.structs.replace(given, **changes)
 
 
-def turn(text: str) -> list[Stored]:
+def turn(text: str) -> list[StoredMessage]:
     """Return the messages of a turn."""
-    return [Stored(user(f"ask {text}")), Stored(assistant(f"say {text}"), {"k": {"x": {"=": 1}}})]
+    return [StoredMessage(user(f"ask {text}")), StoredMessage(assistant(f"say {text}"), {"k": {"x": {"=": 1}}})]
 
 
 def test_archives_survive_a_restart(tmp_path: Path) -> None:
     """Ids, order, records, summaries and messages are the same when the folder is opened again."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     first, second = archive.add(record(), turn("a")), archive.add(record(), turn("b"))
     archive.summarise(second.id, "summary")
     before = archive.records
     archive.close()
-    again = Archive.open(tmp_path)
+    again = ArchiveStore.open(tmp_path)
     assert again.records == before
     assert again.notes == []
     assert [each.number for each in again.records.values()] == [1, 2]
@@ -63,7 +63,7 @@ def test_archives_survive_a_restart(tmp_path: Path) -> None:
 
 def test_archive_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each archive is one write and one sync; when the sync fails there is no archive."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     archive.add(record(), turn("a"))
     synced: list[int] = []
     written: list[int] = []
@@ -83,7 +83,7 @@ def test_archive_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: py
 
 def test_full_disk_archives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the write fails, nothing was archived, the file is what it was, and the next one works."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     archive.add(record(), turn("a"))
     size = (tmp_path / FILE).stat().st_size
 
@@ -104,30 +104,30 @@ def test_full_disk_archives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
 def test_torn_archive_is_none(tmp_path: Path, kept: float) -> None:
     """Of an archive whose write was cut off nothing counts; those before it do, and it is said."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     first = archive.add(record(), turn("a"))
     size = (tmp_path / FILE).stat().st_size
     archive.add(record(), turn("b"))
     archive.close()
     data = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(data[: size + int((len(data) - size) * kept)])
-    again = Archive.open(tmp_path)
+    again = ArchiveStore.open(tmp_path)
     assert list(again.records) == [first.id]
     assert "unfinished write" in again.notes[0]
     assert again.messages(first.id) == turn("a")
     again.add(record(), turn("b"))
     again.close()
-    assert len(Archive.open(tmp_path).records) == 2
+    assert len(ArchiveStore.open(tmp_path).records) == 2
 
 
 def test_damage_is_named_and_stays_where_it_is(tmp_path: Path) -> None:
     """A flipped bit is reported at the opening, makes its own archive unreadable, and hides no other."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     first, second = archive.add(record(), turn("first")), archive.add(record(), turn("second"))
     archive.close()
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes().replace(b"say first", b"say fxrst"))
-    again = Archive.open(tmp_path)
+    again = ArchiveStore.open(tmp_path)
     assert "line 3" in again.notes[0]
     with pytest.raises(DamagedError, match=first.id):
         again.messages(first.id)
@@ -137,7 +137,7 @@ def test_damage_is_named_and_stays_where_it_is(tmp_path: Path) -> None:
 
 def test_lost_file_is_named(tmp_path: Path) -> None:
     """An archive whose file somebody removed is an error that says which."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     id = archive.add(record(), turn("a")).id
     (tmp_path / FILE).unlink()
     with pytest.raises(StoreError, match=FILE):
@@ -147,12 +147,12 @@ def test_lost_file_is_named(tmp_path: Path) -> None:
 def test_files_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has grown large is followed by the next, and all are read again."""
     monkeypatch.setattr(module, "SEGMENT_BYTES", 1500)
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     ids = [archive.add(record(), turn(str(number))).id for number in range(12)]
     archive.summarise(ids[0], "late")
     archive.close()
     assert len(list(tmp_path.glob("archive-*.jsonl"))) > 2
-    again = Archive.open(tmp_path)
+    again = ArchiveStore.open(tmp_path)
     assert list(again.records) == ids
     assert [again.messages(id) for id in ids] == [turn(str(number)) for number in range(12)]
     assert again.records[ids[0]].record == "late"
@@ -161,12 +161,12 @@ def test_files_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_same_messages_are_the_same_archive(tmp_path: Path) -> None:
     """Archived again, also after a restart, messages keep their id; as another kind they are another archive."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     first = archive.add(record(), turn("a"))
     assert archive.add(record(), turn("a")) == first
     assert archive.add(record(kind="phase"), turn("a")) != first
     archive.close()
-    again = Archive.open(tmp_path)
+    again = ArchiveStore.open(tmp_path)
     assert again.add(record(), turn("a")).id == first.id
     assert len(again.records) == 2
     again.close()
@@ -174,11 +174,11 @@ def test_same_messages_are_the_same_archive(tmp_path: Path) -> None:
 
 def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     """What no file can carry becomes a replacement character, and the archive can be read."""
-    archive = Archive.open(tmp_path)
-    id = archive.add(record(), [Stored(user("a\ud800b"))]).id
+    archive = ArchiveStore.open(tmp_path)
+    id = archive.add(record(), [StoredMessage(user("a\ud800b"))]).id
     assert archive.messages(id)[0].message == user("a\ufffdb")
     archive.close()
-    again = Archive.open(tmp_path)
+    again = ArchiveStore.open(tmp_path)
     assert again.messages(id)[0].message == user("a\ufffdb")
     again.close()
 
@@ -187,31 +187,31 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     """A file of that name that is none of ours is refused and not touched; the folder is given up."""
     (tmp_path / FILE).write_text("my diary\n")
     with pytest.raises(ForeignFileError):
-        Archive.open(tmp_path)
+        ArchiveStore.open(tmp_path)
     assert (tmp_path / FILE).read_text() == "my diary\n"
     (tmp_path / FILE).unlink()
-    Archive.open(tmp_path).close()
+    ArchiveStore.open(tmp_path).close()
 
 
 def test_folder_has_one_owner(tmp_path: Path) -> None:
     """While it is open, nobody else gets it."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     with pytest.raises(LockedError):
-        Archive.open(tmp_path)
+        ArchiveStore.open(tmp_path)
     archive.close()
     archive.close()
 
 
 def test_unknown_records_are_passed_over(tmp_path: Path) -> None:
     """A record of a shape this version does not know is reported and hides no other."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     first = archive.add(record(), turn("a"))
     log = archive._log
     assert log is not None
     log.append(b'{"type":"custom","id":"x","parentId":null,"timestamp":"","customType":"archive","data":{"new":1}}')
     log.append(b'{"type":"custom","id":"y","parentId":null,"timestamp":"","customType":"elsewhere","data":7}')
     archive.close()
-    again = Archive.open(tmp_path)
+    again = ArchiveStore.open(tmp_path)
     assert list(again.records) == [first.id]
     assert len(again.notes) == 1
     again.close()
@@ -219,7 +219,7 @@ def test_unknown_records_are_passed_over(tmp_path: Path) -> None:
 
 def test_stubs_are_known_by_role(tmp_path: Path) -> None:
     """A turn's stub is an assistant's, a phase's a user's; an id that is not in the folder is no stub."""
-    archive = Archive.open(tmp_path)
+    archive = ArchiveStore.open(tmp_path)
     turn_id = archive.add(record(), turn("a")).id
     phase_id = archive.add(record(kind="phase"), turn("b")).id
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import orch
 from orch.api.archiver import Archiver
-from orch.archival.store.store import Archive
+from orch.archival.store.store import ArchiveStore
 from orch_protocol.agent.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, LockedError, StoreError
 from orch_worker.conversation.live_subagents import HEADING
@@ -382,7 +382,7 @@ def test_interrupt_leaves_a_whole_state(
     """Ctrl-C between any two archives leaves the conversation as it was; later it is folded, with nothing twice."""
     whole = [message for number in range(3) for message in work(shape, number, steps=6)]
     live, copy = list(whole), json.loads(json.dumps(whole))
-    real, done = getattr(Archive, step), iter([False, True])
+    real, done = getattr(ArchiveStore, step), iter([False, True])
 
     def interrupted(*given: Any) -> Any:
         record = real(*given)
@@ -393,7 +393,7 @@ def test_interrupt_leaves_a_whole_state(
     config = ArchivalConfig(profile="seed", summary=SummaryConfig(style="paragraph"))
     with Archiver(tmp_path, shape.name, config=config, summarise=lambda _: "As told.") as archiver:
         with monkeypatch.context() as broken:
-            broken.setattr(Archive, step, interrupted)
+            broken.setattr(ArchiveStore, step, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 archiver.fold(live)
         assert live == copy

@@ -12,8 +12,8 @@ import pytest
 
 from orch.api.archiver import Archiver
 from orch.archival.plan.economics import Prices
-from orch.archival.plan.plan import fresh_from, upgrades
-from orch.archival.summary import MOST_WAITING, REASON_CHARS
+from orch.archival.plan.plan import due_upgrades, first_uncached_message
+from orch.archival.summary import MAX_PENDING, REASON_CHARS
 from orch_protocol.agent.config import ArchivalConfig, SummaryConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult, assistant, user
@@ -130,18 +130,18 @@ def test_late_summary_waits_for_a_break(shape: Shape, tmp_path: Path) -> None:
 def test_upgrades_are_weighed() -> None:
     """A stub behind the break is free, one close before it cheap, one far before it stays."""
     tokens = [100, 100, 600, 600, 100, 100]
-    assert upgrades([1, 3, 5], tokens, 4, Prices()) == [3, 5]
-    assert upgrades([1, 3, 5], tokens, 2, Prices()) == [1, 3, 5]
-    assert upgrades([1, 3, 5], tokens, 4, Prices(read=1.0, write=1.0)) == [1, 3, 5]
-    assert upgrades([], tokens, 0, Prices()) == []
+    assert due_upgrades([1, 3, 5], tokens, 4, Prices()) == [3, 5]
+    assert due_upgrades([1, 3, 5], tokens, 2, Prices()) == [1, 3, 5]
+    assert due_upgrades([1, 3, 5], tokens, 4, Prices(read=1.0, write=1.0)) == [1, 3, 5]
+    assert due_upgrades([], tokens, 0, Prices()) == []
 
 
 def test_nothing_is_cached_from_the_last_response_on() -> None:
     """The last response and what follows it were in no request yet."""
     result = Message("user", (ToolResult("c", (Text("ok"),)),))
-    assert fresh_from([]) == 0
-    assert fresh_from([user("a")]) == 0
-    assert fresh_from([user("a"), assistant("b"), user("c"), assistant("d"), result]) == 3
+    assert first_uncached_message([]) == 0
+    assert first_uncached_message([user("a")]) == 0
+    assert first_uncached_message([user("a"), assistant("b"), user("c"), assistant("d"), result]) == 3
 
 
 def broken(_: SummaryRequest) -> str:
@@ -201,15 +201,15 @@ def test_model_that_hangs_is_not_asked_for_ever(shape: Shape, tmp_path: Path) ->
     """With some answers outstanding no further question is asked; when they have come, it is."""
     slow = Slow()
     with Archiver(tmp_path, shape.name, config=HASTY, summarise=slow) as archiver:
-        turns = [message for number in range(MOST_WAITING + 3) for message in work(shape, number, steps=6)]
+        turns = [message for number in range(MAX_PENDING + 3) for message in work(shape, number, steps=6)]
         live = archiver.fold(turns)
-        assert slow.asked == MOST_WAITING
+        assert slow.asked == MAX_PENDING
         assert "4 are being waited for" in archiver.notes[-1]
         slow.answer()
         live = archiver.fold([*live, *work(shape, 50, steps=6)])
-        assert slow.asked == MOST_WAITING + 1
+        assert slow.asked == MAX_PENDING + 1
         assert "Late word on 50." in shape.text(live[-1])
-        assert sum(record.summarised for record in archiver.archives()) == MOST_WAITING + 1
+        assert sum(record.summarised for record in archiver.archives()) == MAX_PENDING + 1
 
 
 def test_late_summary_and_a_full_disk(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from orch.api.archiver import Archiver
 from orch.archival.adapters import format_named
-from orch.archival.conversation_items import Piece, Pieces
-from orch.archival.fold import Folding
+from orch.archival.conversation_items import ConversationItem, ItemReader
+from orch.archival.fold import Archiving
 from orch.archival.plan.economics import Prices
-from orch.archival.plan.plan import View, eras
-from orch.archival.plan.rollup import Merge, Stub, merge_of
-from orch.archival.store.catalog import Record, Shelf, Stored
+from orch.archival.plan.plan import ConversationView, next_era
+from orch.archival.plan.rollup import RecordMerge, RecordSize, preferred_merge
+from orch.archival.store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
 from orch.config.archival_profiles import Rules, rules_of
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.ids import new_id
@@ -34,22 +34,24 @@ CALLS = {"no tools": (0, 0), "many tools": (0, 12), "one endless turn": (40, 40)
 ESTIMATOR = Estimator()
 
 
-class MemoryShelf(Shelf):
+class MemoryShelf(ArchiveCatalog):
     """Archives in memory."""
 
     def __init__(self) -> None:
         super().__init__(Path("memory"))
-        self._messages: dict[str, list[Stored]] = {}
+        self._messages: dict[str, list[StoredMessage]] = {}
 
-    def store(self, record: Record, part: Sequence[Piece], said: Sequence[Message], summarise: bool) -> Record:
+    def store(
+        self, record: ArchiveRecord, part: Sequence[ConversationItem], said: Sequence[Message], summarise: bool
+    ) -> ArchiveRecord:
         """Store `part` under `record`."""
         del said, summarise
         full = msgspec.structs.replace(record, id=new_id(), number=len(self.records) + 1, count=len(part))
-        self._messages[full.id] = [Stored(piece.message) for piece in part]
+        self._messages[full.id] = [StoredMessage(piece.message) for piece in part]
         self.keep(full)
         return full
 
-    def messages(self, id: str) -> list[Stored]:
+    def messages(self, id: str) -> list[StoredMessage]:
         """Return what was stored as `id`."""
         return self._messages[id]
 
@@ -92,7 +94,7 @@ def assert_bounded(rules: Rules, before: int, folded: bool, live: Sequence[Messa
         assert ESTIMATOR.messages(live) <= rules.high
 
 
-def reachable(shelf: Shelf, live: Sequence[Message]) -> set[str]:
+def reachable(shelf: ArchiveCatalog, live: Sequence[Message]) -> set[str]:
     """Return the archives that the records in `live` lead to."""
     found = {id for message in live for id in shelf.holders(message)}
     return found | {record.id for id in found for record in shelf.below(shelf.records[id])}
@@ -107,9 +109,9 @@ def test_live_conversation_stays_within_low_water_and_record_budget(
 ) -> None:
     """After each fold, without the current turn's prompt and its last step; and every message can be had again."""
     chance, rules, shelf = random.Random(seed), rules_of(ArchivalConfig(profile=profile)), MemoryShelf()
-    pieces = Pieces(format_named("orch"), shelf, ESTIMATOR)
-    folding = Folding(pieces, rules, shelf.store)
-    live: list[Piece] = []
+    pieces = ItemReader(format_named("orch"), shelf, ESTIMATOR)
+    folding = Archiving(pieces, rules, shelf.store)
+    live: list[ConversationItem] = []
     said: list[Message] = []
     fewest, most = CALLS[shape]
     for number in range(1 if fewest else 40):
@@ -253,7 +255,7 @@ def test_refused_merge_has_a_next_choice() -> None:
     messages = [message for number in range(40) for message in (user(f"q{number}"), assistant("a" * 400))]
     sizes, rules = [15, 15] * 4 + [100, 100] * 36, rules_of(ArchivalConfig(profile="economy"))
     levels = {place: int(place < 8) for place in range(1, 80, 2)}
-    assert merge_of([Stub(30, 1)] * 4 + [Stub(200)] * 36, rules.rollup) == Merge(0, 4, 2)
-    era = eras(View(messages, sizes, sizes, levels, calls=40), rules, Prices())
+    assert preferred_merge([RecordSize(30, 1)] * 4 + [RecordSize(200)] * 36, rules.rollup) == RecordMerge(0, 4, 2)
+    era = next_era(ConversationView(messages, sizes, sizes, levels, calls=40), rules, Prices())
     assert era is not None
     assert era.start == 8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orch.archival.store.session_archives import Ledger
+from orch.archival.store.session_archives import SessionArchives
 from orch.sessions.audit import audit
 from orch_protocol.core.messages import Text, assistant, text_of, user
 from orch_worker.conversation.stubs import holders_in, stub_text, stubs_in
@@ -162,7 +162,7 @@ def test_a_message_that_another_branch_shows_is_not_deleted_while_it_is_shown(li
 
 def test_a_move_that_is_read_as_it_is_made(life: Life) -> None:
     """A ledger that follows the file line by line knows the branches as one that reads all of it."""
-    following = Ledger(life.folder)
+    following = SessionArchives(life.folder)
     points: list[str | None] = [None]
     for number in range(8):
         life.turn(*steps(1, f"t{number}"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch import ArchivalConfig
-from orch.archival.engine import Archives, Draft
+from orch.archival.engine import ArchiveDraft, ArchiveEngine
 from orch.archival.plan.economics import Prices
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
@@ -42,7 +42,7 @@ def step(number: int) -> list[Message]:
 async def planned(transcript: Transcript, **ask: Any) -> list[tuple[str, str]]:
     """Return first and last entry of each part that is to be archived."""
     config = ArchivalConfig(profile="seed", trigger=TriggerConfig(tool_call_threshold=1))
-    archives = Archives(config, at_once)
+    archives = ArchiveEngine(config, at_once)
     plan = await archives.plan(spec_of(transcript), Archive(**ask), Prices())
     await archives.close()
     return [(collapse.first, collapse.last) for collapse in plan.collapses]
@@ -87,12 +87,12 @@ async def test_many_turns_that_go_at_once_are_not_compared_with_all_that_stays(
     for turn in range(turns):
         for message in (user("what?"), *step(turn), assistant("so")):
             transcript.message(message, f"q{turn}")
-    changed = Draft.changed
+    changed = ArchiveDraft.changed
 
-    def watched(draft: Draft, was: Any, now: Any, *said: Any) -> None:
+    def watched(draft: ArchiveDraft, was: Any, now: Any, *said: Any) -> None:
         changed(draft, Watched(was), Watched(now), *said)
 
-    monkeypatch.setattr(Draft, "changed", watched)
+    monkeypatch.setattr(ArchiveDraft, "changed", watched)
     Watched.looks = 0
     assert len(await planned(transcript, stop_reason="end_turn")) == turns
     assert Watched.looks < 20 * turns

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orch.archival.store.session_archives import Ledger
+from orch.archival.store.session_archives import SessionArchives
 from orch_protocol.core.errors import DamagedError, StoreError
 from orch_protocol.core.messages import Message, assistant, text_of, user
 from orch_protocol.session.entries import CompactionEntry
@@ -48,7 +48,7 @@ class TestGrowing:
 
     def test_what_is_new_is_told_once(self, life: Life) -> None:
         """Each archive is returned by the reading that found it."""
-        ledger = Ledger(life.folder)
+        ledger = SessionArchives(life.folder)
         assert ledger.catch_up() == []
         life.turn(*steps(1))
         (holder,) = life.archive()
@@ -57,13 +57,13 @@ class TestGrowing:
 
     def test_there_is_no_file_yet(self, tmp_path: Path) -> None:
         """Then there is nothing to know."""
-        assert Ledger(tmp_path / "nobody").catch_up() == []
+        assert SessionArchives(tmp_path / "nobody").catch_up() == []
 
     def test_a_file_that_cannot_be_read_says_so(self, tmp_path: Path) -> None:
         """With its path."""
         (tmp_path / "session.jsonl").mkdir()
         with pytest.raises(StoreError, match=r"session\.jsonl"):
-            Ledger(tmp_path).catch_up()
+            SessionArchives(tmp_path).catch_up()
 
     def test_an_append_counts_when_all_of_it_is_there(self, tmp_path: Path) -> None:
         """At every byte of two archives in one append there are either none of them or both, for both sides."""
@@ -78,7 +78,7 @@ class TestGrowing:
         life.close()
         copy = tmp_path / "copy"
         copy.mkdir()
-        growing = Ledger(copy)
+        growing = SessionArchives(copy)
         for size in range(before, len(data) + 1):
             (copy / "session.jsonl").write_bytes(data[:size])
             growing.catch_up()
@@ -146,9 +146,9 @@ class TestAnotherFile:
         assert ledger.records == {}
 
 
-def agree(folder: Path) -> Ledger:
+def agree(folder: Path) -> SessionArchives:
     """Hold that the agent's process and its root see the same in the file. Return what the root sees."""
-    ledger = Ledger(folder)
+    ledger = SessionArchives(folder)
     ledger.catch_up()
     shown = [(item.message, item.first, item.last) for item in read_session(folder).view.items]
     assert [(item.message, item.first, item.last) for item in ledger.view.items] == shown
@@ -242,7 +242,7 @@ class TestDamage:
             ledger.read(holder)
 
 
-def read_or_told(ledger: Ledger, id: str, whole: list[Message]) -> None:
+def read_or_told(ledger: SessionArchives, id: str, whole: list[Message]) -> None:
     """Hold that the archive is read as it was, or is said to be damaged."""
     found = None
     with contextlib.suppress(DamagedError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orch.archival.store.session_archives import Ledger
+from orch.archival.store.session_archives import SessionArchives
 from orch_protocol.core.errors import ForeignFileError
 from orch_protocol.core.messages import text_of, user
 from orch_worker.session.log.append_log import AppendLog
@@ -134,7 +134,7 @@ def test_a_thousand_spoilt_files(sessions: list[bytes], tmp_path: Path) -> None:
             assert path.read_bytes() == spoilt, "a foreign file was changed"
             continue
         shown = [(item.message, item.first, item.last) for item in session.view.items]
-        ledger = Ledger(folder)
+        ledger = SessionArchives(folder)
         ledger.catch_up()
         assert [(item.message, item.first, item.last) for item in ledger.view.items] == shown
         outline = read_outline(folder)

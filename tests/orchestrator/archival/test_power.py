@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orch.archival.engine import Draft
+from orch.archival.engine import ArchiveDraft
 from orch.archival.store import session_archives as ledger_module
-from orch.archival.store.session_archives import Ledger
+from orch.archival.store.session_archives import SessionArchives
 from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import DamagedError, OrchError, StoreError
 from orch_protocol.core.messages import Message, assistant, user
@@ -97,9 +97,9 @@ def check(folder: Path, outage: Outage, held: dict[str, list[Message]], durabili
         assert {id for id in outage.done if id not in held} <= set(session.replies), "a reply is gone"
 
 
-def agree(folder: Path) -> Ledger:
+def agree(folder: Path) -> SessionArchives:
     """Hold that both sides see the same, and return what the root's sees."""
-    ledger = Ledger(folder)
+    ledger = SessionArchives(folder)
     ledger.catch_up()
     shown = [(item.message, item.first, item.last) for item in read_session(folder).view.items]
     assert [(item.message, item.first, item.last) for item in ledger.view.items] == shown, "the two sides differ"
@@ -203,14 +203,14 @@ def memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_line_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an archive refers to ends before its last line."""
-    spans = Draft._spans
+    spans = ArchiveDraft._spans
 
-    def wrong(draft: Draft, *args: Any) -> Any:
+    def wrong(draft: ArchiveDraft, *args: Any) -> Any:
         *others, (start, length) = spans(draft, *args)
         data = draft._ledger.path.read_bytes()[start : start + length]
         return (*others, (start, data.rstrip(b"\n").rfind(b"\n") + 1))
 
-    monkeypatch.setattr(Draft, "_spans", wrong)
+    monkeypatch.setattr(ArchiveDraft, "_spans", wrong)
 
 
 MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [

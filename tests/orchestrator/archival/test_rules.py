@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch.archival.adapters import format_named
-from orch.archival.plan.economics import Change, Prices, expected_calls, gain_of, summary_cost
-from orch.archival.plan.plan import View, eras, finished_turns, phases
-from orch.archival.plan.rollup import FAN, Merge, Stub, era_tokens, merge_of
-from orch.archival.plan.triggers import Facts, decide
+from orch.archival.plan.economics import Change, Prices, estimate_gain, expected_calls, summary_cost
+from orch.archival.plan.plan import ConversationView, next_era, next_phases, turns_to_archive
+from orch.archival.plan.rollup import FAN_OUT, RecordMerge, RecordSize, era_tokens, preferred_merge
+from orch.archival.plan.triggers import TurnFacts, decide
 from orch.config.archival_profiles import rules_of
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.errors import ConfigError
@@ -47,10 +47,12 @@ def result(*ids: str) -> Message:
     return Message("user", tuple(ToolResult(id, (Text("ok"),)) for id in ids))
 
 
-def view(messages: list[Message], sizes: list[int] | None = None, **more: Any) -> View:
+def view(messages: list[Message], sizes: list[int] | None = None, **more: Any) -> ConversationView:
     """Return `messages` as the rules see them, `sizes` tokens each."""
     sizes = sizes or [1000] * len(messages)
-    return View(messages, sizes, sizes, more.pop("levels", {}), more.pop("calls", responses(messages)), **more)
+    return ConversationView(
+        messages, sizes, sizes, more.pop("levels", {}), more.pop("calls", responses(messages)), **more
+    )
 
 
 ids = st.sampled_from(["a", "b", "c"])
@@ -77,8 +79,8 @@ def test_rules_never_raise(messages: list[Message], profile: Profile, summaries:
     rules = rules_of(ArchivalConfig(profile=profile, high_tokens=5, low_tokens=1, rollup_tokens=3))
     estimator = Estimator(Ratios(4, 4, 3, 2, 1))
     seen = view(messages, [estimator.message(message) for message in messages], summaries=summaries)
-    found = finished_turns(seen, rules, TRIGGER, PRICES, estimator) + phases(seen, rules, PRICES)
-    era = eras(seen, rules, PRICES)
+    found = turns_to_archive(seen, rules, TRIGGER, PRICES, estimator) + next_phases(seen, rules, PRICES)
+    era = next_era(seen, rules, PRICES)
     for collapse in [*found, *([era] if era else [])]:
         assert 0 <= collapse.start <= collapse.body <= collapse.stop <= len(messages)
         assert collapse.reason
@@ -86,7 +88,7 @@ def test_rules_never_raise(messages: list[Message], profile: Profile, summaries:
 
 @given(
     st.builds(
-        Facts,
+        TurnFacts,
         *[st.integers(-5, 10_000)] * 3,
         max_turns=st.booleans(),
         unfinished=st.booleans(),
@@ -94,18 +96,18 @@ def test_rules_never_raise(messages: list[Message], profile: Profile, summaries:
     ),
     st.builds(TriggerConfig, st.booleans(), *[st.integers(0, 9_000)] * 2, st.integers(0, 5)),
 )
-def test_trigger_always_gives_a_reason(facts: Facts, trigger: TriggerConfig) -> None:
+def test_trigger_always_gives_a_reason(facts: TurnFacts, trigger: TriggerConfig) -> None:
     """Any facts get a verdict with a reason; at the cap, as a holder or unfinished it is always no."""
     verdict = decide(facts, trigger)
     assert verdict.reason
     assert not (verdict.archive and (facts.unfinished or facts.depth >= trigger.depth_cap))
-    assert not decide(Facts(3, tool_calls=99, holder=True), trigger).archive
+    assert not decide(TurnFacts(3, tool_calls=99, holder=True), trigger).archive
 
 
 @given(st.builds(Change, *[st.integers(-100, 10**7)] * 7), st.integers(-5, 10**6))
 def test_gate_never_raises(change: Change, calls: int) -> None:
     """Any change has a gain, and pays exactly when it saves more than it costs."""
-    gain = gain_of(change, calls, PRICES)
+    gain = estimate_gain(change, calls, PRICES)
     assert gain.pays == (gain.net > 0)
 
 
@@ -124,7 +126,7 @@ def test_gate_never_raises(change: Change, calls: int) -> None:
 )
 def test_gate(change: Change, calls: int, pays: bool) -> None:
     """What goes must be worth, over the calls to come, more than what is written anew, said, and carried along."""
-    assert gain_of(change, calls, PRICES).pays is pays
+    assert estimate_gain(change, calls, PRICES).pays is pays
 
 
 def test_as_many_calls_are_expected_as_there_were() -> None:
@@ -197,11 +199,11 @@ def test_running_turn_is_never_archived() -> None:
     rules = rules_of(ArchivalConfig())
     running = [user("q"), call("a"), result("a")]
     sizes = [100, 100, 9000]
-    assert finished_turns(view(running, sizes), rules, TRIGGER, PRICES, Estimator()) == []
+    assert turns_to_archive(view(running, sizes), rules, TRIGGER, PRICES, Estimator()) == []
     over = [*running, assistant("done")]
-    assert len(finished_turns(view(over, [*sizes, 50]), rules, TRIGGER, PRICES, Estimator())) == 1
+    assert len(turns_to_archive(view(over, [*sizes, 50]), rules, TRIGGER, PRICES, Estimator())) == 1
     cut = [*running, call("b"), user("stop")]
-    assert len(finished_turns(view(cut, [*sizes, 50, 10]), rules, TRIGGER, PRICES, Estimator())) == 1
+    assert len(turns_to_archive(view(cut, [*sizes, 50, 10]), rules, TRIGGER, PRICES, Estimator())) == 1
 
 
 def test_small_turns_wait_for_each_other() -> None:
@@ -209,8 +211,8 @@ def test_small_turns_wait_for_each_other() -> None:
     rules = rules_of(ArchivalConfig(block_entries=0))
     turn = [user("q"), call("a"), result("a"), assistant("done")]
     small = [50, 50, 480, 40]
-    alone = finished_turns(view(turn, small, calls=2), rules, TRIGGER, PRICES, Estimator())
-    later = finished_turns(view(turn * 3, small * 3, calls=300), rules, TRIGGER, PRICES, Estimator())
+    alone = turns_to_archive(view(turn, small, calls=2), rules, TRIGGER, PRICES, Estimator())
+    later = turns_to_archive(view(turn * 3, small * 3, calls=300), rules, TRIGGER, PRICES, Estimator())
     assert (len(alone), len(later)) == (0, 3) or len(alone) == 1
 
 
@@ -221,8 +223,8 @@ def test_pressure_archives_what_would_not_pay() -> None:
     messages += [call("b"), result("b"), call("c"), result("c")]
     light = view(messages, [10, 10, 3000, 10, 10, 10, 40_000, 10, 10], calls=1)
     heavy = view(messages, [10, 10, 3000, 10, 10, 10, 60_000, 10, 10], calls=1)
-    assert finished_turns(light, rules, TRIGGER, PRICES, Estimator()) == []
-    assert len(finished_turns(heavy, rules, TRIGGER, PRICES, Estimator())) == 1
+    assert turns_to_archive(light, rules, TRIGGER, PRICES, Estimator()) == []
+    assert len(turns_to_archive(heavy, rules, TRIGGER, PRICES, Estimator())) == 1
 
 
 def test_phases_go_down_to_the_low_water() -> None:
@@ -231,10 +233,10 @@ def test_phases_go_down_to_the_low_water() -> None:
     steps = [message for number in range(12) for message in (call(f"c{number}"), result(f"c{number}"))]
     messages = [user("q"), *steps]
     sizes = [100] + [100, 900] * 12
-    cut = phases(view(messages, sizes), rules, PRICES)[0]
+    cut = next_phases(view(messages, sizes), rules, PRICES)[0]
     assert (cut.kind, cut.start, cut.body) == ("phase", 0, 1)
     assert 3_000 <= sum(sizes[cut.stop :]) <= 4_100
-    assert phases(view(messages[:15], sizes[:15]), rules, PRICES) == []
+    assert next_phases(view(messages[:15], sizes[:15]), rules, PRICES) == []
 
 
 def test_depth_cap_bounds_every_profile() -> None:
@@ -242,8 +244,8 @@ def test_depth_cap_bounds_every_profile() -> None:
     for profile in ("seed", "economy"):
         rules = rules_of(ArchivalConfig(profile=profile))  # type: ignore[arg-type]
         turn = view([user("q"), *[call("a"), result("a")] * 6, assistant("done")])
-        assert finished_turns(turn, rules, TRIGGER, PRICES, Estimator(), depth=2)
-        assert finished_turns(turn, rules, TRIGGER, PRICES, Estimator(), depth=3) == []
+        assert turns_to_archive(turn, rules, TRIGGER, PRICES, Estimator(), depth=2)
+        assert turns_to_archive(turn, rules, TRIGGER, PRICES, Estimator(), depth=3) == []
 
 
 # Roll-up.
@@ -251,45 +253,45 @@ def test_depth_cap_bounds_every_profile() -> None:
 
 def test_stubs_within_budget_stay() -> None:
     """Nothing merges while stubs fit, without a budget, or when there is only one."""
-    stubs = [Stub(100)] * 10
-    assert merge_of(stubs, 1000) is None
-    assert merge_of(stubs, 0) is None
-    assert merge_of([Stub(5000)], 1000) is None
+    stubs = [RecordSize(100)] * 10
+    assert preferred_merge(stubs, 1000) is None
+    assert preferred_merge(stubs, 0) is None
+    assert preferred_merge([RecordSize(5000)], 1000) is None
 
 
 def test_oldest_stubs_merge_and_the_latest_stays() -> None:
     """Past the budget the oldest merge until half of it is used; the latest is never among them."""
-    merge = merge_of([Stub(100)] * 11, 1000)
-    assert merge == Merge(0, 6, 1)
-    huge = merge_of([Stub(100), Stub(100), Stub(100_000)], 1000)
-    assert huge == Merge(0, 2, 1)
+    merge = preferred_merge([RecordSize(100)] * 11, 1000)
+    assert merge == RecordMerge(0, 6, 1)
+    huge = preferred_merge([RecordSize(100), RecordSize(100), RecordSize(100_000)], 1000)
+    assert huge == RecordMerge(0, 2, 1)
 
 
 def test_eras_merge_like_a_log() -> None:
     """Any number of turns stays within the budget, at a depth that grows with its logarithm."""
     budget = 6_000
-    stubs: list[Stub] = []
+    stubs: list[RecordSize] = []
     spans = [0]
     for _ in range(10_000):
-        stubs.append(Stub(400))
-        while merge := merge_of(stubs, budget):
-            stubs[merge.start : merge.stop] = [Stub(min(25 + era_tokens(budget), 300), merge.level)]
+        stubs.append(RecordSize(400))
+        while merge := preferred_merge(stubs, budget):
+            stubs[merge.start : merge.stop] = [RecordSize(min(25 + era_tokens(budget), 300), merge.level)]
         spans.append(sum(stub.tokens for stub in stubs))
     assert max(spans) <= budget
     assert 3 <= max(stub.level for stub in stubs) <= 12
     assert [stub.level for stub in stubs] == sorted((stub.level for stub in stubs), reverse=True)
 
 
-@given(st.lists(st.builds(Stub, st.integers(1, 5000), st.integers(0, 4)), max_size=40), st.integers(0, 5000))
-def test_merging_always_ends(stubs: list[Stub], budget: int) -> None:
+@given(st.lists(st.builds(RecordSize, st.integers(1, 5000), st.integers(0, 4)), max_size=40), st.integers(0, 5000))
+def test_merging_always_ends(stubs: list[RecordSize], budget: int) -> None:
     """Whatever the stubs, each merge takes at least two, and after at most as many merges as stubs it is over."""
     for _ in range(len(stubs) + 1):
-        merge = merge_of(stubs, budget)
+        merge = preferred_merge(stubs, budget)
         if merge is None:
             break
         assert merge.stop - merge.start >= 2
-        assert merge.level > max(stub.level for stub in stubs[merge.start : merge.stop]) - FAN
-        stubs[merge.start : merge.stop] = [Stub(era_tokens(budget), merge.level)]
+        assert merge.level > max(stub.level for stub in stubs[merge.start : merge.stop]) - FAN_OUT
+        stubs[merge.start : merge.stop] = [RecordSize(era_tokens(budget), merge.level)]
     else:
         pytest.fail("merging goes on")
 

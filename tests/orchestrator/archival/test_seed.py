@@ -12,8 +12,8 @@ import pytest
 
 from orch.api.archiver import Archiver
 from orch.archival.adapters import format_named
-from orch.archival.plan.triggers import Facts, decide, facts_of
-from orch.archival.summary import Summary, ask, parse
+from orch.archival.plan.triggers import TurnFacts, decide, facts_of
+from orch.archival.summary import Summary, parse, request_summary
 from orch_protocol.agent.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.core.messages import Message, StopReason, user
 from orch_protocol.services.requests import SummaryRequest
@@ -102,7 +102,7 @@ def test_triggers(
 def test_threshold_itself_counts() -> None:
     """Exactly as many tokens, or calls, as the threshold are enough; one less is not."""
     trigger = TriggerConfig(token_threshold=100, tool_call_threshold=5)
-    verdicts = [decide(Facts(2, calls, tokens), trigger).archive for calls, tokens in ((0, 100), (5, 0), (4, 99))]
+    verdicts = [decide(TurnFacts(2, calls, tokens), trigger).archive for calls, tokens in ((0, 100), (5, 0), (4, 99))]
     assert verdicts == [True, True, False]
 
 
@@ -286,7 +286,7 @@ def test_turn_is_summarised(shape: Shape, style: Any) -> None:
         asked.append(request)
         return json.dumps({"outcome": "The pump works."}) if style == "structured" else "The pump works."
 
-    text = ask(read(shape, shape.user("Fix the pump"), shape.assistant("done")), style, "small", model)
+    text = request_summary(read(shape, shape.user("Fix the pump"), shape.assistant("done")), style, "small", model)
     assert text is not None
     assert "The pump works." in text
     assert "Fix the pump" in asked[0].prompt

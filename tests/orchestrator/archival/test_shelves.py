@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch.archival.store.archive_pool import Shelves, Stacks
+from orch.archival.store.archive_pool import ArchivePool, OpenArchives
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import user
 from orch_worker.session.transcript import Transcript
@@ -37,7 +37,7 @@ class Threads:
         await asyncio.sleep(0)
 
 
-def path(_: Shelves) -> str:
+def path(_: OpenArchives) -> str:
     """Return something."""
     return str(_.ledger.path)
 
@@ -45,10 +45,10 @@ def path(_: Shelves) -> str:
 @virtual
 async def test_work_is_done_with_the_shelves_of_the_folder() -> None:
     """And its result is the caller's, its error too."""
-    stacks = Stacks(at_once)
+    stacks = ArchivePool(at_once)
     assert await stacks.work(Path("/a"), path) == "/a/session.jsonl"
 
-    def wrong(_: Shelves, what: str) -> None:
+    def wrong(_: OpenArchives, what: str) -> None:
         raise ValueError(what)
 
     with pytest.raises(ValueError, match="no"):
@@ -60,7 +60,7 @@ async def test_work_is_done_with_the_shelves_of_the_folder() -> None:
 async def test_one_at_a_time_though_the_caller_gave_up() -> None:
     """A thread cannot be stopped: who comes next waits for it, else two would read one ledger at once."""
     threads = Threads()
-    stacks = Stacks(threads)
+    stacks = ArchivePool(threads)
     first = asyncio.ensure_future(stacks.work(Path("/a"), path))
     await passed(1)
     first.cancel()
@@ -79,7 +79,7 @@ async def test_one_at_a_time_though_the_caller_gave_up() -> None:
 async def test_other_folders_do_not_wait() -> None:
     """Each has its own turn."""
     threads = Threads()
-    stacks = Stacks(threads)
+    stacks = ArchivePool(threads)
     both = [asyncio.ensure_future(stacks.work(Path(name), path)) for name in ("/a", "/b")]
     await passed(1)
     assert len(threads.given) == 2
@@ -92,7 +92,7 @@ async def test_other_folders_do_not_wait() -> None:
 @virtual
 async def test_what_nobody_asks_for_is_given_up() -> None:
     """After a while, or when there are too many: those first that were not used for longest."""
-    stacks = Stacks(at_once, most=3, seconds=600)
+    stacks = ArchivePool(at_once, most=3, seconds=600)
     for name in "abcd":
         await stacks.work(Path("/", name), path)
         await passed(1)
@@ -107,10 +107,10 @@ async def test_what_nobody_asks_for_is_given_up() -> None:
 @virtual
 async def test_what_is_given_up_is_forgotten_and_read_again(tmp_path: Path) -> None:
     """Nothing of it stays in memory, and whoever asks again finds it as it was."""
-    stacks = Stacks(at_once, seconds=10)
-    seen: list[Shelves] = []
+    stacks = ArchivePool(at_once, seconds=10)
+    seen: list[OpenArchives] = []
 
-    def use(shelves: Shelves) -> int:
+    def use(shelves: OpenArchives) -> int:
         seen.append(shelves)
         shelves.catch_up()
         shelves.search.search("x", 1)
@@ -131,7 +131,7 @@ async def test_what_is_given_up_is_forgotten_and_read_again(tmp_path: Path) -> N
 async def test_what_is_at_work_is_not_given_up() -> None:
     """However long it takes and however many there are."""
     threads = Threads()
-    stacks = Stacks(threads, most=0, seconds=10)
+    stacks = ArchivePool(threads, most=0, seconds=10)
     working = asyncio.ensure_future(stacks.work(Path("/a"), path))
     await passed(100)
     assert len(threads.given) == 1
@@ -146,7 +146,7 @@ async def test_what_is_at_work_is_not_given_up() -> None:
 async def test_closed_in_the_middle() -> None:
     """What is under way is waited for, but not for ever; then nothing more is begun, and it says why."""
     threads = Threads()
-    stacks = Stacks(threads)
+    stacks = ArchivePool(threads)
     working = asyncio.ensure_future(stacks.work(Path("/a"), path))
     await passed(1)
     closing = asyncio.ensure_future(stacks.close())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch.archival.summary import CHUNK_CHARS, FINDINGS, MOST_CHARS, Summary, ask, parse
+from orch.archival.summary import CHUNK_CHARS, FINDINGS, MAX_CHARS, Summary, parse, request_summary
 from orch_protocol.core.messages import Message, Opaque, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services.requests import SummaryRequest
 from orch_worker.conversation.rendering import MOST_PIECES, render_turn
@@ -47,7 +47,7 @@ def test_wrong_answer_is_sent_back_once() -> None:
         prompts.append(request.prompt)
         return next(answers)
 
-    assert ask([user("q"), assistant("a")], "structured", None, model) == "Outcome: done\n- a\n- b\nOpen: c"
+    assert request_summary([user("q"), assistant("a")], "structured", None, model) == "Outcome: done\n- a\n- b\nOpen: c"
     assert "was not usable" in prompts[1]
     assert prompts[1].startswith(prompts[0])
 
@@ -55,7 +55,7 @@ def test_wrong_answer_is_sent_back_once() -> None:
 def test_two_wrong_answers_are_none() -> None:
     """After the second wrong answer there is no summary."""
     asked: list[SummaryRequest] = []
-    assert ask([user("q")], "structured", None, lambda request: asked.append(request) or "x") is None  # type: ignore[func-returns-value]
+    assert request_summary([user("q")], "structured", None, lambda request: asked.append(request) or "x") is None  # type: ignore[func-returns-value]
     assert len(asked) == 2
 
 
@@ -69,7 +69,7 @@ def test_long_turn_is_asked_about_in_parts() -> None:
         number = len(seen)
         return json.dumps({"outcome": f"o{number}", "key_findings": [f"f{number}a", f"f{number}b"]})
 
-    text = ask(messages, "structured", None, model)
+    text = request_summary(messages, "structured", None, model)
     assert len(seen) == 5
     assert all(len(prompt) < 62_000 and "Outcome" not in prompt for prompt in seen)
     assert text == "Outcome: o5\n- f1a\n- f2a\n- f3a\n- f4a\n- f5a"
@@ -93,16 +93,16 @@ def test_requests_about_a_turn_are_bounded(messages: list[Message]) -> None:
         asked.append(request)
         return json.dumps({"outcome": "Done."})
 
-    assert ask(messages, "structured", None, answer) is not None
+    assert request_summary(messages, "structured", None, answer) is not None
     assert len(asked) <= (2 if len(messages) == 2 else MOST_PIECES)
     assert all(len(request.prompt) < CHUNK_CHARS + 200 for request in asked)
 
 
 def test_endless_answers_are_cut() -> None:
     """However much a model says, the record stays short."""
-    text = ask([user("q")], "paragraph", None, lambda _: "word " * 9000)
+    text = request_summary([user("q")], "paragraph", None, lambda _: "word " * 9000)
     assert text is not None
-    assert len(text) <= MOST_CHARS
+    assert len(text) <= MAX_CHARS
 
 
 def test_long_results_are_cut_for_the_reader() -> None:

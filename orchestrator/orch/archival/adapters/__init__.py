@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from orch_protocol.core.errors import ConfigError
 
-from .base import Format, pack, plain, translated, unpack, with_note
+from .base import Format, convert_message, decode_message, encode_message, to_json_data, with_note
 
 __all__ = [
     "FORMATS",
     "OWN",
     "ROWS",
     "Format",
+    "convert_message",
+    "decode_message",
     "detect",
+    "encode_message",
     "format_named",
-    "pack",
-    "plain",
-    "translated",
-    "unpack",
+    "to_json_data",
     "with_note",
 ]
 

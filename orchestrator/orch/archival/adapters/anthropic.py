@@ -9,7 +9,7 @@ from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thi
 from orch_worker.backends.model_families import CLAUDE
 from orch_worker.conversation.tokens import strings
 
-from .base import plain
+from .base import to_json_data
 
 __all__ = ["FORMAT"]
 
@@ -24,7 +24,7 @@ class _Anthropic:
     alone: tuple[type, ...] = ()
 
     def read(self, raw: Any) -> Message:
-        raw = plain(raw)
+        raw = to_json_data(raw)
         if not isinstance(raw, dict) or raw.get("role") not in ROLES:
             role = raw.get("role") if isinstance(raw, dict) else raw
             raise ConfigError(f"a message needs the role user, assistant or system, not {role!r}")
@@ -39,7 +39,7 @@ class _Anthropic:
         return {"role": message.role, "content": list(map(_written, message.content))}
 
     def with_text(self, given: Any, text: str) -> dict[str, Any]:
-        raw: dict[str, Any] = plain(given)
+        raw: dict[str, Any] = to_json_data(given)
         content = raw["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         return raw | {"content": [*blocks, {"type": "text", "text": text}]}

@@ -12,7 +12,18 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Message, Text
 from orch_worker.conversation.tokens import PLAIN, Ratios
 
-__all__ = ["FORMAT", "Format", "difference", "pack", "plain", "restore", "role_of", "translated", "unpack", "with_note"]
+__all__ = [
+    "FORMAT",
+    "Format",
+    "convert_message",
+    "decode_message",
+    "difference",
+    "encode_message",
+    "restore",
+    "role_of",
+    "to_json_data",
+    "with_note",
+]
 
 
 DEPTH: Final = 200
@@ -66,15 +77,15 @@ def role_of(raw: Any) -> Any:
     return raw.get("role") if isinstance(raw, Mapping) else getattr(raw, "role", None)
 
 
-def plain(raw: Any, where: str = "message") -> Any:
+def to_json_data(raw: Any, where: str = "message") -> Any:
     """Return `raw` as JSON-like data: objects that can say what they hold (`model_dump`) say it.
 
     Raises ConfigError for what JSON does not carry, naming its place.
     """
-    return _plain(raw, where, 0)
+    return _to_json_data(raw, where, 0)
 
 
-def _plain(value: Any, where: str, depth: int) -> Any:
+def _to_json_data(value: Any, where: str, depth: int) -> Any:
     if depth > DEPTH:
         raise ConfigError(f"{where} is nested more than {DEPTH} levels deep")
     if value is None or isinstance(value, (str, bool)):
@@ -88,29 +99,29 @@ def _plain(value: Any, where: str, depth: int) -> Any:
             return value
         raise ConfigError(f"{where} is {value}, which JSON does not carry")
     if hasattr(value, "model_dump"):
-        return _plain(value.model_dump(exclude_none=True), where, depth + 1)
+        return _to_json_data(value.model_dump(exclude_none=True), where, depth + 1)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ConfigError(f"{where} has the key {key!r}: keys are strings")
-        return {key: _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        return {key: _to_json_data(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{place}]", depth + 1) for place, item in enumerate(value)]
+        return [_to_json_data(item, f"{where}[{place}]", depth + 1) for place, item in enumerate(value)]
     raise ConfigError(f"{where} is a {type(value).__name__}: give plain data (dict, list, str, number, bool, None)")
 
 
-def pack(format: Format, raw: Any) -> tuple[Message, Any]:
+def encode_message(format: Format, raw: Any) -> tuple[Message, Any]:
     """Return `raw` as a message of ours, and what else it takes to restore it exactly; None when nothing else."""
     message = format.read(raw)
     return message, difference(format.write(message), raw)
 
 
-def unpack(format: Format, message: Message, rest: Any) -> Any:
-    """Return the raw message that `pack` took apart."""
+def decode_message(format: Format, message: Message, rest: Any) -> Any:
+    """Return the raw message that `encode_message` took apart."""
     return restore(format.write(message), rest)
 
 
-def translated(format: Format, message: Message) -> list[Any]:
+def convert_message(format: Format, message: Message) -> list[Any]:
     """Return `message`, which came in another format, as messages of this one."""
     parts: list[list[Block]] = []
     for block in message.content:

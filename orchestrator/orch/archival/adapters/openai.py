@@ -13,9 +13,9 @@ from orch_worker.backends.model_families import GPT
 from orch_worker.backends.normalize_messages import SYSTEM_NOTE
 from orch_worker.conversation.tokens import strings
 
-from .base import plain, role_of
+from .base import role_of, to_json_data
 
-__all__ = ["FORMAT", "PROVIDER", "arguments", "encoded", "texts"]
+__all__ = ["FORMAT", "PROVIDER", "encode_arguments", "parse_arguments", "tool_result_parts"]
 
 PROVIDER: Final = "openai"
 ROLES: Final[dict[str, Literal["user", "assistant", "system"]]] = {
@@ -33,13 +33,13 @@ class _OpenAI:
     alone: tuple[type, ...] = (ToolResult,)
 
     def read(self, raw: Any) -> Message:
-        raw = plain(raw)
+        raw = to_json_data(raw)
         if not isinstance(raw, dict):
             raise ConfigError(f"a message is an object with a role, not {raw!r:.60}")
         role = raw.get("role")
         if role in ("tool", "function"):
             id = raw.get("tool_call_id") or raw.get("name") or ""
-            return Message("user", (ToolResult(str(id), tuple(texts(raw.get("content")))),))
+            return Message("user", (ToolResult(str(id), tuple(tool_result_parts(raw.get("content")))),))
         if role not in ROLES:
             raise ConfigError(f"a message needs the role user, assistant, system, developer or tool, not {role!r}")
         content = raw.get("content")
@@ -63,7 +63,7 @@ class _OpenAI:
         return written
 
     def with_text(self, given: Any, text: str) -> dict[str, Any]:
-        raw: dict[str, Any] = plain(given)
+        raw: dict[str, Any] = to_json_data(given)
         content = raw.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         return raw | {"content": [*parts, {"type": "text", "text": text}]}
@@ -74,7 +74,7 @@ class _OpenAI:
     def as_user(self, given: Any) -> Any:
         if ROLES.get(role_of(given) or "") != "system":
             return given
-        raw = plain(given)
+        raw = to_json_data(given)
         content = raw.get("content")
         if isinstance(content, list):
             return {"role": "user", "content": [{"type": "text", "text": SYSTEM_NOTE}, *content]}
@@ -92,18 +92,18 @@ def _calls(raw: dict[str, Any]) -> list[Block]:
     for call in raw.get("tool_calls") or []:
         match call:
             case {"id": str(id), "function": {"name": str(name), "arguments": str(text)}}:
-                found.append(ToolUse(id, name, arguments(text)))
+                found.append(ToolUse(id, name, parse_arguments(text)))
             case {"id": str(id), "custom": {"name": str(name), "input": str(text)}}:
                 found.append(ToolUse(id, name, {"input": text}))
             case _:
                 found.append(Opaque(PROVIDER, call))
     match raw.get("function_call"):
         case {"name": str(name), "arguments": str(text)}:
-            found.append(ToolUse(name, name, arguments(text)))
+            found.append(ToolUse(name, name, parse_arguments(text)))
     return found
 
 
-def arguments(text: str) -> dict[str, Any]:
+def parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments a model wrote as JSON; when they are none, what it wrote."""
     try:
         parsed = msgspec.json.decode(text)
@@ -112,16 +112,16 @@ def arguments(text: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {"arguments": text}
 
 
-def encoded(input: dict[str, Any]) -> str:
+def encode_arguments(input: dict[str, Any]) -> str:
     """Return arguments as a model writes them."""
     return json.dumps(input, ensure_ascii=False, separators=(",", ":"))
 
 
 def _call(use: ToolUse) -> dict[str, Any]:
-    return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": encoded(use.input)}}
+    return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": encode_arguments(use.input)}}
 
 
-def texts(content: Any) -> list[Text | Image]:
+def tool_result_parts(content: Any) -> list[Text | Image]:
     """Return what a tool returned, as text and images."""
     if isinstance(content, str):
         return [Text(content)]

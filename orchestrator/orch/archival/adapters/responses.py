@@ -7,9 +7,9 @@ from typing import Any, Final
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, ToolResult, ToolUse
 
-from .base import plain
+from .base import to_json_data
 from .openai import FORMAT as CHAT
-from .openai import PROVIDER, arguments, encoded, texts
+from .openai import PROVIDER, encode_arguments, parse_arguments, tool_result_parts
 
 __all__ = ["FORMAT"]
 
@@ -21,14 +21,14 @@ class _Responses:
     alone: tuple[type, ...] = (ToolUse, ToolResult, Opaque)
 
     def read(self, raw: Any) -> Message:
-        raw = plain(raw)
+        raw = to_json_data(raw)
         match raw:
             case {"role": _}:
                 return CHAT.read(raw)
             case {"type": "function_call", "call_id": str(id), "name": str(name), "arguments": str(text)}:
-                return Message("assistant", (ToolUse(id, name, arguments(text)),))
+                return Message("assistant", (ToolUse(id, name, parse_arguments(text)),))
             case {"type": "function_call_output", "call_id": str(id)}:
-                return Message("user", (ToolResult(id, tuple(texts(raw.get("output")))),))
+                return Message("user", (ToolResult(id, tuple(tool_result_parts(raw.get("output")))),))
             case {"type": str()}:
                 return Message("assistant", (Opaque(PROVIDER, raw),))
         raise ConfigError(f"an item has a role or a type: {raw!r:.80}")
@@ -36,7 +36,7 @@ class _Responses:
     def write(self, message: Message) -> dict[str, Any]:
         match message.content:
             case [ToolUse(id, name, input)]:
-                return {"type": "function_call", "call_id": id, "name": name, "arguments": encoded(input)}
+                return {"type": "function_call", "call_id": id, "name": name, "arguments": encode_arguments(input)}
             case [ToolResult(id, content, _)]:
                 text = "\n".join(part.text for part in content if isinstance(part, Text))
                 return {"type": "function_call_output", "call_id": id, "output": text}
@@ -48,7 +48,7 @@ class _Responses:
         return {"role": message.role, "content": [_written(block, kind) for block in message.content]}
 
     def with_text(self, given: Any, text: str) -> dict[str, Any]:
-        raw: dict[str, Any] = plain(given)
+        raw: dict[str, Any] = to_json_data(given)
         content = raw.get("content")
         parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content or []
         return raw | {"content": [*parts, {"type": "input_text", "text": text}]}

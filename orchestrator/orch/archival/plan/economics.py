@@ -15,8 +15,8 @@ __all__ = [
     "Change",
     "Gain",
     "Prices",
+    "estimate_gain",
     "expected_calls",
-    "gain_of",
     "prices_for",
     "prices_of",
     "summary_cost",
@@ -84,7 +84,7 @@ def summary_cost(removed: int, context: int, summary: int, prices: Prices) -> fl
     return min(context * prices.read, removed * prices.fresh) + summary * prices.output
 
 
-def gain_of(change: Change, calls: int, prices: Prices) -> Gain:
+def estimate_gain(change: Change, calls: int, prices: Prices) -> Gain:
     """Return what `change` brings over the next `calls` model calls. Never raises; may be negative."""
     saved = (change.removed - change.added) * prices.read * calls
     rewrite = change.behind * (prices.write - prices.read) + (change.added - change.uncached) * prices.write
@@ -94,12 +94,12 @@ def gain_of(change: Change, calls: int, prices: Prices) -> Gain:
 
 # --- What a model's tokens cost in units of its own uncached input ---
 
-USUAL: Final = Prices()
+DEFAULT_PRICES: Final = Prices()
 
 
 def prices_for(spec: BackendSpec, tokens: int = 0) -> Prices:
     """Return the prices of the complete `spec`'s model for requests of that many tokens; usual ones for no model."""
-    return prices_of(msgspec.convert(spec.options, Model), tokens) if "api" in spec.options else USUAL
+    return prices_of(msgspec.convert(spec.options, Model), tokens) if "api" in spec.options else DEFAULT_PRICES
 
 
 def prices_of(model: Model, tokens: int = 0) -> Prices:
@@ -110,11 +110,11 @@ def prices_of(model: Model, tokens: int = 0) -> Prices:
     price = price_at(model, tokens)
     unit = price.input if model.price_known else None
     if not unit:
-        return USUAL
-    otherwise = USUAL if model.flags.cache_markers else Prices(read=1.0, write=1.0)
+        return DEFAULT_PRICES
+    otherwise = DEFAULT_PRICES if model.flags.cache_markers else Prices(read=1.0, write=1.0)
 
     return Prices(
         read=otherwise.read if price.cache_read is None else price.cache_read / unit,
         write=otherwise.write if price.cache_write is None else price.cache_write / unit,
-        output=USUAL.output if price.output is None else price.output / unit,
+        output=DEFAULT_PRICES.output if price.output is None else price.output / unit,
     )

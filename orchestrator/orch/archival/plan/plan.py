@@ -15,40 +15,40 @@ from orch_worker.conversation.tokens import Estimator
 from orch_worker.conversation.turns import Turn, groups_of, is_answered, is_unfinished, turns_of
 
 from ...config.archival_profiles import Rules
-from .economics import Change, Gain, Prices, expected_calls, gain_of, summary_cost
-from .rollup import Stub, era_tokens, merges_of, phase_budget
+from .economics import Change, Gain, Prices, estimate_gain, expected_calls, summary_cost
+from .rollup import RecordSize, era_tokens, phase_budget, possible_merges
 from .triggers import decide, facts_of
 
 __all__ = [
+    "MIN_TOKENS_FOR_SUMMARY",
     "RECEIPT_TOKENS",
-    "SUMMARY_LEAST",
     "SUMMARY_TOKENS",
-    "Collapse",
-    "View",
-    "all_finished",
+    "ArchiveRange",
+    "ConversationView",
+    "all_archivable_turns",
     "bounded_tokens",
-    "bounding",
-    "eras",
-    "finished_turns",
-    "fresh_from",
+    "due_upgrades",
+    "first_uncached_message",
     "is_over_bound",
-    "phases",
-    "upgrades",
+    "next_era",
+    "next_phases",
+    "next_range_over_bound",
+    "turns_to_archive",
 ]
 
 HEAD_TOKENS: Final = 25
 ERA_PROMPT_TOKENS: Final = 15
 RECEIPT_TOKENS: Final = 220
 SUMMARY_TOKENS: Final = 220
-SUMMARY_LEAST: Final = 1500
+MIN_TOKENS_FOR_SUMMARY: Final = 1500
 BLOCK_TOKENS: Final = 45
 ENTRY_TOKENS: Final = 32
-PRESSING: Final = 1.5
-BROKEN_OFF: Final = frozenset({"error", "cancelled", "timeout", "budget", "aborted"})
+URGENT_RATIO: Final = 1.5
+UNFINISHED_STOP_REASONS: Final = frozenset({"error", "cancelled", "timeout", "budget", "aborted"})
 """Stop reasons of a turn that somebody may want to go on with."""
 
 
-class View(Struct):
+class ConversationView(Struct):
     """A conversation as the rules see it.
 
     `tokens` is a size for each message, `own` the same without the stubs in it. `levels` has the places of messages
@@ -76,7 +76,7 @@ class View(Struct):
         return turn.stop - turn.body == 1 and turn.body in self.levels
 
 
-class Collapse(Struct, frozen=True):
+class ArchiveRange(Struct, frozen=True):
     """Messages `start` to `stop` are to be archived; those before `body` are what was asked.
 
     With `summarise` a model is to be asked for a summary. `level` is an era's, 0 otherwise. With `merges` the record of
@@ -109,9 +109,15 @@ class _Part(Struct, frozen=True):
     merges: bool = False
 
 
-def finished_turns(
-    view: View, rules: Rules, trigger: TriggerConfig, prices: Prices, estimator: Estimator, *, depth: int = 0
-) -> list[Collapse]:
+def turns_to_archive(
+    view: ConversationView,
+    rules: Rules,
+    trigger: TriggerConfig,
+    prices: Prices,
+    estimator: Estimator,
+    *,
+    depth: int = 0,
+) -> list[ArchiveRange]:
     """Return the finished turns that are to be archived, in order. Never raises on odd conversations."""
     found = [turn for turn in turns_of(view.messages) if _is_over(view, turn)] if rules.turns else []
     if not rules.gate:
@@ -123,7 +129,7 @@ def finished_turns(
         return []
     if view.live > rules.high:
         return [
-            _collapse("turn", each, f"{view.live} tokens are live, the most is {rules.high}", None)
+            _archive_range("turn", each, f"{view.live} tokens are live, the most is {rules.high}", None)
             for each in candidates
         ]
     gains = [_gain(view, rules, prices, candidates[place:]) for place in range(len(candidates))]
@@ -131,42 +137,44 @@ def finished_turns(
     if not gains[best].pays:
         return []
     reason = f"saves {gains[best].saved:.0f} for {gains[best].cost:.0f}"
-    return [_collapse("turn", each, reason, gains[best]) for each in candidates[best:]]
+    return [_archive_range("turn", each, reason, gains[best]) for each in candidates[best:]]
 
 
-def all_finished(view: View, rules: Rules, trigger: TriggerConfig, *, depth: int = 0) -> list[Collapse]:
+def all_archivable_turns(
+    view: ConversationView, rules: Rules, trigger: TriggerConfig, *, depth: int = 0
+) -> list[ArchiveRange]:
     """Return the finished turns that would become smaller, in order: somebody wants them archived now."""
     if depth >= trigger.depth_cap:
         return []
     parts = (_candidate(view, turn, rules) for turn in turns_of(view.messages) if _is_over(view, turn))
-    return [_collapse("turn", part, "it was asked for", None) for part in parts if part is not None]
+    return [_archive_range("turn", part, "it was asked for", None) for part in parts if part is not None]
 
 
-def eras(view: View, rules: Rules, prices: Prices) -> Collapse | None:
+def next_era(view: ConversationView, rules: Rules, prices: Prices) -> ArchiveRange | None:
     """Return which records to merge next, with the small turns between them; None while they fit their budget.
 
     A merge that frees nothing, or does not pay yet, is skipped for the next choice.
     """
-    run: list[tuple[Turn, Stub]] = []
+    run: list[tuple[Turn, RecordSize]] = []
     for turn in turns_of(view.messages):
         small = _is_over(view, turn) and not _candidate(view, turn, rules)
         if not view.archived(turn) and not small:
             break
         level = view.levels.get(turn.stop - 1, 0)
-        run.append((turn, Stub(sum(view.tokens[turn.start : turn.stop]), level)))
+        run.append((turn, RecordSize(sum(view.tokens[turn.start : turn.stop]), level)))
     total = sum(stub.tokens for _, stub in run)
-    for merge in merges_of([stub for _, stub in run], rules.rollup):
+    for merge in possible_merges([stub for _, stub in run], rules.rollup):
         start, stop = run[merge.start][0].start, run[merge.stop - 1][0].stop
         removed = sum(view.tokens[start:stop])
         change = Change(removed, HEAD_TOKENS + era_tokens(rules.rollup), sum(view.tokens[stop:]))
-        gain = gain_of(change, expected_calls(view.calls), prices)
+        gain = estimate_gain(change, expected_calls(view.calls), prices)
         if removed > change.added and (gain.pays or not rules.gate or total > 2 * rules.rollup):
             reason = f"stubs of {total} tokens, the budget is {rules.rollup}"
-            return Collapse("era", start, start, stop, reason, level=merge.level, gain=gain)
+            return ArchiveRange("era", start, start, stop, reason, level=merge.level, gain=gain)
     return None
 
 
-def phases(view: View, rules: Rules, prices: Prices) -> list[Collapse]:
+def next_phases(view: ConversationView, rules: Rules, prices: Prices) -> list[ArchiveRange]:
     """Return which past of turns that are not archived is to be: oldest first, from above the high water to the low.
 
     Each part ends where a call has its results, and the latest results stay. Empty below the high water, and when it
@@ -186,13 +194,13 @@ def phases(view: View, rules: Rules, prices: Prices) -> list[Collapse]:
         return []
     gain = _gain(view, rules, prices, chosen)
     removed = sum(part.removed for part in chosen)
-    if removed < (rules.high - rules.low) // 4 or (rules.gate and not gain.pays and live <= PRESSING * rules.high):
+    if removed < (rules.high - rules.low) // 4 or (rules.gate and not gain.pays and live <= URGENT_RATIO * rules.high):
         return []
     reason = f"{live} tokens are live, the most is {rules.high}"
-    return [_collapse("phase", part, reason, gain) for part in chosen]
+    return [_archive_range("phase", part, reason, gain) for part in chosen]
 
 
-def bounded_tokens(view: View) -> int:
+def bounded_tokens(view: ConversationView) -> int:
     """Return the tokens that the profile bounds: all but the head, the current turn's prompts and its last step."""
     turns = turns_of(view.messages)
     if not turns:
@@ -205,12 +213,12 @@ def bounded_tokens(view: View) -> int:
     return total - sum(view.own[last.start : last.body]) - sum(view.tokens[step : last.stop])
 
 
-def is_over_bound(view: View, rules: Rules) -> bool:
+def is_over_bound(view: ConversationView, rules: Rules) -> bool:
     """Return whether `view` holds more than the low water plus the record budget, for a profile that bounds it."""
     return rules.bounded and bounded_tokens(view) > rules.low + rules.rollup
 
 
-def bounding(view: View, rules: Rules) -> Collapse | None:
+def next_range_over_bound(view: ConversationView, rules: Rules) -> ArchiveRange | None:
     """Return what leaves next, whether it pays or not, to bring `view` down to the low water.
 
     First the oldest steps of the current turn, then the oldest finished turns, merged into one era. None if nothing
@@ -222,13 +230,15 @@ def bounding(view: View, rules: Rules) -> Collapse | None:
     if not turns or excess <= 0:
         return None
     if not view.archived(turns[-1]) and (part := _part(view, turns[-1], rules, excess)):
-        return _collapse("phase", part, reason, None)
+        return _archive_range("phase", part, reason, None)
     finished = [turn for turn in turns if view.archived(turn) or _is_over(view, turn)]
     # The latest finished turn stays if merging the others is enough.
     return _oldest(view, rules, finished[:-1], excess, reason) or _oldest(view, rules, finished, excess, reason)
 
 
-def _oldest(view: View, rules: Rules, finished: Sequence[Turn], excess: int, reason: str) -> Collapse | None:
+def _oldest(
+    view: ConversationView, rules: Rules, finished: Sequence[Turn], excess: int, reason: str
+) -> ArchiveRange | None:
     """Return the merge of the oldest of `finished` that frees `excess` tokens, or of all; None if it frees nothing."""
     added, removed, level, stop = HEAD_TOKENS + ERA_PROMPT_TOKENS + era_tokens(rules.rollup), 0, 0, 0
     for turn in finished:
@@ -239,10 +249,10 @@ def _oldest(view: View, rules: Rules, finished: Sequence[Turn], excess: int, rea
     if removed <= added:
         return None
     start = finished[0].start
-    return Collapse("era", start, start, stop, reason, level=level + 1)
+    return ArchiveRange("era", start, start, stop, reason, level=level + 1)
 
 
-def fresh_from(messages: Sequence[Message]) -> int:
+def first_uncached_message(messages: Sequence[Message]) -> int:
     """Return from where on `messages` were in no request yet, so that nothing is cached: the last response."""
     fresh = len(messages)
     while fresh and messages[fresh - 1].role != "assistant":
@@ -250,7 +260,7 @@ def fresh_from(messages: Sequence[Message]) -> int:
     return max(fresh - 1, 0)
 
 
-def upgrades(places: Sequence[int], tokens: Sequence[int], broken: int, prices: Prices) -> list[int]:
+def due_upgrades(places: Sequence[int], tokens: Sequence[int], broken: int, prices: Prices) -> list[int]:
     """Return which of the stubs at `places`, in order, get their late summary now. `tokens` are the messages' sizes.
 
     Those from `broken` on, where the cached prefix ends anyway, and those so close before it that what lies between is
@@ -260,21 +270,21 @@ def upgrades(places: Sequence[int], tokens: Sequence[int], broken: int, prices: 
     return [place for place in places if sum(tokens[place:broken]) * (prices.write - prices.read) <= worth]
 
 
-def _is_over(view: View, turn: Turn) -> bool:
+def _is_over(view: ConversationView, turn: Turn) -> bool:
     """Return whether `turn` has ended with nothing open, and is not archived yet."""
     if turn.body == turn.stop or view.archived(turn):
         return False
     if turn.stop < len(view.messages):
         return True  # something else was asked since: a call without result is not running any more
-    if view.stop_reason in BROKEN_OFF:
+    if view.stop_reason in UNFINISHED_STOP_REASONS:
         return False
     part = view.messages[turn.start : turn.stop]
     return not is_unfinished(part) and (view.stop_reason is not None or is_answered(part))
 
 
 def _triggered(
-    view: View, turns: Sequence[Turn], trigger: TriggerConfig, estimator: Estimator, depth: int
-) -> list[Collapse]:
+    view: ConversationView, turns: Sequence[Turn], trigger: TriggerConfig, estimator: Estimator, depth: int
+) -> list[ArchiveRange]:
     found = []
     for turn in turns:
         part = view.messages[turn.start : turn.stop]
@@ -282,23 +292,23 @@ def _triggered(
         facts = facts_of(part, estimator, stop_reason=view.stop_reason if last else None, depth=depth)
         verdict = decide(facts, trigger)
         if verdict.archive:
-            found.append(Collapse("turn", turn.start, turn.body, turn.stop, verdict.reason, view.summaries))
+            found.append(ArchiveRange("turn", turn.start, turn.body, turn.stop, verdict.reason, view.summaries))
     return found
 
 
-def _candidate(view: View, turn: Turn, rules: Rules) -> _Part | None:
+def _candidate(view: ConversationView, turn: Turn, rules: Rules) -> _Part | None:
     """Return what archiving `turn` would change; None when nothing would become smaller."""
     asked = sum(view.tokens[turn.start : turn.body])
     kept = sum(min(size, rules.prompt) for size in view.own[turn.start : turn.body])
     done = sum(view.tokens[turn.body : turn.stop])
     answer = min(view.tokens[turn.stop - 1], rules.answer) if is_answered(view.messages[turn.body : turn.stop]) else 0
-    summary = SUMMARY_TOKENS if view.summaries and done > SUMMARY_LEAST else 0
+    summary = SUMMARY_TOKENS if view.summaries and done > MIN_TOKENS_FOR_SUMMARY else 0
     added = HEAD_TOKENS + answer + (summary or min(RECEIPT_TOKENS, done // 4))
     removed = asked - kept + done
     return _Part(turn.start, turn.body, turn.stop, removed, added, summary) if removed > added else None
 
 
-def _part(view: View, turn: Turn, rules: Rules, excess: int) -> _Part | None:
+def _part(view: ConversationView, turn: Turn, rules: Rules, excess: int) -> _Part | None:
     """Return the oldest complete groups of `turn` that are `excess` tokens together, or all; None if that is little."""
     ends = groups_of(view.messages, turn.body, turn.stop)
     if not ends:
@@ -307,7 +317,7 @@ def _part(view: View, turn: Turn, rules: Rules, excess: int) -> _Part | None:
     reached = turn.body + next((place + 1 for place, size in enumerate(sizes) if size >= excess), turn.stop)
     stop = next((end for end in ends if end >= reached), ends[-1])
     removed = sum(view.tokens[turn.body : stop])
-    summary = SUMMARY_TOKENS if view.summaries and removed > SUMMARY_LEAST else 0
+    summary = SUMMARY_TOKENS if view.summaries and removed > MIN_TOKENS_FOR_SUMMARY else 0
     added = HEAD_TOKENS + (summary or min(RECEIPT_TOKENS, removed // 4))
     records = sum(view.tokens[turn.start : turn.body]) - sum(view.own[turn.start : turn.body])
     merges = 0 < phase_budget(rules.rollup) < records
@@ -315,24 +325,24 @@ def _part(view: View, turn: Turn, rules: Rules, excess: int) -> _Part | None:
     return part if removed > added else None
 
 
-def _collapse(kind: ArchiveKind, part: _Part, reason: str, gain: Gain | None) -> Collapse:
-    return Collapse(kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain, merges=part.merges)
+def _archive_range(kind: ArchiveKind, part: _Part, reason: str, gain: Gain | None) -> ArchiveRange:
+    return ArchiveRange(kind, part.start, part.body, part.stop, reason, part.summary > 0, gain=gain, merges=part.merges)
 
 
-def _gain(view: View, rules: Rules, prices: Prices, chosen: Sequence[_Part]) -> Gain:
+def _gain(view: ConversationView, rules: Rules, prices: Prices, chosen: Sequence[_Part]) -> Gain:
     """Return the gain of archiving all of `chosen` at once, which breaks the cached prefix at the first of them."""
     removed, added = sum(each.removed for each in chosen), sum(each.added for each in chosen)
-    fresh = fresh_from(view.messages)
+    fresh = first_uncached_message(view.messages)
     uncached = sum(sum(view.tokens[max(each.body, fresh) : each.stop]) for each in chosen)
     behind = sum(view.tokens[chosen[0].body : fresh]) - (removed - uncached)
     change = Change(removed, added, max(behind, 0), uncached, _entries(view, rules, len(chosen)))
     calls, context = expected_calls(view.calls), view.beside + view.live
-    gain = gain_of(change, calls, prices)
+    gain = estimate_gain(change, calls, prices)
     summaries = sum(summary_cost(each.removed, context, each.summary, prices) for each in chosen)
     return Gain(gain.saved, gain.cost + summaries)
 
 
-def _entries(view: View, rules: Rules, more: int) -> int:
+def _entries(view: ConversationView, rules: Rules, more: int) -> int:
     """Return by how much the block of live subagents grows with `more` archives, in tokens."""
     if not rules.tail_block:
         return 0

@@ -12,19 +12,19 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["FAN", "Merge", "Stub", "era_tokens", "merge_of", "merges_of", "phase_budget"]
+__all__ = ["FAN_OUT", "RecordMerge", "RecordSize", "era_tokens", "phase_budget", "possible_merges", "preferred_merge"]
 
-FAN: Final = 4
+FAN_OUT: Final = 4
 
 
-class Stub(Struct, frozen=True):
+class RecordSize(Struct, frozen=True):
     """One archived turn (level 0) or era in a conversation: `tokens` is what it keeps there."""
 
     tokens: int
     level: int = 0
 
 
-class Merge(Struct, frozen=True):
+class RecordMerge(Struct, frozen=True):
     """Stubs `start` to `stop` are to become one era of `level`."""
 
     start: int
@@ -42,12 +42,12 @@ def phase_budget(budget: int) -> int:
     return budget // 2
 
 
-def merge_of(stubs: Sequence[Stub], budget: int) -> Merge | None:
+def preferred_merge(stubs: Sequence[RecordSize], budget: int) -> RecordMerge | None:
     """Return the preferred merge of `stubs`, oldest first; None if they fit `budget` or no two of them can merge."""
-    return next(merges_of(stubs, budget), None)
+    return next(possible_merges(stubs, budget), None)
 
 
-def merges_of(stubs: Sequence[Stub], budget: int) -> Iterator[Merge]:
+def possible_merges(stubs: Sequence[RecordSize], budget: int) -> Iterator[RecordMerge]:
     """Yield the possible merges of `stubs`, oldest first, in order of preference; none if they fit `budget`.
 
     A caller that refuses one merge, because it frees nothing, takes the next.
@@ -58,8 +58,8 @@ def merges_of(stubs: Sequence[Stub], budget: int) -> Iterator[Merge]:
     runs = _runs(stubs)
     eras = [run for run in runs if run[0] > 0]
     for level, start, stop in reversed(eras):
-        if stop - start >= FAN:
-            yield Merge(start, stop, level + 1)
+        if stop - start >= FAN_OUT:
+            yield RecordMerge(start, stop, level + 1)
     level, start, stop = runs[-1]
     if level == 0 and stop - start > 2:
         # The latest stub stays: it is what the conversation is about now.
@@ -68,16 +68,16 @@ def merges_of(stubs: Sequence[Stub], budget: int) -> Iterator[Merge]:
             left -= stubs[end].tokens
             end += 1
         if end - start >= 2:
-            yield Merge(start, end, 1)
+            yield RecordMerge(start, end, 1)
     for level, start, stop in reversed(eras):
-        if 2 <= stop - start < FAN:
-            yield Merge(start, stop, level + 1)
+        if 2 <= stop - start < FAN_OUT:
+            yield RecordMerge(start, stop, level + 1)
     for older, newer in reversed(list(pairwise(runs))):
         if older[0] and newer[0]:
-            yield Merge(older[1], newer[2], max(older[0], newer[0]) + 1)
+            yield RecordMerge(older[1], newer[2], max(older[0], newer[0]) + 1)
 
 
-def _runs(stubs: Sequence[Stub]) -> list[tuple[int, int, int]]:
+def _runs(stubs: Sequence[RecordSize]) -> list[tuple[int, int, int]]:
     """Return the runs of neighbors of one level, each as its level, start and stop."""
     runs = []
     for level, group in groupby(range(len(stubs)), key=lambda place: stubs[place].level):

@@ -11,10 +11,10 @@ from orch_protocol.core.messages import Message, StopReason
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.conversation.turns import calls_of, is_unfinished
 
-__all__ = ["Facts", "Verdict", "decide", "facts_of"]
+__all__ = ["TriggerDecision", "TurnFacts", "decide", "facts_of"]
 
 
-class Facts(Struct, frozen=True):
+class TurnFacts(Struct, frozen=True):
     """What the rule needs to know of a turn. `depth` is its agent's, 0 for the one a person talks to."""
 
     messages: int
@@ -26,7 +26,7 @@ class Facts(Struct, frozen=True):
     holder: bool = False
 
 
-class Verdict(Struct, frozen=True):
+class TriggerDecision(Struct, frozen=True):
     """Whether to archive, and why or why not."""
 
     archive: bool
@@ -40,9 +40,9 @@ def facts_of(
     stop_reason: StopReason | None = None,
     depth: int = 0,
     holder: bool = False,
-) -> Facts:
+) -> TurnFacts:
     """Return the facts of the turn `messages`. Calls count as they are issued, answered or not."""
-    return Facts(
+    return TurnFacts(
         messages=len(messages),
         tool_calls=len(calls_of(messages)),
         tokens=estimator.messages(messages),
@@ -53,14 +53,14 @@ def facts_of(
     )
 
 
-def decide(facts: Facts, trigger: TriggerConfig) -> Verdict:
+def decide(facts: TurnFacts, trigger: TriggerConfig) -> TriggerDecision:
     """Return whether the turn is to be archived: a threshold reached (the limit itself counts), nothing in the way."""
     if not facts.messages:
-        return Verdict(False, "nothing happened")
+        return TriggerDecision(False, "nothing happened")
     if facts.holder:
-        return Verdict(False, "an archive is not archived")
+        return TriggerDecision(False, "an archive is not archived")
     if facts.depth >= trigger.depth_cap:
-        return Verdict(False, f"depth {facts.depth}, the cap is {trigger.depth_cap}")
+        return TriggerDecision(False, f"depth {facts.depth}, the cap is {trigger.depth_cap}")
     if facts.max_turns and trigger.on_max_turns:
         reason = "it ended at max_turns"
     elif facts.tool_calls >= trigger.tool_call_threshold:
@@ -68,7 +68,9 @@ def decide(facts: Facts, trigger: TriggerConfig) -> Verdict:
     elif facts.tokens >= trigger.token_threshold:
         reason = f"{facts.tokens} tokens, the threshold is {trigger.token_threshold}"
     else:
-        return Verdict(False, f"{facts.tool_calls} tool calls and {facts.tokens} tokens are below the thresholds")
+        return TriggerDecision(
+            False, f"{facts.tool_calls} tool calls and {facts.tokens} tokens are below the thresholds"
+        )
     if facts.unfinished:
-        return Verdict(False, "a tool call has no result yet")
-    return Verdict(True, reason)
+        return TriggerDecision(False, "a tool call has no result yet")
+    return TriggerDecision(True, reason)

@@ -11,13 +11,13 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from orch_protocol.core.errors import OrchError
 from orch_protocol.services.requests import SummaryRequest
 
-from .catalog import Record
+from .catalog import ArchiveRecord
 from .search import Search
-from .session_archives import Ledger
+from .session_archives import SessionArchives
 
-__all__ = ["Do", "Shelves", "Stacks"]
+__all__ = ["ArchivePool", "Do", "OpenArchives"]
 
-MOST: Final = 64
+MAX_OPEN: Final = 64
 IDLE_SECONDS: Final = 600.0
 CLOSE_SECONDS: Final = 2.0
 
@@ -32,15 +32,15 @@ class Do(Protocol):
         """Return a future of what `work` returns."""
 
 
-class Shelves:
+class OpenArchives:
     """The ledger of one agent and the index over it. One thread at a time works with them."""
 
     def __init__(self, folder: Path) -> None:
-        self.ledger = Ledger(folder)
+        self.ledger = SessionArchives(folder)
         self.search = Search(self.ledger)
         self.asking: dict[str, Generator[SummaryRequest, str, str | None]] = {}
 
-    def catch_up(self) -> list[Record]:
+    def catch_up(self) -> list[ArchiveRecord]:
         """Take in what the agent has recorded since, and return the archives that are new."""
         new = self.ledger.catch_up()
         for record in new:
@@ -54,28 +54,28 @@ class Shelves:
         self.ledger.forget()
 
 
-class _Place:
+class _PoolEntry:
     """Where the shelves of one agent are, while anybody works with them or has of late."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.shelves = Shelves(folder)
+        self.shelves = OpenArchives(folder)
         self.lock = asyncio.Lock()
         self.users = 0
         self.used_at = 0.0
 
 
-class Stacks:
+class ArchivePool:
     """Shelves by folder, on the running event loop: at most `most` that nobody works with, none idle for `seconds`.
 
     `do` runs a function in a thread.
     """
 
-    def __init__(self, do: Do, *, most: int = MOST, seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, do: Do, *, most: int = MAX_OPEN, seconds: float = IDLE_SECONDS) -> None:
         self._do = do
         self._most = most
         self._seconds = seconds
-        self._places: dict[Path, _Place] = {}  # the latest used last
+        self._places: dict[Path, _PoolEntry] = {}  # the latest used last
         self._jobs: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -85,7 +85,7 @@ class Stacks:
         return list(self._places)
 
     async def work(
-        self, folder: Path, act: Callable[Concatenate[Shelves, P], T], *arguments: P.args, **named: P.kwargs
+        self, folder: Path, act: Callable[Concatenate[OpenArchives, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
         """Return what `act` returns when it is called with the shelves of `folder`, while nobody else works with them.
 
@@ -94,7 +94,7 @@ class Stacks:
         """
         if self._closed:
             raise OrchError("the archives are being closed with their orchestrator: open another one")
-        place = self._places.pop(folder, None) or _Place(folder)
+        place = self._places.pop(folder, None) or _PoolEntry(folder)
         self._places[folder] = place
         return await asyncio.shield(self._begin(place, lambda shelves: act(shelves, *arguments, **named)))
 
@@ -110,14 +110,14 @@ class Stacks:
                 place.shelves.close()
         self._places.clear()
 
-    def _begin(self, place: _Place, act: Callable[[Shelves], T]) -> asyncio.Task[T]:
+    def _begin(self, place: _PoolEntry, act: Callable[[OpenArchives], T]) -> asyncio.Task[T]:
         place.users += 1
         job = asyncio.get_running_loop().create_task(self._in_turn(place, act))
         self._jobs.add(job)
-        job.add_done_callback(partial(self._done, place, act is Shelves.close))
+        job.add_done_callback(partial(self._done, place, act is OpenArchives.close))
         return job
 
-    async def _in_turn(self, place: _Place, act: Callable[[Shelves], T]) -> T:
+    async def _in_turn(self, place: _PoolEntry, act: Callable[[OpenArchives], T]) -> T:
         try:
             async with place.lock:
                 return await self._do(act, place.shelves)
@@ -125,7 +125,7 @@ class Stacks:
             place.users -= 1
             place.used_at = asyncio.get_running_loop().time()
 
-    def _done(self, place: _Place, closed: bool, job: asyncio.Task[Any]) -> None:
+    def _done(self, place: _PoolEntry, closed: bool, job: asyncio.Task[Any]) -> None:
         self._jobs.discard(job)
         if closed and not place.users and self._places.get(place.folder) is place:
             del self._places[place.folder]
@@ -141,7 +141,7 @@ class Stacks:
         for number, place in enumerate(idle):
             if len(idle) - number > self._most or loop.time() - place.used_at >= self._seconds:
                 # It stays known until it is closed: an index has one owner at a time.
-                self._begin(place, Shelves.close)
+                self._begin(place, OpenArchives.close)
         if idle and self._timer is None:
             self._timer = loop.call_later(self._seconds, self._look)
 

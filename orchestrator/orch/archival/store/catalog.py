@@ -16,10 +16,10 @@ from orch_protocol.core.taint import Mark
 from orch_worker.conversation.receipt import Receipt
 from orch_worker.conversation.stubs import holders_in, is_summary
 
-__all__ = ["Record", "SearchableShelf", "Shelf", "Stored"]
+__all__ = ["ArchiveCatalog", "ArchiveRecord", "SearchableCatalog", "StoredMessage"]
 
 
-class Record(Struct, frozen=True, omit_defaults=True):
+class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     """What is known of one archive without reading it.
 
     `number` counts archives from 1. It stands for `count` messages of its own, the first `prompts` of which were asked,
@@ -58,30 +58,30 @@ class Record(Struct, frozen=True, omit_defaults=True):
     marks: tuple[Mark, ...] = ()
 
 
-class Stored(Struct, frozen=True):
+class StoredMessage(Struct, frozen=True):
     """A message as it is stored: in our shape, and what else its own shape needs to be restored."""
 
     message: Message
     rest: Any = None
 
 
-class Shelf(ABC):
+class ArchiveCatalog(ABC):
     """The archives of `folder`. What holds their messages says how these are read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, ArchiveRecord] = {}
         """Every archive, by id, in order."""
         self.order: list[str] = []
         """Their ids: the archive with number 1 comes first."""
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: ArchiveRecord) -> None:
         """Take a new archive in."""
         if record.id not in self.records:
             self.order.append(record.id)
         self.records[record.id] = record
 
-    def find(self, ref: str) -> Record:
+    def find(self, ref: str) -> ArchiveRecord:
         """Return the archive whose id is or begins with `ref`. Raises AgentNotFoundError, AmbiguousRefError."""
         if ref in self.records:
             return self.records[ref]
@@ -92,7 +92,7 @@ class Shelf(ABC):
             raise AmbiguousRefError(f"several archives begin with {ref!r}: {', '.join(found[:8])}")
         raise AgentNotFoundError(f"no archive {ref!r} in {self.folder}: search_archive finds the ids there are")
 
-    def numbered(self, number: int) -> Record:
+    def numbered(self, number: int) -> ArchiveRecord:
         """Return the archive with that number."""
         return self.records[self.order[number - 1]]
 
@@ -120,26 +120,26 @@ class Shelf(ABC):
                 places |= {at for at in range(first, place + 1) if not is_summary(messages[at])}
         return places
 
-    def below(self, record: Record) -> Iterator[Record]:
+    def below(self, record: ArchiveRecord) -> Iterator[ArchiveRecord]:
         """Yield the archives that `record` holds the stubs of, and those below them."""
         for id in record.members:
             yield self.records[id]
             yield from self.below(self.records[id])
 
     @abstractmethod
-    def messages(self, id: str) -> list[Stored]:
+    def messages(self, id: str) -> list[StoredMessage]:
         """Return the messages of the archive `id`, exactly. Raises DamagedError when they are not what was archived."""
 
 
-class SearchableShelf(Shelf):
+class SearchableCatalog(ArchiveCatalog):
     """Archives that can be searched: they can say where the words are."""
 
     @abstractmethod
-    def texts(self, record: Record) -> list[str]:
+    def texts(self, record: ArchiveRecord) -> list[str]:
         """Return what each of the archive's own messages says, "" for what other archives say themselves."""
 
     @abstractmethod
-    def entry(self, record: Record, place: int) -> int:
+    def entry(self, record: ArchiveRecord, place: int) -> int:
         """Return which message (from 1) the one at `place` of the archive's own is for who reads the archive."""
 
     @abstractmethod
@@ -147,5 +147,5 @@ class SearchableShelf(Shelf):
         """Return the lines that hold the archive's own messages, b"" for one that is none of ours."""
 
     @abstractmethod
-    def containing(self, wanted: bytes) -> Iterator[Record]:
+    def containing(self, wanted: bytes) -> Iterator[ArchiveRecord]:
         """Yield the archives in whose files `wanted` stands as it is, in order."""

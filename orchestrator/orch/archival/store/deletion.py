@@ -20,9 +20,9 @@ from orch_worker.tools.values.store import keep_only
 
 from .prune import Doomed, doomed, rewritten
 from .search import Search
-from .session_archives import Ledger
+from .session_archives import SessionArchives
 
-__all__ = ["HOLDERS", "Deleted", "bytes_in", "delete", "remove_sessions", "session_bytes"]
+__all__ = ["HOLDERS", "DeletionResult", "bytes_in", "delete", "remove_sessions", "session_bytes"]
 
 HOLDERS = "holders"
 """Where in an agent's folder its holders have theirs."""
@@ -30,7 +30,7 @@ TORN = "session.jsonl.torn-*"
 DAMAGED = "session.jsonl.damaged-*"
 
 
-class Deleted(Struct, frozen=True):
+class DeletionResult(Struct, frozen=True):
     """What was deleted now (`going`), of archives whose own sessions had `bytes` bytes; and all that ever was: when, by
     the archive's id, and by the query id of turns whose answers went along."""
 
@@ -40,7 +40,7 @@ class Deleted(Struct, frozen=True):
     turns: dict[str, str]
 
 
-def delete(ledger: Ledger, search: Search, before: str, when: str) -> Deleted:
+def delete(ledger: SessionArchives, search: Search, before: str, when: str) -> DeletionResult:
     """Delete the archives made at `before` or earlier, at the time `when`. Both are ISO 8601.
 
     The agent and the holders of these archives have no process. Raises LockedError when one has, StoreError.
@@ -63,7 +63,7 @@ def delete(ledger: Ledger, search: Search, before: str, when: str) -> Deleted:
                 damaged.unlink()  # what is deleted is in it, whatever else is
         dead = {record.id: record.deleted for record in ledger.records.values() if record.deleted}
         remove_sessions(folder / HOLDERS, dead)
-        return Deleted(going, size, dead, dict(ledger.forgotten))
+        return DeletionResult(going, size, dead, dict(ledger.forgotten))
     except OSError as error:
         raise cannot("delete archives in", folder, error) from error
     finally:

@@ -41,8 +41,8 @@ from orch_worker.session.log_reader import MESSAGES, digest, read_spans
 from orch_worker.tools.values.store import HANDLE
 
 from ...tree.agents.agent_record import emptied, silent
-from .catalog import Record
-from .session_archives import Ledger
+from .catalog import ArchiveRecord
+from .session_archives import SessionArchives
 
 __all__ = ["Doomed", "doomed", "rewritten"]
 
@@ -80,7 +80,7 @@ class Doomed(Struct, frozen=True):
     `stale` says that more can be forgotten of what was deleted before.
     """
 
-    records: tuple[Record, ...] = ()
+    records: tuple[ArchiveRecord, ...] = ()
     lines: frozenset[int] = frozenset()
     bytes: int = 0
     stale: bool = False
@@ -91,7 +91,7 @@ class Doomed(Struct, frozen=True):
         return bool(self.records or self.lines or self.stale)
 
 
-def doomed(ledger: Ledger, before: str) -> Doomed:
+def doomed(ledger: SessionArchives, before: str) -> Doomed:
     """Return what goes with the archives that were made at `before` (ISO 8601) or earlier, and with their members.
 
     A message that the conversation still shows stays.
@@ -123,13 +123,13 @@ def doomed(ledger: Ledger, before: str) -> Doomed:
     return Doomed(tuple(going), frozenset(lines), sum(lines.values()), stale)
 
 
-def _told(ledger: Ledger) -> set[str]:
+def _told(ledger: SessionArchives) -> set[str]:
     """Return of which archives the conversation shows what is on record, and not only, beside a summary, the task."""
     tasked = {id for id in ledger.briefs() if ledger.view.task(id)}
     return ledger.stubs() - tasked
 
 
-def rewritten(ledger: Ledger, going: Doomed, when: str) -> set[bytes]:
+def rewritten(ledger: SessionArchives, going: Doomed, when: str) -> set[bytes]:
     """Write the session file anew, without what is `going`, at the time `when`. Return the handles it still names.
 
     It is in place, durably, when this returns; before that the old one is whole. For who has the folder's lock. Raises
@@ -146,9 +146,9 @@ def rewritten(ledger: Ledger, going: Doomed, when: str) -> set[bytes]:
     return handles
 
 
-def _check(ledger: Ledger, new: Rewriting) -> None:
+def _check(ledger: SessionArchives, new: Rewriting) -> None:
     """Raise StoreError unless the new file shows the same conversation and knows the same archives."""
-    other = Ledger(ledger.folder, new.path.name)
+    other = SessionArchives(ledger.folder, new.path.name)
     other.catch_up()
     one, two = ([(item.first, item.last, item.message) for item in each.view.items] for each in (ledger, other))
     if one != two or list(ledger.records) != list(other.records):
@@ -159,7 +159,7 @@ class _Copy:
     """One walk through the old file, line by line, that writes the new one."""
 
     def __init__(
-        self, ledger: Ledger, going: Doomed, when: str, file: BinaryIO, new: Rewriting, handles: set[bytes]
+        self, ledger: SessionArchives, going: Doomed, when: str, file: BinaryIO, new: Rewriting, handles: set[bytes]
     ) -> None:
         self._going = going
         self._when = when

@@ -12,7 +12,7 @@ from orch_protocol.core.text import scrub
 from orch_protocol.services.requests import Hit
 from orch_worker.backends.offline.bm25 import Source, rank, terms_of
 
-from .catalog import Record, SearchableShelf
+from .catalog import ArchiveRecord, SearchableCatalog
 from .index import Index, passage, remove_index, words_of
 
 __all__ = ["Search"]
@@ -26,7 +26,7 @@ PLACES: Final = 3
 class Search:
     """Searches one folder of archives. The index is opened, and caught up, at the first search."""
 
-    def __init__(self, archive: SearchableShelf) -> None:
+    def __init__(self, archive: SearchableCatalog) -> None:
         self._archive = archive
         self._index: Index | None = None
 
@@ -41,7 +41,7 @@ class Search:
         self.close()
         remove_index(self._archive.folder)
 
-    def added(self, record: Record) -> None:
+    def added(self, record: ArchiveRecord) -> None:
         """Take a new archive in, if the index is open; else the next search does."""
         if self._index is not None and record.number in self._index.missing(self._archive.order)[:1]:
             self._index.add(record.number, record.id, self._archive.texts(record))
@@ -98,7 +98,7 @@ class Search:
             self._index.add(number, record.id, self._archive.texts(record))
         return self._index
 
-    def _exact(self, records: Iterable[Record], query: str, limit: int) -> list[Hit]:
+    def _exact(self, records: Iterable[ArchiveRecord], query: str, limit: int) -> list[Hit]:
         """Return places in `records` where `query` stands letter by letter, at most `limit`.
 
         The best place of each archive comes before the second one of any.
@@ -110,7 +110,7 @@ class Search:
         best = sorted(rows, key=lambda row: row[0])[:limit]
         return [self._hit(record, place, text, query) for _, record, place, text in best]
 
-    def _exactly(self, record: Record, query: str, wanted: bytes) -> list[tuple[int, str]]:
+    def _exactly(self, record: ArchiveRecord, query: str, wanted: bytes) -> list[tuple[int, str]]:
         """Return places and texts of the archive's messages that hold `query`: what was asked behind what was found."""
         lines = self._archive.lines(record.id)
         places = [place for place, line in enumerate(lines) if wanted in line]
@@ -121,13 +121,13 @@ class Search:
         prompts = record.prompts if record.kind == "turn" else 0
         return sorted(found, key=lambda each: each[0] < prompts)[:PLACES]
 
-    def _hit(self, record: Record, place: int, text: str, query: str) -> Hit:
+    def _hit(self, record: ArchiveRecord, place: int, text: str, query: str) -> Hit:
         found = passage(text, query)
         return Hit(record.id, self._archive.entry(record, place), found[0] if found else "", True, record.task)
 
     def _near(self, stages: Iterable[list[int]], query: str, limit: int) -> list[Hit]:
         """Return places that resemble `query`: those that hold all of it in another case, then by how much they do."""
-        found: list[tuple[int, Record, int, str]] = []
+        found: list[tuple[int, ArchiveRecord, int, str]] = []
         seen: set[int] = set()
         for numbers in stages:
             for number in numbers:
@@ -142,7 +142,7 @@ class Search:
             for _, record, place, text in best
         ]
 
-    def _resembling(self, record: Record, query: str) -> list[tuple[int, Record, int, str]]:
+    def _resembling(self, record: ArchiveRecord, query: str) -> list[tuple[int, ArchiveRecord, int, str]]:
         """Return the place of `record` that resembles `query` most, with how much, and what stands there; or nothing.
 
         More of its words count more; of two that hold as many, the one that was found rather than asked.

@@ -40,10 +40,10 @@ from orch_worker.session.log_reader import MESSAGES, entries_in, lines_in, messa
 from orch_worker.session.transcript import NAME
 from orch_worker.session.visible_messages import View
 
-from .catalog import Record, SearchableShelf, Stored
+from .catalog import ArchiveRecord, SearchableCatalog, StoredMessage
 from .index import message_text
 
-__all__ = ["Cover", "Ledger", "joined", "read_archive"]
+__all__ = ["LineRange", "SessionArchives", "join_ranges", "read_archive"]
 
 _Known: TypeAlias = Telling | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEnd | MarksEntry
 _decoder: msgspec.json.Decoder[_Known] = msgspec.json.Decoder(_Known)
@@ -68,14 +68,14 @@ class _Link(Struct, rename="camel"):
 _link: msgspec.json.Decoder[_Link] = msgspec.json.Decoder(_Link)
 
 
-class _Trail(Struct, frozen=True):
+class _PathTracker(Struct, frozen=True):
     """Of the first entries of a file, by place: which are on the path to the last, and the ids of those on no line."""
 
     on: bytearray
     lost: dict[int, str]
 
 
-class Cover(Struct, frozen=True):
+class LineRange(Struct, frozen=True):
     """Which lines of the file a shown message stands for: bytes `start` to `end`, the first line up to `head`.
 
     `messages` is how many messages are on them: none for one that is shown as lost. `own` says that what is shown is
@@ -91,7 +91,7 @@ class Cover(Struct, frozen=True):
     summaries: tuple[int, ...] = ()
 
 
-class Ledger(SearchableShelf):
+class SessionArchives(SearchableCatalog):
     """The archives of the agent whose session is in `folder`, and what its conversation shows, as the file has it."""
 
     def __init__(self, folder: Path, name: str = NAME) -> None:
@@ -103,14 +103,14 @@ class Ledger(SearchableShelf):
         """Know nothing any more; the next `catch_up` reads all of the file."""
         self.records.clear()
         self.order.clear()
-        self.view: View[Cover] = View()
+        self.view: View[LineRange] = View()
         # Behind the last whole append: the offset, the number and checksum of its last line, and how that ends, which
         # by its checksum stands for all before it.
         self._end, self._seq, self._checksum, self._seen = 0, 0, 0, b""
         self._leaf: str | None = None
         # Whether the conversation has gone back somewhere, so that what it shows is not known; and, while the file is
         # read again for that, what is known of its entries beforehand, and how many of them there were so far.
-        self._astray, self._trail, self._place = False, _Trail(bytearray(), {}), 0
+        self._astray, self._trail, self._place = False, _PathTracker(bytearray(), {}), 0
         self._marks: tuple[Mark, ...] = ()  # so far, on whichever branch
         self.forgotten: dict[str, str] = {}
         """When the answers of turns were deleted, by query id, of those that were."""
@@ -123,7 +123,7 @@ class Ledger(SearchableShelf):
         # Of the lines that an archive shows as its own: where they begin and end, and its number. Sorted.
         self._owners: list[tuple[int, int, int]] = []
 
-    def catch_up(self) -> list[Record]:
+    def catch_up(self) -> list[ArchiveRecord]:
         """Read what was appended since the last time, and return the archives that are new.
 
         An append that is not there in full is left for the next time. When the file is not the one that was seen then,
@@ -165,9 +165,9 @@ class Ledger(SearchableShelf):
         self.forget()
         self._read(file, trace)
         self.forget()
-        self._trail = _Trail(lineage.path(len(lineage) - 1), lost)
+        self._trail = _PathTracker(lineage.path(len(lineage) - 1), lost)
         self._read(file, self._take)
-        self._trail = _Trail(bytearray(), {})
+        self._trail = _PathTracker(bytearray(), {})
 
     def _read(self, file: BinaryIO, take: Callable[[int, int, bytes | None], None]) -> None:
         start = end = file.seek(self._end)
@@ -185,8 +185,8 @@ class Ledger(SearchableShelf):
                 waiting.clear()
                 self._end, self._seq, self._checksum, self._seen = end, chain.seq, chain.checksum, line[-_END_BYTES:]
 
-    def messages(self, id: str) -> list[Stored]:
-        return [Stored(message) for message in self.read(id)]
+    def messages(self, id: str) -> list[StoredMessage]:
+        return [StoredMessage(message) for message in self.read(id)]
 
     def read(self, id: str, first: int = 1, last: int | None = None) -> list[Message]:
         """Return the messages `first` to `last` (from 1) of the archive `id`, however much it is.
@@ -195,7 +195,7 @@ class Ledger(SearchableShelf):
         """
         return read_archive(self.path, self.records[id], first, last)
 
-    def texts(self, record: Record) -> list[str]:
+    def texts(self, record: ArchiveRecord) -> list[str]:
         if record.deleted:
             return []  # a prompt that the conversation still shows is no archive's any more
         try:
@@ -203,7 +203,7 @@ class Ledger(SearchableShelf):
         except DamagedError:
             return []  # who reads it is told; the others can be searched all the same
 
-    def entry(self, record: Record, place: int) -> int:
+    def entry(self, record: ArchiveRecord, place: int) -> int:
         offset = [line.offset for line in lines_in(self.path, record.own) if line.is_message][place]
         lines = (line for line in lines_in(self.path, record.spans) if line.is_message)
         return next(number for number, line in enumerate(lines, 1) if line.offset == offset)
@@ -213,7 +213,7 @@ class Ledger(SearchableShelf):
         sealed = (unseal(line) for part in parts for line in part.split(b"\n") if line.startswith(MESSAGES))
         return [line.object if line else b"" for line in sealed]
 
-    def containing(self, wanted: bytes) -> Iterator[Record]:
+    def containing(self, wanted: bytes) -> Iterator[ArchiveRecord]:
         try:
             with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
                 for start, end, number in list(self._owners):
@@ -259,7 +259,7 @@ class Ledger(SearchableShelf):
             self._skipped.append((start, end - start))
         if isinstance(entry, (MessageEntry, CustomMessage, BranchSummary)):
             if shown:
-                self.view.add(entry.id, entry.message, Cover(start, end, end, 1, own=True))
+                self.view.add(entry.id, entry.message, LineRange(start, end, end, 1, own=True))
         elif isinstance(entry, ArchiveEntry):
             self._take_archive(entry, shown)
         elif isinstance(entry, UpgradeEntry):
@@ -267,7 +267,7 @@ class Ledger(SearchableShelf):
         elif isinstance(entry, CompactionEntry):
             if shown:
                 stop = self.view.kept(entry.first_kept_entry_id)
-                self.view.compact(entry.summary, stop, entry.id, lambda covers: _summarised(covers, start))
+                self.view.compact(entry.summary, stop, entry.id, lambda covers: _range_of_summary(covers, start))
         elif isinstance(entry, MarksEntry):
             self._marks = joined_marks(self._marks, entry.marks)
         elif isinstance(entry, TurnEnd) and entry.deleted:
@@ -283,7 +283,7 @@ class Ledger(SearchableShelf):
             return not self._astray
         if place in trail.lost:
             if trail.on[place]:
-                self.view.lose(trail.lost[place], Cover(start, start, start, 0))
+                self.view.lose(trail.lost[place], LineRange(start, start, start, 0))
             place += 1
         self._place = place + 1
         return bool(trail.on[place])
@@ -294,7 +294,7 @@ class Ledger(SearchableShelf):
         with contextlib.suppress(StoreError):
             if shown:
                 first, stop = self.view.part(collapse.first, collapse.last)
-                cover = joined([item.note for item in self.view.items[first:stop]])
+                cover = join_ranges([item.note for item in self.view.items[first:stop]])
                 self.view.collapse(collapse, cover, deleted=bool(entry.deleted))
                 self.summaries |= dict.fromkeys(cover.summaries, collapse.holder)
         number = len(self.records) + 1
@@ -333,7 +333,7 @@ class Ledger(SearchableShelf):
         if start < end:
             yield start, end - start
 
-    def shown(self, record: Record) -> tuple[Message, ...]:
+    def shown(self, record: ArchiveRecord) -> tuple[Message, ...]:
         """Return what the holder of an era is shown: the records of its members, and the messages between them."""
         parts = [(held.offset, [said(held)]) for held in entries_in(self.path, record.own)]
         for id in record.members:
@@ -357,7 +357,7 @@ def _linked(line: bytes | None) -> _Link | None:
         return None
 
 
-def read_archive(path: Path, record: Record, first: int = 1, last: int | None = None) -> list[Message]:
+def read_archive(path: Path, record: ArchiveRecord, first: int = 1, last: int | None = None) -> list[Message]:
     """Return the messages `first` to `last` (from 1) of an archive in the file at `path`.
 
     Raises DamagedError, StoreError.
@@ -368,12 +368,12 @@ def read_archive(path: Path, record: Record, first: int = 1, last: int | None = 
         raise DamagedError(f"archive {record.id}: {error}") from error
 
 
-def _record(collapse: Collapse) -> Record:
+def _record(collapse: Collapse) -> ArchiveRecord:
     """Return what is on record of an archive; of one that another version made, what is to be known of any."""
     try:
-        return msgspec.convert(collapse.record, Record)
+        return msgspec.convert(collapse.record, ArchiveRecord)
     except msgspec.ValidationError:
-        return Record(
+        return ArchiveRecord(
             id=collapse.holder,
             number=0,
             kind=collapse.kind,
@@ -393,15 +393,15 @@ def _record(collapse: Collapse) -> Record:
         )
 
 
-def joined(covers: Sequence[Cover]) -> Cover:
+def join_ranges(covers: Sequence[LineRange]) -> LineRange:
     """Return what items that follow each other stand for together."""
     distinct = dict.fromkeys(covers)
     messages = sum(cover.messages for cover in distinct)
     summaries = tuple(offset for cover in distinct for offset in cover.summaries)
-    return Cover(covers[0].start, max(cover.end for cover in covers), covers[0].head, messages, summaries=summaries)
+    return LineRange(covers[0].start, max(cover.end for cover in covers), covers[0].head, messages, summaries=summaries)
 
 
-def _summarised(covers: Sequence[Cover], line: int) -> Cover:
+def _range_of_summary(covers: Sequence[LineRange], line: int) -> LineRange:
     """Return what the summary that is on the line at `line` stands for: all that those stood for whom it replaced."""
-    cover = joined(covers) if covers else Cover(line, line, line, 0)
+    cover = join_ranges(covers) if covers else LineRange(line, line, line, 0)
     return msgspec.structs.replace(cover, summaries=(*cover.summaries, line))

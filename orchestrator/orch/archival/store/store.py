@@ -27,11 +27,11 @@ from orch_worker.session.log.append_log import AppendLog, load
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.log.record_format import unseal
 
-from .catalog import Record, SearchableShelf, Stored
+from .catalog import ArchiveRecord, SearchableCatalog, StoredMessage
 from .index import message_text
 from .unfold import unfold
 
-__all__ = ["Archive"]
+__all__ = ["ArchiveStore"]
 
 SEGMENT_BYTES: Final = 32 << 20
 RECORD: Final = "archive"
@@ -43,7 +43,7 @@ _customs = msgspec.json.Decoder(Custom)
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 
 
-class Archive(SearchableShelf):
+class ArchiveStore(SearchableCatalog):
     """An open folder of archives; nobody else writes it until `close`."""
 
     def __init__(self, lock: FolderLock, folder: Path) -> None:
@@ -57,7 +57,7 @@ class Archive(SearchableShelf):
         self._by_content: dict[str, str] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> Archive:
+    def open(cls, folder: Path) -> ArchiveStore:
         """Lock `folder`, create it if need be, and read what it holds.
 
         Raises LockedError when another process has it open, ForeignFileError for a file that is none of ours (it is
@@ -80,7 +80,7 @@ class Archive(SearchableShelf):
         finally:
             self._lock.release()
 
-    def add(self, record: Record, messages: Sequence[Stored]) -> Record:
+    def add(self, record: ArchiveRecord, messages: Sequence[StoredMessage]) -> ArchiveRecord:
         """Store `messages` durably with what `record` says of them, in one write, and return the full record.
 
         The same messages archived once more are the archive they were. Raises StoreError: then nothing was stored.
@@ -114,14 +114,14 @@ class Archive(SearchableShelf):
         self._take(full)
         return full
 
-    def summarise(self, id: str, text: str) -> Record:
+    def summarise(self, id: str, text: str) -> ArchiveRecord:
         """Put `text` in place of the record of the archive `id`, durably, and return it."""
         log = self._writable()
         log.append(self._custom(SUMMARY, {"id": id, "record": text}, log.seq + 1, None), sync=True)
         self.records[id] = msgspec.structs.replace(self.records[id], record=text, summarised=True)
         return self.records[id]
 
-    def messages(self, id: str) -> list[Stored]:
+    def messages(self, id: str) -> list[StoredMessage]:
         """Return the messages of the archive `id`, exactly. Raises DamagedError when its lines do not match."""
         record, lines = self.records[id], self.lines(id)
         path = self.path(record.segment)
@@ -130,7 +130,7 @@ class Archive(SearchableShelf):
         except _DECODE_ERRORS as error:
             raise DamagedError(f"archive {id} is damaged: {path} at byte {record.offset}: {error}") from error
         rest = record.rest or (None,) * record.count
-        stored = [Stored(*pair) for pair in zip(found, rest, strict=True)]
+        stored = [StoredMessage(*pair) for pair in zip(found, rest, strict=True)]
         if _digest(record, stored) != record.sha256:
             raise DamagedError(f"archive {id} is damaged: {path} at byte {record.offset} does not match its checksum")
         return stored
@@ -147,7 +147,7 @@ class Archive(SearchableShelf):
             raise StoreError(f"cannot read archive {id} in {path}: {error.strerror}") from error
         return [line.object if line else b"" for line in sealed]
 
-    def texts(self, record: Record) -> list[str]:
+    def texts(self, record: ArchiveRecord) -> list[str]:
         try:
             messages = [stored.message for stored in self.messages(record.id)]
         except DamagedError:
@@ -157,14 +157,14 @@ class Archive(SearchableShelf):
             hidden |= set(range(record.prompts))
         return ["" if place in hidden else message_text(message) for place, message in enumerate(messages)]
 
-    def entry(self, record: Record, place: int) -> int:
+    def entry(self, record: ArchiveRecord, place: int) -> int:
         if record.kind == "phase" or not record.members:  # what it merged stands in its prompt, read without that
             return place + 1
-        before: list[Stored] = self.messages(record.id)[:place]
+        before: list[StoredMessage] = self.messages(record.id)[:place]
         return len(unfold(self, before, _message, lambda each: self.messages(each.id))) + 1
 
-    def containing(self, wanted: bytes) -> Iterator[Record]:
-        places: dict[int, list[Record]] = {}
+    def containing(self, wanted: bytes) -> Iterator[ArchiveRecord]:
+        places: dict[int, list[ArchiveRecord]] = {}
         for record in self.records.values():
             places.setdefault(record.segment, []).append(record)
         for segment, records in places.items():
@@ -239,7 +239,7 @@ class Archive(SearchableShelf):
             try:
                 entry = _customs.decode(line)
                 if entry.custom_type == RECORD:
-                    self._take(msgspec.convert(entry.data, Record))
+                    self._take(msgspec.convert(entry.data, ArchiveRecord))
                 elif entry.custom_type == SUMMARY and entry.data["id"] in self.records:
                     known = self.records[entry.data["id"]]
                     self.records[known.id] = msgspec.structs.replace(
@@ -248,7 +248,7 @@ class Archive(SearchableShelf):
             except (*_DECODE_ERRORS, KeyError, TypeError) as error:
                 self.notes.append(f"{self.folder}: a record of an unknown shape was passed over: {error}")
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: ArchiveRecord) -> None:
         self.keep(record)
         self._by_content[record.sha256] = record.id
 
@@ -258,7 +258,7 @@ class Archive(SearchableShelf):
         )
 
 
-def _digest(record: Record, messages: Sequence[Stored]) -> str:
+def _digest(record: ArchiveRecord, messages: Sequence[StoredMessage]) -> str:
     """Return what tells these messages, archived as this, from all others."""
     bodies = [_encoded(stored.message) for stored in messages]
     rest = _encoded([stored.rest for stored in messages])
@@ -284,5 +284,5 @@ def _timestamp() -> str:
 _HEADER: Final = _encoded(SessionHeader(id="", timestamp="", cwd=""))
 
 
-def _message(stored: Stored) -> Message:
+def _message(stored: StoredMessage) -> Message:
     return stored.message

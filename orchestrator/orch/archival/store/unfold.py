@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from orch_protocol.core.messages import Message
 
-from .catalog import Record, Shelf
+from .catalog import ArchiveCatalog, ArchiveRecord
 
 __all__ = ["unfold"]
 
@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 def unfold(
-    archive: Shelf, items: Sequence[T], read: Callable[[T], Message], contents: Callable[[Record], list[T]]
+    archive: ArchiveCatalog,
+    items: Sequence[T],
+    read: Callable[[T], Message],
+    contents: Callable[[ArchiveRecord], list[T]],
 ) -> list[T]:
     """Return `items` with each stub, and what it stands for, replaced by what was archived, down to the last one."""
     done: list[T] = []

@@ -20,7 +20,7 @@ from ...config import config, paths
 from ...config.trust import project_file
 from ...daemon.client import daemon_status
 from ...policy.hook_records import hooks_spec
-from ...policy.sandbox import raised
+from ...policy.sandbox import with_minimum_level
 from ...render.terminal import dump
 from .. import command
 
@@ -60,7 +60,7 @@ def _sandbox(config: SandboxConfig, arguments: Namespace) -> SandboxConfig:
     """Return `config` with what the flags say of it: what is asked for beats the preset's, what is required all."""
     if arguments.sandbox is not None:
         config = msgspec.structs.replace(config, level=arguments.sandbox, presets={})
-    return raised(config, arguments.require_sandbox) if arguments.require_sandbox is not None else config
+    return with_minimum_level(config, arguments.require_sandbox) if arguments.require_sandbox is not None else config
 
 
 def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str | None]:

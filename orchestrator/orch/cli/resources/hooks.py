@@ -19,7 +19,7 @@ from orch_worker.hooks.loader import declared, read_switches
 from ...config import config, paths
 from ...config.output_file import write_out
 from ...daemon.failure import Failure
-from ...policy.hook_records import AUDIT_LOG, HookLine, hooks_spec, lines, switch, switches_file
+from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, set_enabled, switches_file
 from ...render import terminal
 from .. import command
 from ..command import Group, Verb
@@ -152,7 +152,7 @@ def _known(folder: Path) -> list[HookLine]:
             rows += (hook.row for hook in declared([name], options))
         except ConfigError as error:
             print(f"orch: {error}", file=sys.stderr)
-    return [*lines(paths.home(os.environ), rows), AUDIT_LOG]
+    return [*hook_lines(paths.home(os.environ), rows), AUDIT_LOG]
 
 
 def _cells(line: HookLine) -> list[str]:
@@ -185,7 +185,7 @@ def _switch(arguments: Namespace, known: Sequence[str], *, enabled: bool) -> int
     if name not in known:
         there = ", ".join(dict.fromkeys(known)) or "none"
         raise Failure("HookNotFoundError", f"there is no hook {name!r}; there are: {there}", NOT_FOUND)
-    changed = switch(paths.home(os.environ), name, enabled=enabled)
+    changed = set_enabled(paths.home(os.environ), name, enabled=enabled)
     command.say_switched(arguments, name, "from each agent's next turn on", on=enabled, changed=changed)
     return 0
 

@@ -239,9 +239,9 @@ def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
         connection.close()
     from msgspec import to_builtins
 
-    from ...policy.approvals import Approvals
+    from ...policy.approvals import ApprovalBroker
 
-    known = Approvals(paths.home())
+    known = ApprovalBroker(paths.home())
     if revoke is None:
         return list(to_builtins(known.permissions(folder)))
     return list(to_builtins(known.revoke(None if revoke == "all" else [revoke], folder)))

@@ -110,7 +110,7 @@ def sandbox() -> Finding:
     """Tools can be kept from what they are to be kept from."""
     offer, wanted = machine(), config.load(Path.cwd(), os.environ).config.sandbox
     try:
-        sandboxing.check(wanted, lambda: offer)
+        sandboxing.check_required_levels(wanted, lambda: offer)
     except SandboxError as error:
         return Finding("fail", str(error))
     at = offer.nearest(wanted.level)

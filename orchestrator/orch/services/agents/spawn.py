@@ -40,7 +40,7 @@ from orch_worker.tools.dispatch.presets import DESK, NOTES, RECALL, resolve
 
 from ...config.archival_profiles import rules_of
 from ...policy import sandbox as sandboxing
-from ...policy.budget_rules import checked
+from ...policy.budget_rules import check_budget
 from ...policy.hook_records import EVIDENCE, hooks_spec, switches_file
 from ...resources.extensions import find, specs
 from ...tree.journal import events
@@ -121,7 +121,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
     unkept = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
     if not COMMANDS.isdisjoint(spec.tools):  # elsewhere, since finding out starts a process once
         await asyncio.get_running_loop().run_in_executor(ASIDE, root.mounts_missing)
-    sandbox, by_name = sandboxing.covering(sandbox, spec.tools, root.mounts_missing, spec.policy.rules)
+    sandbox, by_name = sandboxing.with_hidden_paths(sandbox, spec.tools, root.mounts_missing, spec.policy.rules)
     note = "\n".join(filter(None, (note, by_name, unkept, left_out(skills))))
     # What a skill has to run, or to look up, is of no use where it cannot be read.
     folders = (skill.path for skill in spec.skills.skills if skill.path)
@@ -143,12 +143,12 @@ async def _peers(root: Supervisor, refs: Sequence[str]) -> tuple[str, ...]:
 def _sandbox(request: Spawn, preset: str, parent: AgentSpec | None, config: SandboxConfig) -> tuple[SandboxSpec, str]:
     """Return the sandbox of the agent's tools: never less than its parent's, nor than what its root requires."""
     rules = config if parent is not None else request.sandbox or config
-    spec = sandboxing.wanted(rules, preset)
+    spec = sandboxing.configured_sandbox(rules, preset)
     if config.require:
-        spec = sandboxing.stricter(spec, sandboxing.wanted(config, preset))
+        spec = sandboxing.stricter(spec, sandboxing.configured_sandbox(config, preset))
     if parent is not None:
         spec = sandboxing.stricter(spec, parent.sandbox)
-    return sandboxing.held(spec, request.tools or (), machine, require=config.require or rules.require)
+    return sandboxing.available_sandbox(spec, request.tools or (), machine, require=config.require or rules.require)
 
 
 def describe(
@@ -383,7 +383,7 @@ def _folder(cwd: str | None, parent: AgentSpec | None) -> Path:
 
 def _limits(request: Spawn, config: Config) -> Limits:
     given = msgspec.to_builtins(request.limits or config.limits)
-    budgets = (checked(request.budget), checked(request.limits or Limits()), config.subagents)
+    budgets = (check_budget(request.budget), check_budget(request.limits or Limits()), config.subagents)
     of_turns = {name: value for name, value in given.items() if name not in Budget.__struct_fields__}
     try:
         msgspec.convert(of_turns, LimitsConfig)

@@ -17,9 +17,9 @@ from orch_protocol.services.requests import ArchiveRow, Hit, ListArchives, Marks
 from orch_worker.backends.registry import template_for
 from orch_worker.conversation.recalled import with_hits
 
-from ...archival.engine import merged
+from ...archival.engine import merge_hits
 from ...archival.recall import check_entries, check_search
-from ...archival.store.catalog import Record
+from ...archival.store.catalog import ArchiveRecord
 from ...archival.store.deletion import HOLDERS
 from ...tree.agents.state import Node
 from ...tree.journal import events
@@ -71,7 +71,7 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
     for owner, ids in _handed(root, caller, params.ref).items():
         if not kept_from(root, caller, root.tree.nodes[owner]):
             searches.append(root.archives.search(root.tree.nodes[owner].spec, params.query, limit, ids))
-    return merged(await asyncio.gather(*searches), limit)
+    return merge_hits(await asyncio.gather(*searches), limit)
 
 
 async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive) -> list[Message]:
@@ -273,7 +273,7 @@ def _handed(root: Supervisor, caller: str | None, ref: str | None) -> dict[str, 
     return found
 
 
-def archive_row(owner: Node, record: Record) -> ArchiveRow:
+def archive_row(owner: Node, record: ArchiveRecord) -> ArchiveRow:
     """Return an archive of the agent `owner` as its row."""
     return ArchiveRow(
         id=record.id,

@@ -23,7 +23,7 @@ from orch_protocol.core.approval import (
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
 
-from ...policy.approvals import NOBODY
+from ...policy.approvals import NOBODY_TO_ASK
 from ...tree.agents.state import Node
 from ...tree.journal import events
 
@@ -81,7 +81,7 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
     about = next((id for id in (*asked_for, *watched) if root.approvals.attended(id)), None)
     by_pattern = params.tool != EXIT_PLAN and root.approvals.by_pattern(question, lineage[-1].spec.id)
     refused = await root.approvals.ask(question, lineage[-1].spec.id, about, seconds)
-    if refused == NOBODY:
+    if refused == NOBODY_TO_ASK:
         root.approvals.count_denied(asked_for)
     # Without plan mode on record its process has not heard of a yes before this one: this one it may hear.
     if params.tool == EXIT_PLAN and not refused and node.spec.plan:
