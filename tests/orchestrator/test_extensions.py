@@ -242,8 +242,7 @@ class TestCommand:
     ) -> None:
         """The list says why it is off without running any of it, and once it is trusted what it brings."""
         marker = home / "ran"
-        folder = put(project, code=f"import os\nos.makedirs({str(marker)!r}, exist_ok=True)\n{CODE}")
-        (folder / "extension.toml").write_text(f'name = "pack"\n{SAID}writes = ["{marker}"]\nprograms = true\n')
+        put(project, code=f"import os\nos.makedirs({str(marker)!r}, exist_ok=True)\n{CODE}")
         [row] = self.data(capsys, "list")
         assert (row["on"], row["version"], row["permissions"]["stages"]) == (False, "2", ["tool_result"])
         assert not marker.exists()
@@ -253,7 +252,7 @@ class TestCommand:
         assert run(["extensions", "list"]) == 0
         assert "stages: tool_result; tools: count_words" in capsys.readouterr().out
         assert run(["extensions", "show", "pack"]) == 0
-        assert "may: programs:" in capsys.readouterr().out
+        assert "may: tools:" in capsys.readouterr().out
         assert self.data(capsys, "untrust", "pack") == {"untrusted": True}
 
     def test_one_that_fails_is_off_and_says_why(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

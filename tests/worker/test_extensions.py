@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orch_protocol.core.errors import ConfigError
@@ -118,6 +120,23 @@ class TestManifest:
         with pytest.raises(ConfigError, match=why) as raised:
             read_manifest(tmp_path / "pack")
         assert "extension.toml" in str(raised.value)
+
+    def test_unknown_permission_is_an_error(self, tmp_path: Path) -> None:
+        """A misspelled permission is reported, not ignored."""
+        written(tmp_path)
+        (tmp_path / "pack" / "extension.toml").write_text('name = "pack"\n[permissions]\nstage = ["*"]')
+        with pytest.raises(ConfigError, match="unknown field 'stage'"):
+            read_manifest(tmp_path / "pack")
+
+    def test_former_permissions_are_accepted(self, tmp_path: Path) -> None:
+        """Manifests and journaled specs that name files, hosts and programs still open; those names have no effect."""
+        former = {"reads": ["."], "writes": ["out"], "network": ["*"], "programs": True}
+        written(tmp_path)
+        lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in former.items())
+        (tmp_path / "pack" / "extension.toml").write_text(f'name = "pack"\n[permissions]\n{lines}')
+        assert read_manifest(tmp_path / "pack") == Manifest("pack")
+        journaled = {"path": "p", "manifest": {"name": "pack", "permissions": former}}
+        assert msgspec.convert(journaled, ExtensionSpec) == ExtensionSpec("p", Manifest("pack"))
 
     def test_one_that_changed_since_the_spawn_is_not_loaded(self, tmp_path: Path) -> None:
         """An agent has the permissions that were seen when it was spawned."""

@@ -52,7 +52,7 @@ def page(row: dict[str, Any]) -> str:
         "does": row["description"],
         "folder": f"{row['path']} ({row['where']})",
         "on": "yes" if row["on"] else f"no: {row['why_off']}",
-        **{f"may: {kind}": _named(what) for kind, what in (row["permissions"] or {}).items() if what},
+        **{f"may: {kind}": ", ".join(what) for kind, what in (row["permissions"] or {}).items() if what},
         "hooks": ", ".join(row["hooks"]),
         "tools": ", ".join(row["tools"]),
         "commands": ", ".join(row["commands"]),
@@ -64,14 +64,9 @@ def page(row: dict[str, Any]) -> str:
     return "\n".join([terminal.safe(row["name"]), *lines, *(f"  note: {terminal.safe(note)}" for note in row["notes"])])
 
 
-def _named(what: list[str] | bool) -> str:
-    return "yes" if what is True else ", ".join(what or ())
-
-
 def _cells(row: dict[str, Any]) -> list[str]:
     may = row["permissions"] or {}
-    kinds = ("stages", "tools", "tiers", "commands", "skills", "prompts", "reads", "writes", "network")
+    kinds = ("stages", "tools", "tiers", "commands", "skills", "prompts")
     parts = [f"{kind}: {', '.join(may[kind])}" for kind in kinds if may.get(kind)]
-    parts += ["programs"] if may.get("programs") else []
     said = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]
     return [*(terminal.line(each, 48) for each in said), terminal.line(row["description"])]

@@ -14,15 +14,13 @@ __all__ = ["ExtensionSpec", "Manifest", "Permissions", "WidgetSpec"]
 Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_-]{0,63}\Z")]
 
 
-class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that an extension may do; what is not here is refused when it registers it, and when it does it.
+class Permissions(Struct, frozen=True):
+    """What an extension may register. Other registrations raise ConfigError.
 
-    `stages` are those at which its hooks may be called, `*` all of them; `tools` the tools that it may bring; `tiers`
-    those of the prompt whose text its hooks may change; `skills` those in its folder `skills`, of which every agent's
-    system text tells; `commands` those of sessions that it may bring; `prompts` the templates that its code may
-    register (those in its folder `prompts` are there to be asked for by name). `reads` and `writes` are files and
-    folders, as seen from the agent's own; what is written may be read, and so may its own folder and Python's.
-    `network` names hosts, `*` all of them; with `programs` it may start some, which nobody holds to any of this.
+    `stages`: where its hooks may be called, `*` for all. `tools`, `commands`: names of tools and slash commands.
+    `tiers`: tiers of the prompt that its hooks may change. `skills`: skills of its folder `skills` that are listed in
+    the system text. `prompts`: templates that its code registers; those in its folder `prompts` need no permission.
+    Unknown fields are ignored here, so that specs in older journals decode; `read_manifest` rejects them.
     """
 
     stages: tuple[str, ...] = ()
@@ -30,10 +28,6 @@ class Permissions(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: tuple[Tier, ...] = ()
     skills: tuple[str, ...] = ()
     commands: tuple[Name, ...] = ()
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    network: tuple[str, ...] = ()
-    programs: bool = False
     prompts: tuple[str, ...] = ()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.agent.spec import AgentSpec
@@ -27,7 +26,7 @@ def extensions_of(spec: AgentSpec) -> Loaded | None:
         return None
     from ..extensions.loader import load_all
 
-    found = load_all(spec.extensions, Path(spec.cwd))
+    found = load_all(spec.extensions)
     for line in found.left_out:
         print(line, flush=True)
     return found

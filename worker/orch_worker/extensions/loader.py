@@ -1,4 +1,8 @@
-"""Extensions of one process: hooks, tools and commands, all of one or nothing, no more than its manifest permits."""
+"""Load extensions into a process: their hooks, tools, commands and prompt templates.
+
+An extension is loaded whole or left out. What it registers is checked against the permissions of its manifest. Its
+code itself is not restricted: it is Python that runs with the rights of the process.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.stages import EVERYTHING
-from orch_protocol.resources.extensions import ExtensionSpec, Manifest
+from orch_protocol.resources.extensions import ExtensionSpec, Manifest, Permissions
 from orch_protocol.resources.key_bindings import why_not
 
 from ..hooks.hook import Handler, Hook, make_hook, stage_of
@@ -25,13 +29,15 @@ from ..system.importing import module_at
 from ..system.threads import told
 from ..tools.api.base import Tool, tool
 from ..tools.dispatch.presets import BUILTIN
-from .audit import PROMPT_STAGES, Grip, held_to_tiers, hold
+from .prompt_tiers import PROMPT_STAGES, check_tiers
 from .slash_commands import Function, SlashCommand, make_command
 
 __all__ = ["CODE", "MANIFEST", "Extension", "Loaded", "load", "load_all", "read_manifest"]
 
 CODE: Final = "extension.py"
 MANIFEST: Final = "extension.toml"
+FORMER_PERMISSIONS: Final = frozenset({"reads", "writes", "network", "programs"})
+"""Accepted in manifests and ignored. They restricted Python code through audit hooks, which C code bypasses."""
 
 
 class Loaded(Struct, frozen=True):
@@ -44,14 +50,10 @@ class Loaded(Struct, frozen=True):
 
 
 class Extension:
-    """What the function `register(extension)` of an extension registers with. Nothing counts before it has returned.
+    """The argument of an extension's `register(extension)`. Registrations take effect once that has returned."""
 
-    With a `grip` what it registers is held to its permissions when it runs.
-    """
-
-    def __init__(self, manifest: Manifest, grip: Grip | None = None) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._grip = grip
         self.hooks: list[Hook] = []
         self.tools: list[Tool] = []
         self.commands: list[SlashCommand] = []
@@ -75,10 +77,9 @@ class Extension:
                 raise ConfigError(f"permissions.stages has no {stage!r}: it may not be called there")
         own = self.manifest.name
         called = options.pop("name", None) or getattr(function, "__name__", "hook")
-        held = self._grip.held(function) if self._grip is not None else function
         if any(name != EVERYTHING and stage_of(name) in PROMPT_STAGES for name in stages):
-            held = held_to_tiers(held, self.manifest)
-        made = make_hook(held, *stages, name=f"{own}.{called}", source=f"extension: {own}", **options)
+            function = check_tiers(function, self.manifest)
+        made = make_hook(function, *stages, name=f"{own}.{called}", source=f"extension: {own}", **options)
         if any(each.row.name == made.row.name for each in self.hooks):
             raise ConfigError(f"it brings two hooks {called!r}: give one another name (name=)")
         self.hooks.append(made)
@@ -96,8 +97,7 @@ class Extension:
             raise ConfigError(f"permissions.tools has no {made.name!r}: it may not bring it")
         if any(each.name == made.name for each in self.tools):
             raise ConfigError(f"it brings two tools {made.name!r}")
-        held = msgspec.structs.replace(made, call=self._grip.held(made.call)) if self._grip is not None else made
-        self.tools.append(held)
+        self.tools.append(made)
 
     def command(self, name: str, **options: Any) -> Callable[[Function], Function]:
         """Make a command of a session of a function; see `register_slash_command`."""
@@ -126,8 +126,7 @@ class Extension:
         """
         if name not in self.manifest.permissions.commands:
             raise ConfigError(f"permissions.commands has no {name!r}: it may not bring it")
-        held = self._grip.held(function) if self._grip is not None else function
-        made = make_command(name, held, source=f"extension {self.manifest.name}", **options)
+        made = make_command(name, function, source=f"extension {self.manifest.name}", **options)
         if twice := {made.row.name, *made.row.aliases} & {
             n for c in self.commands for n in (c.row.name, *c.row.aliases)
         }:
@@ -139,13 +138,17 @@ def read_manifest(folder: Path) -> Manifest:
     """Return what the extension in `folder` says of itself. Raises ConfigError, which names the file."""
     file = folder / MANIFEST
     try:
-        found = msgspec.toml.decode(bytes_of(file), type=Manifest)
+        raw = msgspec.toml.decode(bytes_of(file))
+        found = msgspec.convert(raw, Manifest)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
     if found.name != folder.name:
         raise ConfigError(f"{file}: name is {found.name!r}, and its folder is {folder.name!r}: they are to be the same")
+    for name in raw.get("permissions", {}):
+        if name not in Permissions.__struct_fields__ and name not in FORMER_PERMISSIONS:
+            raise ConfigError(f"{file}: permissions: unknown field {name!r}")
     for name in found.permissions.stages:
         try:
             stage = name if name == EVERYTHING else stage_of(name)
@@ -165,39 +168,33 @@ def read_manifest(folder: Path) -> Manifest:
     return found
 
 
-def load(spec: ExtensionSpec, cwd: Path | None = None) -> Extension:
-    """Return the extension with all that it registers, for an agent that works in `cwd`, None: this folder.
-
-    From here on it is held to its permissions. Raises ConfigError when it cannot be had whole.
-    """
+def load(spec: ExtensionSpec) -> Extension:
+    """Import an extension and return it with everything it registered. Raises ConfigError when any part fails."""
     folder = Path(spec.path)
     try:
         sources = _trusted(spec) if spec.trust else None
         if read_manifest(folder) != spec.manifest:
             raise ConfigError("its manifest was changed since the agent was spawned")
-        grip = Grip(spec.manifest, folder, cwd or Path.cwd())
-        hold(grip)
         register = getattr(_imported(folder, sources), "register", None)
         if not callable(register):
             raise ConfigError(f"{folder / CODE} has no function register(extension)")
-        extension = Extension(spec.manifest, grip)
-        grip.held(register)(extension)
+        extension = Extension(spec.manifest)
+        register(extension)
     except (Exception, SystemExit) as error:
         why = str(error) if isinstance(error, ConfigError) else told(error)
         raise ConfigError(f"extension {spec.manifest.name!r} is left out: {why}") from error
     return extension
 
 
-def load_all(specs: Iterable[ExtensionSpec], cwd: Path | None = None) -> Loaded:
-    """Return what the extensions bring, in order, for an agent that works in `cwd`; see `load`. One that cannot be had
-    whole is left out, whole."""
+def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
+    """Load extensions in order. One that fails is left out whole, with a line in `left_out`."""
     hooks: list[Hook] = []
     tools: list[Tool] = []
     commands: list[SlashCommand] = []
     left_out: list[str] = []
     for spec in specs:
         try:
-            found = load(spec, cwd)
+            found = load(spec)
         except ConfigError as error:
             left_out.append(str(error))
             continue
