@@ -62,34 +62,3 @@ async def test_a_failure_of_all_reaches_all() -> None:
     for error in await asyncio.gather(*futures, return_exceptions=True):
         assert isinstance(error, AgentDiedError)
     assert waiters._topics == {}
-
-
-@virtual
-async def test_what_is_told_while_a_frame_is_dealt_with_is_handed_over_at_its_end() -> None:
-    """Whoever waits finds everything done; an error is told as ever, and who gives up meanwhile is not told."""
-    waiters, order = Waiters(), list[str]()
-
-    async def wait(topic: str) -> None:
-        order.append(f"{topic}: {await waiters.until(topic, 10)}")
-
-    tasks = [asyncio.create_task(wait(topic)) for topic in ("one", "other", "failed")]
-    gone = waiters.watch("gone")
-    await asyncio.sleep(0)
-
-    def frame() -> None:
-        with waiters.handing_over():
-            waiters.tell("one", 1)
-            waiters.tell("other", 2)
-            waiters.tell("gone", 3)
-            waiters.tell("failed", error=ErrorInfo("AgentDiedError", "dead"))
-            gone.cancel()
-            order.append("all done")
-        order.append("the end")
-
-    asyncio.get_running_loop().call_soon(frame)
-    *_, failed = await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == ["all done", "one: 1", "other: 2", "the end"]
-    assert isinstance(failed, AgentDiedError)
-    assert gone.cancelled()
-    waiters.tell("one", 4)  # outside of such a block, in the next round
-    assert waiters._topics == {}

@@ -7,7 +7,6 @@ from itertools import count
 
 from orch_protocol.core.errors import ErrorInfo, error_from
 from orch_protocol.wire.worker_messages import Ping
-from orch_worker.transport.zmq_asyncio import hand_over
 
 from ..processes.router import Peer
 from .waiters import expire
@@ -43,7 +42,7 @@ class Pings:
         """The pong to ping `id` is there."""
         pong, _ = self._pongs.get(id, (None, 0.0))
         if pong is not None and not pong.done():
-            hand_over(pong, None)
+            pong.set_result(None)
 
     def close(self, error: ErrorInfo) -> None:
         """Fail every ping with `error`."""

@@ -527,10 +527,9 @@ class Supervisor:
         if (denied := self.approvals.take_denied(id)) and reply is not None:
             reply = msgspec.structs.replace(reply, denied=denied)
         taker = self.waiters.taker(f"query:{id}")
-        with self.waiters.handing_over():
-            self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker, body.transcript))
-            if self.workers.has_ended(agent_id):
-                self._bury(agent_id, peer.incarnation)  # that was its last word
+        self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker, body.transcript))
+        if self.workers.has_ended(agent_id):
+            self._bury(agent_id, peer.incarnation)  # that was its last word
 
     def _on_unreadable(self, peer: Peer, kind: str, id: str, error: ErrorInfo) -> None:
         """A frame arrived without its body, and will not come again."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from orch_protocol.core.errors import ErrorInfo, error_from
-from orch_worker.transport.zmq_asyncio import hand_over
 
 __all__ = ["SETTLED", "Waiters", "expire"]
 
@@ -26,7 +23,6 @@ class Waiters:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._topics: dict[str, dict[asyncio.Future[Any], str | None]] = {}
-        self._held: list[tuple[asyncio.Future[Any], Any]] | None = None
 
     def watch(self, topic: str, taker: str | None = None) -> asyncio.Future[Any]:
         """Return a future of `topic`, which hears of it from this very moment on. Cancel it when done with it."""
@@ -63,25 +59,8 @@ class Waiters:
                 continue
             if error is not None:
                 future.set_exception(error_from(error))
-            elif self._held is not None:
-                self._held.append((future, value))
             else:
                 future.set_result(value)
-
-    @contextmanager
-    def handing_over(self) -> Iterator[None]:
-        """Let those who are told something within this block go on at its end, and not in the event loop's next round.
-
-        Nobody hears of anything before; so let nothing be awaited within, and nothing be left to do behind it.
-        """
-        held = self._held = []
-        try:
-            yield
-        finally:
-            self._held = None
-            for future, value in held:
-                if not future.done():
-                    hand_over(future, value)
 
     def fail(self, error: ErrorInfo) -> None:
         """Give everybody who waits for anything the error."""

@@ -63,7 +63,6 @@ from ..system.secrets import masked, secrets_of
 from ..tools.api.root_client import Root
 from .reliable_channel import Courier
 from .turn_event_buffer import Tale
-from .zmq_asyncio import apart, hand_over
 
 __all__ = ["Host", "Line", "Make"]
 
@@ -75,8 +74,6 @@ LARGE = MAX_BODY // 2
 """Bytes of a call from which on it may go by way of a file."""
 
 T = TypeVar("T")
-Asked: TypeAlias = tuple[Runtime, Brake, str, Query]
-"""A turn to take: of whom, what ends it early, the query's id, the query."""
 Make: TypeAlias = Callable[[AgentSpec, dict[str, str], Root, tuple[str, ...]], Runtime]
 
 
@@ -111,10 +108,7 @@ class Host:
         self._enter = enter
         self._birth = birth
         self._runtime: Runtime | None = None
-        self._turns: asyncio.Task[None] | None = None
-        """Takes one turn after the other: a task for each would cost each a round of the event loop."""
-        self._next: asyncio.Future[Asked] | None = None
-        """What it is told the next turn by, while there is none."""
+        self._turn: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
         """Somebody asked for it between turns: a turn waits for it."""
         self._asides: set[asyncio.Task[None]] = set()
@@ -265,12 +259,8 @@ class Host:
             self._finish(id, Finished(error=error_info(busy)))
             return
         self._query, self._events, self._tale = id, 0, None if body.stream else Tale()
-        asked = self._runtime, self._runtime.begin(), id, body
-        if self._next is None:
-            self._turns = asyncio.get_running_loop().create_task(self._take_turns(asked))
-        else:
-            awaited, self._next = self._next, None
-            hand_over(awaited, asked)
+        turn = self._run(self._runtime, self._runtime.begin(), id, body)
+        self._turn = asyncio.get_running_loop().create_task(turn)
 
     def _on_watch(self, id: str, _: Nothing) -> None:
         if id == self._query and self._tale is not None:
@@ -410,21 +400,13 @@ class Host:
 
     @property
     def _in_turn(self) -> bool:
-        return self._next is None and _is_under_way(self._turns)
-
-    async def _take_turns(self, asked: Asked) -> None:
-        while True:
-            await self._run(*asked)
-            if self._stopped.done():
-                return  # it would not be cancelled: nobody who leaves is to wait for another one
-            awaited = self._next = asyncio.get_running_loop().create_future()
-            asked = await awaited
+        return _is_under_way(self._turn)
 
     async def _run(self, runtime: Runtime, brake: Brake, query_id: str, query: Query) -> None:
         try:
             if self._compaction is not None:
                 await asyncio.wait([self._compaction])
-            finished = await apart(runtime.query(query_id, query, brake))
+            finished = await runtime.query(query_id, query, brake)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self._stopped.done() or (task is not None and task.cancelling()):
@@ -449,7 +431,7 @@ class Host:
     async def _leave(self) -> None:
         if self._progress_due is not None:
             self._progress_due.cancel()
-        if at_it := [task for task in (self._turns, self._compaction) if task is not None and not task.done()]:
+        if at_it := [task for task in (self._turn, self._compaction) if task is not None and not task.done()]:
             for task in at_it:
                 task.cancel()
             await asyncio.wait(at_it, timeout=LEAVE_SECONDS)

@@ -8,16 +8,14 @@ rule stalls once in ten thousand connections.
 from __future__ import annotations
 
 import asyncio
-import asyncio.futures
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from contextvars import copy_context
-from types import coroutine
-from typing import Any, Final, TypeVar, cast
+from typing import cast
 
 import zmq
 
-__all__ = ["Dealer", "Drain", "apart", "hand_over"]
+__all__ = ["Dealer", "Drain"]
 
 
 BATCH = 64
@@ -158,53 +156,3 @@ class Dealer:
 
     def _receive(self) -> None:
         self._on_data(self._socket.recv(NOBLOCK))
-
-
-# --- One task for many turns ---
-
-T = TypeVar("T")
-
-IN_PYTHON: Final[type] = getattr(asyncio.futures, "_PyFuture", object)
-
-
-def hand_over(future: asyncio.Future[T], result: T) -> None:
-    """Give `future`, which is not done, its result and let the tasks that await it go on before this returns.
-
-    For the last act of a callback of the event loop: what these tasks do next happens in between. Within a task, where
-    no other can go on, they do so in the next round as ever. What one of them raises that ends the event loop, or a
-    done callback of another kind, is raised here; those behind it go on in the next round. Relied upon: `_callbacks` of
-    the interpreter's own futures. With Python's, which those use whose event loop is to run within itself, it is the
-    next round too: no callback of theirs may be under way for long.
-    """
-    waiting = None
-    if asyncio.current_task() is None and not isinstance(future, IN_PYTHON):
-        waiting = getattr(future, "_callbacks", None)
-    for callback, _ in waiting or ():
-        future.remove_done_callback(callback)
-    future.set_result(result)
-    rest = iter(waiting or ())
-    try:
-        for callback, context in rest:
-            context.run(callback, future)
-    finally:
-        for callback, context in rest:
-            future.get_loop().call_soon(callback, future, context=context)
-
-
-@coroutine
-def apart(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-    """Await `work` as part of this task, but in a copy of its context: what it sets there is gone with it."""
-    context, given = copy_context(), None
-    go_on: Callable[[Any], Any] = work.send
-    while True:
-        try:
-            awaited = context.run(go_on, given)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        finally:
-            given = None  # what is raised refers to this frame
-        try:
-            go_on, given = work.send, (yield awaited)
-        except BaseException as error:
-            go_on, given = work.throw, error
