@@ -1,0 +1,120 @@
+"""A whole ORCH_HOME written by an earlier version opens: agents, transcripts, archives, permissions, configuration.
+
+`tests/corpus/whole_home` was written by real processes: a program's run and a daemon's. It is never written anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orch import AsyncOrchestrator, SessionDeletedError
+from orch.config.config import load
+from orch.policy.grants import GrantStore
+from orch.sessions.findings import examine
+from orch.testing import fake_world
+from orch.tree.journal.journal import read_entries
+from orch_protocol.core.messages import text_of
+from orch_worker.memory.memory_file import FileMemory
+from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.transcript import read_session
+from virtual import virtual
+
+CORPUS = Path(__file__).resolve().parents[1] / "corpus" / "whole_home"
+PLACE = b"/tmp/orch-corpus"
+"""The folder in which it was written; a copy names its own folder instead."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return a copy of the home, whose files name the folder of the copy."""
+    shutil.copytree(CORPUS, tmp_path, dirs_exist_ok=True)
+    home = tmp_path / "home"
+    for folder in (home, *(path for path in home.rglob("*") if path.is_dir())):
+        folder.chmod(0o700)
+    for path in (home / "config.toml", home / "permissions.json"):
+        path.write_bytes(path.read_bytes().replace(PLACE, bytes(tmp_path)))
+        path.chmod(0o600)
+    for path in home.glob("runs/*/journal.jsonl"):
+        path.write_bytes(relocate(path.read_bytes(), tmp_path))
+    return home
+
+
+def relocate(data: bytes, folder: Path) -> bytes:
+    """Return the journal `data` with `folder` in place of the folder in which it was written."""
+    lines, checksum = [], 0
+    for line in data.splitlines():
+        sealed = unseal(line)
+        assert sealed is not None
+        object = sealed.object.replace(PLACE, bytes(folder))
+        written, _, checksum = seal([object], sealed.seq - 1, checksum, more=sealed.more)
+        lines.append(written)
+    return b"".join(lines)
+
+
+def session_of(home: Path, run: str, name: str) -> Path:
+    """Return the session folder of the agent called `name`."""
+    entries = read_entries(home / "runs" / run / "journal.jsonl")
+    return next(Path(spec.folder) for entry in entries if (spec := getattr(entry, "spec", None)) and spec.name == name)
+
+
+def test_fsck_finds_nothing_wrong(home: Path) -> None:
+    """Journals, transcripts and archives are sound."""
+    assert list(examine(home, home / "sessions")) == []
+
+
+def test_configuration_permissions_and_memory_are_read(home: Path) -> None:
+    """config.toml, permissions.json and the notes about a folder have the values that were written."""
+    config = load(home.parent / "project", {}, home=home).config
+    assert (config.archival.profile, config.subagents.max_concurrent) == ("seed", 12)
+    granted = GrantStore(home).of()
+    assert [(grant.tool, grant.folder) for grant in granted] == [
+        ("write_file", str(home.parent / "project")),
+        ("bash", str(home.parent / "project")),
+    ]
+    (notes,) = home.glob("memory/*")
+    assert [note.text for note in FileMemory(notes, 10_000).notes()] == ["The pump listens on port 4711"]
+
+
+def test_transcripts_are_read(home: Path) -> None:
+    """The conversation of an agent of the program's run, and of one of the daemon's."""
+    reader = read_session(session_of(home, "program", "reader"))
+    assert [reply.text for reply in reader.replies.values()] == ["The port is 4711.", "Two files.", "Third answer."]
+    server = read_session(session_of(home, "daemon", "server"))
+    assert [reply.text for reply in server.replies.values()] == ["One.", "The port is 4711."]
+
+
+@virtual
+async def test_program_run_opens_and_continues(home: Path) -> None:
+    """Agents have their status; archives are listed, searched and read; a holder and an agent answer again."""
+    async with AsyncOrchestrator(home=home, env={}, run="program", **fake_world()) as o:
+        rows = {row.name: row.status for row in await o.agents(all=True)}
+        assert rows["reader"] == rows["writer"] == rows["resumed"] == "cold"
+        assert rows["killed"] == rows["forgotten"] == "killed"
+        (archive, *_) = await o.archives()
+        assert archive.task == "which port?"
+        assert next(hit.id for hit in await o.search_archive("4711")) == archive.id
+        assert next(text_of(message) for message in await o.read_archive(archive.id)).endswith("which port?")
+        assert "4711" in (await (await o.get(archive.id)).query("which port?")).text
+        reader = await o.get("reader")
+        assert (await reader.state()).title == "Port of the pump"
+        assert [kept.data for kept in await reader.kept("ticket")] == [{"number": 7}]
+        assert (await reader.query("and now?")).text == "Fourth answer."
+        assert (await (await o.get("forked")).query("and you?")).text == "Fifth answer."
+        assert await (await o.get("valued")).value("h_001") == list(range(5000))
+        with pytest.raises(SessionDeletedError):
+            await (await o.get("killed")).query("hello?")
+        assert (await o.budget()).budget.max_cost_usd == 50.0
+        writer = o.supervisor.tree.nodes[(await o.get("writer")).id].spec
+        assert (writer.limits.max_cost_usd, set(writer.active) & {"bash", "write_file"}) == (2.0, set())
+
+
+@virtual
+async def test_daemon_run_opens_and_continues(home: Path) -> None:
+    """A daemon's journal is a run like any other."""
+    async with AsyncOrchestrator(home=home, env={}, run="daemon", **fake_world()) as o:
+        assert (await (await o.get("server")).query("third?")).text == "Three."
+        assert (await o.budget()).budget.max_cost_usd == 20.0
+        assert {row.name: row.status for row in await o.agents(all=True)}["spare"] == "killed"
