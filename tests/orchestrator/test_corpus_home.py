@@ -32,11 +32,10 @@ def home(tmp_path: Path) -> Path:
     """Return a copy of the home, whose files name the folder of the copy."""
     shutil.copytree(CORPUS, tmp_path, dirs_exist_ok=True)
     home = tmp_path / "home"
-    for folder in (home, *(path for path in home.rglob("*") if path.is_dir())):
-        folder.chmod(0o700)
+    for each in (home, *home.rglob("*")):
+        each.chmod(0o700 if each.is_dir() else 0o600)
     for path in (home / "config.toml", home / "permissions.json"):
         path.write_bytes(path.read_bytes().replace(PLACE, bytes(tmp_path)))
-        path.chmod(0o600)
     for path in home.glob("runs/*/journal.jsonl"):
         path.write_bytes(relocate(path.read_bytes(), tmp_path))
     return home
